@@ -1,0 +1,2 @@
+//! The command `netmem`.
+fn main() {}

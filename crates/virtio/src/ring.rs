@@ -1,0 +1,287 @@
+//! The split virtqueue as it lies in memory (virtio 1.2, section 2.7), seen from either side.
+//!
+//! ```text
+//!   descriptor table   size x 16 bytes   written by the driver:  addr u64 | len u32 | flags u16 | next u16
+//!   available ring     6 + 2 x size      written by the driver:  flags u16 | idx u16 | ring[size] u16 | used_event u16
+//!   used ring          6 + 8 x size      written by the device:  flags u16 | idx u16 | ring[size] { id u32, len u32 } | avail_event u16
+//! ```
+//!
+//! The other side may be another process, and hostile: every word is read and written as an atomic, once, and whoever
+//! reads one checks the copy. Nothing here judges what the words say; the queues on either side do.
+
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Descriptor flag: the chain goes on at `next`.
+pub const DESC_NEXT: u16 = 1;
+/// Descriptor flag: the device writes this buffer (else it reads it).
+pub const DESC_WRITE: u16 = 2;
+/// Descriptor flag: the buffer holds a table of descriptors.
+pub const DESC_INDIRECT: u16 = 4;
+/// Available-ring flag: the driver polls and wants no interrupts.
+pub const AVAIL_NO_INTERRUPT: u16 = 1;
+/// Used-ring flag: the device polls and wants no notifications.
+pub const USED_NO_NOTIFY: u16 = 1;
+
+/// One descriptor, as a private copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Desc {
+    /// Address of the buffer, in the device's address space.
+    pub addr: u64,
+    /// Bytes in the buffer.
+    pub len: u32,
+    /// [`DESC_NEXT`], [`DESC_WRITE`], [`DESC_INDIRECT`].
+    pub flags: u16,
+    /// The next descriptor's index, if `flags` says so.
+    pub next: u16,
+}
+
+impl Desc {
+    /// Bytes of a descriptor in memory.
+    pub const LEN: usize = 16;
+}
+
+/// Where the three parts of a ring of `size` entries lie in one block of memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitLayout {
+    /// Offset of the available ring; the descriptor table is at 0.
+    pub avail: usize,
+    /// Offset of the used ring.
+    pub used: usize,
+    /// Bytes in all, a multiple of [`Self::ALIGN`].
+    pub total: usize,
+}
+
+impl SplitLayout {
+    /// What each part, and the block, is aligned to: the two sides never write the same cache line or its neighbour.
+    pub const ALIGN: usize = 128;
+    /// The largest ring that the specification allows.
+    pub const MAX_SIZE: u16 = 32768;
+
+    /// The layout for a ring of `size` entries.
+    #[must_use]
+    pub const fn new(size: u16) -> Self {
+        let n = size as usize;
+        let avail = (n * Desc::LEN).next_multiple_of(Self::ALIGN);
+        let used = (avail + 6 + 2 * n).next_multiple_of(Self::ALIGN);
+        Self { avail, used, total: (used + 6 + 8 * n).next_multiple_of(Self::ALIGN) }
+    }
+}
+
+/// A split ring mapped into this process.
+///
+/// Invariant (*mapped*): the three pointers are valid for reads and writes of a ring of `size` entries, and aligned to
+/// 16, 2 and 4 bytes, for as long as the value exists; `size` is a power of two.
+#[derive(Debug)]
+pub struct SplitRing {
+    desc: *const AtomicU64,
+    avail: *const AtomicU16,
+    used: *const AtomicU32,
+    size: u16,
+}
+
+// SAFETY: the pointers are to memory that is shared by design and touched through atomics alone.
+unsafe impl Send for SplitRing {}
+
+impl SplitRing {
+    /// A ring whose parts lie at the three addresses.
+    ///
+    /// # Safety
+    ///
+    /// The caller upholds *mapped*, see the type.
+    #[must_use]
+    pub unsafe fn from_parts(desc: *mut u8, avail: *mut u8, used: *mut u8, size: u16) -> Self {
+        debug_assert!(size.is_power_of_two());
+        debug_assert!(desc.addr() % 16 == 0 && avail.addr() % 2 == 0 && used.addr() % 4 == 0);
+        Self { desc: desc.cast(), avail: avail.cast(), used: used.cast(), size }
+    }
+
+    /// A ring laid out by [`SplitLayout`] at `base`.
+    ///
+    /// # Safety
+    ///
+    /// `base` is aligned to [`SplitLayout::ALIGN`] and valid for `SplitLayout::new(size).total` bytes as *mapped* asks;
+    /// `size` is a power of two.
+    #[must_use]
+    pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
+        let at = SplitLayout::new(size);
+        // SAFETY: the offsets lie inside the block that the caller vouches for, and keep its alignment.
+        unsafe { Self::from_parts(base, base.add(at.avail), base.add(at.used), size) }
+    }
+
+    /// Entries.
+    #[inline]
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline]
+    fn slot(&self, position: u16) -> usize {
+        usize::from(position & (self.size - 1))
+    }
+
+    #[inline]
+    fn desc_words(&self, id: u16) -> [&AtomicU64; 2] {
+        let at = 2 * self.slot(id);
+        // SAFETY: *mapped*; `slot` is below `size`, and a descriptor is two words.
+        unsafe { [&*self.desc.add(at), &*self.desc.add(at + 1)] }
+    }
+
+    #[inline]
+    fn avail_word(&self, at: usize) -> &AtomicU16 {
+        debug_assert!(at < 3 + usize::from(self.size));
+        // SAFETY: *mapped*; callers pass 0, 1 or 2 + a slot.
+        unsafe { &*self.avail.add(at) }
+    }
+
+    #[inline]
+    fn used_half(&self, at: usize) -> &AtomicU16 {
+        debug_assert!(at < 2);
+        // SAFETY: *mapped*; flags and index are the first two half-words.
+        unsafe { &*self.used.cast::<AtomicU16>().add(at) }
+    }
+
+    #[inline]
+    fn used_words(&self, position: u16) -> [&AtomicU32; 2] {
+        let at = 1 + 2 * self.slot(position);
+        // SAFETY: *mapped*; an element is two words behind the first, which holds flags and index.
+        unsafe { [&*self.used.add(at), &*self.used.add(at + 1)] }
+    }
+
+    /// Reads descriptor `id` (modulo the size), each word once.
+    #[inline]
+    #[must_use]
+    pub fn desc(&self, id: u16) -> Desc {
+        let [addr, rest] = self.desc_words(id);
+        let rest = u64::from_le(rest.load(Ordering::Relaxed));
+        Desc {
+            addr: u64::from_le(addr.load(Ordering::Relaxed)),
+            len: rest as u32,
+            flags: (rest >> 32) as u16,
+            next: (rest >> 48) as u16,
+        }
+    }
+
+    /// Writes descriptor `id` (modulo the size).
+    #[inline]
+    pub fn set_desc(&self, id: u16, d: Desc) {
+        let [_, rest] = self.desc_words(id);
+        self.set_desc_addr(id, d.addr);
+        let word = u64::from(d.len) | u64::from(d.flags) << 32 | u64::from(d.next) << 48;
+        rest.store(word.to_le(), Ordering::Relaxed);
+    }
+
+    /// Writes only the address of descriptor `id` (modulo the size).
+    #[inline]
+    pub fn set_desc_addr(&self, id: u16, addr: u64) {
+        self.desc_words(id)[0].store(addr.to_le(), Ordering::Relaxed);
+    }
+
+    /// The available ring's flags.
+    #[inline]
+    #[must_use]
+    pub fn avail_flags(&self) -> u16 {
+        u16::from_le(self.avail_word(0).load(Ordering::Relaxed))
+    }
+
+    /// Sets the available ring's flags.
+    #[inline]
+    pub fn set_avail_flags(&self, flags: u16) {
+        self.avail_word(0).store(flags.to_le(), Ordering::Relaxed);
+    }
+
+    /// The driver's index: how many chains it has made available, modulo 2^16. What it covers may be read after this
+    /// (acquire).
+    #[inline]
+    #[must_use]
+    pub fn avail_idx(&self) -> u16 {
+        u16::from_le(self.avail_word(1).load(Ordering::Acquire))
+    }
+
+    /// Publishes the driver's index and everything written before it (release).
+    #[inline]
+    pub fn set_avail_idx(&self, idx: u16) {
+        self.avail_word(1).store(idx.to_le(), Ordering::Release);
+    }
+
+    /// The head of the chain at `position` (modulo the size).
+    #[inline]
+    #[must_use]
+    pub fn avail_entry(&self, position: u16) -> u16 {
+        u16::from_le(self.avail_word(2 + self.slot(position)).load(Ordering::Relaxed))
+    }
+
+    /// Sets the head of the chain at `position` (modulo the size).
+    #[inline]
+    pub fn set_avail_entry(&self, position: u16, head: u16) {
+        self.avail_word(2 + self.slot(position)).store(head.to_le(), Ordering::Relaxed);
+    }
+
+    /// The used ring's flags.
+    #[inline]
+    #[must_use]
+    pub fn used_flags(&self) -> u16 {
+        u16::from_le(self.used_half(0).load(Ordering::Relaxed))
+    }
+
+    /// Sets the used ring's flags.
+    #[inline]
+    pub fn set_used_flags(&self, flags: u16) {
+        self.used_half(0).store(flags.to_le(), Ordering::Relaxed);
+    }
+
+    /// The device's index: how many chains it has given back, modulo 2^16. What it covers may be read after this
+    /// (acquire).
+    #[inline]
+    #[must_use]
+    pub fn used_idx(&self) -> u16 {
+        u16::from_le(self.used_half(1).load(Ordering::Acquire))
+    }
+
+    /// Publishes the device's index and everything written before it (release).
+    #[inline]
+    pub fn set_used_idx(&self, idx: u16) {
+        self.used_half(1).store(idx.to_le(), Ordering::Release);
+    }
+
+    /// The used element at `position` (modulo the size): the chain's head, and bytes written into it.
+    #[inline]
+    #[must_use]
+    pub fn used_entry(&self, position: u16) -> (u32, u32) {
+        let [id, len] = self.used_words(position);
+        (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed)))
+    }
+
+    /// Sets the used element at `position` (modulo the size).
+    #[inline]
+    pub fn set_used_entry(&self, position: u16, id: u32, len: u32) {
+        let [i, l] = self.used_words(position);
+        i.store(id.to_le(), Ordering::Relaxed);
+        l.store(len.to_le(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_see_the_same_words() {
+        let size = 8;
+        let mut block = vec![0u64; SplitLayout::new(size).total / 8 + 16];
+        let base = block.as_mut_ptr().cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(SplitLayout::ALIGN));
+        // SAFETY: the block is large enough, aligned, and outlives both rings.
+        let (driver, device) = unsafe { (SplitRing::from_layout(base, size), SplitRing::from_layout(base, size)) };
+        let d = Desc { addr: 0x1234_5678_9abc, len: 1526, flags: DESC_WRITE | DESC_NEXT, next: 5 };
+        driver.set_desc(3, d);
+        driver.set_avail_entry(9, 3);
+        driver.set_avail_idx(10);
+        assert_eq!((device.avail_idx(), device.avail_entry(1), device.desc(3)), (10, 3, d));
+        device.set_used_entry(9, 3, 76);
+        device.set_used_idx(10);
+        assert_eq!((driver.used_idx(), driver.used_entry(1)), (10, (3, 76)));
+        // Reading the last entries stays inside the block.
+        assert_eq!((driver.desc(7), driver.avail_entry(7), driver.used_entry(7)), (Desc::default(), 0, (0, 0)));
+    }
+}

@@ -1,1 +1,44 @@
-//! Part of Netmem.
+//! Page pools: network memory that stays in circulation.
+//!
+//! ```text
+//!   Provider ──take, map──► PagePool ──Napi::alloc──► Page ──freeze──► Frag ──clone──► Frag
+//!      ▲                       ▲  ▲                     │                │               │
+//!      │                       │  └── array cache ◄─────┴── dropped in the pool's own poll context
+//!      └──unmap, give──────────┴───── return stack ◄──────── dropped anywhere else
+//! ```
+//!
+//! * [`Region`] is the memory: mapped once, huge pages where the machine has them, its [`Memory`] kind in the type.
+//! * [`Provider`] hands out pages of it; [`RegionProvider`] is the ordinary one.
+//! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when the page enters and
+//!   unmaps it when it leaves; in between the page circulates.
+//! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
+//!   lookup, no call to forget.
+//! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
+
+mod bytes;
+mod desc;
+mod dma;
+mod frag;
+mod home;
+mod linger;
+mod memory;
+mod page;
+mod pool;
+mod provider;
+mod region;
+mod remote;
+mod stats;
+
+pub use bytes::OutOfRange;
+pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
+pub use frag::Frag;
+pub use linger::{Lingering, lingering};
+pub use memory::{KernelShared, Mapped, Memory, PeerShared, Private, Readable};
+pub use page::Page;
+pub use pool::{Closed, Napi, PagePool, PoolError, PoolOptions};
+pub use provider::{Provider, RawPage, RegionProvider};
+pub use region::{Backing, Region, RegionError, RegionOptions};
+pub use stats::PoolStats;
+
+/// Bytes in the smallest page.
+pub const PAGE_SIZE: usize = 4096;

@@ -1,0 +1,131 @@
+//! The page descriptor: one cache line that knows everything about a page, so that nothing ever looks a page up.
+
+use crate::home::Home;
+use crate::remote::Link;
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// All-zero is a valid descriptor, of a page that was never used.
+///
+/// Invariants:
+/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list or the
+///   return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
+///   [`RawPage`](crate::RawPage). Only that owner writes the cells, and passes them on with a release.
+/// * (*sole*) `refs` is 1 unless the page is shared, also while it is at home: a sole owner's drop writes nothing here.
+/// * (*home stays*) `home` points to a live [`Home`] while the page is with a pool or its users.
+#[repr(C)]
+#[cfg_attr(not(loom), repr(align(64)))]
+pub(crate) struct Desc {
+    /// Fragments and pages that refer to this page.
+    refs: AtomicU32,
+    /// Which page of its region.
+    index: Cell<u32>,
+    /// Where the page goes when the last of them is dropped.
+    home: AtomicPtr<Home>,
+    /// The device's address of the first byte, while mapped.
+    dma: AtomicU64,
+    /// The first byte in this process.
+    addr: Cell<*mut u8>,
+    /// Identity of the pool that mapped the page, or 0: whoever sets it back to 0 unmaps.
+    mapped: AtomicU64,
+    /// The next page in whatever list its owner keeps it.
+    pub(crate) link: Link,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Desc>() == 64);
+
+impl Desc {
+    /// Fills in what never changes. All callers write the same values, and only the provider calls.
+    pub(crate) fn describe(&self, index: u32, addr: *mut u8) {
+        self.index.set(index);
+        self.addr.set(addr);
+        self.refs.store(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.index.get()
+    }
+
+    #[inline]
+    pub(crate) fn addr(&self) -> *mut u8 {
+        self.addr.get()
+    }
+
+    #[inline]
+    pub(crate) fn dma(&self) -> u64 {
+        self.dma.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn home(&self) -> *mut Home {
+        self.home.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_home(&self, home: *mut Home) {
+        self.home.store(home, Ordering::Relaxed);
+    }
+
+    /// Notes that pool `id` mapped the page at `dma`.
+    pub(crate) fn set_mapped(&self, id: u64, dma: u64) {
+        self.dma.store(dma, Ordering::Relaxed);
+        self.mapped.store(id, Ordering::Release);
+    }
+
+    /// Whether the caller is the one to unmap the page for pool `id`: true exactly once per mapping.
+    pub(crate) fn claim_unmap(&self, id: u64) -> bool {
+        self.mapped.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The same for a caller with whom nobody competes: the pool's owner, which is also who lets a device go.
+    pub(crate) fn claim_unmap_alone(&self, id: u64) -> bool {
+        let mine = self.mapped.load(Ordering::Relaxed) == id;
+        if mine {
+            self.mapped.store(0, Ordering::Relaxed);
+        }
+        mine
+    }
+
+    /// Counts one more user.
+    #[inline]
+    pub(crate) fn get(&self) {
+        // Relaxed: whoever counts up holds a count already. The limit leaves 2^31 threads time to notice.
+        if self.refs.fetch_add(1, Ordering::Relaxed) > u32::MAX / 2 {
+            std::process::abort();
+        }
+    }
+
+    /// Whether the caller, who holds a count, holds the only one.
+    #[inline]
+    pub(crate) fn is_sole(&self) -> bool {
+        // Acquire: what the others did with the page happened before they let go.
+        self.refs.load(Ordering::Acquire) == 1
+    }
+
+    /// Lets go of one of several counts; true if it was the last after all.
+    #[inline]
+    fn put(&self) -> bool {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return false;
+        }
+        self.refs.store(1, Ordering::Relaxed);
+        true
+    }
+}
+
+/// Drops one count of a page, and sends the page home if it was the last. This is the return hook.
+///
+/// # Safety
+///
+/// The caller owns a count of this page (*one owner*) and gives it up.
+#[inline]
+pub(crate) unsafe fn put(desc: NonNull<Desc>) {
+    // SAFETY: the count keeps the descriptor's memory.
+    let d = unsafe { desc.as_ref() };
+    if d.is_sole() || d.put() {
+        // SAFETY: *home stays*, and the page is now ours alone to send there.
+        unsafe { Home::take_back(NonNull::new_unchecked(d.home()), desc) }
+    }
+}

@@ -1,0 +1,210 @@
+//! A page, or a part of one, that somebody owns alone.
+
+use crate::bytes::{self, OutOfRange};
+use crate::desc::{self, Desc};
+use crate::frag::Frag;
+use crate::memory::{Mapped, Memory, Readable};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
+///
+/// ```text
+///   page   ├───────────────────────────────────────────────┤   one descriptor, one count for each Page and Frag
+///   Page         ├─────────────────┤                            offset, len: nobody else has these bytes
+/// ```
+///
+/// As allocated it is the whole page. [`split_off`](Self::split_off) makes two of it, which share the page and not a
+/// byte. Dropping it sends the page home if nobody else is on it: two loads, two comparisons and a push in the pool's own
+/// poll context; one compare-and-swap on a shared line elsewhere. There is no way to drop one twice, and forgetting one
+/// takes [`std::mem::forget`] and shows as in flight.
+#[repr(C)]
+pub struct Page<M: Memory> {
+    desc: NonNull<Desc>,
+    offset: u32,
+    len: u32,
+    kind: PhantomData<fn() -> M>,
+}
+
+// SAFETY: an exclusive owner of bytes; the descriptor is made for being shared between threads.
+unsafe impl<M: Memory> Send for Page<M> {}
+// SAFETY: by shared reference the bytes can be read only.
+unsafe impl<M: Memory> Sync for Page<M> {}
+
+impl<M: Memory> Page<M> {
+    /// # Safety
+    ///
+    /// The caller passes on a count of this page, and with it `len` bytes from `offset`, which nobody else may have.
+    #[inline]
+    pub(crate) unsafe fn from_desc(desc: NonNull<Desc>, offset: u32, len: u32) -> Self {
+        Self { desc, offset, len, kind: PhantomData }
+    }
+
+    #[inline]
+    pub(crate) fn desc(&self) -> &Desc {
+        // SAFETY: our count keeps the descriptor.
+        unsafe { self.desc.as_ref() }
+    }
+
+    /// Gives up the value without dropping the count.
+    #[inline]
+    pub(crate) fn into_desc(self) -> NonNull<Desc> {
+        ManuallyDrop::new(self).desc
+    }
+
+    /// Bytes.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a page that is empty is of no interest")]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Where these bytes begin in their page.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset as usize
+    }
+
+    /// The page's number in its region.
+    #[inline]
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.desc().index()
+    }
+
+    /// The device's address of the first byte, if the pool maps pages for a [domain](crate::DmaDomain); else the address
+    /// of [`as_ptr`](Self::as_ptr). Meaningless for pages from no pool.
+    #[inline]
+    #[must_use]
+    pub fn dma_addr(&self) -> u64 {
+        self.desc().dma() + u64::from(self.offset)
+    }
+
+    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none. Equal numbers, same domain.
+    #[inline]
+    #[must_use]
+    pub fn dma_domain(&self) -> usize {
+        // SAFETY: *home stays* while the page is ours.
+        unsafe { (*self.desc().home()).domain() }
+    }
+
+    /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `at` bytes.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.len(), "split at {at} of {} bytes", self.len);
+        let at = at as u32;
+        self.desc().get();
+        let rest = Self { desc: self.desc, offset: self.offset + at, len: self.len - at, kind: PhantomData };
+        self.len = at;
+        rest
+    }
+
+    /// Makes the bytes shareable, and no longer writable. Free.
+    #[inline]
+    #[must_use]
+    pub fn freeze(self) -> Frag<M> {
+        Frag::from_page(self)
+    }
+
+    /// [`freeze`](Self::freeze), of some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond the page.
+    #[inline]
+    #[must_use]
+    pub fn freeze_range(mut self, range: Range<usize>) -> Frag<M> {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len);
+        self.offset += range.start as u32;
+        self.len = (range.end - range.start) as u32;
+        self.freeze()
+    }
+}
+
+impl<M: Mapped> Page<M> {
+    /// The first byte's address. What may be done there depends on the kind of memory; the safe ways are below.
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: the offset lies within the page.
+        unsafe { self.desc().addr().add(self.offset as usize) }
+    }
+
+    /// A private copy of `N` bytes, each read once.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`].
+    #[inline]
+    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
+        let mut copy = [0; N];
+        self.copy_to(offset, &mut copy)?;
+        Ok(copy)
+    }
+
+    /// Copies bytes from `offset` out, each read once.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`].
+    #[inline]
+    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
+        OutOfRange::check(offset, to.len(), self.len())?;
+        // SAFETY: just checked; the page is ours.
+        unsafe { bytes::copy_out(self.as_ptr().add(offset), to) };
+        Ok(())
+    }
+
+    /// Copies bytes in at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`]; nothing is written then.
+    #[inline]
+    pub fn copy_from(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
+        OutOfRange::check(offset, from.len(), self.len())?;
+        // SAFETY: just checked; nobody else in this process has these bytes.
+        unsafe { bytes::copy_in(from, self.as_ptr().add(offset)) };
+        Ok(())
+    }
+}
+
+impl<M: Readable> Page<M> {
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the bytes are ours; `Readable` says that nobody outside of the process writes them.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// The bytes, to be changed.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as for `as_slice`; by exclusive reference nobody inside of the process reads them either.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
+    }
+}
+
+impl<M: Memory> Drop for Page<M> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the count is ours, and we are gone.
+        unsafe { desc::put(self.desc) }
+    }
+}
+
+impl<M: Memory> fmt::Debug for Page<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.offset + self.len;
+        write!(f, "Page<{}>(#{} {}..{end})", M::NAME, self.index(), self.offset)
+    }
+}

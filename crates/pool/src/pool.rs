@@ -1,0 +1,571 @@
+//! The page pool: one receive queue's memory, in circulation.
+//!
+//! Reads top-down as the cost does: allocation from the array cache, refill from what came back, the provider; then how
+//! pages leave, and how a pool ends.
+
+use crate::desc::Desc;
+use crate::dma::{DmaDomain, MapError};
+use crate::home::{Home, Ops, first, link_of};
+use crate::linger::Record;
+use crate::memory::Memory;
+use crate::page::Page;
+use crate::provider::{Provider, RawPage};
+use crate::remote::Remote;
+use crate::stats::PoolStats;
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, offset_of};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A pool that may hold nothing.
+    #[error("a pool limited to 0 pages can never deliver one; set a limit of at least 1")]
+    NoPages,
+    /// The provider's memory is not in the domain.
+    #[error("the provider's memory cannot be mapped for the device: {0}")]
+    Map(#[from] MapError),
+    /// The provider has fewer pages than were asked for in advance.
+    #[error("{got} of {want} pages could be had from the provider; make its region larger or the queues fewer")]
+    Prefill {
+        /// Pages asked for.
+        want: usize,
+        /// Pages there were.
+        got: usize,
+    },
+}
+
+/// What a [`PagePool`] is to be. Start with [`PoolOptions::new`].
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    name: String,
+    cache: usize,
+    limit: u64,
+    prefill: usize,
+}
+
+impl PoolOptions {
+    /// A pool that keeps up to 512 pages at hand and takes as many as the provider has.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), cache: 512, limit: u64::MAX, prefill: 0 }
+    }
+
+    /// Pages in the array cache. 0 makes every allocation ask the provider and map, and every return unmap and give
+    /// back: a page per packet.
+    #[must_use]
+    pub fn cache(mut self, pages: usize) -> Self {
+        self.cache = pages;
+        self
+    }
+
+    /// The most pages that the pool takes from the provider at a time.
+    #[must_use]
+    pub fn limit(mut self, pages: usize) -> Self {
+        self.limit = pages as u64;
+        self
+    }
+
+    /// Pages to take and map at once, so that their lack shows now and not under traffic. A pool without a cache has
+    /// nowhere to keep them and takes none.
+    #[must_use]
+    pub fn prefill(mut self, pages: usize) -> Self {
+        self.prefill = pages;
+        self
+    }
+
+    /// Makes the pool. A `domain` of `None` means that the device uses this process's addresses.
+    ///
+    /// # Errors
+    ///
+    /// See [`PoolError`]; nothing is left mapped.
+    pub fn build<M: Memory>(
+        self,
+        provider: Arc<dyn Provider<M>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+    ) -> Result<PagePool<M>, PoolError> {
+        PagePool::build(self, provider, domain)
+    }
+}
+
+/// Pages asked of the provider at a time.
+const BATCH: usize = 64;
+
+/// What the owner and the pages share. Its first field is the pages' [`Home`].
+///
+/// Lives as long as the owner or a page that is out: whoever is last frees it, see [`crate::remote`].
+#[repr(C)]
+struct Shared<M: Memory> {
+    home: Home,
+    id: u64,
+    page_size: usize,
+    limit: u64,
+    provider: Arc<dyn Provider<M>>,
+    domain: Option<Arc<dyn DmaDomain>>,
+    record: Arc<Record>,
+    /// Set once the device is gone: how many pages had by then left past the owner, each unmapping itself.
+    gone: Cell<Option<u64>>,
+    /// Whether pages that come back from elsewhere wait for the owner; else they go to the provider at once.
+    circulates: bool,
+}
+
+/// A page pool, owned by one receive queue.
+///
+/// It can move to another thread, but there is one owner at a time: allocation takes the pool by exclusive reference or
+/// happens in its poll context. Pages come back from anywhere. Dropping the pool with pages out lets it linger until the
+/// last is back ([`lingering`](crate::lingering)).
+pub struct PagePool<M: Memory> {
+    shared: NonNull<Shared<M>>,
+}
+
+// SAFETY: the owner's part is reached through this value alone (*owner's*), the rest is shareable.
+unsafe impl<M: Memory> Send for PagePool<M> {}
+
+/// The poll context of the pool: exists inside [`PagePool::poll`], on its thread, for this pool alone.
+///
+/// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged
+/// for another pool's.
+pub struct Napi<'q, M: Memory> {
+    shared: NonNull<Shared<M>>,
+    brand: PhantomData<fn(&'q ()) -> &'q ()>,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl<M: Memory> Napi<'_, M> {
+    /// Allocates a whole page: a pop of the array cache. Only when that is empty: a refill from pages that came back
+    /// from elsewhere, then the provider. `None` if both have nothing; counted as `alloc_failed`.
+    #[inline]
+    pub fn alloc(&mut self) -> Option<Page<M>> {
+        // SAFETY: the context exists inside of its pool's `poll`.
+        unsafe { Shared::alloc(self.shared) }
+    }
+
+    /// The device wrote the first `len` bytes of `page`, one of this pool's; the CPU is about to read them.
+    pub fn sync_for_cpu(&self, page: &Page<M>, len: usize) {
+        if let Some(domain) = self.live_domain() {
+            domain.sync_for_cpu(page.dma_addr(), len.min(page.len()));
+        }
+    }
+
+    /// The device is about to write the first `len` bytes of `page`, one of this pool's.
+    pub fn sync_for_device(&self, page: &Page<M>, len: usize) {
+        if let Some(domain) = self.live_domain() {
+            domain.sync_for_device(page.dma_addr(), len.min(page.len()));
+        }
+    }
+
+    fn live_domain(&self) -> Option<&dyn DmaDomain> {
+        // SAFETY: the context exists inside of its pool's `poll`.
+        let s = unsafe { self.shared.as_ref() };
+        s.domain.as_deref().filter(|_| s.gone.get().is_none())
+    }
+}
+
+impl<M: Memory> fmt::Debug for Napi<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Napi")
+    }
+}
+
+impl<M: Memory> PagePool<M> {
+    fn build(
+        o: PoolOptions,
+        provider: Arc<dyn Provider<M>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+    ) -> Result<Self, PoolError> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        if o.limit == 0 {
+            return Err(PoolError::NoPages);
+        }
+        let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
+        let record = Record::new(&o.name);
+        let remote = Remote::new(record.left.clone());
+        let shared = Box::new(Shared {
+            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            page_size: provider.page_size(),
+            limit: o.limit,
+            provider,
+            domain,
+            record,
+            gone: Cell::new(None),
+            circulates: o.cache > 0,
+        });
+        let mut pool = Self { shared: NonNull::from(Box::leak(shared)) };
+        pool.prefill(o.prefill)?;
+        Ok(pool)
+    }
+
+    fn prefill(&mut self, want: usize) -> Result<(), PoolError> {
+        let s = self.shared();
+        loop {
+            let got = usize::try_from(s.home.cache.held.get()).unwrap_or(usize::MAX);
+            if got >= want || !s.circulates {
+                return Ok(());
+            }
+            // SAFETY: by exclusive reference.
+            let desc = unsafe { Shared::take(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
+            if !s.home.cache.fill(desc) {
+                s.home.cache.spill(desc);
+            }
+        }
+    }
+
+    fn shared(&self) -> &Shared<M> {
+        // SAFETY: the owner keeps it.
+        unsafe { self.shared.as_ref() }
+    }
+
+    /// Runs `f` in the pool's poll context: pages of this pool that are dropped meanwhile on this thread, by whomever, go
+    /// straight into the array cache. The context ends with `f`, also by a panic.
+    #[inline]
+    pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
+        let _in_context = self.shared().home.enter();
+        f(&mut Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData })
+    }
+
+    /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`].
+    #[inline]
+    pub fn alloc(&mut self) -> Option<Page<M>> {
+        // SAFETY: by exclusive reference, outside of a poll, which would hold it.
+        unsafe { Shared::alloc(self.shared) }
+    }
+
+    /// Bytes in each page.
+    #[must_use]
+    pub fn page_size(&self) -> usize {
+        self.shared().page_size
+    }
+
+    /// The pool's name, as reports give it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.shared().record.name()
+    }
+
+    /// Identity of the pool's [domain](crate::DmaDomain), 0 for none; see [`Page::dma_domain`].
+    #[must_use]
+    pub fn dma_domain(&self) -> usize {
+        self.shared().home.domain()
+    }
+
+    /// Whether [`Napi::sync_for_cpu`] and its counterpart do anything. Ask once, not per packet.
+    #[must_use]
+    pub fn needs_sync(&self) -> bool {
+        self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
+    }
+
+    /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first.
+    pub fn stats(&mut self) -> PoolStats {
+        // SAFETY: by exclusive reference.
+        unsafe { Shared::drain(self.shared) };
+        self.shared().stats()
+    }
+
+    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
+    /// counted as quarantined, and used by nobody again until its region goes.
+    pub fn quarantine(&mut self, page: Page<M>) {
+        let desc = page.into_desc();
+        let s = self.shared();
+        // SAFETY: by exclusive reference; the page was the caller's.
+        unsafe { s.unmap(desc.as_ref(), Desc::claim_unmap_alone) };
+        s.home.cache.held.set(s.home.cache.held.get() - 1);
+        s.home.cache.counters.quarantined.bump();
+    }
+
+    /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
+    /// allocates no more, and what comes back later is neither synced nor unmapped. Walks all descriptors in use.
+    pub fn device_gone(&mut self) {
+        let s = self.shared();
+        if s.gone.get().is_some() {
+            return;
+        }
+        s.gone.set(Some(s.home.remote.0.gone_past_owner()));
+        s.provider.each(&mut |region| {
+            region.each_desc(&mut |desc| s.unmap(desc, Desc::claim_unmap));
+        });
+        // SAFETY: by exclusive reference.
+        unsafe { Shared::empty(self.shared) };
+    }
+
+    /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
+    /// when it is dropped.
+    #[must_use]
+    pub fn close(self) -> Closed {
+        ManuallyDrop::new(self).end()
+    }
+
+    fn end(&mut self) -> Closed {
+        // SAFETY: by exclusive reference. Whether the pool's memory outlives `owner_leaves` is for the answer to say:
+        // nothing is touched after it unless the answer is that we free it.
+        unsafe {
+            Shared::empty(self.shared);
+            let s = self.shared.as_ref();
+            let mut list = s.home.remote.0.close();
+            while let Some((desc, rest)) = first(list) {
+                s.home.cache.counters.recycle_ring.bump();
+                s.give_back(desc);
+                list = rest;
+            }
+            let stats = s.stats();
+            let out = s.home.cache.held.get();
+            let record = s.record.clone();
+            let outstanding = out - s.home.remote.0.gone_past_owner();
+            if s.home.remote.0.owner_leaves(out) {
+                drop(Box::from_raw(self.shared.as_ptr()));
+            }
+            record.lingers();
+            Closed { stats, outstanding }
+        }
+    }
+}
+
+impl<M: Memory> Drop for PagePool<M> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl<M: Memory> fmt::Debug for PagePool<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PagePool({}, {:?})", self.name(), self.shared().stats())
+    }
+}
+
+/// How a pool stood when its owner let go.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Closed {
+    /// The final counters.
+    pub stats: PoolStats,
+    /// Pages still out then; quarantined ones not included.
+    pub outstanding: u64,
+}
+
+/// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
+impl<M: Memory> Shared<M> {
+    const OPS: &'static Ops = &Ops { overflow: Self::overflow, elsewhere: Self::elsewhere };
+
+    #[inline]
+    unsafe fn alloc(this: NonNull<Self>) -> Option<Page<M>> {
+        // SAFETY: the owner calls; no reference is held across `slow`, which calls strangers.
+        unsafe {
+            let cache = &(*this.as_ptr()).home.cache;
+            let desc = match cache.pop() {
+                Some(desc) => {
+                    cache.counters.alloc_fast.bump();
+                    desc
+                }
+                None => Self::slow(this)?,
+            };
+            Some(Page::from_desc(desc, 0, (*this.as_ptr()).page_size as u32))
+        }
+    }
+
+    #[inline(never)]
+    unsafe fn slow(this: NonNull<Self>) -> Option<NonNull<Desc>> {
+        // SAFETY: the owner calls. Shared references to `Shared` live across strangers' calls, but everything in it that
+        // those may change is a cell or an atomic.
+        let s = unsafe { this.as_ref() };
+        let cache = &s.home.cache;
+        if cache.capacity() > 0 {
+            // SAFETY: as above.
+            unsafe { Self::drain(this) };
+            for _ in 0..cache.capacity() {
+                match cache.unspill() {
+                    Some(desc) => debug_assert!(cache.fill(desc)),
+                    None => break,
+                }
+            }
+            if let Some(desc) = cache.pop() {
+                cache.counters.alloc_refill.bump();
+                return Some(desc);
+            }
+            cache.counters.alloc_empty.bump();
+        }
+        // SAFETY: as above.
+        match unsafe { Self::take(this) } {
+            Ok(Some(desc)) => {
+                cache.counters.alloc_slow.bump();
+                Some(desc)
+            }
+            Ok(None) => {
+                cache.counters.alloc_failed.bump();
+                None
+            }
+            Err(error) => {
+                tracing::debug!(pool = s.record.name(), %error, "a page could not be mapped");
+                cache.counters.alloc_failed.bump();
+                None
+            }
+        }
+    }
+
+    /// Takes pages from the provider and maps them: one to return, more for the cache if there is one.
+    unsafe fn take(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
+        // SAFETY: the owner calls; see `slow`.
+        let s = unsafe { this.as_ref() };
+        let cache = &s.home.cache;
+        let mut room = s.limit.saturating_sub(cache.held.get());
+        if room == 0 {
+            // Pages that went past the owner are out of the pool, though it had counted them as held.
+            room = (s.limit + s.home.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
+        }
+        if room == 0 || s.gone.get().is_some() {
+            return Ok(None);
+        }
+        let want = (cache.capacity() / 2).clamp(1, BATCH).min(usize::try_from(room).unwrap_or(BATCH));
+        let mut raw = [const { None }; BATCH];
+        s.provider.take(&mut raw[..want]);
+        let mut answer = None;
+        let mut error = None;
+        for page in raw.into_iter().flatten() {
+            if error.is_some() {
+                s.provider.give(page);
+                continue;
+            }
+            if let Err(e) = s.enter(&page, this) {
+                s.provider.give(page);
+                error = Some(e);
+                continue;
+            }
+            cache.held.set(cache.held.get() + 1);
+            let desc = page.into_desc();
+            if answer.is_none() {
+                answer = Some(desc);
+            } else if !cache.fill(desc) {
+                cache.spill(desc);
+            }
+        }
+        match (answer, error) {
+            (None, Some(e)) => Err(e),
+            (answer, _) => Ok(answer),
+        }
+    }
+
+    /// A page enters the pool.
+    fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
+        let desc = page.desc();
+        match &self.domain {
+            Some(domain) => {
+                desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size)?);
+                self.home.cache.counters.mapped.bump();
+            }
+            None => desc.set_mapped(0, desc.addr().addr() as u64),
+        }
+        desc.set_home(this.as_ptr().cast());
+        Ok(())
+    }
+
+    /// Moves what came back from elsewhere into the cache, and what does not fit onto the list behind it.
+    unsafe fn drain(this: NonNull<Self>) {
+        // SAFETY: the owner calls; see `slow`.
+        let s = unsafe { this.as_ref() };
+        if s.home.remote.0.is_empty() {
+            return;
+        }
+        let mut list = s.home.remote.0.take_all();
+        // SAFETY: what was on the stack is the pool's.
+        while let Some((desc, rest)) = unsafe { first(list) } {
+            list = rest;
+            s.home.cache.counters.recycle_ring.bump();
+            if s.gone.get().is_some() {
+                s.give_back(desc);
+            } else if !s.home.cache.fill(desc) {
+                s.home.cache.spill(desc);
+            }
+        }
+    }
+
+    /// Gives every page at home to the provider, and keeps none from now on.
+    unsafe fn empty(this: NonNull<Self>) {
+        // SAFETY: the owner calls; see `slow`.
+        let s = unsafe { this.as_ref() };
+        while let Some(desc) = s.home.cache.pop().or_else(|| s.home.cache.unspill()) {
+            s.give_back(desc);
+        }
+        s.home.cache.disable();
+        if s.gone.get().is_some() {
+            // SAFETY: as above.
+            unsafe { Self::drain(this) };
+        }
+    }
+
+    /// A page leaves the pool.
+    fn give_back(&self, desc: NonNull<Desc>) {
+        // SAFETY: the pool owns the page, and passes it on.
+        unsafe {
+            self.unmap(desc.as_ref(), Desc::claim_unmap_alone);
+            self.home.cache.held.set(self.home.cache.held.get() - 1);
+            self.provider.give(RawPage::from_desc(desc));
+        }
+    }
+
+    /// Unmaps a page if this pool has it mapped and the claim says that it is for us to do.
+    fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> bool) {
+        if let (true, Some(domain)) = (claim(desc, self.id), &self.domain) {
+            domain.unmap(desc.dma(), self.page_size);
+            self.home.cache.counters.unmapped.bump();
+        }
+    }
+
+    /// In the poll context, with the cache full; or with none, and then the page leaves the pool.
+    unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, home) == 0) };
+        // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
+        let s = unsafe { home.cast::<Self>().as_ref() };
+        s.home.cache.counters.recycle_cache_full.bump();
+        if s.home.cache.capacity() == 0 {
+            s.give_back(desc);
+        } else {
+            s.home.cache.spill(desc);
+        }
+    }
+
+    /// Any thread.
+    unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
+        let this = home.cast::<Self>().as_ptr();
+        // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
+        // we count it. No reference to the pool is held across either.
+        unsafe {
+            if (*this).circulates && (*this).home.remote.0.push(link_of(desc)).is_ok() {
+                return;
+            }
+            if let (true, Some(domain)) = (desc.as_ref().claim_unmap((*this).id), &(*this).domain) {
+                domain.unmap(desc.as_ref().dma(), (*this).page_size);
+            }
+            (*this).provider.give(RawPage::from_desc(desc));
+            if (*this).home.remote.0.leave() {
+                drop(Box::from_raw(this));
+            }
+        }
+    }
+
+    /// Any thread, approximately; the owner, exactly.
+    fn stats(&self) -> PoolStats {
+        let c = &self.home.cache.counters;
+        let released = self.home.remote.0.gone_past_owner();
+        let past_and_unmapped = if self.domain.is_some() { self.gone.get().unwrap_or(released) } else { 0 };
+        let slow = c.alloc_slow.get();
+        let high = self.page_size > crate::PAGE_SIZE;
+        PoolStats {
+            alloc_fast: c.alloc_fast.get(),
+            alloc_slow: if high { 0 } else { slow },
+            alloc_slow_high_order: if high { slow } else { 0 },
+            alloc_empty: c.alloc_empty.get(),
+            alloc_refill: c.alloc_refill.get(),
+            alloc_failed: c.alloc_failed.get(),
+            recycle_cached: c.recycle_cached.get(),
+            recycle_cache_full: c.recycle_cache_full.get(),
+            recycle_ring: c.recycle_ring.get(),
+            released,
+            mapped: c.mapped.get(),
+            unmapped: c.unmapped.get() + past_and_unmapped,
+            quarantined: c.quarantined.get(),
+        }
+    }
+}

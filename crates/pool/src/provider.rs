@@ -1,0 +1,196 @@
+//! Where pages come from and go to: the general supply behind every pool.
+
+use crate::desc::Desc;
+use crate::home::{Home, Ops, first, link_of};
+use crate::memory::Memory;
+use crate::page::Page;
+use crate::region::Region;
+use crate::remote::{Left, Link, Remote};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::offset_of;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
+///
+/// It does not go home by itself: hand it to [`Provider::give`].
+#[must_use = "a raw page that is dropped is lost to its provider"]
+pub struct RawPage<M: Memory> {
+    desc: NonNull<Desc>,
+    kind: PhantomData<fn() -> M>,
+}
+
+// SAFETY: exclusive ownership of a page that nobody uses.
+unsafe impl<M: Memory> Send for RawPage<M> {}
+
+impl<M: Memory> RawPage<M> {
+    /// # Safety
+    ///
+    /// The caller passes on the page's ownership (*one owner*).
+    pub(crate) unsafe fn from_desc(desc: NonNull<Desc>) -> Self {
+        Self { desc, kind: PhantomData }
+    }
+
+    pub(crate) fn into_desc(self) -> NonNull<Desc> {
+        self.desc
+    }
+
+    pub(crate) fn desc(&self) -> &Desc {
+        // SAFETY: the page is ours, and with it the descriptor.
+        unsafe { self.desc.as_ref() }
+    }
+
+    /// The page's number in its region.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.desc().index()
+    }
+}
+
+impl<M: Memory> fmt::Debug for RawPage<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawPage<{}>(#{})", M::NAME, self.index())
+    }
+}
+
+/// A supply of pages, shared by pools and called from any thread.
+///
+/// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate
+/// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet.
+///
+/// # Safety
+///
+/// The implementation hands every page out to one holder at a time, keeps the [`Region`] of every page that is out, and
+/// [`each`](Self::each) passes every region that pages may come from.
+pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
+    /// Fills `pages` from the front and returns how many it had.
+    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize;
+
+    /// Takes a page back.
+    fn give(&self, page: RawPage<M>);
+
+    /// Bytes in each page.
+    fn page_size(&self) -> usize;
+
+    /// The regions that pages come from.
+    fn each(&self, f: &mut dyn FnMut(&Region<M>));
+}
+
+/// The ordinary provider: one region, pages given back first.
+#[repr(C)]
+pub struct RegionProvider<M: Memory> {
+    /// Where pages go that were taken for no pool; see [`Self::page`].
+    home: Home,
+    region: Region<M>,
+    supply: Mutex<Supply>,
+}
+
+#[derive(Debug)]
+struct Supply {
+    /// Pages from here on were never handed out.
+    fresh: u32,
+    /// Pages given back, by their links.
+    free: *mut Link,
+}
+
+// SAFETY: the list's pages belong to the supply, and are reached under its lock only.
+unsafe impl Send for Supply {}
+
+// SAFETY: the home's cache has no capacity and is never used; all else is shareable.
+unsafe impl<M: Memory> Sync for RegionProvider<M> {}
+// SAFETY: as above.
+unsafe impl<M: Memory> Send for RegionProvider<M> {}
+
+impl<M: Memory> RegionProvider<M> {
+    const OPS: &'static Ops = &Ops { overflow: Self::free_page, elsewhere: Self::free_page };
+
+    /// Supplies the pages of `region`.
+    #[must_use]
+    pub fn new(region: Region<M>) -> Arc<Self> {
+        let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
+        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region<M> {
+        &self.region
+    }
+
+    /// A page that belongs to no pool: its drop, on any thread, gives it straight back to this provider. Takes a lock,
+    /// and so does the drop.
+    #[must_use]
+    pub fn page(self: &Arc<Self>) -> Option<Page<M>> {
+        let mut one = [None];
+        self.take(&mut one);
+        let [raw] = one;
+        let desc = raw?.into_desc();
+        let home = Arc::into_raw(self.clone()).cast_mut().cast::<Home>();
+        // SAFETY: the page is ours. Its home is the first field of this provider, of which the page now holds a count.
+        unsafe {
+            desc.as_ref().set_home(home);
+            desc.as_ref().set_mapped(0, desc.as_ref().addr().addr() as u64);
+            Some(Page::from_desc(desc, 0, self.region.page_size() as u32))
+        }
+    }
+
+    /// The way home of a page that belongs to no pool.
+    unsafe fn free_page(home: NonNull<Home>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, home) == 0) };
+        // SAFETY: `page` made this home of a counted pointer to a provider, and gave it to this page alone.
+        unsafe {
+            let provider = Arc::from_raw(home.as_ptr().cast_const().cast::<Self>());
+            provider.give(RawPage::from_desc(desc));
+        }
+    }
+}
+
+// SAFETY: `fresh` only grows and a page is on the free list once; the region is part of the provider, which pools and
+// pages hold by count.
+unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
+    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+        let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = 0;
+        for slot in pages {
+            // SAFETY: the list's pages are the supply's.
+            let desc = match unsafe { first(supply.free) } {
+                Some((desc, rest)) => {
+                    supply.free = rest;
+                    desc
+                }
+                None if supply.fresh < self.region.pages() => {
+                    supply.fresh += 1;
+                    self.region.desc(supply.fresh - 1)
+                }
+                None => break,
+            };
+            // SAFETY: just taken off the list, or never handed out before.
+            *slot = Some(unsafe { RawPage::from_desc(desc) });
+            taken += 1;
+        }
+        taken
+    }
+
+    fn give(&self, page: RawPage<M>) {
+        let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = link_of(page.into_desc());
+        // SAFETY: the page is the supply's now.
+        unsafe { (*link).set(supply.free) };
+        supply.free = link;
+    }
+
+    fn page_size(&self) -> usize {
+        self.region.page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<M>)) {
+        f(&self.region);
+    }
+}
+
+impl<M: Memory> fmt::Debug for RegionProvider<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionProvider").field("region", &self.region).finish_non_exhaustive()
+    }
+}

@@ -19,8 +19,12 @@ pub struct OutOfRange {
 
 impl OutOfRange {
     /// Checks that `len` bytes at `offset` lie within `have`.
+    ///
+    /// # Errors
+    ///
+    /// Itself, if they do not.
     #[inline]
-    pub(crate) fn check(offset: usize, len: usize, have: usize) -> Result<(), Self> {
+    pub fn check(offset: usize, len: usize, have: usize) -> Result<(), Self> {
         if offset <= have && len <= have - offset { Ok(()) } else { Err(Self { offset, len, have }) }
     }
 }

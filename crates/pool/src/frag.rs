@@ -137,6 +137,21 @@ impl<M: Mapped> Frag<M> {
         unsafe { bytes::copy_out(self.as_ptr().add(offset), to) };
         Ok(())
     }
+
+    /// Puts `header` directly in front of the bytes and makes it part of them, if nobody else holds the page and it has
+    /// room there. False, and nothing done, otherwise.
+    #[inline]
+    #[must_use]
+    pub fn prepend(&mut self, header: &[u8]) -> bool {
+        if header.len() > self.offset() || !self.desc().is_sole() {
+            return false;
+        }
+        self.offset -= header.len() as u32;
+        self.len += header.len() as u32;
+        // SAFETY: the bytes lie in the page, of which we are the only holder, by exclusive reference.
+        unsafe { bytes::copy_in(header, self.as_ptr().cast_mut()) };
+        true
+    }
 }
 
 impl<M: Readable> Deref for Frag<M> {

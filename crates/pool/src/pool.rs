@@ -144,6 +144,12 @@ impl<M: Memory> Napi<'_, M> {
         unsafe { Shared::alloc(self.shared) }
     }
 
+    /// The same context for a shorter time, to be kept in a structure.
+    #[inline]
+    pub fn reborrow(&mut self) -> Napi<'_, M> {
+        Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData }
+    }
+
     /// The device wrote the first `len` bytes of `page`, one of this pool's; the CPU is about to read them.
     pub fn sync_for_cpu(&self, page: &Page<M>, len: usize) {
         if let Some(domain) = self.live_domain() {

@@ -82,7 +82,7 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
 pub struct RegionProvider<M: Memory> {
     /// Where pages go that were taken for no pool; see [`Self::page`].
     home: Home,
-    region: Region<M>,
+    region: Arc<Region<M>>,
     supply: Mutex<Supply>,
 }
 
@@ -107,14 +107,15 @@ impl<M: Memory> RegionProvider<M> {
 
     /// Supplies the pages of `region`.
     #[must_use]
-    pub fn new(region: Region<M>) -> Arc<Self> {
+    pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
+        let region = region.into();
         let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
         Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }
 
     /// The memory.
     #[must_use]
-    pub fn region(&self) -> &Region<M> {
+    pub fn region(&self) -> &Arc<Region<M>> {
         &self.region
     }
 

@@ -1,5 +1,13 @@
 //! virtio-net on page pools.
-#![doc = "See the crate's modules; the driver is the product, the device its counterpart."]
+//!
+//! * [`driver`] is the product: a virtio-net driver that receives into page pools.
+//! * [`VhostUser`] is how it reaches a device: DPDK's, QEMU's, or our own.
+//! * `device` is a virtio-net device, to receive from without any other program, and for others to use.
+//! * [`net`] and [`ring`] are what the specification says, for both.
 
+pub mod driver;
 pub mod net;
 pub mod ring;
+mod vhost_user;
+
+pub use vhost_user::{VhostUser, VhostUserError};

@@ -150,14 +150,18 @@ impl VnetHdr {
         b
     }
 
+    /// Whether the header asks for nothing: neither checksum nor segmentation.
+    #[inline]
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.flags == 0 && self.gso_type == 0
+    }
+
     /// Whether the offload fields can be true of a frame of `len` bytes. `num_buffers` is not looked at.
     #[inline]
     #[must_use]
     pub fn plausible(&self, len: usize) -> bool {
-        if self.flags == 0 && self.gso_type == 0 {
-            return true;
-        }
-        self.offloads_plausible(len)
+        self.is_plain() || self.offloads_plausible(len)
     }
 
     #[cold]

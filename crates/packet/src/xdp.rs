@@ -1,0 +1,242 @@
+//! A received frame while the XDP program has it, and what the program may decide.
+
+use crate::meta::Meta;
+use crate::packet::{MAX_FRAGS, Packet, copy_across};
+use netmem_pool::{Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
+use smallvec::SmallVec;
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on as a [`Packet`].
+    Pass,
+    /// Its pages go home at once.
+    Drop,
+    /// It leaves by a transmit queue.
+    Tx,
+    /// The program failed: as `Drop`, and counted.
+    Aborted,
+}
+
+/// Why a frame of several buffers did not become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineariseError {
+    /// It does not fit a page of the pool.
+    #[error("a frame of {len} bytes does not fit a page of {page} bytes")]
+    TooLong {
+        /// Bytes in the frame.
+        len: usize,
+        /// Bytes in a page.
+        page: usize,
+    },
+    /// The pool has no page.
+    #[error("the pool has no page to linearise into")]
+    NoPage,
+}
+
+/// A received frame, exclusively ours.
+///
+/// ```text
+///   head page  ├── headroom ──┤■■■■■■ data ■■■■■■├── tailroom ──┤      then the fragments, read-only
+/// ```
+#[derive(Debug)]
+pub struct XdpFrame<M: Memory> {
+    page: Page<M>,
+    start: u32,
+    end: u32,
+    len: u32,
+    frags: SmallVec<[Frag<M>; 3]>,
+    /// Offload information. A program that changes what it speaks of clears it.
+    pub meta: Meta,
+}
+
+impl<M: Memory> XdpFrame<M> {
+    /// A frame whose head is `len` bytes from `start` of `page`.
+    ///
+    /// # Panics
+    ///
+    /// If they reach beyond the page.
+    #[inline]
+    #[must_use]
+    pub fn new(page: Page<M>, start: usize, len: usize) -> Self {
+        assert!(start <= page.len() && len <= page.len() - start);
+        let (start, len) = (start as u32, len as u32);
+        Self { page, start, end: start + len, len, frags: SmallVec::new(), meta: Meta::default() }
+    }
+
+    /// Adds a fragment; returns it if there is no room.
+    ///
+    /// # Errors
+    ///
+    /// The fragment itself, if there are 17 already.
+    pub fn push(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
+        if self.frags.len() == MAX_FRAGS {
+            return Err(frag);
+        }
+        self.len += frag.len() as u32;
+        self.frags.push(frag);
+        Ok(())
+    }
+
+    /// Bytes in the frame.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "an empty frame is of no interest")]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Bytes in the head.
+    #[inline]
+    #[must_use]
+    pub fn head_len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// Bytes free in front of the data.
+    #[inline]
+    #[must_use]
+    pub fn headroom(&self) -> usize {
+        self.start as usize
+    }
+
+    /// Whether the frame goes on behind the head.
+    #[inline]
+    #[must_use]
+    pub fn is_multi_buffer(&self) -> bool {
+        !self.frags.is_empty()
+    }
+
+    /// Moves the beginning of the data: forward by a positive `by`, into the headroom by a negative one.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if that leaves the headroom or the head; nothing has changed then.
+    pub fn adjust_head(&mut self, by: i32) -> Result<(), OutOfRange> {
+        let moved = i64::from(self.start) + i64::from(by);
+        if moved < 0 || moved > i64::from(self.end) {
+            return Err(OutOfRange {
+                offset: self.start as usize,
+                len: by.unsigned_abs() as usize,
+                have: self.head_len(),
+            });
+        }
+        self.start = moved as u32;
+        self.len = self.len.wrapping_add_signed(-by);
+        Ok(())
+    }
+
+    /// Moves the end of the data of a frame in one buffer: longer by a positive `by`, shorter by a negative one.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if there are fragments, or if that leaves the head or its tailroom; nothing has changed then.
+    pub fn adjust_tail(&mut self, by: i32) -> Result<(), OutOfRange> {
+        let moved = i64::from(self.end) + i64::from(by);
+        let fits = moved >= i64::from(self.start) && moved <= self.page.len() as i64;
+        if self.is_multi_buffer() || !fits {
+            return Err(OutOfRange {
+                offset: self.end as usize,
+                len: by.unsigned_abs() as usize,
+                have: self.page.len(),
+            });
+        }
+        self.end = moved as u32;
+        self.len = self.len.wrapping_add_signed(by);
+        Ok(())
+    }
+
+    /// The frame as a packet. Free.
+    #[inline]
+    #[must_use]
+    pub fn into_packet(self) -> Packet<M> {
+        let head = self.page.freeze_range(self.start as usize..self.end as usize);
+        Packet::from_parts(head, self.frags, self.len, self.meta)
+    }
+}
+
+impl<M: Mapped> XdpFrame<M> {
+    /// A private copy of `N` bytes of the head, each read once: how a program reads headers.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if the head is shorter.
+    #[inline]
+    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
+        OutOfRange::check(offset, N, self.head_len())?;
+        self.page.read_at(self.start as usize + offset)
+    }
+
+    /// Copies bytes from `offset` out, across fragments, each read once.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`]; how much was copied is then undefined.
+    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
+        let short = OutOfRange { offset, len: to.len(), have: self.len() };
+        let head = self.head_len();
+        if offset.saturating_add(to.len()) <= head {
+            return self.page.copy_to(self.start as usize + offset, to);
+        }
+        let in_head = head.saturating_sub(offset).min(to.len());
+        let (front, back) = to.split_at_mut(in_head);
+        if in_head > 0 {
+            self.page.copy_to(self.start as usize + offset, front)?;
+        }
+        let skip = offset.saturating_sub(head);
+        copy_across(self.frags.iter().map(|f| (f.len(), f)), skip, back, Frag::copy_to).ok_or(short)
+    }
+
+    /// Writes into the head.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if the head is shorter; nothing is written then.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
+        OutOfRange::check(offset, from.len(), self.head_len())?;
+        self.page.copy_from(self.start as usize + offset, from)
+    }
+
+    /// Copies a frame of several buffers into one page of the pool whose poll context this is; its own pages go home.
+    /// Headroom is kept as far as there is room for it.
+    ///
+    /// # Errors
+    ///
+    /// [`LineariseError`]; the frame is as it was then.
+    pub fn linearise(&mut self, napi: &mut Napi<'_, M>) -> Result<(), LineariseError> {
+        if !self.is_multi_buffer() {
+            return Ok(());
+        }
+        let mut page = napi.alloc().ok_or(LineariseError::NoPage)?;
+        if self.len() > page.len() {
+            return Err(LineariseError::TooLong { len: self.len(), page: page.len() });
+        }
+        let start = self.headroom().min(page.len() - self.len());
+        let mut at = start;
+        let mut bounce = [0; 512];
+        while at < start + self.len() {
+            let now = bounce.len().min(start + self.len() - at);
+            let copied = self.copy_to(at - start, &mut bounce[..now]).and_then(|()| page.copy_from(at, &bounce[..now]));
+            debug_assert!(copied.is_ok());
+            at += now;
+        }
+        let meta = self.meta;
+        *self = Self::new(page, start, self.len());
+        self.meta = meta;
+        Ok(())
+    }
+}
+
+impl<M: Readable> XdpFrame<M> {
+    /// The bytes of the head.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.page.as_slice()[self.start as usize..self.end as usize]
+    }
+
+    /// The bytes of the head, to be changed.
+    #[must_use]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.page.as_mut_slice()[self.start as usize..self.end as usize]
+    }
+}

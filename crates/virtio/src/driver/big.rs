@@ -1,0 +1,220 @@
+//! Big-packet mode: every buffer is a chain of pages long enough for the longest segment. Its pages are its own, from no
+//! pool: a frame takes the ones it fills, the others stay in the chain.
+//!
+//! ```text
+//!   descriptor  c*K ──► c*K+1 ──► ... ──► c*K+K-1      fixed; only the addresses change
+//!   page        ├hdr│frame ├ frame ├ ...  ├ unused
+//! ```
+
+use super::ring::DriverRing;
+use super::rx::{BATCH, ETHERNET, annotate, deliver, prefetch};
+use super::stats::{QueueError, RxStats};
+use crate::net::VnetHdr;
+use netmem_packet::{Handler, XdpFrame};
+use netmem_pool::{DmaDomain, MapError, Napi, Page, PeerShared, RegionProvider};
+use std::sync::Arc;
+
+struct Link {
+    page: Page<PeerShared>,
+    dma: u64,
+}
+
+#[derive(Default)]
+struct Chain {
+    links: Vec<Link>,
+    posted: bool,
+}
+
+pub(crate) struct BigRing {
+    ring: DriverRing,
+    chains: Box<[Chain]>,
+    /// Chains that the device does not have, oldest first.
+    free: Vec<u16>,
+    supply: Arc<RegionProvider<PeerShared>>,
+    domain: Option<Arc<dyn DmaDomain>>,
+    per_chain: u16,
+    page_size: u32,
+    stats: RxStats,
+}
+
+impl BigRing {
+    /// As many chains of pages for frames of `max_frame` bytes as the ring has room for, filled as far as there are pages.
+    pub(crate) fn new(
+        ring: DriverRing,
+        supply: Arc<RegionProvider<PeerShared>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+        max_frame: usize,
+    ) -> Self {
+        let page_size = supply.region().page_size() as u32;
+        let per_chain = (VnetHdr::LEN + max_frame).div_ceil(page_size as usize) as u16;
+        let count = ring.size() / per_chain;
+        for id in 0..count * per_chain {
+            let next = Some(id + 1).filter(|next| !next.is_multiple_of(per_chain));
+            ring.describe(id, 0, page_size, true, next);
+        }
+        let chains = (0..count).map(|_| Chain::default()).collect();
+        let free = (0..count).collect();
+        let mut this = Self { ring, chains, free, supply, domain, per_chain, page_size, stats: RxStats::default() };
+        this.refill();
+        this
+    }
+
+    pub(crate) fn ring(&self) -> &DriverRing {
+        &self.ring
+    }
+
+    pub(crate) fn stats(&self) -> RxStats {
+        self.stats
+    }
+
+    pub(crate) fn posted(&self) -> usize {
+        self.chains.iter().filter(|c| c.posted).map(|c| c.links.len()).sum()
+    }
+
+    pub(crate) fn receive<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        budget: usize,
+        handler: &mut H,
+    ) -> usize {
+        let mut done = 0;
+        while done < budget && self.stats.stopped.is_none() {
+            let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted });
+            match pending.map(|n| n.min(BATCH).min((budget - done).try_into().unwrap_or(BATCH))) {
+                Ok(0) => break,
+                Ok(n) => {
+                    for _ in 0..n {
+                        if let Err(error) = self.frame(napi, handler) {
+                            self.stats.stop(error);
+                            break;
+                        }
+                        done += 1;
+                    }
+                    self.refill();
+                }
+                Err(error) => self.stats.stop(error),
+            }
+        }
+        done
+    }
+
+    fn frame<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        handler: &mut H,
+    ) -> Result<(), QueueError> {
+        let (id, len) = self.ring.used(0);
+        let number =
+            u16::try_from(id).ok().filter(|id| id.is_multiple_of(self.per_chain)).map(|id| id / self.per_chain);
+        let number = number.filter(|&c| usize::from(c) < self.chains.len()).ok_or(QueueError::BadId { id })?;
+        let chain = &mut self.chains[usize::from(number)];
+        if !chain.posted {
+            return Err(QueueError::NotPosted { id: id as u16 });
+        }
+        chain.posted = false;
+        self.ring.consume(1);
+        self.free.push(number);
+        let have = u32::from(self.per_chain) * self.page_size;
+        if len > have {
+            return Err(QueueError::BadLength { len, have });
+        }
+        if (len as usize) < VnetHdr::LEN + ETHERNET {
+            self.stats.short += 1;
+            return Ok(());
+        }
+        if let Some(domain) = &self.domain {
+            if domain.needs_sync() {
+                for (i, link) in chain.links.iter().enumerate() {
+                    let rest = len.saturating_sub(i as u32 * self.page_size).min(self.page_size);
+                    domain.sync_for_cpu(link.dma, rest as usize);
+                }
+            }
+        }
+        let filled = len.div_ceil(self.page_size) as usize;
+        let mut pages = chain.links.drain(..filled).map(|link| {
+            if let Some(domain) = &self.domain {
+                domain.unmap(link.dma, self.page_size as usize);
+            }
+            link.page
+        });
+        // At least a header was written, so at least one page is filled.
+        let Some(first) = pages.next() else { return Ok(()) };
+        prefetch(first.as_ptr().addr());
+        let header = VnetHdr::from_bytes(first.read_at(0).unwrap_or_default());
+        let mut rest = len as usize;
+        let mut frame = XdpFrame::new(first, VnetHdr::LEN, rest.min(self.page_size as usize) - VnetHdr::LEN);
+        for page in pages {
+            rest -= self.page_size as usize;
+            // A chain is as long as the longest frame, which a packet's fragments hold.
+            let pushed = frame.push(page.freeze_range(0..rest.min(self.page_size as usize)));
+            debug_assert!(pushed.is_ok());
+        }
+        if frame.is_multi_buffer() {
+            self.stats.multi_buffer += 1;
+        }
+        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
+            return Ok(());
+        }
+        deliver(&mut self.stats, napi, frame, handler);
+        Ok(())
+    }
+
+    /// Fills up and posts every chain that the device does not have, as far as there are pages.
+    fn refill(&mut self) {
+        let mut posted = 0;
+        while posted < self.free.len() {
+            let number = self.free[posted];
+            match self.fill(number) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stats.starved += 1;
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a page could not be mapped");
+                    self.stats.starved += 1;
+                    break;
+                }
+            }
+            let chain = &mut self.chains[usize::from(number)];
+            let head = number * self.per_chain;
+            for (i, link) in (0..).zip(&chain.links) {
+                self.ring.point(head + i, link.dma);
+            }
+            chain.posted = true;
+            self.ring.expose(head);
+            posted += 1;
+        }
+        self.free.drain(..posted);
+        self.ring.publish();
+    }
+
+    /// Fills a chain up; false if the supply ended first.
+    fn fill(&mut self, number: u16) -> Result<bool, MapError> {
+        let chain = &mut self.chains[usize::from(number)];
+        while chain.links.len() < usize::from(self.per_chain) {
+            let Some(page) = self.supply.page() else { return Ok(false) };
+            let dma = match &self.domain {
+                Some(domain) => domain.map(page.as_ptr(), self.page_size as usize)?,
+                None => page.as_ptr().addr() as u64,
+            };
+            chain.links.push(Link { page, dma });
+        }
+        Ok(true)
+    }
+
+    /// The ring has stopped, `confirmed` by the device or not: then its pages are lost to everybody.
+    pub(crate) fn stop(&mut self, confirmed: bool) {
+        for chain in &mut self.chains {
+            for link in chain.links.drain(..) {
+                if let Some(domain) = &self.domain {
+                    domain.unmap(link.dma, self.page_size as usize);
+                }
+                if chain.posted && !confirmed {
+                    // Forgotten on purpose: nobody gets memory that a device may still write.
+                    std::mem::forget(link.page);
+                }
+            }
+        }
+    }
+}

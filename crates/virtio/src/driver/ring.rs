@@ -1,0 +1,129 @@
+//! The driver's side of a virtqueue: what was made available, what came back, and when to kick.
+//!
+//! The one place that knows that the ring is a split one. It trusts nothing that it reads from the ring and reads nothing
+//! back that it wrote there: indices, heads and descriptors have private copies.
+
+use crate::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
+use crate::vhost_user::RingAddresses;
+use netmem_pool::{PeerShared, Region};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use vmm_sys_util::eventfd::EventFd;
+
+/// The device says that it used more chains than it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IndexJump {
+    pub(crate) by: u16,
+    pub(crate) posted: u16,
+}
+
+pub(crate) struct DriverRing {
+    ring: SplitRing,
+    /// Heads as written into the available ring, so that one which stays is not written again.
+    heads: Box<[u16]>,
+    next_avail: u16,
+    next_used: u16,
+    pub(crate) kick: EventFd,
+    pub(crate) call: EventFd,
+    addresses: RingAddresses,
+    _memory: Arc<Region<PeerShared>>,
+}
+
+impl DriverRing {
+    /// A ring of `size` entries at `offset` of `memory`, which must be zero there, as fresh memory is.
+    ///
+    /// # Panics
+    ///
+    /// If it does not fit there, or `size` is no power of two: the caller laid it out.
+    pub(crate) fn new(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16) -> io::Result<Self> {
+        let layout = SplitLayout::new(size);
+        assert!(offset.is_multiple_of(SplitLayout::ALIGN) && offset + layout.total <= memory.len());
+        let base = memory.as_ptr().wrapping_add(offset);
+        let at = base.addr() as u64;
+        let addresses =
+            RingAddresses { size, desc: at, avail: at + layout.avail as u64, used: at + layout.used as u64 };
+        // SAFETY: the block lies in the region, which the value keeps; a region is aligned to a huge page.
+        let ring = unsafe { SplitRing::from_layout(base, size) };
+        ring.set_avail_flags(AVAIL_NO_INTERRUPT);
+        Ok(Self {
+            ring,
+            heads: vec![u16::MAX; usize::from(size)].into(),
+            next_avail: 0,
+            next_used: 0,
+            kick: EventFd::new(libc::EFD_NONBLOCK)?,
+            call: EventFd::new(libc::EFD_NONBLOCK)?,
+            addresses,
+            _memory: memory.clone(),
+        })
+    }
+
+    pub(crate) fn addresses(&self) -> RingAddresses {
+        self.addresses
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// Writes descriptor `id`: `next` chains it to another.
+    pub(crate) fn describe(&self, id: u16, addr: u64, len: u32, writable: bool, next: Option<u16>) {
+        let flags = if writable { DESC_WRITE } else { 0 } | if next.is_some() { DESC_NEXT } else { 0 };
+        self.ring.set_desc(id, Desc { addr, len, flags, next: next.unwrap_or(0) });
+    }
+
+    /// Changes where descriptor `id` points; the rest of it stays as it was described.
+    #[inline]
+    pub(crate) fn point(&self, id: u16, addr: u64) {
+        self.ring.set_desc_addr(id, addr);
+    }
+
+    /// Adds the chain that begins at `head` to what the device will see at the next [`publish`](Self::publish).
+    #[inline]
+    pub(crate) fn expose(&mut self, head: u16) {
+        let slot = &mut self.heads[usize::from(self.next_avail & (self.ring.size() - 1))];
+        if *slot != head {
+            *slot = head;
+            self.ring.set_avail_entry(self.next_avail, head);
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+    }
+
+    /// Lets the device see what was exposed, and wakes it if it sleeps.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        self.ring.set_avail_idx(self.next_avail);
+        // The device sets its flag, then looks at the index; we set the index, then look at the flag: one of the two
+        // sees the other, if neither look is reordered with the store before it.
+        fence(Ordering::SeqCst);
+        if self.ring.used_flags() & USED_NO_NOTIFY == 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // The counter is full only if nobody reads it: then nobody needs waking.
+        let _ = self.kick.write(1);
+    }
+
+    /// Chains that the device has given back and that were not consumed yet.
+    #[inline]
+    pub(crate) fn pending(&self) -> Result<u16, IndexJump> {
+        let by = self.ring.used_idx().wrapping_sub(self.next_used);
+        let posted = self.next_avail.wrapping_sub(self.next_used);
+        if by <= posted { Ok(by) } else { Err(IndexJump { by, posted }) }
+    }
+
+    /// The `i`th of them: head and length as the device claims them.
+    #[inline]
+    pub(crate) fn used(&self, i: u16) -> (u32, u32) {
+        self.ring.used_entry(self.next_used.wrapping_add(i))
+    }
+
+    /// Is done with the first `n` of them.
+    #[inline]
+    pub(crate) fn consume(&mut self, n: u16) {
+        self.next_used = self.next_used.wrapping_add(n);
+    }
+}

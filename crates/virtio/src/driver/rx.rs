@@ -1,0 +1,485 @@
+//! The receive queue: buffers posted, frames taken, pages kept in circulation.
+//!
+//! ```text
+//!   page   ├─ headroom ─┤─ colour ─┤ header 12 B │ frame ...                          ┤
+//!                       0, 64, ... bytes          posted from here to the buffer's end
+//! ```
+//!
+//! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all fall into one set of
+//! the first-level cache. A poll goes over the ring in batches: prefetch the headers, take the frames, post new buffers.
+
+use super::Link;
+use super::big::BigRing;
+use super::ring::DriverRing;
+use super::stats::{QueueError, RxStats, state};
+use crate::net::VnetHdr;
+use netmem_packet::{Checksum, Gso, GsoKind, Handler, MAX_FRAGS, Meta, Poll, RxQueue, Verdict, XdpFrame};
+use netmem_pool::{Closed, Napi, Page, PagePool, PeerShared, PoolStats};
+use std::fmt;
+use std::sync::Arc;
+
+/// Frames between two publications of new buffers.
+pub(super) const BATCH: u16 = 64;
+/// The shortest frame that is looked at: an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+
+/// How buffers lie in pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferLayout {
+    /// Bytes kept free in front of header and frame.
+    pub(crate) headroom: u32,
+    /// Offsets are multiples of 64 up to this, a power of two less one times 64.
+    pub(crate) colour_mask: u32,
+    /// Bytes posted, header included.
+    pub(crate) len: u32,
+    /// Buffers in a page.
+    pub(crate) per_page: u32,
+}
+
+impl BufferLayout {
+    /// Where in `page` its buffer begins.
+    #[inline]
+    fn start(&self, page: &Page<PeerShared>) -> u32 {
+        self.headroom + ((page.index() << 6) & self.colour_mask)
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    page: Option<Page<PeerShared>>,
+    /// Address of the buffer's header, for the prefetch.
+    header: usize,
+}
+
+/// The part of the queue that is not its pool.
+struct RxRing {
+    ring: DriverRing,
+    /// What the device has, by head.
+    slots: Box<[Slot]>,
+    /// Heads that the device does not have, oldest first.
+    free: Vec<u16>,
+    /// Parts of split pages that are not posted yet.
+    parts: Vec<Page<PeerShared>>,
+    layout: BufferLayout,
+    mergeable: bool,
+    needs_sync: bool,
+    stats: RxStats,
+}
+
+/// The ring in one of its modes.
+enum Ring {
+    /// Small or mergeable: a buffer is a page, or a part of one, from the pool.
+    Single(RxRing),
+    /// Big-packet: a buffer is a chain of pages from no pool.
+    Big(BigRing),
+}
+
+/// A receive queue. See [`RxQueue::poll`].
+///
+/// Dropping it stops the ring: once the device has confirmed, posted pages come home; if it does not, they are
+/// quarantined.
+pub struct VirtioRx {
+    pool: Option<PagePool<PeerShared>>,
+    ring: Ring,
+    index: usize,
+    link: Arc<Link>,
+}
+
+impl VirtioRx {
+    pub(super) fn new(
+        ring: DriverRing,
+        pool: PagePool<PeerShared>,
+        layout: BufferLayout,
+        mergeable: bool,
+        index: usize,
+        link: Arc<Link>,
+    ) -> Self {
+        let rx = RxRing::new(ring, layout, mergeable, pool.needs_sync());
+        let mut this = Self { pool: Some(pool), ring: Ring::Single(rx), index, link };
+        // A queue is full before its first poll.
+        this.poll(|poll| {
+            if let Ring::Single(rx) = poll.ring {
+                rx.refill(&mut poll.napi);
+            }
+        });
+        this
+    }
+
+    /// In big-packet mode the pool is there for linearising only.
+    pub(super) fn new_big(big: BigRing, pool: PagePool<PeerShared>, index: usize, link: Arc<Link>) -> Self {
+        Self { pool: Some(pool), ring: Ring::Big(big), index, link }
+    }
+
+    pub(super) fn ring(&self) -> &DriverRing {
+        match &self.ring {
+            Ring::Single(rx) => &rx.ring,
+            Ring::Big(big) => big.ring(),
+        }
+    }
+
+    /// The queue's counters.
+    #[must_use]
+    pub fn stats(&self) -> RxStats {
+        match &self.ring {
+            Ring::Single(rx) => rx.stats,
+            Ring::Big(big) => big.stats(),
+        }
+    }
+
+    /// The counters of the queue's pool.
+    pub fn pool_stats(&mut self) -> PoolStats {
+        self.pool.as_mut().map(PagePool::stats).unwrap_or_default()
+    }
+
+    /// Pages that the device has.
+    #[must_use]
+    pub fn posted(&self) -> usize {
+        match &self.ring {
+            Ring::Single(rx) => rx.slots.iter().filter(|s| s.page.is_some()).count(),
+            Ring::Big(big) => big.posted(),
+        }
+    }
+
+    /// Stops the queue, takes back or quarantines what was posted, and closes the pool.
+    pub fn close(mut self) -> Option<Closed> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Option<Closed> {
+        let mut pool = self.pool.take()?;
+        let stopped = self.link.stop_ring(self.index);
+        if let Err(error) = &stopped {
+            tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
+        }
+        match &mut self.ring {
+            Ring::Big(big) => big.stop(stopped.is_ok()),
+            Ring::Single(rx) => {
+                let posted = rx.slots.iter_mut().filter_map(|s| s.page.take());
+                if stopped.is_ok() {
+                    pool.poll(|_| posted.for_each(drop));
+                } else {
+                    posted.for_each(|page| pool.quarantine(page));
+                }
+                pool.poll(|_| rx.parts.clear());
+            }
+        }
+        Some(pool.close())
+    }
+}
+
+impl Drop for VirtioRx {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for VirtioRx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VirtioRx({}, {})", self.index, state(self.stats().stopped))
+    }
+}
+
+/// The inside of a [poll](RxQueue::poll) of a [`VirtioRx`].
+pub struct RxPoll<'a> {
+    ring: &'a mut Ring,
+    napi: Napi<'a, PeerShared>,
+}
+
+impl fmt::Debug for RxPoll<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RxPoll")
+    }
+}
+
+impl RxQueue for VirtioRx {
+    type Mem = PeerShared;
+    type Poll<'a> = RxPoll<'a>;
+
+    #[inline]
+    fn poll<R>(&mut self, f: impl FnOnce(&mut RxPoll<'_>) -> R) -> R {
+        let Self { pool, ring, .. } = self;
+        let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
+        pool.poll(|napi| f(&mut RxPoll { ring, napi: napi.reborrow() }))
+    }
+}
+
+impl Poll for RxPoll<'_> {
+    type Mem = PeerShared;
+
+    fn receive<H: Handler<PeerShared>>(&mut self, budget: usize, handler: &mut H) -> usize {
+        match self.ring {
+            Ring::Single(rx) => rx.receive(&mut self.napi, budget, handler),
+            Ring::Big(big) => big.receive(&mut self.napi, budget, handler),
+        }
+    }
+
+    fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, PeerShared>) -> R) -> R {
+        f(&mut self.napi)
+    }
+}
+
+impl RxRing {
+    fn new(ring: DriverRing, layout: BufferLayout, mergeable: bool, needs_sync: bool) -> Self {
+        let size = ring.size();
+        for id in 0..size {
+            ring.describe(id, 0, layout.len, true, None);
+        }
+        Self {
+            slots: (0..size).map(|_| Slot::default()).collect(),
+            free: (0..size).collect(),
+            parts: Vec::new(),
+            layout,
+            mergeable,
+            needs_sync,
+            stats: RxStats::default(),
+            ring,
+        }
+    }
+
+    fn receive<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        budget: usize,
+        handler: &mut H,
+    ) -> usize {
+        let mut done = 0;
+        while done < budget && self.stats.stopped.is_none() {
+            match self.batch(napi, budget - done, handler) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(error) => self.stats.stop(error),
+            }
+        }
+        done
+    }
+
+    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many used buffers it saw in
+    /// frames, 0 if there were none.
+    #[inline]
+    fn batch<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        budget: usize,
+        handler: &mut H,
+    ) -> Result<usize, QueueError> {
+        let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted })?;
+        let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
+        for i in 0..n {
+            let (id, _) = self.ring.used(i);
+            // A bad id is found below; here it prefetches nothing.
+            if let Some(slot) = self.slots.get(id as usize) {
+                prefetch(slot.header);
+            }
+        }
+        let mut frames = 0;
+        let mut buffers = 0;
+        let outcome = loop {
+            if buffers >= n {
+                break Ok(frames);
+            }
+            match self.frame(napi, pending - buffers, handler) {
+                Ok(used) => {
+                    buffers += used;
+                    frames += 1;
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        // Also on the way out: what was taken is replaced or at least listed as free.
+        if !self.free.is_empty() {
+            self.refill(napi);
+        }
+        outcome
+    }
+
+    /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
+    #[inline]
+    fn frame<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        pending: u16,
+        handler: &mut H,
+    ) -> Result<u16, QueueError> {
+        let (page, len) = self.take(napi)?;
+        let start = self.layout.start(&page) as usize;
+        let Some(data_len) = (len as usize).checked_sub(VnetHdr::LEN).filter(|&n| n >= ETHERNET) else {
+            self.stats.short += 1;
+            return Ok(1);
+        };
+        // The buffer was posted from `start` and holds at least a header.
+        let header = VnetHdr::from_bytes(page.read_at(start).unwrap_or_default());
+        let mut frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
+        let mut buffers = 1;
+        if self.mergeable && header.num_buffers != 1 {
+            buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
+        }
+        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
+            return Ok(buffers);
+        }
+        deliver(&mut self.stats, napi, frame, handler);
+        Ok(buffers)
+    }
+
+    /// Takes the next used buffer: the one place where a head and a length of the device's are judged.
+    #[inline]
+    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32), QueueError> {
+        let (id, len) = self.ring.used(0);
+        let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
+        let id = id as u16;
+        let page = slot.page.take().ok_or(QueueError::NotPosted { id })?;
+        self.ring.consume(1);
+        self.free.push(id);
+        if len > self.layout.len {
+            return Err(QueueError::BadLength { len, have: self.layout.len });
+        }
+        if self.needs_sync {
+            napi.sync_for_cpu(&page, (self.layout.start(&page) + len) as usize);
+        }
+        Ok((page, len))
+    }
+
+    /// Adds the buffers behind the first to a frame that claims to have `buffers`.
+    #[cold]
+    fn merge(
+        &mut self,
+        napi: &Napi<'_, PeerShared>,
+        frame: &mut XdpFrame<PeerShared>,
+        buffers: u16,
+        pending: u16,
+    ) -> Result<u16, QueueError> {
+        if buffers == 0 || usize::from(buffers) > MAX_FRAGS + 1 {
+            return Err(QueueError::BadBufferCount { buffers });
+        }
+        if buffers > pending {
+            return Err(QueueError::MissingBuffers { buffers, used: pending });
+        }
+        for _ in 1..buffers {
+            let (page, len) = self.take(napi)?;
+            let start = self.layout.start(&page) as usize;
+            // `take` checked the length, the count of buffers leaves room for every fragment.
+            let pushed = frame.push(page.freeze_range(start..start + len as usize));
+            debug_assert!(pushed.is_ok());
+        }
+        self.stats.multi_buffer += 1;
+        Ok(buffers)
+    }
+
+    /// Posts a buffer for every free head, as far as there are pages.
+    fn refill(&mut self, napi: &mut Napi<'_, PeerShared>) {
+        let mut posted = 0;
+        while posted < self.free.len() {
+            let Some(page) = self.buffer(napi) else {
+                self.stats.starved += 1;
+                break;
+            };
+            let id = self.free[posted];
+            let start = self.layout.start(&page);
+            if self.needs_sync {
+                napi.sync_for_device(&page, (start + self.layout.len) as usize);
+            }
+            self.ring.point(id, page.dma_addr() + u64::from(start));
+            let slot = &mut self.slots[usize::from(id)];
+            slot.header = page.as_ptr().addr() + start as usize;
+            slot.page = Some(page);
+            self.ring.expose(id);
+            posted += 1;
+        }
+        // Oldest first, so that heads keep their places in the ring.
+        self.free.drain(..posted);
+        self.ring.publish();
+    }
+
+    #[inline]
+    fn buffer(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
+        if self.layout.per_page == 1 { napi.alloc() } else { self.part(napi) }
+    }
+
+    /// A part of a page that several buffers share.
+    fn part(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
+        if let Some(part) = self.parts.pop() {
+            return Some(part);
+        }
+        let mut page = napi.alloc()?;
+        let size = page.len() / self.layout.per_page as usize;
+        for part in (1..self.layout.per_page as usize).rev() {
+            self.parts.push(page.split_off(part * size));
+        }
+        Some(page)
+    }
+}
+
+/// Notes the offloads that a header speaks of; false if it speaks nonsense, and then the frame is to be dropped.
+#[cold]
+pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, header: VnetHdr) -> bool {
+    let meta = meta(header, frame.len());
+    match meta {
+        Some(meta) => frame.meta = meta,
+        None => stats.bad_header += 1,
+    }
+    meta.is_some()
+}
+
+/// Runs the program on a frame and does what it decides.
+#[inline]
+pub(super) fn deliver<H: Handler<PeerShared>>(
+    stats: &mut RxStats,
+    napi: &mut Napi<'_, PeerShared>,
+    mut frame: XdpFrame<PeerShared>,
+    handler: &mut H,
+) {
+    if H::LINEAR && frame.linearise(napi).is_err() {
+        stats.not_linear += 1;
+        return;
+    }
+    stats.frames += 1;
+    stats.bytes += frame.len() as u64;
+    match handler.run(&mut frame) {
+        Verdict::Drop => stats.dropped += 1,
+        Verdict::Pass => {
+            stats.passed += 1;
+            handler.pass(frame.into_packet());
+        }
+        Verdict::Tx => {
+            stats.transmitted += 1;
+            handler.tx(frame.into_packet());
+        }
+        Verdict::Aborted => stats.aborted += 1,
+    }
+}
+
+/// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
+fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
+    if !h.plausible(len) {
+        return None;
+    }
+    let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
+        Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
+    } else if h.flags & VnetHdr::DATA_VALID != 0 {
+        Checksum::Vouched
+    } else {
+        Checksum::Unknown
+    };
+    let kind = match h.gso_type & !VnetHdr::GSO_ECN {
+        VnetHdr::GSO_TCPV4 => Some(GsoKind::TcpV4),
+        VnetHdr::GSO_TCPV6 => Some(GsoKind::TcpV6),
+        VnetHdr::GSO_UDP => Some(GsoKind::UdpFragment),
+        VnetHdr::GSO_UDP_L4 => Some(GsoKind::UdpSegment),
+        _ => None,
+    };
+    let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
+    let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
+    Some(Meta { checksum, gso })
+}
+
+/// Asks for the cache line at `addr`. No access: any address will do.
+#[inline]
+pub(super) fn prefetch(addr: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}

@@ -1,0 +1,144 @@
+//! What the driver counts, and what it holds against a device.
+
+use std::fmt;
+
+/// A lie that stops a queue: after it, nothing that the device says about the ring can be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// A head that is none of the ring's chains.
+    #[error("the device used buffer {id}, and there is none of that number")]
+    BadId {
+        /// The number it gave.
+        id: u32,
+    },
+    /// A head that the device does not have: used twice, or never posted.
+    #[error("the device used buffer {id}, which it did not have")]
+    NotPosted {
+        /// The number it gave.
+        id: u16,
+    },
+    /// More bytes than the buffer has.
+    #[error("the device wrote {len} bytes into a buffer of {have}")]
+    BadLength {
+        /// Bytes it claims.
+        len: u32,
+        /// Bytes there are.
+        have: u32,
+    },
+    /// A used index that runs ahead of what was posted.
+    #[error("the device used {by} buffers and had {posted}")]
+    IndexJump {
+        /// How far the index moved.
+        by: u16,
+        /// Buffers that were posted.
+        posted: u16,
+    },
+    /// A frame of no buffers, or of more than a frame can have.
+    #[error("the device claims a frame of {buffers} buffers")]
+    BadBufferCount {
+        /// The count in the header.
+        buffers: u16,
+    },
+    /// A frame of which only a part was given.
+    #[error("the device claims a frame of {buffers} buffers and used {used}")]
+    MissingBuffers {
+        /// The count in the header.
+        buffers: u16,
+        /// Buffers that it had used by then.
+        used: u16,
+    },
+}
+
+impl QueueError {
+    /// The name under which it is counted.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::BadId { .. } => "bad_id",
+            Self::NotPosted { .. } => "not_posted",
+            Self::BadLength { .. } => "bad_length",
+            Self::IndexJump { .. } => "index_jump",
+            Self::BadBufferCount { .. } => "bad_buffer_count",
+            Self::MissingBuffers { .. } => "missing_buffers",
+        }
+    }
+}
+
+/// A receive queue's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxStats {
+    /// Frames that the XDP program saw.
+    pub frames: u64,
+    /// Bytes in them, from the Ethernet header on.
+    pub bytes: u64,
+    /// Frames of several buffers among them.
+    pub multi_buffer: u64,
+    /// Verdicts: pass.
+    pub passed: u64,
+    /// Verdicts: drop.
+    pub dropped: u64,
+    /// Verdicts: transmit.
+    pub transmitted: u64,
+    /// Verdicts: the program failed.
+    pub aborted: u64,
+    /// Frames dropped because they did not become one buffer for a program that needs it.
+    pub not_linear: u64,
+    /// Frames dropped because they were too short for an Ethernet header.
+    pub short: u64,
+    /// Frames dropped because their virtio-net header makes no sense.
+    pub bad_header: u64,
+    /// Frames dropped because no page replaced theirs (big-packet mode).
+    pub no_page: u64,
+    /// Times that the queue stayed shorter because there was no page to post.
+    pub starved: u64,
+    /// What stopped the queue.
+    pub stopped: Option<QueueError>,
+}
+
+impl RxStats {
+    /// Stops the queue.
+    #[cold]
+    pub(crate) fn stop(&mut self, error: QueueError) {
+        tracing::warn!(%error, "a receive queue is stopped: its device cannot be trusted");
+        self.stopped = Some(error);
+    }
+
+    /// The counters that speak of errors, by name, and only those that are not zero.
+    pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("aborted", self.aborted),
+            ("not_linear", self.not_linear),
+            ("short", self.short),
+            ("bad_header", self.bad_header),
+            ("no_page", self.no_page),
+            ("starved", self.starved),
+        ]
+        .into_iter()
+        .chain(self.stopped.map(|e| (e.name(), 1)))
+        .filter(|&(_, n)| n > 0)
+    }
+}
+
+/// A transmit queue's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TxStats {
+    /// Frames given to the device.
+    pub frames: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Frames refused because the queue was full.
+    pub full: u64,
+    /// Frames refused because their pages are of another DMA domain.
+    pub wrong_domain: u64,
+    /// Frames refused because they need an offload that the device does not offer.
+    pub no_offload: u64,
+    /// Frames that the device is done with.
+    pub completed: u64,
+    /// What stopped the queue.
+    pub stopped: Option<QueueError>,
+}
+
+/// A queue's state as a word.
+pub(crate) fn state(stopped: Option<QueueError>) -> impl fmt::Display {
+    stopped.map_or("running", |e| e.name())
+}

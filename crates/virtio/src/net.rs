@@ -116,15 +116,8 @@ impl VnetHdr {
     pub const GSO_ECN: u8 = 0x80;
 
     /// The header of a plain frame in one buffer.
-    pub const PLAIN: Self = Self {
-        flags: 0,
-        gso_type: 0,
-        hdr_len: 0,
-        gso_size: 0,
-        csum_start: 0,
-        csum_offset: 0,
-        num_buffers: 1,
-    };
+    pub const PLAIN: Self =
+        Self { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 1 };
 
     /// Reads the wire form.
     #[inline]
@@ -149,7 +142,9 @@ impl VnetHdr {
         let mut b = [0; Self::LEN];
         b[0] = self.flags;
         b[1] = self.gso_type;
-        for (i, v) in [self.hdr_len, self.gso_size, self.csum_start, self.csum_offset, self.num_buffers].into_iter().enumerate() {
+        for (i, v) in
+            [self.hdr_len, self.gso_size, self.csum_start, self.csum_offset, self.num_buffers].into_iter().enumerate()
+        {
             b[2 + 2 * i..4 + 2 * i].copy_from_slice(&v.to_le_bytes());
         }
         b
@@ -198,7 +193,15 @@ mod tests {
 
     #[test]
     fn header_survives_the_wire() {
-        let h = VnetHdr { flags: 1, gso_type: 4, hdr_len: 0x102, gso_size: 0x304, csum_start: 0x506, csum_offset: 0x708, num_buffers: 0x90a };
+        let h = VnetHdr {
+            flags: 1,
+            gso_type: 4,
+            hdr_len: 0x102,
+            gso_size: 0x304,
+            csum_start: 0x506,
+            csum_offset: 0x708,
+            num_buffers: 0x90a,
+        };
         assert_eq!(VnetHdr::from_bytes(h.to_bytes()), h);
         assert_eq!(&h.to_bytes()[..4], &[1, 4, 2, 1]);
     }

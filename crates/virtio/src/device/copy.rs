@@ -13,10 +13,10 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes the same
     // bytes twice.
     unsafe {
-        if len <= 128 && len >= 64 {
+        if (64..=128).contains(&len) {
             block::<64>(from, to);
             block::<64>(from.add(len - 64), to.add(len - 64));
-        } else if len <= 128 && len >= 32 {
+        } else if (32..64).contains(&len) {
             block::<32>(from, to);
             block::<32>(from.add(len - 32), to.add(len - 32));
         } else {

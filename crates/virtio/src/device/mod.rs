@@ -212,11 +212,12 @@ fn after(
     tally: &mut Tally,
 ) {
     let ring = &mut rings[index];
-    if let (Some(q), Some(call)) = (&ring.queue, &ring.call) {
-        if q.base() != before && q.wants_call() {
-            signal(call);
-            tally.calls += 1;
-        }
+    if let (Some(q), Some(call)) = (&ring.queue, &ring.call)
+        && q.base() != before
+        && q.wants_call()
+    {
+        signal(call);
+        tally.calls += 1;
     }
     if let Err(e) = result {
         ring.broken(index, e, stats);

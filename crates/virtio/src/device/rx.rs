@@ -78,7 +78,7 @@ fn fill<P: Port>(
         let d = q.desc(head);
         // One writable buffer that holds the whole frame; everything else is looked at more closely.
         let whole = d.flags == DESC_WRITE && d.len as usize >= wire.len();
-        if let (true, Some(host)) = (whole, q.host(memory, &d)) {
+        if whole && let Some(host) = q.host(memory, &d) {
             // SAFETY: `host` is *mapped* for `d.len` bytes, which is at least `wire.len()`; `wire` is private memory.
             unsafe { copy(wire.as_ptr(), host, wire.len()) };
             q.give_back(head, wire.len() as u32);

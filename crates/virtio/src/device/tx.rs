@@ -63,14 +63,13 @@ fn take(
     let head = q.head(0)?;
     let d = q.desc(head);
     let len = d.len as usize;
-    if d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len) {
-        if let Some(host) = q.host(memory, &d) {
-            if copied {
-                // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
-                unsafe { copy(host, wire.as_mut_ptr(), len) };
-            }
-            return Ok((head, len));
+    let plain = d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len);
+    if plain && let Some(host) = q.host(memory, &d) {
+        if copied {
+            // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
+            unsafe { copy(host, wire.as_mut_ptr(), len) };
         }
+        return Ok((head, len));
     }
     scratch.buffers.clear();
     let total = q.chain(memory, head, Direction::Read, &mut scratch.buffers)? as usize;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use netmem_virtio::device::port::Port;
-use netmem_virtio::device::{Connection, Device, Options, Stats};
+use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -133,8 +133,13 @@ pub fn region(file: &impl AsRawFd, guest: u64, user: u64, size: u64, offset: u64
 impl Driver {
     /// Connects and negotiates, but starts no ring.
     pub fn connect<P: Port>(device: &Device<P>, features: u64) -> Self {
+        Self::over(&device.control(), device.stats(), features)
+    }
+
+    /// The same to a device that is on another thread.
+    pub fn over(control: &Control, stats: Arc<Stats>, features: u64) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let connection = device.control().serve(theirs).unwrap();
+        let connection = control.serve(theirs).unwrap();
         let mut front = Frontend::from_stream(ours, 256);
         front.set_owner().unwrap();
         let offered = front.get_features().unwrap();
@@ -144,8 +149,7 @@ impl Driver {
         assert!(protocol.contains(VhostUserProtocolFeatures::REPLY_ACK));
         front.set_protocol_features(protocol).unwrap();
         front.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
-        let (memory, stats) = (Memory::new(), device.stats());
-        Self { memory, rings: Vec::new(), front, connection: Some(connection), stats }
+        Self { memory: Memory::new(), rings: Vec::new(), front, connection: Some(connection), stats }
     }
 
     pub fn share_memory(&self) {

@@ -83,6 +83,10 @@ impl Port for Echo {
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
         self.features = features;
+        // What is on its way back may use offloads that are no longer accepted.
+        while self.peek().is_some() {
+            self.consume();
+        }
         Ok(())
     }
 }

@@ -6,13 +6,17 @@
 
 mod echo;
 mod r#gen;
+mod pcap;
 mod sink;
+mod tap;
 
 use std::os::fd::BorrowedFd;
 
 pub use self::echo::Echo;
 pub use self::r#gen::Gen;
+pub use self::pcap::{CaptureError, Pcap, Play};
 pub use self::sink::Sink;
+pub use self::tap::{Tap, TapError};
 use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
@@ -76,5 +80,23 @@ pub enum PortError {
         min: usize,
         /// The most.
         max: usize,
+    },
+    /// A capture file that cannot be played.
+    #[error("{}", path.display())]
+    Capture {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: CaptureError,
+    },
+    /// A tap device that cannot be had, or is gone.
+    #[error("tap {name:?}")]
+    Tap {
+        /// The interface's name.
+        name: String,
+        /// Why.
+        #[source]
+        source: TapError,
     },
 }

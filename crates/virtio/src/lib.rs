@@ -2,9 +2,10 @@
 //!
 //! * [`driver`] is the product: a virtio-net driver that receives into page pools.
 //! * [`VhostUser`] is how it reaches a device: DPDK's, QEMU's, or our own.
-//! * `device` is a virtio-net device, to receive from without any other program, and for others to use.
+//! * [`device`] is a virtio-net device, to receive from without any other program, and for others to use.
 //! * [`net`] and [`ring`] are what the specification says, for both.
 
+pub mod device;
 pub mod driver;
 pub mod net;
 pub mod ring;

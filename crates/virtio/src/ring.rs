@@ -91,7 +91,9 @@ impl SplitRing {
     #[must_use]
     pub unsafe fn from_parts(desc: *mut u8, avail: *mut u8, used: *mut u8, size: u16) -> Self {
         debug_assert!(size.is_power_of_two());
-        debug_assert!(desc.addr() % 16 == 0 && avail.addr() % 2 == 0 && used.addr() % 4 == 0);
+        debug_assert!(
+            desc.addr().is_multiple_of(16) && avail.addr().is_multiple_of(2) && used.addr().is_multiple_of(4)
+        );
         Self { desc: desc.cast(), avail: avail.cast(), used: used.cast(), size }
     }
 

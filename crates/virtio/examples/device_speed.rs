@@ -1,0 +1,145 @@
+//! What the device costs: frames from the generator into a driver that only posts its buffers again, on one thread.
+//! Run with `cargo run --release -p netmem-virtio --example device_speed`.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/device_common/mod.rs"]
+mod device_common;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use device_common::*;
+use netmem_virtio::device::Device;
+use netmem_virtio::device::port::PortError;
+use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
+use netmem_virtio::ring::DESC_WRITE;
+
+const RING: u16 = 1024;
+const BUFFER: usize = 2048;
+
+fn receive(what: &str, size: usize, features: u64, each: usize) {
+    let mut device = Device::new(one_pair(), |_| Gen::new(size, None)).unwrap();
+    let mut driver = Driver::connect(&device, features);
+    driver.share_memory();
+    driver.start_ring(RING);
+    vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, 0, true).unwrap();
+    for n in 0..RING {
+        let addr = GUEST + BUFFERS as u64 + u64::from(n) * each as u64;
+        driver.rings[0].chain(n, &[(addr, each as u32, DESC_WRITE)]);
+    }
+    let total = (20_000_000 * 64 / size.max(64) as u64).max(200_000);
+    let (start, mut posting) = (Instant::now(), 0u64);
+    while frames(&driver.stats).0 < total {
+        device.poll();
+        let t = Instant::now();
+        let r = &mut driver.rings[0];
+        let to = r.ring.used_idx();
+        while r.used != to {
+            let id = r.ring.used_entry(r.used).0 as u16;
+            r.used = r.used.wrapping_add(1);
+            r.ring.set_avail_entry(r.avail, id);
+            r.avail = r.avail.wrapping_add(1);
+        }
+        r.ring.set_avail_idx(r.avail);
+        posting += t.elapsed().as_nanos() as u64;
+    }
+    report(what, start, &driver, posting);
+}
+
+/// The device on a thread of its own, as the command runs it.
+fn receive_across(what: &str, size: usize, features: u64) {
+    let mut device = Device::new(one_pair(), |_| Gen::new(size, None)).unwrap();
+    let mut driver = Driver::connect(&device, features);
+    driver.share_memory();
+    driver.start_ring(RING);
+    vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, 0, true).unwrap();
+    for n in 0..RING {
+        let addr = GUEST + BUFFERS as u64 + u64::from(n) * BUFFER as u64;
+        driver.rings[0].chain(n, &[(addr, BUFFER as u32, DESC_WRITE)]);
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Relaxed) {
+                device.poll();
+            }
+        });
+        let (start, mut posting, mut seen) = (Instant::now(), 0u64, 0u64);
+        while seen < 10_000_000 {
+            let t = Instant::now();
+            let r = &mut driver.rings[0];
+            let to = r.ring.used_idx();
+            if r.used == to {
+                std::hint::spin_loop();
+                continue;
+            }
+            while r.used != to {
+                let id = r.ring.used_entry(r.used).0 as u16;
+                // The driver reads the header, as any driver must.
+                std::hint::black_box(driver.memory.peek(BUFFERS + usize::from(id) * BUFFER));
+                r.used = r.used.wrapping_add(1);
+                r.ring.set_avail_entry(r.avail, id);
+                r.avail = r.avail.wrapping_add(1);
+                seen += 1;
+            }
+            r.ring.set_avail_idx(r.avail);
+            posting += t.elapsed().as_nanos() as u64;
+        }
+        stop.store(true, Relaxed);
+        report(what, start, &driver, posting);
+    });
+}
+
+fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<P, PortError>) {
+    let mut device = Device::new(one_pair(), port).unwrap();
+    let mut driver = Driver::connect(&device, PLAIN);
+    driver.share_memory();
+    for index in 0..2 {
+        driver.start_ring(RING);
+        vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, index, true).unwrap();
+    }
+    for n in 0..RING {
+        let addr = GUEST + BUFFERS as u64 + u64::from(n) * BUFFER as u64;
+        driver.rings[0].chain(n, &[(addr, BUFFER as u32, DESC_WRITE)]);
+        let addr = addr + u64::from(RING) * BUFFER as u64;
+        driver.rings[1].chain(n, &[(addr, size as u32 + 12, 0)]);
+    }
+    let (start, mut posting) = (Instant::now(), 0u64);
+    while frames(&driver.stats).1 < 10_000_000 {
+        device.poll();
+        let t = Instant::now();
+        for r in &mut driver.rings {
+            let to = r.ring.used_idx();
+            while r.used != to {
+                let id = r.ring.used_entry(r.used).0 as u16;
+                r.used = r.used.wrapping_add(1);
+                r.ring.set_avail_entry(r.avail, id);
+                r.avail = r.avail.wrapping_add(1);
+            }
+            r.ring.set_avail_idx(r.avail);
+        }
+        posting += t.elapsed().as_nanos() as u64;
+    }
+    report(what, start, &driver, posting);
+}
+
+fn report(what: &str, start: Instant, driver: &Driver, posting: u64) {
+    let wall = start.elapsed().as_nanos() as f64;
+    let (rx, tx) = frames(&driver.stats);
+    let n = rx.max(tx) as f64;
+    let busy = driver.stats.busy_ns.load(Relaxed) as f64 / n;
+    println!("{what:<30} {busy:7.2} ns device   {:7.2} ns driver   {:7.2} ns in all", posting as f64 / n, wall / n);
+}
+
+fn main() {
+    receive("gen 64 small", 64, PLAIN, BUFFER);
+    receive("gen 64 mergeable", 64, MERGEABLE, BUFFER);
+    receive("gen 1500 mergeable", 1500, MERGEABLE, BUFFER);
+    receive("gen 64000 mergeable 4 KiB", 64000, MERGEABLE, 4096);
+    receive_across("gen 64 small, two threads", 64, PLAIN);
+    receive_across("gen 64 mergeable, two threads", 64, MERGEABLE);
+    receive_across("gen 1500 merg., two threads", 1500, MERGEABLE);
+    transmit("sink 64", 64, |_| Ok(Sink));
+    transmit("echo 64, both ways", 64, |_| Ok(Echo::new()));
+}

@@ -1,0 +1,53 @@
+//! The control queue, for drivers that have no one else to serve it: how many queue pairs are in use.
+
+use super::QueueError;
+use super::copy::{gather, scatter};
+use super::memory::MemoryTable;
+use super::queue::{Direction, Queue};
+use super::rx::Scratch;
+use super::stats::Tally;
+use crate::net::ctrl;
+
+/// Commands answered in one pass.
+const BATCH: u16 = 16;
+
+/// Answers the commands in `q`. `pairs` is the number of pairs in use, at most `max_pairs`.
+///
+/// # Errors
+///
+/// What the driver did wrong.
+pub(super) fn command(
+    q: &mut Queue,
+    memory: &MemoryTable,
+    pairs: &mut u16,
+    max_pairs: u16,
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) -> Result<(), QueueError> {
+    for _ in 0..q.refresh()?.min(BATCH) {
+        let head = q.head(0)?;
+        scratch.buffers.clear();
+        q.chain(memory, head, Direction::ReadThenWrite, &mut scratch.buffers)?;
+        let answer = scratch.buffers.iter().position(|b| b.write).ok_or(QueueError::NoAnswerByte { head })?;
+        // Longer commands than the one spoken here are unknown, so one byte more than its length is enough to see.
+        let mut text = [0; 5];
+        let len = gather(&scratch.buffers[..answer], &mut text);
+        let verdict = match text[..len] {
+            [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] => {
+                let asked = u16::from_le_bytes([low, high]);
+                if (1..=max_pairs).contains(&asked) {
+                    *pairs = asked;
+                    ctrl::OK
+                } else {
+                    ctrl::ERR
+                }
+            }
+            _ => ctrl::ERR,
+        };
+        scatter([&[verdict], &[]], &scratch.buffers[answer..]);
+        q.give_back(head, 1);
+        tally.commands += 1;
+    }
+    q.publish();
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! What can go wrong on the device side: [`QueueError`] ends one queue, [`DeviceError`] ends a connection or a start.
+
+use super::port::PortError;
+
+/// What a driver did to one ring. The ring is stopped and counted; the others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The available index is further ahead than the ring is long.
+    #[error("the available index went from {from} to {to} in a ring of {size}")]
+    AvailJump {
+        /// The device's position.
+        from: u16,
+        /// The driver's index.
+        to: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain's head is not a descriptor of the ring.
+    #[error("chain head {head} in a ring of {size}")]
+    HeadOutOfRange {
+        /// What the available ring says.
+        head: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain goes on at something that is not a descriptor of the ring.
+    #[error("descriptor {next} follows in a ring of {size}")]
+    NextOutOfRange {
+        /// What the descriptor says.
+        next: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain has more descriptors than the ring: a loop.
+    #[error("the chain at {head} does not end within {size} descriptors")]
+    ChainTooLong {
+        /// The chain's head.
+        head: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A table of descriptors, which was not negotiated.
+    #[error("descriptor {id} is indirect, which was not negotiated")]
+    Indirect {
+        /// The descriptor.
+        id: u16,
+    },
+    /// A descriptor without bytes.
+    #[error("descriptor {id} has no bytes")]
+    ZeroLength {
+        /// The descriptor.
+        id: u16,
+    },
+    /// A buffer that the device must write but may only read, or the reverse.
+    #[error("descriptor {id} has flags {flags:#x}, the wrong direction for this ring")]
+    WrongDirection {
+        /// The descriptor.
+        id: u16,
+        /// Its flags.
+        flags: u16,
+    },
+    /// A buffer that is not wholly inside the memory table.
+    #[error("descriptor {id}: {len} bytes at {addr:#x} are not in the memory table")]
+    OutsideTable {
+        /// The descriptor.
+        id: u16,
+        /// Its address.
+        addr: u64,
+        /// Its length.
+        len: u32,
+    },
+    /// The buffers of a chain add up to 4 GiB or more.
+    #[error("the chain at {head} has {len} bytes")]
+    HugeChain {
+        /// The chain's head.
+        head: u16,
+        /// Bytes, as far as they were counted.
+        len: u64,
+    },
+    /// A control command without room for its answer.
+    #[error("the command at {head} leaves no byte for its answer")]
+    NoAnswerByte {
+        /// The chain's head.
+        head: u16,
+    },
+    /// A new memory table no longer holds the ring.
+    #[error("ring part at user address {addr:#x} is not in the new memory table")]
+    RingUnmapped {
+        /// The part's address.
+        addr: u64,
+    },
+}
+
+impl QueueError {
+    /// The names under which [`super::Stats::queue_errors`] counts, in the order of [`Self::index`].
+    pub const NAMES: [&'static str; 11] = [
+        "avail_jump",
+        "head_out_of_range",
+        "next_out_of_range",
+        "chain_too_long",
+        "indirect",
+        "zero_length",
+        "wrong_direction",
+        "outside_table",
+        "huge_chain",
+        "no_answer_byte",
+        "ring_unmapped",
+    ];
+
+    /// Which of [`Self::NAMES`] it is.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        match self {
+            Self::AvailJump { .. } => 0,
+            Self::HeadOutOfRange { .. } => 1,
+            Self::NextOutOfRange { .. } => 2,
+            Self::ChainTooLong { .. } => 3,
+            Self::Indirect { .. } => 4,
+            Self::ZeroLength { .. } => 5,
+            Self::WrongDirection { .. } => 6,
+            Self::OutsideTable { .. } => 7,
+            Self::HugeChain { .. } => 8,
+            Self::NoAnswerByte { .. } => 9,
+            Self::RingUnmapped { .. } => 10,
+        }
+    }
+}
+
+/// What a front end sent that the device does not accept, or what it could not do for it.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device was asked to have no queue pairs, or more than the protocol has ring numbers for.
+    #[error("{asked} queue pairs asked for, 1 to {max} are possible")]
+    Pairs {
+        /// Pairs asked for.
+        asked: usize,
+        /// Most that there can be.
+        max: usize,
+    },
+    /// Another front end is connected.
+    #[error("a front end is already connected")]
+    Busy,
+    /// Feature bits that were never offered.
+    #[error("features {extra:#x} were not offered ({}, ...)", crate::net::feature::name(*.extra))]
+    NotOffered {
+        /// The bits.
+        extra: u64,
+    },
+    /// Something that only stopped rings allow.
+    #[error("{what} while ring {ring} runs")]
+    Running {
+        /// The message.
+        what: &'static str,
+        /// The ring.
+        ring: usize,
+    },
+    /// A ring number beyond the device's.
+    #[error("ring {ring} of a device with {rings} rings")]
+    NoSuchRing {
+        /// The number.
+        ring: usize,
+        /// How many there are.
+        rings: usize,
+    },
+    /// A ring size that is no power of two, or out of range.
+    #[error("a ring of {size} entries: a power of two up to 32768 is needed")]
+    RingSize {
+        /// The size.
+        size: u32,
+    },
+    /// A base that is no 16-bit index.
+    #[error("ring {ring} at base {base}, which is not a 16-bit index")]
+    RingBase {
+        /// The ring.
+        ring: usize,
+        /// The base.
+        base: u32,
+    },
+    /// A ring was started before everything about it was known.
+    #[error("ring {ring} started without {missing}")]
+    NotReady {
+        /// The ring.
+        ring: usize,
+        /// What was not sent yet.
+        missing: &'static str,
+    },
+    /// A ring part outside the memory table, or not aligned.
+    #[error("ring {ring}: its {part} at user address {addr:#x} is unaligned or not in the memory table")]
+    RingAddress {
+        /// The ring.
+        ring: usize,
+        /// Which part.
+        part: &'static str,
+        /// Its address.
+        addr: u64,
+    },
+    /// Neither VIRTIO_F_VERSION_1 nor VIRTIO_NET_F_MRG_RXBUF: the 10-byte header of old, which is not spoken here.
+    #[error(
+        "the driver accepted neither VIRTIO_F_VERSION_1 nor VIRTIO_NET_F_MRG_RXBUF; legacy headers are not supported"
+    )]
+    LegacyHeader,
+    /// No regions, or too many.
+    #[error("{count} memory regions, 1 to {max} are possible")]
+    RegionCount {
+        /// Regions.
+        count: usize,
+        /// Most that there can be.
+        max: usize,
+    },
+    /// Descriptors and regions do not pair up.
+    #[error("{regions} memory regions with {fds} file descriptors")]
+    RegionFds {
+        /// Regions.
+        regions: usize,
+        /// File descriptors.
+        fds: usize,
+    },
+    /// A region of no bytes, or one that wraps around.
+    #[error("memory region {index}: {size:#x} bytes at {addr:#x}, file offset {offset:#x}, are empty or wrap around")]
+    RegionRange {
+        /// Its number.
+        index: usize,
+        /// Its guest address.
+        addr: u64,
+        /// Its bytes.
+        size: u64,
+        /// Its offset in the file.
+        offset: u64,
+    },
+    /// Two regions with an address in common.
+    #[error("memory regions {a} and {b} overlap")]
+    RegionOverlap {
+        /// One.
+        a: usize,
+        /// The other.
+        b: usize,
+    },
+    /// A region that reaches beyond the end of its file.
+    #[error("memory region {index} ends at byte {end} of a file of {file} bytes")]
+    RegionBeyondFile {
+        /// Its number.
+        index: usize,
+        /// Where it ends.
+        end: u64,
+        /// The file's length.
+        file: u64,
+    },
+    /// The kernel refused to map a region.
+    #[error("memory region {index} cannot be mapped")]
+    RegionMap {
+        /// Its number.
+        index: usize,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A message that belongs to something that was not offered.
+    #[error("{what} is not supported")]
+    Unsupported {
+        /// The message.
+        what: &'static str,
+    },
+    /// The message was cut off: the connection ended in the middle.
+    #[error("a vhost-user message was cut off")]
+    CutOff,
+    /// Not a message of the protocol, or one with a wrong size, wrong flags or a wrong number of descriptors.
+    #[error("a malformed vhost-user message")]
+    Malformed(#[source] vhost::vhost_user::Error),
+    /// The connection broke.
+    #[error("the vhost-user connection failed")]
+    Connection(#[source] vhost::vhost_user::Error),
+    /// A system call failed.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A port failed.
+    #[error(transparent)]
+    Port(#[from] PortError),
+}

@@ -1,0 +1,102 @@
+//! What a queue pair is plugged into.
+//!
+//! Ports speak frames in *wire form*: the 12 bytes of a [`VnetHdr`] and right behind them the frame, so that both reach
+//! a buffer in one copy. In frames towards the driver `num_buffers` is 1; the device changes it where a frame takes
+//! more.
+
+mod echo;
+mod r#gen;
+mod pcap;
+mod sink;
+mod tap;
+
+use std::os::fd::BorrowedFd;
+
+pub use self::echo::Echo;
+pub use self::r#gen::Gen;
+pub use self::pcap::{CaptureError, Pcap, Play};
+pub use self::sink::Sink;
+pub use self::tap::{Tap, TapError};
+use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
+
+/// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
+pub const MAX_WIRE: usize = VnetHdr::LEN + OFFLOAD_FRAME + 4;
+
+/// The offloads of a port that neither touches payload nor leaves the machine: everything goes.
+pub const ALL_OFFLOADS: u64 = feature::CSUM
+    | feature::GUEST_CSUM
+    | feature::GUEST_TSO4
+    | feature::GUEST_TSO6
+    | feature::GUEST_UFO
+    | feature::HOST_TSO4
+    | feature::HOST_TSO6;
+
+/// What one queue pair receives from and sends to. Used by one thread; no method blocks.
+pub trait Port: Send {
+    /// Whether [`Self::send`] looks at the bytes. If not, frames from the driver are checked and counted, not copied.
+    const WANTS_BYTES: bool;
+    /// The offload features that make sense here.
+    const FEATURES: u64;
+
+    /// The next frame towards the driver, in wire form, or none for now. The same one until [`Self::consume`].
+    fn peek(&mut self) -> Option<&[u8]>;
+
+    /// The frame that [`Self::peek`] showed was delivered, or cannot be.
+    fn consume(&mut self);
+
+    /// Takes a frame from the driver, in wire form and checked ([`VnetHdr::plausible`]; at least an Ethernet header; at
+    /// most [`MAX_WIRE`] bytes). False: it could not be taken, and is lost.
+    fn send(&mut self, wire: &[u8]) -> bool;
+
+    /// The driver has accepted `features`: which offloads frames towards it may use.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel refuses them.
+    fn negotiated(&mut self, _features: u64) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    /// What becomes readable when a frame comes; none where frames do not come by themselves.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Why no more frames come, if that is so.
+    fn take_error(&mut self) -> Option<PortError> {
+        None
+    }
+}
+
+/// Why a port cannot be had, or no longer works.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// A frame size out of range.
+    #[error("frames of {size} bytes: {min} to {max} are possible")]
+    FrameSize {
+        /// The size asked for.
+        size: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A capture file that cannot be played.
+    #[error("{}", path.display())]
+    Capture {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: CaptureError,
+    },
+    /// A tap device that cannot be had, or is gone.
+    #[error("tap {name:?}")]
+    Tap {
+        /// The interface's name.
+        name: String,
+        /// Why.
+        #[source]
+        source: TapError,
+    },
+}

@@ -1,0 +1,243 @@
+//! A capture file, replayed: pcap and pcapng, read and checked as a whole when it is opened.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use pcap_file::pcap::PcapParser;
+use pcap_file::pcapng::{Block, PcapNgParser};
+use pcap_file::{DataLink, PcapError};
+
+use super::{Port, PortError};
+use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
+
+/// How a capture is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Play {
+    /// Once; then nothing comes any more.
+    Once,
+    /// Again and again.
+    Loop,
+}
+
+/// What is wrong with a capture file. Records are counted from 1.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The file cannot be read.
+    #[error("cannot be read")]
+    Read(#[from] std::io::Error),
+    /// Neither pcap nor pcapng.
+    #[error("is neither a pcap nor a pcapng file: {0}")]
+    NotACapture(PcapError),
+    /// Not frames of Ethernet.
+    #[error("holds packets of link type {0:?}; Ethernet is needed")]
+    NotEthernet(DataLink),
+    /// The file ends in the middle.
+    #[error("is cut off in record {record}")]
+    CutOff {
+        /// Which record.
+        record: usize,
+    },
+    /// The file's structure is broken.
+    #[error("record {record} is malformed")]
+    Malformed {
+        /// Which record.
+        record: usize,
+        /// How.
+        #[source]
+        source: PcapError,
+    },
+    /// No bytes, or fewer than an Ethernet header.
+    #[error("record {record} has {len} bytes; an Ethernet frame has at least 14")]
+    TooShort {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        len: usize,
+    },
+    /// More bytes than any frame.
+    #[error("record {record} has {len} bytes; a frame has at most {max}")]
+    TooLong {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        len: usize,
+        /// The most.
+        max: usize,
+    },
+    /// Only a part of the frame was captured.
+    #[error("record {record} holds {captured} of the frame's {len} bytes; capture whole frames")]
+    Snapped {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        captured: usize,
+        /// The frame's.
+        len: usize,
+    },
+    /// There are no frames in it.
+    #[error("holds no frames")]
+    Empty,
+}
+
+#[derive(Debug, Default)]
+struct Frames {
+    /// All frames in wire form, one after the other.
+    bytes: Vec<u8>,
+    at: Vec<Range<usize>>,
+}
+
+impl Frames {
+    fn push(&mut self, len: usize, data: &[u8]) -> Result<(), CaptureError> {
+        let record = self.at.len() + 1;
+        if data.len() < len {
+            return Err(CaptureError::Snapped { record, captured: data.len(), len });
+        }
+        if data.len() < 14 {
+            return Err(CaptureError::TooShort { record, len: data.len() });
+        }
+        if data.len() > OFFLOAD_FRAME {
+            return Err(CaptureError::TooLong { record, len: data.len(), max: OFFLOAD_FRAME });
+        }
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&VnetHdr::PLAIN.to_bytes());
+        self.bytes.extend_from_slice(data);
+        self.at.push(start..self.bytes.len());
+        Ok(())
+    }
+
+    fn failed(&self, e: PcapError) -> CaptureError {
+        let record = self.at.len() + 1;
+        match e {
+            PcapError::IncompleteBuffer => CaptureError::CutOff { record },
+            source => CaptureError::Malformed { record, source },
+        }
+    }
+
+    fn pcap(&mut self, file: &[u8]) -> Result<(), CaptureError> {
+        let (mut rest, parser) = PcapParser::new(file).map_err(CaptureError::NotACapture)?;
+        ethernet(parser.header().datalink)?;
+        while !rest.is_empty() {
+            let (after, packet) = parser.next_raw_packet(rest).map_err(|e| self.failed(e))?;
+            self.push(packet.orig_len as usize, &packet.data)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn pcapng(&mut self, file: &[u8]) -> Result<(), CaptureError> {
+        let (mut rest, mut parser) = PcapNgParser::new(file).map_err(CaptureError::NotACapture)?;
+        while !rest.is_empty() {
+            let (after, block) = parser.next_block(rest).map_err(|e| self.failed(e))?;
+            let link = |i: u32| parser.interfaces().get(i as usize).map(|i| i.linktype);
+            let (interface, len, data) = match block {
+                Block::EnhancedPacket(p) => (p.interface_id, p.original_len as usize, p.data),
+                Block::Packet(p) => (u32::from(p.interface_id), p.original_len as usize, p.data),
+                // Its data ends with padding, and its length is the frame's, or the interface's limit.
+                Block::SimplePacket(p) => {
+                    let len = p.original_len as usize;
+                    let snap = parser.interfaces().first().map_or(0, |i| i.snaplen as usize);
+                    let kept = if snap == 0 { len } else { len.min(snap) };
+                    let data = p.data.get(..kept).ok_or_else(|| self.failed(PcapError::IncompleteBuffer))?;
+                    (0, len, Cow::Owned(data.to_vec()))
+                }
+                _ => {
+                    rest = after;
+                    continue;
+                }
+            };
+            let link = link(interface).ok_or_else(|| self.failed(PcapError::InvalidInterfaceId(interface)))?;
+            ethernet(link)?;
+            self.push(len, &data)?;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+fn ethernet(link: DataLink) -> Result<(), CaptureError> {
+    if link == DataLink::ETHERNET { Ok(()) } else { Err(CaptureError::NotEthernet(link)) }
+}
+
+/// Replays a capture; swallows what the driver sends. Clones share the frames and start at the first.
+#[derive(Clone, Debug)]
+pub struct Pcap {
+    frames: Arc<Frames>,
+    next: usize,
+    play: Play,
+}
+
+impl Pcap {
+    /// Reads and checks the whole of `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`PortError::Capture`], with the number of the first record that is wrong.
+    pub fn open(path: &Path, play: Play) -> Result<Self, PortError> {
+        let load = || {
+            let file = std::fs::read(path)?;
+            let mut frames = Frames::default();
+            // A section header block, in either byte order.
+            if file.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]) {
+                frames.pcapng(&file)?
+            } else {
+                frames.pcap(&file)?
+            }
+            if frames.at.is_empty() { Err(CaptureError::Empty) } else { Ok(frames) }
+        };
+        let frames = load().map_err(|source| PortError::Capture { path: path.into(), source })?;
+        Ok(Self { frames: Arc::new(frames), next: 0, play })
+    }
+
+    /// Frames in the file.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.frames.at.len()
+    }
+
+    /// Never: a capture without frames is not opened.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Frame `index` of the file, without its virtio header.
+    #[must_use]
+    pub fn frame(&self, index: usize) -> Option<&[u8]> {
+        self.frames.at.get(index).map(|r| &self.frames.bytes[r.start + VnetHdr::LEN..r.end])
+    }
+
+    /// Whether all frames were played ([`Play::Once`]).
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.next == self.len()
+    }
+}
+
+impl Port for Pcap {
+    const WANTS_BYTES: bool = false;
+    const FEATURES: u64 = feature::CSUM
+        | feature::HOST_TSO4
+        | feature::HOST_TSO6
+        | feature::GUEST_CSUM
+        | feature::GUEST_TSO4
+        | feature::GUEST_TSO6;
+
+    #[inline]
+    fn peek(&mut self) -> Option<&[u8]> {
+        self.frames.at.get(self.next).map(|r| &self.frames.bytes[r.clone()])
+    }
+
+    #[inline]
+    fn consume(&mut self) {
+        self.next += 1;
+        if self.next == self.frames.at.len() && self.play == Play::Loop {
+            self.next = 0;
+        }
+    }
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        true
+    }
+}

@@ -1,0 +1,233 @@
+//! A tap device: the kernel's own network stack at the other end.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use super::{ALL_OFFLOADS, MAX_WIRE, Port, PortError};
+use crate::net::{VnetHdr, feature};
+
+const CONTROL: &str = "/dev/net/tun";
+
+/// Why a tap device cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// Not a name that an interface can have.
+    #[error("not an interface name: 1 to 15 bytes without '/', '%' (':' neither) and white space")]
+    Name,
+    /// No queues, or more than the kernel has.
+    #[error("{asked} queues asked for, 1 to 256 are possible")]
+    Queues {
+        /// Queues asked for.
+        asked: usize,
+    },
+    /// An interface of this name is in use, or is no tap with as many queues.
+    #[error("the name is taken: by a tap that is in use, or by another kind of interface")]
+    Taken,
+    /// Creating interfaces takes a privilege.
+    #[error(
+        "not permitted: needs CAP_NET_ADMIN, or a tap created for this user (ip tuntap add NAME mode tap user $USER vnet_hdr)"
+    )]
+    NotPermitted,
+    /// The kernel has no tap devices.
+    #[error("{CONTROL} is missing: load the kernel module `tun`, or pass the device into this container")]
+    Missing,
+    /// Something else.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One queue of a tap device. The interface goes when its last queue does, unless it was there before.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    name: String,
+    buffer: Box<[u8]>,
+    /// Bytes in `buffer` that were not consumed yet.
+    pending: usize,
+    features: u64,
+    error: Option<io::Error>,
+    dead: bool,
+}
+
+impl Tap {
+    /// Opens (creates, where there is none) the tap `name` with `queues` queues. With `up`, sets the link up.
+    ///
+    /// # Errors
+    ///
+    /// [`PortError::Tap`]. Nothing is left behind: an interface that was created is gone.
+    pub fn open(name: &str, queues: usize, up: bool) -> Result<Vec<Self>, PortError> {
+        let open = || {
+            if name.is_empty()
+                || name.len() > 15
+                || [".", ".."].contains(&name)
+                || name.bytes().any(|b| b"/%:\0".contains(&b) || b.is_ascii_whitespace())
+            {
+                return Err(TapError::Name);
+            }
+            if !(1..=256).contains(&queues) {
+                return Err(TapError::Queues { asked: queues });
+            }
+            let taps = (0..queues).map(|_| Self::queue(name, queues > 1)).collect::<Result<Vec<_>, _>>()?;
+            if up {
+                link_up(name)?;
+            }
+            Ok(taps)
+        };
+        open().map_err(|source| PortError::Tap { name: name.to_owned(), source })
+    }
+
+    fn queue(name: &str, several: bool) -> Result<Self, TapError> {
+        let file =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(CONTROL);
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => TapError::Missing,
+            io::ErrorKind::PermissionDenied => TapError::NotPermitted,
+            _ => TapError::Io { what: CONTROL, source },
+        })?;
+        let mut request = request(name);
+        let flags =
+            libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | if several { libc::IFF_MULTI_QUEUE } else { 0 };
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        ioctl(&file, "TUNSETIFF", libc::TUNSETIFF, &mut request).map_err(|e| match &e {
+            TapError::Io { source, .. } => match source.raw_os_error() {
+                Some(libc::EBUSY | libc::EINVAL | libc::EEXIST | libc::E2BIG) => TapError::Taken,
+                Some(libc::EPERM | libc::EACCES) => TapError::NotPermitted,
+                _ => e,
+            },
+            _ => e,
+        })?;
+        ioctl(&file, "TUNSETVNETHDRSZ", libc::TUNSETVNETHDRSZ, &mut (VnetHdr::LEN as libc::c_int))?;
+        ioctl(&file, "TUNSETVNETLE", libc::TUNSETVNETLE, &mut 1)?;
+        let tap = Self {
+            file,
+            name: name.to_owned(),
+            buffer: vec![0; MAX_WIRE].into(),
+            pending: 0,
+            features: 0,
+            error: None,
+            dead: false,
+        };
+        tap.offload(0)?;
+        Ok(tap)
+    }
+
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn offload(&self, features: u64) -> Result<(), TapError> {
+        let pairs = [
+            (feature::GUEST_TSO4, libc::TUN_F_TSO4),
+            (feature::GUEST_TSO6, libc::TUN_F_TSO6),
+            (feature::GUEST_UFO, libc::TUN_F_UFO),
+        ];
+        // Segments have no checksums: without the one the others are not possible.
+        let mut flags = 0;
+        if features & feature::GUEST_CSUM != 0 {
+            let set = pairs.iter().filter(|(bit, _)| features & bit != 0);
+            flags = set.fold(libc::TUN_F_CSUM, |flags, (_, flag)| flags | flag);
+        }
+        // SAFETY: this request takes its argument by value.
+        let rc = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
+        if rc < 0 { Err(TapError::Io { what: "TUNSETOFFLOAD", source: io::Error::last_os_error() }) } else { Ok(()) }
+    }
+}
+
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: all zero is a valid `ifreq`: integers, byte arrays and a union of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+/// A request whose argument is a pointer to `T`.
+fn ioctl<T>(fd: &impl AsRawFd, what: &'static str, request: libc::Ioctl, argument: &mut T) -> Result<(), TapError> {
+    // SAFETY: callers pair `request` with the type that it reads and writes (`ifreq`, or an `int`).
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+    if rc < 0 { Err(TapError::Io { what, source: io::Error::last_os_error() }) } else { Ok(()) }
+}
+
+fn link_up(name: &str) -> Result<(), TapError> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|source| TapError::Io { what: "a socket", source })?;
+    let mut request = request(name);
+    ioctl(&socket, "SIOCGIFFLAGS", libc::SIOCGIFFLAGS, &mut request)?;
+    // SAFETY: the kernel has just written the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    if libc::c_int::from(flags) & libc::IFF_UP != 0 {
+        return Ok(());
+    }
+    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    ioctl(&socket, "SIOCSIFFLAGS", libc::SIOCSIFFLAGS, &mut request).map_err(|e| match &e {
+        TapError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM) => TapError::NotPermitted,
+        _ => e,
+    })
+}
+
+impl Port for Tap {
+    const WANTS_BYTES: bool = true;
+    const FEATURES: u64 = ALL_OFFLOADS;
+
+    #[inline]
+    fn peek(&mut self) -> Option<&[u8]> {
+        if self.pending == 0 {
+            if self.dead {
+                return None;
+            }
+            match (&self.file).read(&mut self.buffer) {
+                Ok(n) if n > VnetHdr::LEN => {
+                    if self.features & feature::GUEST_CSUM == 0 {
+                        self.buffer[0] &= !VnetHdr::DATA_VALID;
+                    }
+                    self.buffer[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
+                    self.pending = n;
+                }
+                Ok(_) => return None,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return None,
+                Err(e) => {
+                    // The interface was deleted.
+                    (self.error, self.dead) = (Some(e), true);
+                    return None;
+                }
+            }
+        }
+        Some(&self.buffer[..self.pending])
+    }
+
+    #[inline]
+    fn consume(&mut self) {
+        self.pending = 0;
+    }
+
+    #[inline]
+    fn send(&mut self, wire: &[u8]) -> bool {
+        (&self.file).write(wire).is_ok_and(|n| n == wire.len())
+    }
+
+    fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
+        self.features = features;
+        // A frame that was read before may use offloads that are no longer accepted.
+        self.pending = 0;
+        self.offload(features).map_err(|source| PortError::Tap { name: self.name.clone(), source })
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        (!self.dead).then(|| self.file.as_fd())
+    }
+
+    fn take_error(&mut self) -> Option<PortError> {
+        let source = TapError::Io { what: "reading", source: self.error.take()? };
+        Some(PortError::Tap { name: self.name.clone(), source })
+    }
+}

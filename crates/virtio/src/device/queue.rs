@@ -1,0 +1,254 @@
+//! The device's end of a split virtqueue: chains are taken in order, walked within bounds, and given back in order.
+//!
+//! Nothing that the driver wrote is believed: every word is read once, into a private copy, and the copy is checked.
+//! Whatever is wrong is a [`QueueError`]; the caller then never touches the ring again.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::QueueError;
+use super::memory::{MemoryTable, Window};
+use crate::ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
+
+/// What the buffers of a chain must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Only readable ones: a frame from the driver.
+    Read,
+    /// Only writable ones: room for a frame to the driver.
+    Write,
+    /// Readable ones, then writable ones: a command and its answer.
+    ReadThenWrite,
+}
+
+/// A piece of the driver's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffer {
+    pub(super) host: *mut u8,
+    pub(super) len: usize,
+    pub(super) write: bool,
+}
+
+// SAFETY: an address; who dereferences it answers for that.
+unsafe impl Send for Buffer {}
+
+/// A running queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    ring: SplitRing,
+    size: u16,
+    /// The region that the last buffer was in.
+    window: Window,
+    /// The next chain to take.
+    next_avail: u16,
+    /// The driver's index as last read; at most `size` ahead of `next_avail`.
+    avail_idx: u16,
+    /// Where the next used element goes.
+    next_used: u16,
+    /// The used index that the driver sees.
+    published: u16,
+    /// The driver's index at which the buffers were too few for the frame at hand.
+    starved_at: Option<u16>,
+}
+
+impl Queue {
+    /// Takes over `ring` at available index `base`.
+    pub(super) fn new(ring: SplitRing, base: u16) -> Self {
+        let used = ring.used_idx();
+        ring.set_used_flags(USED_NO_NOTIFY);
+        let size = ring.size();
+        let (window, starved_at) = (Window::EMPTY, None);
+        Self { ring, size, window, next_avail: base, avail_idx: base, next_used: used, published: used, starved_at }
+    }
+
+    /// The same queue at other addresses, after the memory table was replaced.
+    pub(super) fn moved(self, ring: SplitRing) -> Self {
+        Self { ring, window: Window::EMPTY, ..self }
+    }
+
+    /// The available index up to which chains were taken.
+    pub(super) fn base(&self) -> u16 {
+        self.next_avail
+    }
+
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Reads the driver's index, once, and says how many chains may be taken.
+    #[inline]
+    pub(super) fn refresh(&mut self) -> Result<u16, QueueError> {
+        let to = self.ring.avail_idx();
+        let ahead = to.wrapping_sub(self.next_avail);
+        if ahead > self.size {
+            return Err(QueueError::AvailJump { from: self.next_avail, to, size: self.size });
+        }
+        self.avail_idx = to;
+        Ok(ahead)
+    }
+
+    /// Chains that may be taken, as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(super) fn ahead(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.next_avail)
+    }
+
+    /// The head of the chain `n` places after the next one.
+    #[inline(always)]
+    pub(super) fn head(&self, n: u16) -> Result<u16, QueueError> {
+        let head = self.ring.avail_entry(self.next_avail.wrapping_add(n));
+        if head >= self.size {
+            return Err(QueueError::HeadOutOfRange { head, size: self.size });
+        }
+        Ok(head)
+    }
+
+    #[inline(always)]
+    pub(super) fn desc(&self, id: u16) -> Desc {
+        self.ring.desc(id)
+    }
+
+    /// Asks for the first bytes of the buffer `n` chains ahead to be fetched. A hint: nothing is checked, nothing read
+    /// that is not read again.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, n: u16, write: bool) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+            let d = self.ring.desc(self.ring.avail_entry(self.next_avail.wrapping_add(n)));
+            let at = self.window.guess(d.addr).cast::<i8>();
+            // SAFETY: a prefetch touches no memory that the program can see, and faults on no address.
+            unsafe {
+                if write {
+                    _mm_prefetch::<_MM_HINT_ET0>(at);
+                    _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add(64));
+                } else {
+                    _mm_prefetch::<_MM_HINT_T0>(at);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (n, write);
+    }
+
+    /// The host address of a buffer that lies in one region. The common case is two comparisons.
+    #[inline(always)]
+    pub(super) fn host(&mut self, memory: &MemoryTable, d: &Desc) -> Option<*mut u8> {
+        match self.window.translate(d.addr, d.len) {
+            Some(host) => Some(host),
+            None => self.host_elsewhere(memory, d),
+        }
+    }
+
+    #[cold]
+    fn host_elsewhere(&mut self, memory: &MemoryTable, d: &Desc) -> Option<*mut u8> {
+        let window = memory.window(d.addr)?;
+        self.window = window;
+        window.translate(d.addr, d.len)
+    }
+
+    /// Walks the chain at `head` and appends its buffers to `out`; says how many bytes they have. At most as many
+    /// descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes several.
+    pub(super) fn chain(
+        &mut self,
+        memory: &MemoryTable,
+        head: u16,
+        direction: Direction,
+        out: &mut Vec<Buffer>,
+    ) -> Result<u32, QueueError> {
+        let (mut id, mut total, mut writing) = (head, 0u64, direction == Direction::Write);
+        for _ in 0..self.size {
+            let d = self.ring.desc(id);
+            if d.flags & DESC_INDIRECT != 0 {
+                return Err(QueueError::Indirect { id });
+            }
+            if d.len == 0 {
+                return Err(QueueError::ZeroLength { id });
+            }
+            let write = d.flags & DESC_WRITE != 0;
+            if write != writing {
+                if direction != Direction::ReadThenWrite || writing {
+                    return Err(QueueError::WrongDirection { id, flags: d.flags });
+                }
+                writing = true;
+            }
+            total += u64::from(d.len);
+            if total > u64::from(u32::MAX) {
+                return Err(QueueError::HugeChain { head, len: total });
+            }
+            match self.host(memory, &d) {
+                Some(host) => out.push(Buffer { host, len: d.len as usize, write }),
+                None => self.pieces(memory, id, &d, out)?,
+            }
+            if d.flags & DESC_NEXT == 0 {
+                return Ok(total as u32);
+            }
+            if d.next >= self.size {
+                return Err(QueueError::NextOutOfRange { next: d.next, size: self.size });
+            }
+            id = d.next;
+        }
+        Err(QueueError::ChainTooLong { head, size: self.size })
+    }
+
+    #[cold]
+    fn pieces(&mut self, memory: &MemoryTable, id: u16, d: &Desc, out: &mut Vec<Buffer>) -> Result<(), QueueError> {
+        let outside = || QueueError::OutsideTable { id, addr: d.addr, len: d.len };
+        let (mut addr, mut left) = (d.addr, d.len);
+        while left > 0 {
+            self.window = memory.window(addr).ok_or_else(outside)?;
+            let n = self.window.from(addr).min(u64::from(left)) as u32;
+            let host = self.window.translate(addr, n).ok_or_else(outside)?;
+            out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0 });
+            left -= n;
+            // A region's end does not wrap around, so this cannot either, except to an address in no region.
+            addr = addr.wrapping_add(u64::from(n));
+        }
+        Ok(())
+    }
+
+    /// The next chain is taken, and goes back with `len` bytes written. The driver sees it after [`Self::publish`].
+    #[inline(always)]
+    pub(super) fn give_back(&mut self, head: u16, len: u32) {
+        self.ring.set_used_entry(self.next_used, u32::from(head), len);
+        self.next_used = self.next_used.wrapping_add(1);
+        self.next_avail = self.next_avail.wrapping_add(1);
+    }
+
+    /// Shows the driver everything given back so far.
+    #[inline(always)]
+    pub(super) fn publish(&mut self) {
+        if self.published != self.next_used {
+            self.published = self.next_used;
+            self.ring.set_used_idx(self.next_used);
+        }
+    }
+
+    /// Whether the driver wants an interrupt for what was published.
+    pub(super) fn wants_call(&self) -> bool {
+        // The driver clears its flag, then looks at the index; we publish the index, then look at the flag. One of the
+        // two must see the other.
+        fence(Ordering::SeqCst);
+        self.ring.avail_flags() & AVAIL_NO_INTERRUPT == 0
+    }
+
+    /// Asks the driver to notify us, or not to.
+    pub(super) fn want_kicks(&self, wanted: bool) {
+        self.ring.set_used_flags(if wanted { 0 } else { USED_NO_NOTIFY });
+    }
+
+    /// Remembers that the buffers at hand are too few.
+    pub(super) fn starve(&mut self) {
+        self.starved_at = Some(self.avail_idx);
+    }
+
+    /// Whether nothing has come since [`Self::starve`]; as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(super) fn starved(&mut self) -> bool {
+        if self.starved_at == Some(self.avail_idx) {
+            return true;
+        }
+        self.starved_at = None;
+        false
+    }
+}

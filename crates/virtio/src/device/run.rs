@@ -1,0 +1,144 @@
+//! The device on a thread of its own: polls while there is work, then sleeps until a driver or a port wakes it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::port::Port;
+use super::state::State;
+use super::{Device, DeviceError};
+
+/// How long to go on polling after the last frame: at first, and within which bounds. The span doubles when a frame
+/// comes while polling and halves when none does, so that an idle device costs next to nothing.
+const SPIN: [Duration; 3] = [Duration::from_micros(20), Duration::from_micros(2), Duration::from_micros(100)];
+
+/// A sleep without events ends after this, to look at the `stop` flag.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+impl<P: Port> Device<P> {
+    /// Moves frames until `stop` is set ([`super::Control::wake`] makes it look at once; otherwise within 100 ms).
+    ///
+    /// # Errors
+    ///
+    /// A port that no longer works, or a system call that fails.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
+        let [mut spin, least, most] = SPIN;
+        while !stop.load(Ordering::Relaxed) {
+            if self.poll() > 0 {
+                continue;
+            }
+            let since = Instant::now();
+            let came = loop {
+                if self.poll() > 0 {
+                    break true;
+                }
+                if since.elapsed() >= spin {
+                    break false;
+                }
+                std::hint::spin_loop();
+            };
+            if came {
+                spin = (spin * 2).min(most);
+                continue;
+            }
+            spin = (spin / 2).max(least);
+            if let Some(e) = self.ports.iter_mut().find_map(Port::take_error) {
+                return Err(e.into());
+            }
+            self.sleep()?;
+        }
+        Ok(())
+    }
+
+    fn sleep(&mut self) -> Result<(), DeviceError> {
+        let failed = |e: rustix::io::Errno| DeviceError::Io { what: "poll", source: e.into() };
+        let mut state = self.shared.lock();
+        want_kicks(&state, true);
+        // The driver publishes, then looks at our flag; we set the flag, then look at what is published.
+        fence(Ordering::SeqCst);
+        let Some(sources) = sources(&mut state, &mut self.ports) else {
+            want_kicks(&state, false);
+            return Ok(());
+        };
+        drop(state);
+        let Sources { kicks, ports } = sources;
+        let fds = std::iter::once(self.shared.wake.as_fd());
+        let fds = fds.chain(kicks.iter().map(|k| k.1.as_fd()));
+        let fds = fds.chain(ports.iter().filter_map(|&i| self.ports[i].fd()));
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        self.shared.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+        match poll(&mut fds, Some(&NAP)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(failed(e)),
+        }
+        let woken: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        drain(&self.shared.wake);
+        let mut dead = Vec::new();
+        for ((ring, kick), flags) in kicks.iter().zip(&woken[1..]) {
+            if flags.contains(PollFlags::IN) {
+                drain(kick);
+            } else if !flags.is_empty() {
+                dead.push((*ring, kick));
+            }
+        }
+        let mut state = self.shared.lock();
+        want_kicks(&state, false);
+        for (ring, kick) in dead {
+            // Hung up: it will never say anything again, and would only keep us awake.
+            let slot = &mut state.rings[ring].kick;
+            if slot.as_ref().is_some_and(|now| Arc::ptr_eq(now, kick)) {
+                *slot = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What can end a sleep; none if there is work already.
+fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Sources> {
+    let mut sources = Sources { kicks: Vec::new(), ports: Vec::new() };
+    for index in 0..state.rings.len() {
+        let pair = index / 2;
+        let receives = index % 2 == 0 && pair < ports.len();
+        let active = state.enabled(index) && !(receives && state.unused(pair));
+        let ring = &mut state.rings[index];
+        let Some(q) = &mut ring.queue else { continue };
+        // A jump of the index is for the next pass to find.
+        let buffers = q.refresh().map_or(true, |n| n > 0);
+        if receives {
+            if active && buffers && !q.starved() {
+                if ports[pair].peek().is_some() {
+                    return None;
+                }
+                sources.ports.push(pair);
+            }
+        } else if buffers && (active || pair < ports.len()) {
+            return None;
+        }
+        if let Some(kick) = &ring.kick {
+            sources.kicks.push((index, Arc::clone(kick)));
+        }
+    }
+    Some(sources)
+}
+
+struct Sources {
+    /// Rings and their kick descriptors.
+    kicks: Vec<(usize, Arc<OwnedFd>)>,
+    /// Queue pairs whose port is waited for.
+    ports: Vec<usize>,
+}
+
+fn want_kicks(state: &State, wanted: bool) {
+    for q in state.rings.iter().filter_map(|r| r.queue.as_ref()) {
+        q.want_kicks(wanted);
+    }
+}
+
+/// Takes back what an eventfd counts. Never blocks.
+fn drain(fd: &OwnedFd) {
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}

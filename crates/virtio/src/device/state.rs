@@ -1,0 +1,279 @@
+//! What the control side sets up and the data side works on: rings, features, memory. One mutex guards it; the data
+//! side holds it for a pass, the control side for a message.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::memory::MemoryTable;
+use super::queue::Queue;
+use super::{DeviceError, Options, QueueError, Stats};
+use crate::net::feature;
+use crate::ring::{Desc, SplitLayout, SplitRing};
+
+/// One ring, as far as the front end has described it.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    size: Option<u16>,
+    /// User addresses of descriptor table, available ring and used ring.
+    parts: Option<[u64; 3]>,
+    base: u16,
+    pub(super) kick: Option<Arc<OwnedFd>>,
+    pub(super) call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    enabled: bool,
+    /// There while the ring runs.
+    pub(super) queue: Option<Queue>,
+}
+
+impl Ring {
+    /// The ring's memory.
+    fn map(&self, index: usize, memory: &MemoryTable) -> Result<SplitRing, DeviceError> {
+        let not_ready = |missing| DeviceError::NotReady { ring: index, missing };
+        let size = self.size.ok_or_else(|| not_ready("its size"))?;
+        let parts = self.parts.ok_or_else(|| not_ready("its addresses"))?;
+        let n = u64::from(size);
+        let shape = [
+            ("descriptor table", Desc::LEN as u64 * n, 16),
+            ("available ring", 6 + 2 * n, 2),
+            ("used ring", 6 + 8 * n, 4),
+        ];
+        let mut host = [std::ptr::null_mut(); 3];
+        for ((to, addr), (part, len, align)) in host.iter_mut().zip(parts).zip(shape) {
+            let at = memory.translate_user(addr, len).filter(|at| at.addr() % align == 0);
+            *to = at.ok_or(DeviceError::RingAddress { ring: index, part, addr })?;
+        }
+        // SAFETY: the parts were just found in the table, whole and aligned, and `size` is a power of two. The ring is
+        // dropped or moved before the table is: `State` alone drops tables, in `set_memory` and `reset`.
+        Ok(unsafe { SplitRing::from_parts(host[0], host[1], host[2], size) })
+    }
+
+    /// Takes the ring out of service and keeps its position.
+    pub(super) fn stop(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            self.base = queue.base();
+        }
+    }
+
+    /// The same, because its driver broke the rules.
+    #[cold]
+    pub(super) fn broken(&mut self, index: usize, e: QueueError, stats: &Stats) {
+        tracing::warn!(ring = index, "ring stopped: {e}");
+        stats.count_queue_error(e);
+        self.stop();
+        if let Some(err) = &self.err {
+            signal(err);
+        }
+    }
+}
+
+/// Adds one to an eventfd. The descriptor may be anything, but does not block; what cannot be signalled is not.
+pub(super) fn signal(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct State {
+    /// Rings before memory: fields are dropped in this order, and rings point into memory.
+    pub(super) rings: Vec<Ring>,
+    pub(super) memory: MemoryTable,
+    /// The features that the driver accepted.
+    pub(super) features: u64,
+    /// Queue pairs in use, as far as the control queue says so.
+    pub(super) pairs: u16,
+}
+
+impl State {
+    pub(super) fn new(rings: usize) -> Self {
+        let rings = (0..rings).map(|_| Ring::default()).collect();
+        Self { rings, memory: MemoryTable::default(), features: 0, pairs: 1 }
+    }
+
+    /// Forgets the front end. Afterwards nothing of its memory is mapped.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.rings.len());
+    }
+
+    /// Whether ring `index` takes part; a running ring that does not is drained without effect.
+    pub(super) fn enabled(&self, index: usize) -> bool {
+        self.rings[index].enabled || self.features & feature::VHOST_USER_PROTOCOL == 0
+    }
+
+    /// Whether the driver has said how many pairs it uses, and this one is beyond that.
+    pub(super) fn unused(&self, pair: usize) -> bool {
+        let told = feature::MQ | feature::CTRL_VQ;
+        self.features & told == told && pair >= usize::from(self.pairs)
+    }
+
+    fn ring(&mut self, ring: usize) -> Result<&mut Ring, DeviceError> {
+        let rings = self.rings.len();
+        self.rings.get_mut(ring).ok_or(DeviceError::NoSuchRing { ring, rings })
+    }
+
+    fn stopped_ring(&mut self, ring: usize, what: &'static str) -> Result<&mut Ring, DeviceError> {
+        let r = self.ring(ring)?;
+        if r.queue.is_some() { Err(DeviceError::Running { what, ring }) } else { Ok(r) }
+    }
+
+    pub(super) fn set_features(&mut self, features: u64, offered: u64) -> Result<(), DeviceError> {
+        let extra = features & !offered;
+        if extra != 0 {
+            return Err(DeviceError::NotOffered { extra });
+        }
+        if features == self.features {
+            return Ok(());
+        }
+        if let Some(ring) = self.rings.iter().position(|r| r.queue.is_some()) {
+            return Err(DeviceError::Running { what: "SET_FEATURES", ring });
+        }
+        self.features = features;
+        self.pairs = 1;
+        Ok(())
+    }
+
+    /// Replaces the memory table. Running rings go on where the new table holds them, and are stopped where it does
+    /// not; the old mappings are gone when this returns.
+    pub(super) fn set_memory(&mut self, memory: MemoryTable, stats: &Stats) {
+        for (index, ring) in self.rings.iter_mut().enumerate() {
+            let Some(queue) = ring.queue.take() else { continue };
+            match ring.map(index, &memory) {
+                Ok(at) => ring.queue = Some(queue.moved(at)),
+                Err(e) => {
+                    ring.base = queue.base();
+                    let addr = if let DeviceError::RingAddress { addr, .. } = e { addr } else { 0 };
+                    ring.broken(index, QueueError::RingUnmapped { addr }, stats);
+                }
+            }
+        }
+        self.memory = memory;
+    }
+
+    pub(super) fn set_size(&mut self, index: usize, size: u32) -> Result<(), DeviceError> {
+        let ring = self.stopped_ring(index, "SET_VRING_NUM")?;
+        let ok = u16::try_from(size).ok().filter(|n| n.is_power_of_two() && *n <= SplitLayout::MAX_SIZE);
+        ring.size = Some(ok.ok_or(DeviceError::RingSize { size })?);
+        Ok(())
+    }
+
+    pub(super) fn set_parts(&mut self, index: usize, parts: [u64; 3]) -> Result<(), DeviceError> {
+        self.stopped_ring(index, "SET_VRING_ADDR")?.parts = Some(parts);
+        Ok(())
+    }
+
+    pub(super) fn set_base(&mut self, index: usize, base: u32) -> Result<(), DeviceError> {
+        let ring = self.stopped_ring(index, "SET_VRING_BASE")?;
+        ring.base = u16::try_from(base).map_err(|_| DeviceError::RingBase { ring: index, base })?;
+        Ok(())
+    }
+
+    /// Starts the ring, or exchanges the kick descriptor of a running one.
+    pub(super) fn set_kick(&mut self, index: usize, kick: Option<OwnedFd>) -> Result<(), DeviceError> {
+        self.ring(index)?;
+        if self.rings[index].queue.is_none() {
+            if self.memory.is_empty() {
+                return Err(DeviceError::NotReady { ring: index, missing: "a memory table" });
+            }
+            if self.features & (feature::VERSION_1 | feature::MRG_RXBUF) == 0 {
+                return Err(DeviceError::LegacyHeader);
+            }
+            let at = self.rings[index].map(index, &self.memory)?;
+            let ring = &mut self.rings[index];
+            ring.queue = Some(Queue::new(at, ring.base));
+        }
+        self.rings[index].kick = kick.map(Arc::new);
+        Ok(())
+    }
+
+    pub(super) fn set_call(&mut self, index: usize, call: Option<OwnedFd>) -> Result<(), DeviceError> {
+        let ring = self.ring(index)?;
+        // Something may have been given back while there was no one to tell; an interrupt too many does no harm.
+        if let (Some(_), Some(call)) = (&ring.queue, &call) {
+            signal(call);
+        }
+        ring.call = call;
+        Ok(())
+    }
+
+    pub(super) fn set_err(&mut self, index: usize, err: Option<OwnedFd>) -> Result<(), DeviceError> {
+        self.ring(index)?.err = err;
+        Ok(())
+    }
+
+    pub(super) fn set_enabled(&mut self, index: usize, enabled: bool) -> Result<(), DeviceError> {
+        self.ring(index)?.enabled = enabled;
+        Ok(())
+    }
+
+    /// Stops the ring and says where it stopped. Its buffers are not touched again.
+    pub(super) fn get_base(&mut self, index: usize) -> Result<u16, DeviceError> {
+        let ring = self.ring(index)?;
+        ring.stop();
+        ring.kick = None;
+        ring.call = None;
+        Ok(ring.base)
+    }
+
+    pub(super) fn disable_all(&mut self) {
+        for ring in &mut self.rings {
+            ring.enabled = false;
+        }
+    }
+}
+
+/// What the two sides share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// How many threads of the control side want the state. The data side keeps out while there are any: without
+    /// this, a data side that polls without pause would take the mutex again before the other thread has woken up.
+    waiting: AtomicU32,
+    pub(super) connected: AtomicBool,
+    /// Written when the state has changed, to end a sleep.
+    pub(super) wake: OwnedFd,
+    pub(super) options: Options,
+    pub(super) offered: u64,
+    pub(super) stats: Arc<Stats>,
+}
+
+impl Shared {
+    pub(super) fn new(options: Options, offered: u64) -> Result<Self, DeviceError> {
+        let rings = 2 * options.max_pairs + usize::from(options.serve_control);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| DeviceError::Io { what: "eventfd", source: e.into() })?;
+        let (state, stats) = (Mutex::new(State::new(rings)), Arc::new(Stats::default()));
+        let (waiting, connected) = (AtomicU32::new(0), AtomicBool::new(false));
+        Ok(Self { state, waiting, connected, wake, options, offered, stats })
+    }
+
+    /// For the control side: has the state as soon as the pass at hand is over, and wakes the data side afterwards.
+    pub(super) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let result = f(&mut state);
+        drop(state);
+        signal(&self.wake);
+        result
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the data side: the state, unless the control side has it or wants it.
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}

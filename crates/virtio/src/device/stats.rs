@@ -1,0 +1,135 @@
+//! What the device counts. Readable from any thread at any time; written once per pass, not per frame.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::QueueError;
+
+/// Why a frame went no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Drop {
+    /// Towards the driver: it does not fit the buffers that this driver posts.
+    TooBig,
+    /// From the driver: shorter than an Ethernet header behind the virtio header.
+    Runt,
+    /// From the driver: longer than any frame.
+    TooLong,
+    /// From the driver: a header whose offload fields cannot be true.
+    BadHeader,
+    /// From the driver: on a ring that was disabled.
+    Disabled,
+    /// From the driver: the port did not take it (full, or refused by the kernel).
+    PortRefused,
+}
+
+impl Drop {
+    /// The names under which [`Stats::drops`] counts, in the order of the variants.
+    pub const NAMES: [&'static str; 6] = ["too_big", "runt", "too_long", "bad_header", "disabled", "port_refused"];
+}
+
+/// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are the driver's words: a
+/// received frame went from the port to the driver.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Frames from the port to the driver.
+    pub rx_frames: AtomicU64,
+    /// Their bytes, virtio headers not counted.
+    pub rx_bytes: AtomicU64,
+    /// Frames from the driver that the port took.
+    pub tx_frames: AtomicU64,
+    /// Their bytes, virtio headers not counted.
+    pub tx_bytes: AtomicU64,
+    /// Passes over the queues.
+    pub polls: AtomicU64,
+    /// Times that a queue had a frame and the driver no buffers for it.
+    pub starved: AtomicU64,
+    /// Nanoseconds in passes that moved frames.
+    pub busy_ns: AtomicU64,
+    /// Interrupts sent.
+    pub calls: AtomicU64,
+    /// Times that [`super::Device::run`] went to sleep.
+    pub sleeps: AtomicU64,
+    /// Control commands answered.
+    pub commands: AtomicU64,
+    /// Connections that ended in an error.
+    pub connection_errors: AtomicU64,
+    drops: [AtomicU64; Drop::NAMES.len()],
+    queue_errors: [AtomicU64; QueueError::NAMES.len()],
+}
+
+impl Stats {
+    /// Frames dropped for `why`.
+    #[must_use]
+    pub fn dropped(&self, why: Drop) -> u64 {
+        self.drops[why as usize].load(Relaxed)
+    }
+
+    /// All drops, by name.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Drop::NAMES.into_iter().zip(self.drops.iter().map(|n| n.load(Relaxed)))
+    }
+
+    /// Rings stopped by their driver's fault, by name.
+    pub fn queue_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        QueueError::NAMES.into_iter().zip(self.queue_errors.iter().map(|n| n.load(Relaxed)))
+    }
+
+    /// Rings stopped by the fault called `name` in [`QueueError::NAMES`].
+    #[must_use]
+    pub fn queue_error(&self, name: &str) -> u64 {
+        self.queue_errors().find(|&(n, _)| n == name).map_or(0, |(_, count)| count)
+    }
+
+    pub(super) fn count_queue_error(&self, e: QueueError) {
+        self.queue_errors[e.index()].fetch_add(1, Relaxed);
+    }
+
+    /// Adds what one pass counted.
+    pub(super) fn add(&self, t: &Tally) {
+        let add = |to: &AtomicU64, n: u64| {
+            if n > 0 {
+                to.fetch_add(n, Relaxed);
+            }
+        };
+        add(&self.rx_frames, t.rx_frames);
+        add(&self.rx_bytes, t.rx_bytes);
+        add(&self.tx_frames, t.tx_frames);
+        add(&self.tx_bytes, t.tx_bytes);
+        add(&self.starved, t.starved);
+        add(&self.calls, t.calls);
+        add(&self.commands, t.commands);
+        add(&self.polls, 1);
+        if t.dropped > 0 {
+            for (to, n) in self.drops.iter().zip(t.drops) {
+                add(to, n);
+            }
+        }
+    }
+}
+
+/// One pass's counts, kept in registers and on the stack until it ends.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) rx_frames: u64,
+    pub(super) rx_bytes: u64,
+    pub(super) tx_frames: u64,
+    pub(super) tx_bytes: u64,
+    pub(super) starved: u64,
+    pub(super) calls: u64,
+    pub(super) commands: u64,
+    dropped: u64,
+    drops: [u64; Drop::NAMES.len()],
+}
+
+impl Tally {
+    #[cold]
+    pub(super) fn drop(&mut self, why: Drop) {
+        self.dropped += 1;
+        self.drops[why as usize] += 1;
+    }
+
+    /// Frames and commands handled, dropped ones included.
+    pub(super) fn moved(&self) -> usize {
+        (self.rx_frames + self.tx_frames + self.commands + self.dropped) as usize
+    }
+}

@@ -1,0 +1,105 @@
+//! From the driver to the port: chains into frames.
+
+use super::QueueError;
+use super::copy::{copy, gather};
+use super::memory::MemoryTable;
+use super::port::{MAX_WIRE, Port};
+use super::queue::{Direction, Queue};
+use super::rx::{BATCH, Scratch};
+use super::stats::{Drop, Tally};
+use crate::net::VnetHdr;
+
+/// Frames between two publications of the used index.
+const PUBLISH_FRAMES: u16 = 32;
+/// An Ethernet header: what the shortest frame consists of.
+const MIN_TX: usize = 14;
+
+/// Takes up to [`BATCH`] chains of `q`, and gives their frames to `port` unless `discard` is set. `wire` is private
+/// memory of at least [`MAX_WIRE`] bytes.
+///
+/// # Errors
+///
+/// What the driver did wrong. Everything given back before stays given back, and is published.
+pub(super) fn transmit<P: Port>(
+    q: &mut Queue,
+    memory: &MemoryTable,
+    port: &mut P,
+    discard: bool,
+    scratch: &mut Scratch,
+    wire: &mut [u8],
+    tally: &mut Tally,
+) -> Result<(), QueueError> {
+    let left = q.refresh()?.min(BATCH);
+    let mut result = Ok(());
+    for n in 0..left {
+        if n % PUBLISH_FRAMES == PUBLISH_FRAMES - 1 {
+            q.publish();
+        }
+        let head = match take(q, memory, P::WANTS_BYTES, scratch, wire) {
+            Ok((head, total)) => {
+                frame(port, discard, &wire[..total.min(MAX_WIRE)], total, tally);
+                head
+            }
+            Err(e) => {
+                result = Err(e);
+                break;
+            }
+        };
+        q.give_back(head, 0);
+    }
+    q.publish();
+    result
+}
+
+/// The next chain: its head and its bytes, of which the first [`MAX_WIRE`] are copied into `wire` if `copied` is set.
+#[inline(always)]
+fn take(
+    q: &mut Queue,
+    memory: &MemoryTable,
+    copied: bool,
+    scratch: &mut Scratch,
+    wire: &mut [u8],
+) -> Result<(u16, usize), QueueError> {
+    let head = q.head(0)?;
+    let d = q.desc(head);
+    let len = d.len as usize;
+    let plain = d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len);
+    if plain && let Some(host) = q.host(memory, &d) {
+        if copied {
+            // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
+            unsafe { copy(host, wire.as_mut_ptr(), len) };
+        }
+        return Ok((head, len));
+    }
+    scratch.buffers.clear();
+    let total = q.chain(memory, head, Direction::Read, &mut scratch.buffers)? as usize;
+    if copied {
+        gather(&scratch.buffers, wire);
+    }
+    Ok((head, total))
+}
+
+/// Judges a frame of `total` bytes, header included, and hands it on.
+#[inline(always)]
+fn frame<P: Port>(port: &mut P, discard: bool, wire: &[u8], total: usize, tally: &mut Tally) {
+    if discard {
+        return tally.drop(Drop::Disabled);
+    }
+    if total < VnetHdr::LEN + MIN_TX {
+        return tally.drop(Drop::Runt);
+    }
+    if total > MAX_WIRE {
+        return tally.drop(Drop::TooLong);
+    }
+    if P::WANTS_BYTES {
+        let header = wire.first_chunk().map(|b| VnetHdr::from_bytes(*b));
+        if !header.is_some_and(|h| h.plausible(total - VnetHdr::LEN)) {
+            return tally.drop(Drop::BadHeader);
+        }
+        if !port.send(wire) {
+            return tally.drop(Drop::PortRefused);
+        }
+    }
+    tally.tx_frames += 1;
+    tally.tx_bytes += (total - VnetHdr::LEN) as u64;
+}

@@ -1,0 +1,269 @@
+//! A driver just big enough to test the device: one memfd, split rings at its start, buffers behind them.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use netmem_virtio::device::port::Port;
+use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
+use netmem_virtio::net::feature;
+use netmem_virtio::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+pub const SIZE: u16 = 256;
+/// Guest and user addresses differ from each other and from the host's, so that mixing them up shows.
+pub const GUEST: u64 = 0x1_0000_0000;
+pub const USER: u64 = 0x7000_0000_0000;
+pub const MEMORY: usize = 16 << 20;
+/// Where ring `i` lies; buffers begin after eight of them.
+const RING_ROOM: usize = 64 << 10;
+pub const BUFFERS: usize = 8 * RING_ROOM;
+
+pub fn memfd(len: usize) -> File {
+    let fd = memfd_create(c"netmem-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, len as u64).unwrap();
+    File::from(fd)
+}
+
+pub struct Memory {
+    pub file: File,
+    pub base: *mut u8,
+}
+
+impl Memory {
+    pub fn new() -> Self {
+        let file = memfd(MEMORY);
+        // SAFETY: a new mapping of the whole file.
+        let base = unsafe {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), MEMORY, prot, MapFlags::SHARED, &file, 0).unwrap()
+        };
+        Self { file, base: base.cast() }
+    }
+
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= MEMORY);
+        let mut out = vec![0; len];
+        // SAFETY: inside the mapping; tests read what the device has given back.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), out.as_mut_ptr(), len) };
+        out
+    }
+
+    /// The 16 bytes at `at`, on a hot path.
+    pub fn peek(&self, at: usize) -> u128 {
+        assert!(at + 16 <= MEMORY);
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(at).cast::<u128>().read_unaligned() }
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= MEMORY);
+        // SAFETY: inside the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at), bytes.len()) };
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and the rings of the driver are not used after it.
+        unsafe { munmap(self.base.cast(), MEMORY).unwrap() };
+    }
+}
+
+pub struct Ring {
+    pub ring: SplitRing,
+    pub index: usize,
+    pub avail: u16,
+    pub used: u16,
+    pub kick: EventFd,
+    pub call: EventFd,
+    pub err: EventFd,
+}
+
+impl Ring {
+    pub fn post(&mut self, head: u16) {
+        self.ring.set_avail_entry(self.avail, head);
+        self.avail = self.avail.wrapping_add(1);
+        self.ring.set_avail_idx(self.avail);
+    }
+
+    /// One chain of the given (guest address, length, flags), in descriptors from `first` on.
+    pub fn chain(&mut self, first: u16, parts: &[(u64, u32, u16)]) {
+        for (i, &(addr, len, flags)) in parts.iter().enumerate() {
+            let id = first + i as u16;
+            let more = if i + 1 < parts.len() { DESC_NEXT } else { 0 };
+            self.ring.set_desc(id, Desc { addr, len, flags: flags | more, next: id + 1 });
+        }
+        self.post(first);
+    }
+
+    pub fn take(&mut self) -> Option<(u32, u32)> {
+        (self.used != self.ring.used_idx()).then(|| {
+            let entry = self.ring.used_entry(self.used);
+            self.used = self.used.wrapping_add(1);
+            entry
+        })
+    }
+}
+
+pub struct Driver {
+    pub memory: Memory,
+    pub rings: Vec<Ring>,
+    pub front: Frontend,
+    pub connection: Option<Connection>,
+    pub stats: Arc<Stats>,
+}
+
+/// Every feature of a modern driver but mergeable buffers.
+pub const PLAIN: u64 = feature::VERSION_1 | feature::VHOST_USER_PROTOCOL;
+pub const MERGEABLE: u64 = PLAIN | feature::MRG_RXBUF;
+
+pub fn region(file: &impl AsRawFd, guest: u64, user: u64, size: u64, offset: u64) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: guest,
+        memory_size: size,
+        userspace_addr: user,
+        mmap_offset: offset,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
+impl Driver {
+    /// Connects and negotiates, but starts no ring.
+    pub fn connect<P: Port>(device: &Device<P>, features: u64) -> Self {
+        Self::over(&device.control(), device.stats(), features)
+    }
+
+    /// The same to a device that is on another thread.
+    pub fn over(control: &Control, stats: Arc<Stats>, features: u64) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let connection = control.serve(theirs).unwrap();
+        let mut front = Frontend::from_stream(ours, 256);
+        front.set_owner().unwrap();
+        let offered = front.get_features().unwrap();
+        assert_eq!(features & !offered, 0, "not offered");
+        front.set_features(features).unwrap();
+        let protocol = front.get_protocol_features().unwrap();
+        assert!(protocol.contains(VhostUserProtocolFeatures::REPLY_ACK));
+        front.set_protocol_features(protocol).unwrap();
+        front.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
+        Self { memory: Memory::new(), rings: Vec::new(), front, connection: Some(connection), stats }
+    }
+
+    pub fn share_memory(&self) {
+        self.front.set_mem_table(&[region(&self.memory.file, GUEST, USER, MEMORY as u64, 0)]).unwrap();
+    }
+
+    /// Makes the next ring known and starts it, disabled.
+    pub fn start_ring(&mut self, size: u16) {
+        let index = self.rings.len();
+        // SAFETY: inside the mapping, aligned; `RING_ROOM` is enough for the sizes used here.
+        let ring = unsafe { SplitRing::from_layout(self.memory.base.add(index * RING_ROOM), size) };
+        assert!(SplitLayout::new(size).total <= RING_ROOM);
+        ring.set_avail_flags(AVAIL_NO_INTERRUPT);
+        let fd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        self.rings.push(Ring { ring, index, avail: 0, used: 0, kick: fd(), call: fd(), err: fd() });
+        self.describe(index, size, 0);
+    }
+
+    pub fn describe(&mut self, index: usize, size: u16, base: u16) {
+        let (at, layout) = (USER + (index * RING_ROOM) as u64, SplitLayout::new(size));
+        let config = VringConfigData {
+            queue_max_size: size,
+            queue_size: size,
+            flags: 0,
+            desc_table_addr: at,
+            used_ring_addr: at + layout.used as u64,
+            avail_ring_addr: at + layout.avail as u64,
+            log_addr: None,
+        };
+        let r = &self.rings[index];
+        self.front.set_vring_num(index, size).unwrap();
+        self.front.set_vring_base(index, base).unwrap();
+        self.front.set_vring_addr(index, &config).unwrap();
+        self.front.set_vring_call(index, &r.call).unwrap();
+        self.front.set_vring_err(index, &r.err).unwrap();
+        self.front.set_vring_kick(index, &r.kick).unwrap();
+    }
+
+    /// A connected driver with `rings` rings, all running and enabled.
+    pub fn start<P: Port>(device: &Device<P>, features: u64, rings: usize) -> Self {
+        let mut driver = Self::connect(device, features);
+        driver.share_memory();
+        for index in 0..rings {
+            driver.start_ring(SIZE);
+            driver.front.set_vring_enable(index, true).unwrap();
+        }
+        driver
+    }
+
+    /// The guest address and file offset of buffer `n` of `len` bytes each, for `ring`.
+    pub fn buffer(&self, ring: usize, n: u16, len: usize) -> (u64, usize) {
+        let at = BUFFERS + ring * (2 << 20) + usize::from(n) * len;
+        (GUEST + at as u64, at)
+    }
+
+    /// Posts writable buffers `first..first + count` of `len` bytes on `ring`, one descriptor each.
+    pub fn post_rx(&mut self, ring: usize, first: u16, count: u16, len: usize) {
+        for n in first..first + count {
+            let (addr, _) = self.buffer(ring, n, len);
+            self.rings[ring].chain(n, &[(addr, len as u32, DESC_WRITE)]);
+        }
+    }
+
+    pub fn queue_errors(&self) -> Vec<(&'static str, u64)> {
+        self.stats.queue_errors().filter(|e| e.1 > 0).collect()
+    }
+
+    pub fn drops(&self) -> Vec<(&'static str, u64)> {
+        self.stats.drops().filter(|e| e.1 > 0).collect()
+    }
+
+    /// Hangs up and waits for the device to notice.
+    pub fn hang_up(self) -> Arc<Stats> {
+        let Self { front, connection, stats, memory, .. } = self;
+        drop(front);
+        if let Some(c) = connection {
+            c.wait().unwrap();
+        }
+        drop(memory);
+        stats
+    }
+}
+
+/// Polls `device` until `done`, or panics: something that must happen has not.
+pub fn poll_until<P: Port>(device: &mut Device<P>, mut done: impl FnMut() -> bool) {
+    until(|| {
+        device.poll();
+        done()
+    });
+}
+
+/// Waits for what must happen.
+pub fn until(mut done: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < patience, "it never happened");
+        std::thread::yield_now();
+    }
+}
+
+pub fn one_pair() -> Options {
+    Options::default()
+}
+
+pub fn frames(stats: &Stats) -> (u64, u64) {
+    (stats.rx_frames.load(Relaxed), stats.tx_frames.load(Relaxed))
+}
+
+/// Something to keep descriptors alive with.
+pub type Fds = Vec<OwnedFd>;

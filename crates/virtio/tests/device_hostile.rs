@@ -1,0 +1,381 @@
+//! Drivers and front ends that lie. Each ends in a named error; what it does not concern goes on.
+#![allow(clippy::unwrap_used)]
+
+mod device_common;
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use device_common::*;
+use netmem_virtio::device::memory::{MAX_REGIONS, MemoryTable, RegionInfo};
+use netmem_virtio::device::port::{Echo, Gen};
+use netmem_virtio::device::{Device, DeviceError, Options};
+use netmem_virtio::net::feature;
+use netmem_virtio::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+fn echo(pairs: usize, serve_control: bool) -> Device<Echo> {
+    let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
+    Device::new(options, |_| Ok(Echo::new())).unwrap()
+}
+
+/// Lets `attack` loose on one of the rings of a device with two pairs and a control queue; then only that ring is
+/// stopped, `name` is counted once, its error descriptor is signalled, and the other pair still works.
+fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
+    let mut device =
+        Device::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
+            .unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE | feature::MQ, 5);
+    attack(&mut driver);
+    poll_until(&mut device, || driver.stats.queue_error(name) == 1);
+    assert_eq!(driver.queue_errors(), [(name, 1)]);
+    assert_eq!(driver.rings[ring].err.read().unwrap(), 1);
+    let stuck = driver.rings[ring].ring.used_idx();
+    // The ring may be repaired: nobody looks.
+    let (addr, _) = driver.buffer(ring, 0, 2048);
+    for n in 0..4 {
+        driver.rings[ring].chain(n, &[(addr, 2048, DESC_WRITE)]);
+    }
+    let other = if ring / 2 == 0 { 2 } else { 0 };
+    driver.post_rx(other, 0, 16, 2048);
+    let (addr, _) = driver.buffer(other + 1, 0, 2048);
+    driver.rings[other + 1].chain(0, &[(addr, 76, 0)]);
+    poll_until(&mut device, || driver.rings[other].ring.used_idx() == 16);
+    poll_until(&mut device, || driver.rings[other + 1].ring.used_idx() == 1);
+    assert_eq!(driver.rings[ring].ring.used_idx(), stuck);
+    assert_eq!(driver.queue_errors(), [(name, 1)]);
+    // Stopping it says where it stood.
+    assert_eq!(driver.front.get_vring_base(ring).unwrap() as u16, stuck);
+    driver.hang_up();
+}
+
+/// The same bad chain towards the driver and from it. `parts` gets the flag of the ring's proper direction.
+fn bad_chain(name: &str, parts: impl Fn(u16, u64) -> Vec<(u64, u32, u16)>) {
+    for (ring, write) in [(0, DESC_WRITE), (1, 0), (2, DESC_WRITE), (3, 0)] {
+        attack(ring, name, |d| {
+            let (addr, _) = d.buffer(ring, 0, 2048);
+            let parts = parts(write, addr);
+            d.rings[ring].chain(0, &parts);
+        });
+    }
+}
+
+/// Proves NET-6 from the other side, as do all tests here.
+#[test]
+fn addresses_outside_the_table() {
+    let end = GUEST + MEMORY as u64;
+    for addr in [0, GUEST - 1, end - 1, end, end + 4096, u64::MAX, u64::MAX - 2047, USER] {
+        bad_chain("outside_table", |write, _| vec![(addr, 2048, write)]);
+        bad_chain("outside_table", |write, good| vec![(good, 12, write), (addr, 2048, write)]);
+    }
+}
+
+#[test]
+fn huge_descriptors() {
+    bad_chain("outside_table", |write, good| vec![(good, u32::MAX, write)]);
+    bad_chain("outside_table", |write, _| vec![(GUEST, MEMORY as u32 + 1, write)]);
+    // Every part lies in the table; together they have 4 GiB.
+    bad_chain("huge_chain", |write, _| vec![(GUEST, MEMORY as u32, write); 256]);
+}
+
+#[test]
+fn zero_length_descriptors() {
+    bad_chain("zero_length", |write, good| vec![(good, 0, write)]);
+    bad_chain("zero_length", |write, good| vec![(good, 12, write), (good, 0, write)]);
+}
+
+#[test]
+fn wrong_directions() {
+    bad_chain("wrong_direction", |write, good| vec![(good, 2048, write ^ DESC_WRITE)]);
+    bad_chain("wrong_direction", |write, good| vec![(good, 12, write), (good, 2048, write ^ DESC_WRITE)]);
+}
+
+#[test]
+fn indirect_tables_were_not_negotiated() {
+    bad_chain("indirect", |write, good| vec![(good, 2048, write | DESC_INDIRECT)]);
+    bad_chain("indirect", |write, good| vec![(good, 12, write), (good, 2048, write | DESC_INDIRECT)]);
+}
+
+#[test]
+fn loops_and_chains_without_end() {
+    for (ring, write) in [(0, DESC_WRITE), (1, 0)] {
+        for length in [1u16, 2, SIZE] {
+            attack(ring, "chain_too_long", |d| {
+                let (addr, _) = d.buffer(ring, 0, 2048);
+                for id in 0..length {
+                    let (flags, next) = (write | DESC_NEXT, (id + 1) % length);
+                    d.rings[ring].ring.set_desc(id, Desc { addr, len: 1, flags, next });
+                }
+                d.rings[ring].post(0);
+            });
+        }
+    }
+}
+
+#[test]
+fn ids_out_of_range() {
+    for (ring, write) in [(0, DESC_WRITE), (1, 0), (4, 0)] {
+        for id in [SIZE, SIZE + 1, u16::MAX] {
+            attack(ring, "head_out_of_range", |d| d.rings[ring].post(id));
+            attack(ring, "next_out_of_range", |d| {
+                let (addr, _) = d.buffer(ring, 0, 2048);
+                let flags = write | DESC_NEXT;
+                d.rings[ring].ring.set_desc(0, Desc { addr, len: 1, flags, next: id });
+                d.rings[ring].post(0);
+            });
+        }
+    }
+}
+
+#[test]
+fn the_available_index_jumps() {
+    for ring in [0, 1, 4] {
+        for idx in [SIZE + 1, u16::MAX, 0x8000] {
+            attack(ring, "avail_jump", |d| d.rings[ring].ring.set_avail_idx(idx));
+        }
+    }
+}
+
+#[test]
+fn a_command_without_room_for_an_answer() {
+    attack(4, "no_answer_byte", |d| {
+        let (addr, _) = d.buffer(4, 0, 2048);
+        d.rings[4].chain(0, &[(addr, 4, 0)]);
+    });
+    attack(4, "wrong_direction", |d| {
+        let (addr, _) = d.buffer(4, 0, 2048);
+        d.rings[4].chain(0, &[(addr, 1, DESC_WRITE), (addr, 4, 0)]);
+    });
+}
+
+/// Good frames before the bad chain are given back all the same.
+#[test]
+fn what_came_before_counts() {
+    let mut device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    driver.post_rx(0, 0, 10, 2048);
+    driver.rings[0].post(SIZE);
+    poll_until(&mut device, || driver.stats.queue_error("head_out_of_range") == 1);
+    assert_eq!((driver.rings[0].ring.used_idx(), frames(&driver.stats).0), (10, 10));
+    assert_eq!(driver.front.get_vring_base(0).unwrap(), 10);
+}
+
+/// A buffer may cross from one region into another whose guest addresses follow.
+#[test]
+fn a_buffer_across_two_regions() {
+    let mut device = Device::new(one_pair(), |_| Gen::new(1000, Some(1))).unwrap();
+    let want = device.ports()[0].frame().to_vec();
+    let mut driver = Driver::connect(&device, PLAIN);
+    let half = MEMORY as u64 / 2;
+    let low = region(&driver.memory.file, GUEST, USER, half, 0);
+    let high = region(&driver.memory.file, GUEST + half, USER + half, half, half);
+    driver.front.set_mem_table(&[low, high]).unwrap();
+    driver.start_ring(SIZE);
+    driver.front.set_vring_enable(0, true).unwrap();
+    driver.rings[0].chain(0, &[(GUEST + half - 100, 2048, DESC_WRITE)]);
+    poll_until(&mut device, || driver.rings[0].take().is_some());
+    assert_eq!(driver.memory.read(half as usize - 100 + 12, 1000), want);
+}
+
+fn info(guest_addr: u64, user_addr: u64, size: u64, mmap_offset: u64) -> RegionInfo {
+    RegionInfo { guest_addr, user_addr, size, mmap_offset }
+}
+
+#[test]
+fn memory_tables_are_checked() {
+    let table = |regions: &[RegionInfo]| {
+        let files: Vec<_> = regions.iter().map(|_| memfd(1 << 20)).collect();
+        MemoryTable::new(regions, &files)
+    };
+    let mib = 1u64 << 20;
+    assert!(table(&[info(0, 0, mib, 0), info(mib, mib, mib, 0)]).is_ok());
+    assert!(matches!(table(&[]), Err(DeviceError::RegionCount { count: 0, .. })));
+    let many: Vec<_> = (0..=MAX_REGIONS as u64).map(|i| info(i * mib, i * mib, mib, 0)).collect();
+    assert!(matches!(table(&many), Err(DeviceError::RegionCount { .. })));
+    assert!(matches!(MemoryTable::new(&many[..2], &[memfd(1 << 20)]), Err(DeviceError::RegionFds { .. })));
+    for (size, offset) in [(mib + 1, 0), (mib, 1), (1, mib), (1 << 40, 0)] {
+        let e = table(&[info(0, 0, size, offset)]);
+        assert!(matches!(e, Err(DeviceError::RegionBeyondFile { file: 1_048_576, .. })), "{e:?}");
+    }
+    for r in [info(0, 0, 0, 0), info(u64::MAX, 0, 2, 0), info(0, u64::MAX, 2, 0), info(0, 0, 2, u64::MAX)] {
+        assert!(matches!(table(&[r]), Err(DeviceError::RegionRange { .. })));
+    }
+    for (a, b) in [(0, 8 * mib), (8 * mib, 0), (8 * mib, mib - 1), (mib / 2, mib / 2)] {
+        let e = table(&[info(0, 0, mib, 0), info(a, b, mib, 0)]);
+        assert!(matches!(e, Err(DeviceError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
+    }
+    // An offset that is not a multiple of a page, and both ends of what can be reached.
+    let t = table(&[info(0x1000, 0x9000, 100, 12345)]).unwrap();
+    assert!(t.translate(0x1000, 100).is_some() && t.translate(0x1000 + 99, 1).is_some());
+    assert!(
+        t.translate(0x1000, 101).is_none() && t.translate(0x1000 + 100, 1).is_none() && t.translate(0xfff, 1).is_none()
+    );
+    assert_eq!(t.translate_user(0x9000 + 7, 93), t.translate(0x1000 + 7, 93));
+    assert!(t.translate_user(0x9000 + 7, 94).is_none() && t.translate_user(0x8fff, 1).is_none());
+    // Not a file that can be measured.
+    let (pipe, _w) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(MemoryTable::new(&[info(0, 0, 1, 0)], &[pipe.into()]), Err(DeviceError::RegionBeyondFile { .. })));
+}
+
+/// How a connection ended.
+fn end(driver: Driver) -> DeviceError {
+    let Driver { connection, front, .. } = driver;
+    let e = connection.unwrap().wait().unwrap_err();
+    drop(front);
+    e
+}
+
+#[test]
+fn messages_out_of_order_or_out_of_range() {
+    type Attack = fn(&mut Driver);
+    let cases: &[(&str, Attack)] = &[
+        ("NotReady", |d| {
+            // A kick before anything else is known.
+            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+            d.front.set_vring_kick(0, &fd).unwrap_err();
+        }),
+        ("NotReady", |d| {
+            d.share_memory();
+            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+            d.front.set_vring_kick(0, &fd).unwrap_err();
+        }),
+        ("NoSuchRing", |d| d.front.set_vring_num(2, 256).unwrap_err().drop()),
+        ("RingSize", |d| d.front.set_vring_num(0, 100).unwrap_err().drop()),
+        ("RingSize", |d| d.front.set_vring_num(0, 0).unwrap_err().drop()),
+        ("NotOffered", |d| d.front.set_features(1 << 29).unwrap_err().drop()),
+        ("Running", |d| {
+            d.share_memory();
+            d.start_ring(SIZE);
+            d.front.set_vring_num(0, 256).unwrap_err();
+        }),
+        ("Running", |d| {
+            d.share_memory();
+            d.start_ring(SIZE);
+            d.front.set_features(PLAIN | feature::CSUM).unwrap_err();
+        }),
+        ("RegionBeyondFile", |d| {
+            let r = region(&d.memory.file, GUEST, USER, MEMORY as u64 + 1, 0);
+            d.front.set_mem_table(&[r]).unwrap_err();
+        }),
+        ("RegionOverlap", |d| {
+            let r = region(&d.memory.file, GUEST, USER, 4096, 0);
+            d.front.set_mem_table(&[r, r]).unwrap_err();
+        }),
+        ("RingAddress", |d| {
+            // The memory ends in the middle of the ring.
+            d.front.set_mem_table(&[region(&d.memory.file, GUEST, USER, 4096, 0)]).unwrap();
+            let config = vhost::VringConfigData {
+                queue_max_size: 256,
+                queue_size: 256,
+                flags: 0,
+                desc_table_addr: USER,
+                avail_ring_addr: USER + 4096,
+                used_ring_addr: USER + 4096,
+                log_addr: None,
+            };
+            d.front.set_vring_num(0, 256).unwrap();
+            d.front.set_vring_addr(0, &config).unwrap();
+            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+            d.front.set_vring_kick(0, &fd).unwrap_err();
+        }),
+    ];
+    for (name, attack) in cases {
+        let device = echo(1, false);
+        let mut driver = Driver::connect(&device, PLAIN);
+        attack(&mut driver);
+        let stats = device.stats();
+        let e = end(driver);
+        assert!(format!("{e:?}").starts_with(name), "{e:?} is not {name}");
+        assert_eq!(stats.connection_errors.load(Relaxed), 1);
+    }
+    // The header of old.
+    let device = echo(1, false);
+    let mut driver = Driver::connect(&device, feature::VHOST_USER_PROTOCOL);
+    driver.share_memory();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| driver.start_ring(SIZE)));
+    assert!(result.is_err());
+    assert!(matches!(end(driver), DeviceError::LegacyHeader));
+}
+
+trait Discard: Sized {
+    fn drop(self) {}
+}
+impl Discard for vhost::Error {}
+
+#[test]
+fn a_second_front_end_is_refused() {
+    let device = echo(1, false);
+    let driver = Driver::connect(&device, PLAIN);
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    assert!(matches!(device.control().handle(theirs), Err(DeviceError::Busy)));
+    driver.hang_up();
+    let driver = Driver::start(&device, PLAIN, 2);
+    driver.hang_up();
+}
+
+/// The connection ends in the middle of traffic: the rings stop, nothing is touched any more.
+#[test]
+fn disconnects_under_traffic() {
+    let device = Device::new(one_pair(), |_| Gen::new(1514, None)).unwrap();
+    let (stop, control, stats) = (AtomicBool::new(false), device.control(), device.stats());
+    std::thread::scope(|s| {
+        let stop = &stop;
+        let worker = s.spawn(move || {
+            let mut device = device;
+            while !stop.load(Relaxed) {
+                device.poll();
+            }
+        });
+        for round in 0..20 {
+            let features = if round % 2 == 0 { PLAIN } else { MERGEABLE };
+            let mut driver = Driver::over(&control, Arc::clone(&stats), features);
+            driver.share_memory();
+            driver.start_ring(SIZE);
+            driver.front.set_vring_enable(0, true).unwrap();
+            let moved = frames(&stats).0;
+            driver.post_rx(0, 0, SIZE, 2048);
+            until(|| {
+                while let Some((id, _)) = driver.rings[0].take() {
+                    driver.rings[0].post(id as u16);
+                }
+                frames(&stats).0 > moved + 500
+            });
+            let Driver { memory, rings, front, connection, .. } = driver;
+            drop(front);
+            if let Some(c) = connection {
+                c.wait().unwrap();
+            }
+            let idx = rings[0].ring.used_idx();
+            rings[0].ring.set_avail_idx(idx.wrapping_add(SIZE));
+            let before = memory.read(BUFFERS, 1 << 20);
+            memory.write(BUFFERS, &vec![0; 1 << 20]);
+            std::thread::yield_now();
+            assert_eq!((rings[0].ring.used_idx(), memory.read(BUFFERS, 1 << 20)), (idx, vec![0; 1 << 20]));
+            assert_ne!(before, vec![0; 1 << 20]);
+        }
+        stop.store(true, Relaxed);
+        worker.join().unwrap();
+        assert_eq!(stats.connection_errors.load(Relaxed), 0);
+    });
+}
+
+/// A table that no longer holds a running ring stops that ring.
+#[test]
+fn a_table_that_loses_a_ring() {
+    let mut device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    driver.post_rx(0, 0, 8, 2048);
+    poll_until(&mut device, || driver.rings[0].ring.used_idx() == 8);
+    let at = BUFFERS as u64;
+    let r = region(&driver.memory.file, GUEST + at, USER + at, MEMORY as u64 - at, at);
+    driver.front.set_mem_table(&[r]).unwrap();
+    assert_eq!(driver.queue_errors(), [("ring_unmapped", 2)]);
+    driver.post_rx(0, 8, 8, 2048);
+    for _ in 0..10 {
+        assert_eq!(device.poll(), 0);
+    }
+    assert_eq!(driver.front.get_vring_base(0).unwrap(), 8);
+}

@@ -1,0 +1,281 @@
+//! The ports that touch the world: capture files and tap devices.
+#![allow(clippy::unwrap_used)]
+
+mod device_common;
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::net::UdpSocket;
+use std::path::Path;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use device_common::*;
+use netmem_virtio::device::port::{CaptureError, Pcap, Play, Port, PortError, Tap, TapError};
+use netmem_virtio::device::{Device, DeviceError};
+use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
+use netmem_virtio::ring::DESC_WRITE;
+use pcap_file::DataLink;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
+use pcap_file::pcapng::blocks::simple_packet::SimplePacketBlock;
+
+fn sample(n: usize, max: usize) -> Vec<Vec<u8>> {
+    (0..n).map(|i| (0..14 + i * 97 % (max - 13)).map(|j| (i * 31 + j) as u8).collect()).collect()
+}
+
+fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
+    let header = PcapHeader { snaplen: 1 << 20, datalink: DataLink::ETHERNET, ..PcapHeader::default() };
+    let mut w = PcapWriter::with_header(Vec::new(), header).unwrap();
+    for f in frames {
+        w.write_packet(&PcapPacket::new(Duration::from_secs(1), f.len() as u32, f)).unwrap();
+    }
+    w.into_writer()
+}
+
+fn interface(linktype: DataLink) -> InterfaceDescriptionBlock<'static> {
+    InterfaceDescriptionBlock { linktype, snaplen: 0, options: vec![] }
+}
+
+fn pcapng(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut w = PcapNgWriter::new(Vec::new()).unwrap();
+    w.write_pcapng_block(interface(DataLink::ETHERNET)).unwrap();
+    for (i, f) in frames.iter().enumerate() {
+        let (original_len, data) = (f.len() as u32, Cow::Borrowed(&f[..]));
+        if i % 3 == 0 {
+            w.write_pcapng_block(SimplePacketBlock { original_len, data }).unwrap();
+        } else {
+            let timestamp = Duration::from_secs(1);
+            w.write_pcapng_block(EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp,
+                original_len,
+                data,
+                options: vec![],
+            })
+            .unwrap();
+        }
+    }
+    w.into_inner()
+}
+
+fn open(bytes: &[u8], play: Play) -> Result<Pcap, CaptureError> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    Pcap::open(file.path(), play).map_err(|e| match e {
+        PortError::Capture { source, .. } => source,
+        e => panic!("{e}"),
+    })
+}
+
+#[test]
+fn a_capture_arrives_byte_for_byte() {
+    let frames = sample(3000, 9000);
+    for (bytes, features, each) in [(pcap(&frames), MERGEABLE, 1536), (pcapng(&frames), PLAIN, 9216)] {
+        let port = open(&bytes, Play::Once).unwrap();
+        let mut device = Device::new(one_pair(), |_| Ok(port.clone())).unwrap();
+        let mut driver = Driver::start(&device, features, 1);
+        driver.post_rx(0, 0, 128, each);
+        let (mut got, mut frame, mut left) = (Vec::new(), Vec::new(), 0);
+        until(|| {
+            device.poll();
+            while let Some((id, len)) = driver.rings[0].take() {
+                let (addr, at) = driver.buffer(0, id as u16, each);
+                let part = driver.memory.read(at, len as usize);
+                if left == 0 {
+                    left = VnetHdr::from_bytes(*part.first_chunk().unwrap()).num_buffers;
+                }
+                left -= 1;
+                frame.extend(part);
+                if left == 0 {
+                    got.push(frame.split_off(12));
+                    frame.clear();
+                }
+                driver.rings[0].chain(id as u16, &[(addr, each as u32, DESC_WRITE)]);
+            }
+            device.ports()[0].is_done() && got.len() == frames.len()
+        });
+        assert!(got == frames);
+    }
+}
+
+#[test]
+fn a_capture_can_be_looped() {
+    let mut port = open(&pcap(&sample(3, 100)), Play::Loop).unwrap();
+    for i in 0..10 {
+        let want = port.frame(i % 3).unwrap().to_vec();
+        assert_eq!(&port.peek().unwrap()[12..], want);
+        port.consume();
+    }
+}
+
+#[test]
+fn bad_captures_are_named() {
+    let frames = sample(5, 1000);
+    type Write = fn(&[Vec<u8>]) -> Vec<u8>;
+    for write in [pcap as Write, pcapng as Write] {
+        let good = write(&frames);
+        // Cut anywhere: either an error that says so, or the end of a record.
+        for cut in 0..good.len() {
+            match open(&good[..cut], Play::Once) {
+                Ok(p) => assert!(p.len() < frames.len()),
+                Err(CaptureError::CutOff { record }) => assert!(record <= frames.len()),
+                Err(CaptureError::NotACapture(_) | CaptureError::Empty) => assert!(cut < 64, "{cut}"),
+                Err(e) => panic!("cut at {cut}: {e:?}"),
+            }
+        }
+        // Any byte may be anything: no panic, whatever the answer.
+        for at in 0..good.len().min(400) {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                let _ = open(&bad, Play::Once);
+            }
+        }
+        let with = |f: Vec<u8>| open(&write(&[frames[0].clone(), f, frames[1].clone()]), Play::Once);
+        assert!(matches!(with(vec![]), Err(CaptureError::TooShort { record: 2, len: 0 })));
+        assert!(matches!(with(vec![0; 13]), Err(CaptureError::TooShort { record: 2, len: 13 })));
+        assert!(with(vec![0; 65536]).is_ok() && with(vec![0; OFFLOAD_FRAME]).is_ok());
+        assert!(matches!(with(vec![0; OFFLOAD_FRAME + 1]), Err(CaptureError::TooLong { record: 2, len: 65550, .. })));
+        assert!(matches!(open(&write(&[]), Play::Once), Err(CaptureError::Empty)));
+    }
+    assert!(matches!(open(b"not a capture, but long enough for one", Play::Once), Err(CaptureError::NotACapture(_))));
+    assert!(matches!(open(b"", Play::Once), Err(CaptureError::NotACapture(_))));
+    let header = PcapHeader { datalink: DataLink::RAW, ..PcapHeader::default() };
+    let raw = PcapWriter::with_header(Vec::new(), header).unwrap().into_writer();
+    assert!(matches!(open(&raw, Play::Once), Err(CaptureError::NotEthernet(_))));
+    let mut w = PcapWriter::new(Vec::new()).unwrap();
+    w.write_packet(&PcapPacket::new(Duration::ZERO, 1500, &[0; 96])).unwrap();
+    let e = open(&w.into_writer(), Play::Once);
+    assert!(matches!(e, Err(CaptureError::Snapped { record: 1, captured: 96, len: 1500 })), "{e:?}");
+    let missing = Pcap::open(Path::new("/nonexistent/netmem.pcap"), Play::Once).unwrap_err();
+    assert!(matches!(missing, PortError::Capture { source: CaptureError::Read(_), .. }));
+}
+
+/// A name that no other test run uses.
+fn tap_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("nm{}x{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// Whether taps can be made here; says so if not.
+fn taps() -> bool {
+    let Err(e) = Tap::open(&tap_name(), 1, false) else { return true };
+    eprintln!("SKIPPED: no tap devices here: {e}: {}", std::error::Error::source(&e).unwrap());
+    false
+}
+
+fn tap_error(name: &str, queues: usize) -> TapError {
+    match Tap::open(name, queues, false).unwrap_err() {
+        PortError::Tap { source, .. } => source,
+        e => panic!("{e}"),
+    }
+}
+
+#[test]
+fn bad_tap_names_are_named() {
+    for name in ["", "sixteen-bytes-xx", "a/b", "a b", "..", "tap%d", "a:b", "a\0b"] {
+        assert!(matches!(tap_error(name, 1), TapError::Name), "{name}");
+    }
+    assert!(matches!(tap_error("nmq", 0), TapError::Queues { .. }));
+    assert!(matches!(tap_error("nmq", 257), TapError::Queues { .. }));
+    if !taps() {
+        return;
+    }
+    assert!(matches!(tap_error("lo", 1), TapError::Taken));
+    let name = tap_name();
+    let _held = Tap::open(&name, 1, false).unwrap();
+    assert!(matches!(tap_error(&name, 1), TapError::Taken));
+    assert!(matches!(tap_error(&name, 2), TapError::Taken));
+}
+
+fn exists(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
+#[test]
+fn taps_have_queues_and_go_away() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let taps = Tap::open(&name, 4, true).unwrap();
+    assert_eq!((taps.len(), taps[3].name(), exists(&name)), (4, &*name, true));
+    drop(taps);
+    until(|| !exists(&name));
+}
+
+/// Frames from the kernel reach the driver, and the driver's frames the kernel.
+#[test]
+fn the_kernel_at_the_other_end() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 2);
+    driver.post_rx(0, 0, SIZE, 2048);
+    // A link-local IPv6 multicast leaves on this interface without an address being set here.
+    let index =
+        std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap().trim().parse::<u32>().unwrap();
+    let Ok(socket) = UdpSocket::bind("[::]:0") else {
+        eprintln!("SKIPPED: no IPv6 here");
+        return;
+    };
+    let to = std::net::SocketAddrV6::new("ff02::1:2345".parse().unwrap(), 4242, 0, index);
+    let payload = [0x5a; 700];
+    let mut seen = 0;
+    until(|| {
+        // Until the link-local address has been assigned there is no route.
+        let _ = socket.send_to(&payload, to);
+        device.poll();
+        while let Some((id, len)) = driver.rings[0].take() {
+            let (addr, at) = driver.buffer(0, id as u16, 2048);
+            let got = driver.memory.read(at, len as usize);
+            let h = VnetHdr::from_bytes(*got.first_chunk().unwrap());
+            assert_eq!((h.num_buffers, h.flags, h.gso_type), (1, 0, 0));
+            if got.ends_with(&payload) {
+                seen += 1;
+            }
+            driver.rings[0].chain(id as u16, &[(addr, 2048, DESC_WRITE)]);
+        }
+        seen >= 5
+    });
+    // And back: count what the kernel says it received.
+    let received = || {
+        let path = format!("/sys/class/net/{name}/statistics/rx_packets");
+        std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = received();
+    let mut wire = VnetHdr::default().to_bytes().to_vec();
+    wire.extend([0xff; 6].into_iter().chain([2, 0, 0, 0, 0, 9, 0x88, 0xb5]).chain([0; 46]));
+    let (addr, at) = driver.buffer(1, 0, 2048);
+    driver.memory.write(at, &wire);
+    for _ in 0..100 {
+        driver.rings[1].chain(0, &[(addr, 12, 0), (addr + 12, 60, 0)]);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+    }
+    assert_eq!((received() - before, frames(&driver.stats).1), (100, 100));
+}
+
+#[test]
+fn a_deleted_tap_ends_the_run() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    driver.post_rx(0, 0, 16, 2048);
+    match std::process::Command::new("ip").args(["link", "del", &name]).status() {
+        Ok(s) if s.success() => {}
+        other => return eprintln!("SKIPPED: `ip link del` is not to be had: {other:?}"),
+    }
+    let e = device.run(&std::sync::atomic::AtomicBool::new(false)).unwrap_err();
+    assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
+}

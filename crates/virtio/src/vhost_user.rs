@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
@@ -104,31 +104,19 @@ impl VhostUser {
     fn over(stream: UnixStream, control_queue: bool) -> Result<Self, VhostUserError> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let frontend = Frontend::from_stream(stream.try_clone()?, u64::from(u16::MAX));
-        let mut this = Self { frontend, stream, offered: 0, protocol: false, pairs: 1, control_queue };
-        this.handshake()?;
-        Ok(this)
-    }
-
-    fn handshake(&mut self) -> Result<(), VhostUserError> {
-        let f = &mut self.frontend;
-        f.set_owner().map_err(failed("SET_OWNER"))?;
-        self.offered = f.get_features().map_err(failed("GET_FEATURES"))?;
-        self.protocol = self.offered & feature::VHOST_USER_PROTOCOL != 0;
-        if self.protocol {
-            // The library lets protocol features be spoken of only once the bit that offers them is acknowledged.
-            f.set_features(self.offered & feature::VHOST_USER_PROTOCOL).map_err(failed("SET_FEATURES"))?;
-            let can = f.get_protocol_features().map_err(failed("GET_PROTOCOL_FEATURES"))?;
-            let want = can & (Protocol::MQ | Protocol::REPLY_ACK);
-            f.set_protocol_features(want).map_err(failed("SET_PROTOCOL_FEATURES"))?;
-            if want.contains(Protocol::REPLY_ACK) {
-                f.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
-            }
-            if want.contains(Protocol::MQ) {
-                self.pairs = f.get_queue_num().map_err(failed("GET_QUEUE_NUM"))?;
-            }
+        let mut first = negotiator(&stream)?;
+        first.frontend.set_owner().map_err(failed("SET_OWNER"))?;
+        let can = first.negotiate()?;
+        let mut pairs = 1;
+        if can.contains(Protocol::MQ) {
+            pairs = first.frontend.get_queue_num().map_err(failed("GET_QUEUE_NUM"))?;
+            // The library takes the answer for a number of rings, where backends mean pairs, and from then on refuses to
+            // speak of half of them: what is spoken from here on is spoken through another, which has not asked.
+            first = negotiator(&stream)?;
+            first.negotiate()?;
         }
-        Ok(())
+        let Negotiator { frontend, offered } = first;
+        Ok(Self { frontend, stream, offered, protocol: offered & feature::VHOST_USER_PROTOCOL != 0, pairs, control_queue })
     }
 
     /// The features that the backend offers.
@@ -221,6 +209,36 @@ impl VhostUser {
         let mut byte = [0u8];
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         !matches!(rustix::net::recv(&self.stream, &mut byte[..], flags), Ok((0, _)) | Err(rustix::io::Errno::CONNRESET))
+    }
+}
+
+/// A front end that has not said anything yet.
+struct Negotiator {
+    frontend: Frontend,
+    offered: u64,
+}
+
+fn negotiator(stream: &UnixStream) -> Result<Negotiator, VhostUserError> {
+    Ok(Negotiator { frontend: Frontend::from_stream(stream.try_clone()?, u64::from(u16::MAX)), offered: 0 })
+}
+
+impl Negotiator {
+    /// Asks for the features, and takes the protocol features of ours that the backend has.
+    fn negotiate(&mut self) -> Result<Protocol, VhostUserError> {
+        let f = &mut self.frontend;
+        self.offered = f.get_features().map_err(failed("GET_FEATURES"))?;
+        if self.offered & feature::VHOST_USER_PROTOCOL == 0 {
+            return Ok(Protocol::empty());
+        }
+        // The library lets protocol features be spoken of only once the bit that offers them is acknowledged.
+        f.set_features(feature::VHOST_USER_PROTOCOL).map_err(failed("SET_FEATURES"))?;
+        let can = f.get_protocol_features().map_err(failed("GET_PROTOCOL_FEATURES"))?;
+        let take = can & (Protocol::MQ | Protocol::REPLY_ACK);
+        f.set_protocol_features(take).map_err(failed("SET_PROTOCOL_FEATURES"))?;
+        if take.contains(Protocol::REPLY_ACK) {
+            f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        Ok(take)
     }
 }
 

@@ -375,12 +375,7 @@ impl<M: Memory> Shared<M> {
         if cache.capacity() > 0 {
             // SAFETY: as above.
             unsafe { Self::drain(this) };
-            for _ in 0..cache.capacity() {
-                match cache.unspill() {
-                    Some(desc) => debug_assert!(cache.fill(desc)),
-                    None => break,
-                }
-            }
+            cache.refill();
             if let Some(desc) = cache.pop() {
                 cache.counters.alloc_refill.bump();
                 return Some(desc);

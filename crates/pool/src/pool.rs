@@ -419,13 +419,13 @@ impl<M: Memory> Shared<M> {
         let mut answer = None;
         let mut error = None;
         for page in raw.into_iter().flatten() {
-            if error.is_some() {
-                s.provider.give(page);
-                continue;
+            if error.is_none() {
+                // SAFETY: as above; the page came from the provider just now.
+                error = unsafe { s.enter(&page, this) }.err();
             }
-            if let Err(e) = s.enter(&page, this) {
-                s.provider.give(page);
-                error = Some(e);
+            if error.is_some() {
+                // SAFETY: as above.
+                unsafe { s.provider.give(page) };
                 continue;
             }
             cache.held.set(cache.held.get() + 1);
@@ -442,9 +442,10 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// A page enters the pool.
-    fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
-        let desc = page.desc();
+    /// A page from the provider enters the pool.
+    unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
+        // SAFETY: the pool keeps the provider.
+        let desc = unsafe { page.desc() };
         match &self.domain {
             Some(domain) => {
                 desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size)?);

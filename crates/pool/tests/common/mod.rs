@@ -5,8 +5,9 @@ use netmem_pool::{
     CountingDomain, DmaDomain, MapError, Memory, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
     RegionProvider,
 };
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A domain without a table: the device uses addresses one page above ours.
 #[derive(Debug, Default)]
@@ -32,6 +33,32 @@ impl DmaDomain for Flat {
 
     fn unmap(&self, dma: u64, _len: usize) {
         assert!(dma > 4096, "unmapped what was never mapped: {dma:#x}");
+    }
+}
+
+/// A domain that knows what is mapped: addresses are never reused, a page is mapped once at a time, and unmapped once.
+#[derive(Debug, Default)]
+pub struct Strict(Mutex<(u64, HashMap<u64, usize>, HashSet<usize>)>);
+
+impl Strict {
+    pub fn mapped(&self) -> usize {
+        self.0.lock().unwrap().1.len()
+    }
+}
+
+impl DmaDomain for Strict {
+    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+        let (next, by_dma, by_addr) = &mut *self.0.lock().unwrap();
+        assert!(by_addr.insert(addr.addr()), "mapped while it was mapped");
+        *next += 1 << 12;
+        by_dma.insert(*next, addr.addr());
+        Ok(*next)
+    }
+
+    fn unmap(&self, dma: u64, _len: usize) {
+        let (_, by_dma, by_addr) = &mut *self.0.lock().unwrap();
+        let addr = by_dma.remove(&dma).expect("unmapped what was not mapped");
+        by_addr.remove(&addr);
     }
 }
 

@@ -2,8 +2,11 @@
 
 use crate::home::Home;
 use crate::remote::Link;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::cell::Cell;
 use std::ptr::NonNull;
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// All-zero is a valid descriptor, of a page that was never used.
@@ -74,18 +77,26 @@ impl Desc {
         self.mapped.store(id, Ordering::Release);
     }
 
-    /// Whether the caller is the one to unmap the page for pool `id`: true exactly once per mapping.
-    pub(crate) fn claim_unmap(&self, id: u64) -> bool {
-        self.mapped.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// The address at which the caller, and nobody else, is to unmap the page for pool `id`: once per mapping.
+    ///
+    /// A page without an owner's claim to it may be asked, as [`PagePool::device_gone`](crate::PagePool::device_gone)
+    /// does: hence the first look, which leaves other pools' pages alone, and the address before the claim, after which
+    /// the page may be another pool's.
+    pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
+        if self.mapped.load(Ordering::Acquire) != id {
+            return None;
+        }
+        let dma = self.dma.load(Ordering::Relaxed);
+        self.mapped.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| dma)
     }
 
     /// The same for a caller with whom nobody competes: the pool's owner, which is also who lets a device go.
-    pub(crate) fn claim_unmap_alone(&self, id: u64) -> bool {
-        let mine = self.mapped.load(Ordering::Relaxed) == id;
-        if mine {
-            self.mapped.store(0, Ordering::Relaxed);
+    pub(crate) fn claim_unmap_alone(&self, id: u64) -> Option<u64> {
+        if self.mapped.load(Ordering::Relaxed) != id {
+            return None;
         }
-        mine
+        self.mapped.store(0, Ordering::Relaxed);
+        Some(self.dma())
     }
 
     /// Counts one more user.

@@ -177,6 +177,15 @@ impl Cache {
         self.spill.set(link);
     }
 
+    /// Moves pages from that list into the array, while there are any and room for them.
+    pub(crate) fn refill(&self) {
+        while self.len.get() < self.capacity.get()
+            && let Some(desc) = self.unspill()
+        {
+            self.fill(desc);
+        }
+    }
+
     /// Takes a page off that list.
     pub(crate) fn unspill(&self) -> Option<NonNull<Desc>> {
         let link = self.spill.get();

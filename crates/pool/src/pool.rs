@@ -107,8 +107,8 @@ struct Shared<M: Memory> {
     provider: Arc<dyn Provider<M>>,
     domain: Option<Arc<dyn DmaDomain>>,
     record: Arc<Record>,
-    /// Set once the device is gone: how many pages had by then left past the owner, each unmapping itself.
-    gone: Cell<Option<u64>>,
+    /// Set once the device is gone.
+    gone: Cell<bool>,
     /// Whether pages that come back from elsewhere wait for the owner; else they go to the provider at once.
     circulates: bool,
 }
@@ -167,7 +167,7 @@ impl<M: Memory> Napi<'_, M> {
     fn live_domain(&self) -> Option<&dyn DmaDomain> {
         // SAFETY: the context exists inside of its pool's `poll`.
         let s = unsafe { self.shared.as_ref() };
-        s.domain.as_deref().filter(|_| s.gone.get().is_none())
+        s.domain.as_deref().filter(|_| !s.gone.get())
     }
 }
 
@@ -198,7 +198,7 @@ impl<M: Memory> PagePool<M> {
             provider,
             domain,
             record,
-            gone: Cell::new(None),
+            gone: Cell::new(false),
             circulates: o.cache > 0,
         });
         let mut pool = Self { shared: NonNull::from(Box::leak(shared)) };
@@ -269,7 +269,8 @@ impl<M: Memory> PagePool<M> {
     pub fn stats(&mut self) -> PoolStats {
         // SAFETY: by exclusive reference.
         unsafe { Shared::drain(self.shared) };
-        self.shared().stats()
+        let s = self.shared();
+        s.stats(s.home.remote.0.gone_past_owner())
     }
 
     /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
@@ -287,10 +288,9 @@ impl<M: Memory> PagePool<M> {
     /// allocates no more, and what comes back later is neither synced nor unmapped. Walks all descriptors in use.
     pub fn device_gone(&mut self) {
         let s = self.shared();
-        if s.gone.get().is_some() {
+        if s.gone.replace(true) {
             return;
         }
-        s.gone.set(Some(s.home.remote.0.gone_past_owner()));
         s.provider.each(&mut |region| {
             region.each_desc(&mut |desc| s.unmap(desc, Desc::claim_unmap));
         });
@@ -300,7 +300,6 @@ impl<M: Memory> PagePool<M> {
 
     /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
     /// when it is dropped.
-    #[must_use]
     pub fn close(self) -> Closed {
         ManuallyDrop::new(self).end()
     }
@@ -311,17 +310,19 @@ impl<M: Memory> PagePool<M> {
         unsafe {
             Shared::empty(self.shared);
             let s = self.shared.as_ref();
+            // Read before the stack closes: until then a page that leaves past us has unmapped itself, as `stats` has it.
+            let past = s.home.remote.0.gone_past_owner();
             let mut list = s.home.remote.0.close();
             while let Some((desc, rest)) = first(list) {
                 s.home.cache.counters.recycle_ring.bump();
                 s.give_back(desc);
                 list = rest;
             }
-            let stats = s.stats();
+            let stats = s.stats(past);
             let out = s.home.cache.held.get();
             let record = s.record.clone();
-            let outstanding = out - s.home.remote.0.gone_past_owner();
-            if s.home.remote.0.owner_leaves(out) {
+            let outstanding = out - past;
+            if Remote::owner_leaves(&raw const s.home.remote.0, out) {
                 drop(Box::from_raw(self.shared.as_ptr()));
             }
             record.lingers();
@@ -338,7 +339,8 @@ impl<M: Memory> Drop for PagePool<M> {
 
 impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PagePool({}, {:?})", self.name(), self.shared().stats())
+        let s = self.shared();
+        write!(f, "PagePool({}, {:?})", self.name(), s.stats(s.home.remote.0.gone_past_owner()))
     }
 }
 
@@ -378,15 +380,10 @@ impl<M: Memory> Shared<M> {
         // those may change is a cell or an atomic.
         let s = unsafe { this.as_ref() };
         let cache = &s.home.cache;
+        // SAFETY: as above.
+        unsafe { Self::drain(this) };
         if cache.capacity() > 0 {
-            // SAFETY: as above.
-            unsafe { Self::drain(this) };
-            for _ in 0..cache.capacity() {
-                match cache.unspill() {
-                    Some(desc) => debug_assert!(cache.fill(desc)),
-                    None => break,
-                }
-            }
+            cache.refill();
             if let Some(desc) = cache.pop() {
                 cache.counters.alloc_refill.bump();
                 return Some(desc);
@@ -421,7 +418,7 @@ impl<M: Memory> Shared<M> {
             // Pages that went past the owner are out of the pool, though it had counted them as held.
             room = (s.limit + s.home.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
         }
-        if room == 0 || s.gone.get().is_some() {
+        if room == 0 || s.gone.get() {
             return Ok(None);
         }
         let want = (cache.capacity() / 2).clamp(1, BATCH).min(usize::try_from(room).unwrap_or(BATCH));
@@ -430,13 +427,13 @@ impl<M: Memory> Shared<M> {
         let mut answer = None;
         let mut error = None;
         for page in raw.into_iter().flatten() {
-            if error.is_some() {
-                s.provider.give(page);
-                continue;
+            if error.is_none() {
+                // SAFETY: as above; the page came from the provider just now.
+                error = unsafe { s.enter(&page, this) }.err();
             }
-            if let Err(e) = s.enter(&page, this) {
-                s.provider.give(page);
-                error = Some(e);
+            if error.is_some() {
+                // SAFETY: as above.
+                unsafe { s.provider.give(page) };
                 continue;
             }
             cache.held.set(cache.held.get() + 1);
@@ -453,9 +450,10 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// A page enters the pool.
-    fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
-        let desc = page.desc();
+    /// A page from the provider enters the pool.
+    unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
+        // SAFETY: the pool keeps the provider.
+        let desc = unsafe { page.desc() };
         match &self.domain {
             Some(domain) => {
                 desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size)?);
@@ -471,6 +469,7 @@ impl<M: Memory> Shared<M> {
     unsafe fn drain(this: NonNull<Self>) {
         // SAFETY: the owner calls; see `slow`.
         let s = unsafe { this.as_ref() };
+        let cache = &s.home.cache;
         if s.home.remote.0.is_empty() {
             return;
         }
@@ -478,11 +477,11 @@ impl<M: Memory> Shared<M> {
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
-            s.home.cache.counters.recycle_ring.bump();
-            if s.gone.get().is_some() {
+            cache.counters.recycle_ring.bump();
+            if s.gone.get() || cache.capacity() == 0 {
                 s.give_back(desc);
-            } else if !s.home.cache.fill(desc) {
-                s.home.cache.spill(desc);
+            } else if !cache.fill(desc) {
+                cache.spill(desc);
             }
         }
     }
@@ -495,7 +494,7 @@ impl<M: Memory> Shared<M> {
             s.give_back(desc);
         }
         s.home.cache.disable();
-        if s.gone.get().is_some() {
+        if s.gone.get() {
             // SAFETY: as above.
             unsafe { Self::drain(this) };
         }
@@ -512,9 +511,9 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Unmaps a page if this pool has it mapped and the claim says that it is for us to do.
-    fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> bool) {
-        if let (true, Some(domain)) = (claim(desc, self.id), &self.domain) {
-            domain.unmap(desc.dma(), self.page_size);
+    fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> Option<u64>) {
+        if let (Some(dma), Some(domain)) = (claim(desc, self.id), &self.domain) {
+            domain.unmap(dma, self.page_size);
             self.home.cache.counters.unmapped.bump();
         }
     }
@@ -538,24 +537,29 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
         // we count it. No reference to the pool is held across either.
         unsafe {
-            if (*this).circulates && (*this).home.remote.0.push(link_of(desc)).is_ok() {
+            let push = || Remote::push(&raw const (*this).home.remote.0, link_of(desc)).is_ok();
+            if (*this).circulates && push() {
                 return;
             }
-            if let (true, Some(domain)) = (desc.as_ref().claim_unmap((*this).id), &(*this).domain) {
-                domain.unmap(desc.as_ref().dma(), (*this).page_size);
+            if let Some(domain) = &(*this).domain {
+                match desc.as_ref().claim_unmap((*this).id) {
+                    Some(dma) => domain.unmap(dma, (*this).page_size),
+                    // The device has gone, and the owner may be unmapping this page right now: it passes the page on
+                    // when it is done. An owner that has closed the stack has been done for long.
+                    None if push() => return,
+                    None => {}
+                }
             }
             (*this).provider.give(RawPage::from_desc(desc));
-            if (*this).home.remote.0.leave() {
+            if Remote::leave(&raw const (*this).home.remote.0) {
                 drop(Box::from_raw(this));
             }
         }
     }
 
-    /// Any thread, approximately; the owner, exactly.
-    fn stats(&self) -> PoolStats {
+    /// The counters, when `released` pages have left past the owner.
+    fn stats(&self, released: u64) -> PoolStats {
         let c = &self.home.cache.counters;
-        let released = self.home.remote.0.gone_past_owner();
-        let past_and_unmapped = if self.domain.is_some() { self.gone.get().unwrap_or(released) } else { 0 };
         let slow = c.alloc_slow.get();
         let high = self.page_size > crate::PAGE_SIZE;
         PoolStats {
@@ -570,7 +574,7 @@ impl<M: Memory> Shared<M> {
             recycle_ring: c.recycle_ring.get(),
             released,
             mapped: c.mapped.get(),
-            unmapped: c.unmapped.get() + past_and_unmapped,
+            unmapped: c.unmapped.get() + if self.domain.is_some() { released } else { 0 },
             quarantined: c.quarantined.get(),
         }
     }

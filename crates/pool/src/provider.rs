@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///
-/// It does not go home by itself: hand it to [`Provider::give`].
+/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that there is
+/// nothing to be asked of it.
 #[must_use = "a raw page that is dropped is lost to its provider"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
@@ -36,39 +37,42 @@ impl<M: Memory> RawPage<M> {
         self.desc
     }
 
-    pub(crate) fn desc(&self) -> &Desc {
-        // SAFETY: the page is ours, and with it the descriptor.
+    /// # Safety
+    ///
+    /// The page's provider is alive.
+    pub(crate) unsafe fn desc(&self) -> &Desc {
+        // SAFETY: the page is ours, and its provider keeps the descriptor.
         unsafe { self.desc.as_ref() }
-    }
-
-    /// The page's number in its region.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.desc().index()
     }
 }
 
 impl<M: Memory> fmt::Debug for RawPage<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RawPage<{}>(#{})", M::NAME, self.index())
+        write!(f, "RawPage<{}>", M::NAME)
     }
 }
 
 /// A supply of pages, shared by pools and called from any thread.
 ///
 /// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate
-/// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet.
+/// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet. What an
+/// implementation drops in the meantime, pages of the calling pool included, goes home as from anywhere else.
 ///
 /// # Safety
 ///
-/// The implementation hands every page out to one holder at a time, keeps the [`Region`] of every page that is out, and
-/// [`each`](Self::each) passes every region that pages may come from.
+/// The implementation hands every page out to one holder at a time, keeps the [`Region`] of every page that is out,
+/// [`each`](Self::each) passes every region that pages may come from, and each of those has pages of
+/// [`page_size`](Self::page_size) bytes.
 pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// Fills `pages` from the front and returns how many it had.
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize;
 
     /// Takes a page back.
-    fn give(&self, page: RawPage<M>);
+    ///
+    /// # Safety
+    ///
+    /// The page came out of this provider's [`take`](Self::take).
+    unsafe fn give(&self, page: RawPage<M>);
 
     /// Bytes in each page.
     fn page_size(&self) -> usize;
@@ -173,7 +177,7 @@ unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
         taken
     }
 
-    fn give(&self, page: RawPage<M>) {
+    unsafe fn give(&self, page: RawPage<M>) {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
         let link = link_of(page.into_desc());
         // SAFETY: the page is the supply's now.

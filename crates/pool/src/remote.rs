@@ -96,16 +96,20 @@ impl Remote {
     ///
     /// # Safety
     ///
-    /// `page` is live and the caller's to give away.
-    pub(crate) unsafe fn push(&self, page: *mut Link) -> Result<(), Gone> {
-        let mut head = self.head.load(Ordering::Relaxed);
+    /// `page` is live and the caller's to give away, and keeps `this` until then.
+    pub(crate) unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Gone> {
+        // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
+        // SAFETY: the page keeps the pool.
+        let at = unsafe { &(*this).head };
+        // Acquire: whoever finds the stack closed comes after all that the owner did.
+        let mut head = at.load(Ordering::Acquire);
         loop {
             if head == closed() {
                 return Err(Gone);
             }
             // SAFETY: the page is the caller's until the exchange succeeds.
             unsafe { (*page).set(head) };
-            match self.head.compare_exchange_weak(head, page, Ordering::Release, Ordering::Relaxed) {
+            match at.compare_exchange_weak(head, page, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return Ok(()),
                 Err(now) => head = now,
             }
@@ -124,13 +128,20 @@ impl Remote {
 
     /// Takes all that was returned, for the last time: from now on `push` fails. The owner's.
     pub(crate) fn close(&self) -> *mut Link {
-        self.head.swap(closed(), Ordering::Acquire)
+        self.head.swap(closed(), Ordering::AcqRel)
     }
 
-    /// A page went to the provider without passing through the owner. True: the caller frees the pool.
+    /// A page went to the provider without passing through the owner. True: the caller frees the pool; else it touches
+    /// the pool no more.
+    ///
+    /// # Safety
+    ///
+    /// The page is one that `this` counts, and this is the first that is said of it.
     #[must_use]
-    pub(crate) fn leave(&self) -> bool {
-        self.left.0.fetch_sub(1, Ordering::AcqRel) == 1
+    pub(crate) unsafe fn leave(this: *const Self) -> bool {
+        // SAFETY: a page that is not counted yet keeps the pool.
+        let Left(left) = unsafe { &*Arc::as_ptr(&(*this).left) };
+        left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// How many left that way, while the owner is there.
@@ -139,11 +150,17 @@ impl Remote {
     }
 
     /// The owner leaves; of all the pages it ever took, `out` came back to it neither directly nor by the stack. True:
-    /// the caller frees the pool.
+    /// the caller frees the pool; else it touches the pool no more.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the owner, and this is the last that it does.
     #[must_use]
-    pub(crate) fn owner_leaves(&self, out: u64) -> bool {
+    pub(crate) unsafe fn owner_leaves(this: *const Self, out: u64) -> bool {
+        // SAFETY: the owner keeps the pool.
+        let Left(left) = unsafe { &*Arc::as_ptr(&(*this).left) };
         let out = out.cast_signed();
-        self.left.0.fetch_sub(BIAS - out, Ordering::AcqRel) == BIAS - out
+        left.fetch_sub(BIAS - out, Ordering::AcqRel) == BIAS - out
     }
 }
 
@@ -165,9 +182,11 @@ mod model {
     /// What a drop on another thread does; whether it must free the pool.
     fn give_back(remote: &Remote, page: usize) -> bool {
         // SAFETY: leaked, and given away once.
-        match unsafe { remote.push(page as *mut Link) } {
-            Ok(()) => false,
-            Err(Gone) => remote.leave(),
+        unsafe {
+            match Remote::push(remote, page as *mut Link) {
+                Ok(()) => false,
+                Err(Gone) => Remote::leave(remote),
+            }
         }
     }
 
@@ -191,7 +210,8 @@ mod model {
                 thread::spawn(move || give_back(&remote, p))
             });
             let back = count(remote.close());
-            let owner_frees = remote.owner_leaves(2 - back);
+            // SAFETY: the stack is kept by count here.
+            let owner_frees = unsafe { Remote::owner_leaves(&*remote, 2 - back) };
             let frees = threads.into_iter().filter_map(|t| t.join().unwrap().then_some(())).count();
             assert_eq!(frees + usize::from(owner_frees), 1);
             assert_eq!(remote.left.still_out(), 0);
@@ -230,14 +250,16 @@ mod tests {
         let page = Box::new(Link::new());
         let at = (&raw const *page).cast_mut();
         // SAFETY: the page outlives the stack.
-        assert_eq!(unsafe { remote.push(at) }, Ok(()));
+        assert_eq!(unsafe { Remote::push(&remote, at) }, Ok(()));
         assert!(!remote.is_empty());
         assert_eq!(remote.close(), at);
         // SAFETY: as above.
-        assert_eq!(unsafe { remote.push(at) }, Err(Gone));
-        assert!(!remote.owner_leaves(2));
-        assert!(!remote.leave());
-        assert_eq!(remote.left.still_out(), 1);
-        assert!(remote.leave());
+        unsafe {
+            assert_eq!(Remote::push(&remote, at), Err(Gone));
+            assert!(!Remote::owner_leaves(&remote, 2));
+            assert!(!Remote::leave(&remote));
+            assert_eq!(remote.left.still_out(), 1);
+            assert!(Remote::leave(&remote));
+        }
     }
 }

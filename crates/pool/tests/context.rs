@@ -1,0 +1,146 @@
+//! The poll context: which drops stay in the array cache, and which go by the return stack.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{alloc, close_balanced, pool, provider};
+use netmem_pool::{PagePool, PoolOptions, Private};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+/// Proves POOL-2: in the poll context allocation pops what was just dropped, and neither asks anybody else.
+#[test]
+fn cache_serves_the_context() {
+    let (mut pool, domain) = pool(PoolOptions::new("context").prefill(8), 8);
+    let before = pool.stats();
+    pool.poll(|napi| {
+        for _ in 0..100 {
+            let page = napi.alloc().unwrap();
+            let index = page.index();
+            drop(page);
+            assert_eq!(napi.alloc().unwrap().index(), index, "last in, first out");
+        }
+    });
+    let after = pool.stats();
+    assert_eq!(after.alloc_fast - before.alloc_fast, 200);
+    assert_eq!(after.recycle_cached - before.recycle_cached, 200);
+    assert_eq!((after.recycle_ring, after.alloc_slow, after.mapped), (0, 0, before.mapped));
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-2: a queue is filled before its first poll.
+#[test]
+fn allocation_before_the_first_poll() {
+    let (mut pool, domain) = pool(PoolOptions::new("early"), 16);
+    let pages = alloc(&mut pool, 16);
+    assert!(pool.alloc().is_none());
+    drop(pages);
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-5: dropped outside of a poll, or on another thread during one, a page comes home by the return stack.
+#[test]
+fn elsewhere_goes_by_the_stack() {
+    let (mut pool, domain) = pool(PoolOptions::new("elsewhere"), 4);
+    drop(pool.alloc().unwrap());
+    assert_eq!(pool.stats().recycle_ring, 1);
+    pool.poll(|napi| {
+        let pages: Vec<_> = (0..4).map(|_| napi.alloc().unwrap()).collect();
+        thread::scope(|s| s.spawn(move || drop(pages)).join().unwrap());
+        assert!(napi.alloc().is_some(), "picked up when the cache is empty");
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.recycle_ring, stats.recycle_cached, stats.alloc_refill), (5, 1, 1), "{stats:?}");
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-5: more pages than the array cache holds come back at once, and every one can be allocated again.
+#[test]
+fn more_returns_than_the_cache_holds() {
+    for in_context in [false, true] {
+        let (mut pool, domain) = pool(PoolOptions::new("spill").cache(4), 64);
+        for _ in 0..3 {
+            let pages = alloc(&mut pool, 64);
+            match in_context {
+                true => pool.poll(|_| drop(pages)),
+                false => drop(pages),
+            }
+        }
+        let pages = alloc(&mut pool, 64);
+        drop(pages);
+        let stats = close_balanced(pool, &domain);
+        assert_eq!(stats.mapped, 64, "nothing was lost on the way, nothing replaced");
+        assert_eq!(stats.recycle_cache_full, if in_context { 3 * 60 } else { 0 });
+    }
+}
+
+/// Proves POOL-3: in nested polls each page goes to its own pool's cache, and only while that pool is being polled.
+#[test]
+fn nested_polls() {
+    let (mut a, domain_a) = pool(PoolOptions::new("a"), 8);
+    let (mut b, domain_b) = pool(PoolOptions::new("b"), 8);
+    a.poll(|in_a| {
+        let page_a = in_a.alloc().unwrap();
+        b.poll(|in_b| drop((page_a, in_b.alloc().unwrap())));
+    });
+    assert_eq!((a.stats().recycle_cached, b.stats().recycle_cached), (1, 1));
+    let page_a = a.alloc().unwrap();
+    b.poll(|in_b| drop((page_a, in_b.alloc().unwrap())));
+    let (stats_a, stats_b) = (close_balanced(a, &domain_a), close_balanced(b, &domain_b));
+    assert_eq!((stats_a.recycle_cached, stats_a.recycle_ring), (1, 1));
+    assert_eq!((stats_b.recycle_cached, stats_b.recycle_ring), (2, 0));
+}
+
+/// Proves POOL-3: a poll that panics ends its context, on the way out and not later.
+#[test]
+fn a_panic_ends_the_context() {
+    let (mut pool, domain) = pool(PoolOptions::new("panic"), 8);
+    let outside = pool.alloc().unwrap();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        pool.poll(|napi| {
+            let _dropped_while_unwinding = napi.alloc();
+            panic!("as the test wants it");
+        })
+    }));
+    assert!(result.is_err());
+    assert_eq!(pool.stats().recycle_cached, 1);
+    drop(outside);
+    assert_eq!(pool.stats().recycle_ring, 1, "the context ended with the panic");
+    pool.poll(|napi| drop(napi.alloc()));
+    assert_eq!(close_balanced(pool, &domain).recycle_cached, 2);
+}
+
+/// Proves POOL-3: a pool that was replaced on its queue is no owner there: its pages pass by the new pool's cache.
+#[test]
+fn a_replaced_pool_is_no_owner() {
+    let shared = provider::<Private>(8);
+    let make = |name| PoolOptions::new(name).cache(4).build(shared.clone(), None).unwrap();
+    let mut old: PagePool<Private> = make("old");
+    let (one, two) = (old.alloc().unwrap(), old.alloc().unwrap());
+    let mut new = make("new");
+    new.poll(|_| drop(one));
+    assert_eq!((old.stats().recycle_cached, old.stats().recycle_ring), (0, 1));
+    assert_eq!(old.close().outstanding, 1);
+    new.poll(|_| drop(two));
+    let stats = new.stats();
+    assert_eq!((stats.recycle_cached, stats.recycle_ring, stats.returned()), (0, 0, 0));
+    let back: Vec<_> = (0..8).map(|_| new.alloc().unwrap()).collect();
+    assert_eq!(back.len(), 8, "the old pool's pages are back with the provider");
+}
+
+/// Proves POOL-3: the context moves with its pool to another thread.
+#[test]
+fn the_pool_moves_between_threads() {
+    let (mut pool, domain) = pool(PoolOptions::new("moves"), 8);
+    for _ in 0..4 {
+        let here = pool.poll(|napi| napi.alloc().unwrap());
+        pool = thread::spawn(move || {
+            pool.poll(|napi| drop((here, napi.alloc())));
+            pool
+        })
+        .join()
+        .unwrap();
+    }
+    let stats = close_balanced(pool, &domain);
+    assert_eq!((stats.recycle_cached, stats.recycle_ring), (8, 0));
+}

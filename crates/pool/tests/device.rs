@@ -1,0 +1,107 @@
+//! A device that goes while its pages are out.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Strict, alloc, assert_balanced, pool, provider};
+use netmem_pool::{CountingDomain, Page, PoolOptions, Private};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+/// Proves POOL-1: a device that goes has all its pages unmapped at once, wherever they are; what comes back later is
+/// neither synced nor unmapped, and nothing is allocated.
+#[test]
+fn everything_is_unmapped_at_once() {
+    for cache in [0, 4, 64] {
+        let (mut pool, domain) = pool(PoolOptions::new("gone").cache(cache), 32);
+        let mut out = alloc(&mut pool, 16);
+        drop(out.split_off(8));
+        pool.device_gone();
+        assert_eq!(domain.maps(), domain.unmaps(), "cache {cache}");
+        let (unmaps, syncs) = (domain.unmaps(), domain.syncs());
+        assert!(pool.alloc().is_none());
+        pool.poll(|napi| {
+            assert!(napi.alloc().is_none());
+            let page = out.pop().unwrap();
+            napi.sync_for_cpu(&page, 64);
+            napi.sync_for_device(&page, 64);
+        });
+        drop(out.pop());
+        thread::scope(|s| s.spawn(|| drop(out.split_off(3))).join().unwrap());
+        pool.device_gone();
+        assert_eq!(pool.stats().inflight(), 3, "{:?}", pool.stats());
+        let closed = pool.close();
+        assert_eq!(closed.outstanding, 3);
+        drop(out);
+        assert_eq!((domain.unmaps(), domain.syncs()), (unmaps, syncs));
+        assert_eq!((closed.stats.mapped, closed.stats.unmapped), (domain.maps(), domain.unmaps()));
+    }
+}
+
+/// Proves POOL-10 and POOL-1: syncs are limited to the bytes in use.
+#[test]
+fn syncs_cover_the_bytes_in_use() {
+    let (mut pool, domain) = pool(PoolOptions::new("sync"), 4);
+    pool.poll(|napi| {
+        let mut page = napi.alloc().unwrap();
+        napi.sync_for_cpu(&page, 60);
+        drop(page.split_off(100));
+        napi.sync_for_device(&page, 4096);
+    });
+    assert_eq!(domain.syncs(), (2, 60 + 100));
+}
+
+/// Proves POOL-1: pages that come back on other threads while the device goes are unmapped once each, and none is
+/// mapped for the next pool before.
+#[test]
+fn late_returns_race_with_the_device() {
+    const PAGES: usize = 64;
+    for round in 0..200 {
+        let memory = provider::<Private>(PAGES);
+        let strict = Arc::new(CountingDomain::new(Strict::default()));
+        let make =
+            |name, cache| PoolOptions::new(name).cache(cache).build(memory.clone(), Some(strict.clone())).unwrap();
+        let mut old = make("old", if round % 4 == 0 { 16 } else { 0 });
+        let mut out: Vec<Page<Private>> = (0..PAGES).map(|_| old.alloc().unwrap()).collect();
+        let start = Barrier::new(3);
+        let next = thread::scope(|s| {
+            let half = out.split_off(PAGES / 2);
+            s.spawn(|| {
+                start.wait();
+                drop(half);
+            });
+            let next = s.spawn(|| {
+                let mut new = make("new", 0);
+                start.wait();
+                drop(out);
+                let got: Vec<_> = std::iter::from_fn(|| new.alloc()).collect();
+                drop(got);
+                new.close()
+            });
+            start.wait();
+            old.device_gone();
+            next.join().unwrap()
+        });
+        assert_eq!(next.outstanding, 0);
+        let closed = old.close();
+        assert_eq!(closed.outstanding, 0);
+        assert_eq!((closed.stats.mapped, closed.stats.unmapped), (64, 64), "round {round}: {:?}", closed.stats);
+        assert_eq!((strict.maps(), strict.unmaps()), (64 + next.stats.mapped, 64 + next.stats.mapped));
+    }
+}
+
+/// Proves POOL-1: a device goes, then another one takes the same memory.
+#[test]
+fn the_next_device_maps_again() {
+    let memory = provider::<Private>(8);
+    for _ in 0..3 {
+        let domain = common::counting();
+        let mut pool = PoolOptions::new("next").build(memory.clone(), Some(domain.clone())).unwrap();
+        let out = alloc(&mut pool, 8);
+        pool.device_gone();
+        drop(out);
+        let stats = pool.stats();
+        assert_balanced(stats, &domain);
+        assert_eq!((stats.mapped, stats.unmapped), (8, 8));
+    }
+}

@@ -52,12 +52,6 @@ impl Window {
         None
     }
 
-    /// Where `addr` would be if it were in the window; for prefetches.
-    #[inline(always)]
-    pub(super) fn guess(&self, addr: u64) -> *const u8 {
-        self.host.wrapping_add(addr.wrapping_sub(self.start) as usize)
-    }
-
     /// Bytes of the window from `addr`, which is in it.
     pub(super) fn from(&self, addr: u64) -> u64 {
         self.len - (addr - self.start)

@@ -107,30 +107,6 @@ impl Queue {
         self.ring.desc(id)
     }
 
-    /// Asks for the first bytes of the buffer `n` chains ahead to be fetched. A hint: nothing is checked, nothing read
-    /// that is not read again.
-    #[inline(always)]
-    pub(super) fn prefetch(&self, n: u16, write: bool) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-            let d = self.ring.desc(self.ring.avail_entry(self.next_avail.wrapping_add(n)));
-            let at = self.window.guess(d.addr).cast::<i8>();
-            // SAFETY: a prefetch touches no memory that the program can see, and faults on no address.
-            unsafe {
-                if write {
-                    _mm_prefetch::<_MM_HINT_ET0>(at);
-                    _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add(64));
-                } else {
-                    _mm_prefetch::<_MM_HINT_T0>(at);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
-                }
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (n, write);
-    }
-
     /// The host address of a buffer that lies in one region. The common case is two comparisons.
     #[inline(always)]
     pub(super) fn host(&mut self, memory: &MemoryTable, d: &Desc) -> Option<*mut u8> {

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::net::UdpSocket;
 use std::path::Path;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use device_common::*;
@@ -260,6 +260,41 @@ fn the_kernel_at_the_other_end() {
         poll_until(&mut device, || driver.rings[1].take().is_some());
     }
     assert_eq!((received() - before, frames(&driver.stats).1), (100, 100));
+}
+
+/// A device that sleeps is woken by a frame from the kernel.
+#[test]
+fn a_sleeping_device_is_woken_by_its_port() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 1);
+    driver.post_rx(0, 0, SIZE, 2048);
+    let (stop, control) = (AtomicBool::new(false), device.control());
+    std::thread::scope(|s| {
+        let worker = s.spawn(|| device.run(&stop));
+        for _ in 0..5 {
+            let sleeps = driver.stats.sleeps.load(Relaxed);
+            until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
+            // Setting the link down and up makes the kernel announce itself (IPv6 multicast).
+            let set = |state| std::process::Command::new("ip").args(["link", "set", &name, state]).status();
+            if !["down", "up"].into_iter().all(|state| set(state).is_ok_and(|d| d.success())) {
+                eprintln!("SKIPPED: `ip link set` is not to be had");
+                break;
+            }
+            if !Path::new("/proc/sys/net/ipv6").exists() {
+                eprintln!("SKIPPED: no IPv6 here");
+                break;
+            }
+            until(|| driver.rings[0].take().is_some());
+        }
+        stop.store(true, Relaxed);
+        control.wake();
+        worker.join().unwrap().unwrap();
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use device_common::*;
 use netmem_virtio::device::port::{Echo, Gen, Sink};
-use netmem_virtio::device::{Device, DeviceError, Drop, Options};
+use netmem_virtio::device::{Device, DeviceError, DropReason, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
 use netmem_virtio::ring::DESC_WRITE;
 use vhost::VhostBackend;
@@ -126,14 +126,14 @@ fn what_never_fits_is_dropped() {
     let mut device = generator(1514, Some(5));
     let mut driver = Driver::start(&device, PLAIN, 1);
     driver.post_rx(0, 0, 2, 1525);
-    poll_until(&mut device, || driver.stats.dropped(Drop::TooBig) == 5);
+    poll_until(&mut device, || driver.stats.dropped(DropReason::TooBig) == 5);
     assert_eq!((driver.rings[0].ring.used_idx(), frames(&driver.stats).0), (0, 0));
 
     // Mergeable: a full ring of buffers, and all of them are too few.
     let mut device = generator(65549, Some(1));
     let mut driver = Driver::start(&device, MERGEABLE, 1);
     driver.post_rx(0, 0, SIZE, 64);
-    poll_until(&mut device, || driver.stats.dropped(Drop::TooBig) == 1);
+    poll_until(&mut device, || driver.stats.dropped(DropReason::TooBig) == 1);
 }
 
 fn frame_to_send(len: usize, seed: u8) -> Vec<u8> {
@@ -187,7 +187,7 @@ fn echo_is_bounded() {
         poll_until(&mut device, || driver.rings[1].take().is_some());
     }
     assert_eq!(frames(&driver.stats).1, 1024);
-    assert_eq!(driver.stats.dropped(Drop::PortRefused), 3000 - 1024);
+    assert_eq!(driver.stats.dropped(DropReason::PortRefused), 3000 - 1024);
 }
 
 #[test]

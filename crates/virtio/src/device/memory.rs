@@ -93,9 +93,10 @@ impl Region {
             || DeviceError::RegionRange { index, addr: info.guest_addr, size: info.size, offset: info.mmap_offset };
         let mapped = (end - offset).checked_next_multiple_of(page).and_then(|n| usize::try_from(n).ok());
         let mapped = mapped.ok_or_else(too_long)?;
+        // Reserving, so that huge pages that are not there are an error here and not a SIGBUS later.
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
-            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
             rustix::mm::mmap(std::ptr::null_mut(), mapped, prot, flags, file.as_fd(), offset)
         }
         .map_err(failed)?

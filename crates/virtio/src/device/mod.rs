@@ -34,7 +34,7 @@ use self::port::{MAX_WIRE, Port, PortError};
 use self::rx::Scratch;
 use self::state::{Shared, State, signal};
 use self::stats::Tally;
-pub use self::stats::{Drop, Stats};
+pub use self::stats::{DropReason, Stats};
 use crate::net::feature;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.

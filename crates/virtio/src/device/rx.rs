@@ -9,7 +9,7 @@ use super::copy::{copy, scatter};
 use super::memory::MemoryTable;
 use super::port::Port;
 use super::queue::{Buffer, Direction, Queue};
-use super::stats::{Drop, Tally};
+use super::stats::{DropReason, Tally};
 use crate::net::VnetHdr;
 use crate::ring::DESC_WRITE;
 
@@ -92,7 +92,7 @@ fn fill<P: Port>(
                 }
                 Ok(Fit::Never) => {
                     port.consume();
-                    tally.drop(Drop::TooBig);
+                    tally.drop(DropReason::TooBig);
                     left -= 1;
                     continue;
                 }

@@ -7,7 +7,7 @@ use super::QueueError;
 /// Why a frame went no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Drop {
+pub enum DropReason {
     /// Towards the driver: it does not fit the buffers that this driver posts.
     TooBig,
     /// From the driver: shorter than an Ethernet header behind the virtio header.
@@ -22,7 +22,7 @@ pub enum Drop {
     PortRefused,
 }
 
-impl Drop {
+impl DropReason {
     /// The names under which [`Stats::drops`] counts, in the order of the variants.
     pub const NAMES: [&'static str; 6] = ["too_big", "runt", "too_long", "bad_header", "disabled", "port_refused"];
 }
@@ -53,20 +53,20 @@ pub struct Stats {
     pub commands: AtomicU64,
     /// Connections that ended in an error.
     pub connection_errors: AtomicU64,
-    drops: [AtomicU64; Drop::NAMES.len()],
+    drops: [AtomicU64; DropReason::NAMES.len()],
     queue_errors: [AtomicU64; QueueError::NAMES.len()],
 }
 
 impl Stats {
     /// Frames dropped for `why`.
     #[must_use]
-    pub fn dropped(&self, why: Drop) -> u64 {
+    pub fn dropped(&self, why: DropReason) -> u64 {
         self.drops[why as usize].load(Relaxed)
     }
 
     /// All drops, by name.
     pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Drop::NAMES.into_iter().zip(self.drops.iter().map(|n| n.load(Relaxed)))
+        DropReason::NAMES.into_iter().zip(self.drops.iter().map(|n| n.load(Relaxed)))
     }
 
     /// Rings stopped by their driver's fault, by name.
@@ -118,12 +118,12 @@ pub(super) struct Tally {
     pub(super) calls: u64,
     pub(super) commands: u64,
     dropped: u64,
-    drops: [u64; Drop::NAMES.len()],
+    drops: [u64; DropReason::NAMES.len()],
 }
 
 impl Tally {
     #[cold]
-    pub(super) fn drop(&mut self, why: Drop) {
+    pub(super) fn drop(&mut self, why: DropReason) {
         self.dropped += 1;
         self.drops[why as usize] += 1;
     }

@@ -6,7 +6,7 @@ use super::memory::MemoryTable;
 use super::port::{MAX_WIRE, Port};
 use super::queue::{Direction, Queue};
 use super::rx::{BATCH, Scratch};
-use super::stats::{Drop, Tally};
+use super::stats::{DropReason, Tally};
 use crate::net::VnetHdr;
 
 /// Frames between two publications of the used index.
@@ -83,21 +83,21 @@ fn take(
 #[inline(always)]
 fn frame<P: Port>(port: &mut P, discard: bool, wire: &[u8], total: usize, tally: &mut Tally) {
     if discard {
-        return tally.drop(Drop::Disabled);
+        return tally.drop(DropReason::Disabled);
     }
     if total < VnetHdr::LEN + MIN_TX {
-        return tally.drop(Drop::Runt);
+        return tally.drop(DropReason::Runt);
     }
     if total > MAX_WIRE {
-        return tally.drop(Drop::TooLong);
+        return tally.drop(DropReason::TooLong);
     }
     if P::WANTS_BYTES {
         let header = wire.first_chunk().map(|b| VnetHdr::from_bytes(*b));
         if !header.is_some_and(|h| h.plausible(total - VnetHdr::LEN)) {
-            return tally.drop(Drop::BadHeader);
+            return tally.drop(DropReason::BadHeader);
         }
         if !port.send(wire) {
-            return tally.drop(Drop::PortRefused);
+            return tally.drop(DropReason::PortRefused);
         }
     }
     tally.tx_frames += 1;

@@ -11,7 +11,7 @@ const SLOTS: usize = 1024;
 const BYTES: usize = 4 << 20;
 
 /// Sends frames back to where they came from. Holds at most 1024 frames and 4 MiB; what comes beyond that is refused,
-/// and counted by the device as [`super::super::Drop::PortRefused`].
+/// and counted by the device as [`crate::device::DropReason::PortRefused`].
 #[derive(Debug, Default)]
 pub struct Echo {
     queue: VecDeque<Vec<u8>>,

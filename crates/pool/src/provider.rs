@@ -86,7 +86,7 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
 pub struct RegionProvider<M: Memory> {
     /// Where pages go that were taken for no pool; see [`Self::page`].
     home: Home,
-    region: Region<M>,
+    region: Arc<Region<M>>,
     supply: Mutex<Supply>,
 }
 
@@ -113,12 +113,12 @@ impl<M: Memory> RegionProvider<M> {
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
-        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
+        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region: Arc::new(region), supply })
     }
 
-    /// The memory.
+    /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.
     #[must_use]
-    pub fn region(&self) -> &Region<M> {
+    pub fn region(&self) -> &Arc<Region<M>> {
         &self.region
     }
 

@@ -158,6 +158,23 @@ struct Mapping {
 }
 
 impl Mapping {
+    /// Maps `len` bytes of reserved huge pages, of `fd` or anonymous. The kernel aligns them. There are often none, and
+    /// a fixed mapping that fails would leave a hole which another thread's mapping may have taken when we clean up.
+    fn huge(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
+        let at = unsafe {
+            match fd {
+                Some(fd) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?,
+                None => {
+                    let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+                    rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
+                }
+            }
+        };
+        NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
     /// Maps `len` bytes (whole huge pages), of `fd` or anonymous, aligned to a huge page.
     fn new(fd: Option<BorrowedFd<'_>>, len: usize, extra: MapFlags) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -263,12 +280,11 @@ impl<M: Memory> Region<M> {
             (true, false) => Some(memfd(bytes, MemfdFlags::empty())),
         };
         let fd = fd.transpose().map_err(system("create a file of"))?;
-        let mut flags = if huge && fd.is_none() { MapFlags::HUGETLB | MapFlags::HUGE_2MB } else { MapFlags::empty() };
-        if !huge && !o.populate {
-            // What is to be resident only where it is touched may be larger than the machine's memory.
-            flags |= MapFlags::NORESERVE;
-        }
-        let memory = Mapping::new(fd.as_ref().map(AsFd::as_fd), bytes, flags).map_err(system("map"))?;
+        // What is to be resident only where it is touched may be larger than the machine's memory.
+        let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
+        let file = fd.as_ref().map(AsFd::as_fd);
+        let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file, bytes, flags) };
+        let memory = memory.map_err(system("map"))?;
         if let Some(node) = o.node {
             bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
         }

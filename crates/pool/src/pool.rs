@@ -314,8 +314,7 @@ impl<M: Memory> PagePool<M> {
         unsafe {
             Shared::empty(self.shared);
             let s = self.shared.as_ref();
-            // Read before the stack closes: until then a page that leaves past us has unmapped itself, as `stats` has it.
-            let past = s.home.remote.0.gone_past_owner();
+            let before = s.home.remote.0.gone_past_owner();
             let mut list = s.home.remote.0.close();
             while let Some((desc, rest)) = first(list) {
                 list = rest;
@@ -323,7 +322,12 @@ impl<M: Memory> PagePool<M> {
                     s.give_back(desc);
                 }
             }
-            let stats = s.stats(past);
+            let past = s.home.remote.0.gone_past_owner();
+            let mut stats = s.stats(past);
+            if s.gone.get() && s.domain.is_some() {
+                // Those that found the stack closed did not unmap themselves: that was done when the device went.
+                stats.unmapped -= past - before;
+            }
             let out = s.home.cache.held.get();
             let record = s.record.clone();
             let outstanding = out - past;

@@ -132,9 +132,9 @@ unsafe impl<M: Memory> Send for PagePool<M> {}
 /// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged
 /// for another pool's.
 pub struct Napi<'q, M: Memory> {
+    /// Also what keeps the context on its thread: a pointer can be neither sent nor shared.
     shared: NonNull<Shared<M>>,
     brand: PhantomData<fn(&'q ()) -> &'q ()>,
-    not_send: PhantomData<*mut ()>,
 }
 
 impl<M: Memory> Napi<'_, M> {
@@ -228,7 +228,7 @@ impl<M: Memory> PagePool<M> {
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().home.enter();
-        f(&mut Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData })
+        f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
     /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`].

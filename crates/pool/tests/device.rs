@@ -23,8 +23,8 @@ fn everything_is_unmapped_at_once() {
         pool.poll(|napi| {
             assert!(napi.alloc().is_none());
             let page = out.pop().unwrap();
-            napi.sync_for_cpu(&page, 64);
-            napi.sync_for_device(&page, 64);
+            napi.sync_for_cpu(&page, 0..64);
+            napi.sync_for_device(&page, 0..64);
         });
         drop(out.pop());
         thread::scope(|s| s.spawn(|| drop(out.split_off(3))).join().unwrap());
@@ -44,9 +44,9 @@ fn syncs_cover_the_bytes_in_use() {
     let (mut pool, domain) = pool(PoolOptions::new("sync"), 4);
     pool.poll(|napi| {
         let mut page = napi.alloc().unwrap();
-        napi.sync_for_cpu(&page, 60);
+        napi.sync_for_cpu(&page, 0..60);
         drop(page.split_off(100));
-        napi.sync_for_device(&page, 4096);
+        napi.sync_for_device(&page, 0..4096);
     });
     assert_eq!(domain.syncs(), (2, 60 + 100));
 }

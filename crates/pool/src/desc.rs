@@ -34,6 +34,9 @@ pub(crate) struct Desc {
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
+    /// Whether the pool gave the page up. The pool's owner alone looks, and sets it for good: the count that was given up
+    /// with it is never dropped.
+    quarantined: Cell<bool>,
 }
 
 #[cfg(not(loom))]
@@ -97,6 +100,11 @@ impl Desc {
         }
         self.mapped.store(0, Ordering::Relaxed);
         Some(self.dma())
+    }
+
+    /// Gives the page up; false if that was done before, for another part of it.
+    pub(crate) fn quarantine(&self) -> bool {
+        !self.quarantined.replace(true)
     }
 
     /// Counts one more user.

@@ -283,10 +283,15 @@ impl<M: Memory> PagePool<M> {
     }
 
     /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
-    /// counted as quarantined, and used by nobody again until its region goes.
+    /// counted as quarantined, and used by nobody again until its region goes. The parts of a page that was split count
+    /// once. A page that is not this pool's is kept from everybody too, and stays in flight where it is from.
     pub fn quarantine(&mut self, page: Page<M>) {
         let desc = page.into_desc();
         let s = self.shared();
+        // SAFETY: the page was the caller's, and its count is never dropped. This pool is asked by exclusive reference.
+        if unsafe { desc.as_ref().home() != self.shared.as_ptr().cast() || !desc.as_ref().quarantine() } {
+            return;
+        }
         // SAFETY: by exclusive reference; the page was the caller's.
         unsafe { s.unmap(desc.as_ref(), Desc::claim_unmap_alone) };
         s.home.cache.held.set(s.home.cache.held.get() - 1);

@@ -105,3 +105,32 @@ fn the_next_device_maps_again() {
         assert_eq!((stats.mapped, stats.unmapped), (8, 8));
     }
 }
+
+/// Proves NET-6 for the pool: a page that is given up counts once, however many parts of it are given up and whoever else
+/// holds others; pages of other pools are left out of it.
+#[test]
+fn quarantine_counts_pages_once() {
+    let (mut first, domain) = pool(PoolOptions::new("quarantine"), 8);
+    let (mut other, other_domain) = pool(PoolOptions::new("bystander"), 8);
+    let mut pages = alloc(&mut first, 3);
+    let mut whole = pages.remove(0);
+    let (mut part, held) = (whole.split_off(2048), pages.remove(0));
+    let mut shared = held;
+    let rest = shared.split_off(1024).freeze();
+    let quarter = part.split_off(1024);
+    for page in [quarter, whole, part, shared] {
+        first.quarantine(page);
+    }
+    // Still held by a user, and not to come back.
+    drop(rest);
+    first.quarantine(other.alloc().unwrap());
+    let stats = first.stats();
+    assert_eq!((stats.quarantined, stats.inflight()), (2, 1), "{stats:?}");
+    drop(pages);
+    let closed = first.close();
+    assert_eq!((closed.outstanding, closed.stats.quarantined), (0, 2));
+    assert_balanced(closed.stats, &domain);
+    assert_eq!(domain.maps(), domain.unmaps());
+    let closed = other.close();
+    assert_eq!((closed.outstanding, closed.stats.quarantined, other_domain.unmaps()), (1, 0, 7));
+}

@@ -81,7 +81,13 @@ impl BigRing {
         while done < budget && self.stats.stopped.is_none() {
             let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted });
             match pending.map(|n| n.min(BATCH).min((budget - done).try_into().unwrap_or(BATCH))) {
-                Ok(0) => break,
+                Ok(0) => {
+                    // Chains that had no pages may have some now, and without them nothing comes that would tell.
+                    if !self.free.is_empty() {
+                        self.refill();
+                    }
+                    break;
+                }
                 Ok(n) => {
                     for _ in 0..n {
                         if let Err(error) = self.frame(napi, handler) {
@@ -187,8 +193,10 @@ impl BigRing {
             self.ring.expose(head);
             posted += 1;
         }
-        self.free.drain(..posted);
-        self.ring.publish();
+        if posted > 0 {
+            self.free.drain(..posted);
+            self.ring.publish();
+        }
     }
 
     /// Fills a chain up; false if the supply ended first.

@@ -214,16 +214,29 @@ impl Hostile {
         state.memory.iter().map(|m| rustix::fs::ftruncate(&m.file, 0)).collect()
     }
 
-    /// Delivers a plain frame into the next buffer of `ring`, as an honest device would.
+    /// Delivers a plain frame as an honest device would: into one chain, or into as many as it needs.
     pub fn deliver(&self, ring: &mut DeviceRing, frame: &[u8]) {
         self.deliver_with(ring, VnetHdr::PLAIN, frame);
     }
 
-    /// The same with a header of the test's.
+    /// The same with a header of the test's, of which the number of buffers is filled in.
     pub fn deliver_with(&self, ring: &mut DeviceRing, header: VnetHdr, frame: &[u8]) {
-        let head = ring.take().expect("the driver has posted buffers");
-        self.write(ring.ring.desc(head).addr, &[&header.to_bytes(), frame].concat());
-        ring.give(u32::from(head), (VnetHdr::LEN + frame.len()) as u32);
+        let wire = [&header.to_bytes(), frame].concat();
+        let (mut rest, mut chains) = (&wire[..], Vec::new());
+        while !rest.is_empty() {
+            let head = ring.take().expect("the driver has posted buffers");
+            let before = rest.len();
+            for d in ring.chain(head) {
+                let (now, later) = rest.split_at(rest.len().min(d.len as usize));
+                self.write(d.addr, now);
+                rest = later;
+            }
+            chains.push((head, (before - rest.len()) as u32));
+        }
+        let count = chains.len() as u16;
+        self.write(ring.ring.desc(chains[0].0).addr + 10, &count.to_le_bytes());
+        chains.into_iter().for_each(|(head, len)| ring.write(u32::from(head), len));
+        ring.show();
     }
 }
 

@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, offset_of};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -149,20 +150,22 @@ impl<M: Memory> Napi<'_, M> {
     /// The same context for a shorter time, to be kept in a structure.
     #[inline]
     pub fn reborrow(&mut self) -> Napi<'_, M> {
-        Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData }
+        Napi { shared: self.shared, brand: PhantomData }
     }
 
-    /// The device wrote the first `len` bytes of `page`, one of this pool's; the CPU is about to read them.
-    pub fn sync_for_cpu(&self, page: &Page<M>, len: usize) {
+    /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
+    pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            domain.sync_for_cpu(page.dma_addr(), len.min(page.len()));
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_cpu(dma, len);
         }
     }
 
-    /// The device is about to write the first `len` bytes of `page`, one of this pool's.
-    pub fn sync_for_device(&self, page: &Page<M>, len: usize) {
+    /// The device is about to write these bytes of `page`, one of this pool's.
+    pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            domain.sync_for_device(page.dma_addr(), len.min(page.len()));
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_device(dma, len);
         }
     }
 
@@ -171,6 +174,12 @@ impl<M: Memory> Napi<'_, M> {
         let s = unsafe { self.shared.as_ref() };
         s.domain.as_deref().filter(|_| !s.gone.get())
     }
+}
+
+/// Device address and length of `bytes`, as far as they lie in `page`.
+fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
+    let start = bytes.start.min(page.len());
+    (page.dma_addr() + start as u64, bytes.end.min(page.len()).saturating_sub(start))
 }
 
 impl<M: Memory> fmt::Debug for Napi<'_, M> {

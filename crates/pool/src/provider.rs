@@ -114,7 +114,7 @@ impl<M: Memory> RegionProvider<M> {
     pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
         let region = region.into();
         let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
-        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region: Arc::new(region), supply })
+        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }
 
     /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.

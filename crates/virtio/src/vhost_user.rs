@@ -116,7 +116,14 @@ impl VhostUser {
             first.negotiate()?;
         }
         let Negotiator { frontend, offered } = first;
-        Ok(Self { frontend, stream, offered, protocol: offered & feature::VHOST_USER_PROTOCOL != 0, pairs, control_queue })
+        Ok(Self {
+            frontend,
+            stream,
+            offered,
+            protocol: offered & feature::VHOST_USER_PROTOCOL != 0,
+            pairs,
+            control_queue,
+        })
     }
 
     /// The features that the backend offers.

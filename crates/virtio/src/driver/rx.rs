@@ -351,7 +351,8 @@ impl RxRing {
             return Err(QueueError::BadLength { len, have: self.layout.len });
         }
         if self.needs_sync {
-            napi.sync_for_cpu(&page, (self.layout.start(&page) + len) as usize);
+            let start = self.layout.start(&page) as usize;
+            napi.sync_for_cpu(&page, start..start + len as usize);
         }
         Ok((page, len))
     }
@@ -392,7 +393,7 @@ impl RxRing {
             let id = self.free[posted];
             let start = self.layout.start(&page);
             if self.needs_sync {
-                napi.sync_for_device(&page, (start + self.layout.len) as usize);
+                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
             }
             self.ring.point(id, page.dma_addr() + u64::from(start));
             let slot = &mut self.slots[usize::from(id)];

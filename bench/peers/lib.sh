@@ -27,6 +27,7 @@ declare -A PID=()                                      # background processes by
 TMP=
 HUGEPAGES=/sys/kernel/mm/hugepages/hugepages-2048kB
 HUGEPAGES_BEFORE=
+NETNS=()                                               # `ip netns exec NAME` where a side must run in one
 
 cleanup() {
     local name
@@ -118,13 +119,14 @@ stop() {
 
 # ---- the two sides
 
-# testpmd NAME CPU VDEV MODE [OPTION...]: one forwarding core, CPU; the main thread, which sleeps, takes the other side's.
+# testpmd NAME CPU "VDEV..." MODE [OPTION...]: one forwarding core, CPU; the main thread, which sleeps, takes the other side's.
 testpmd() {
-    local name=$1 cpu=$2 vdev=$3 mode=$4 main=$((DRIVER_CPU + DEVICE_CPU - $2))
+    local name=$1 cpu=$2 vdevs mode=$4 main=$((DRIVER_CPU + DEVICE_CPU - $2))
+    read -ra vdevs <<< "$3"
     shift 4
     # By lines, or its tables would only reach a file when it ends.
-    start "$name" stdbuf -oL dpdk-testpmd -l "$main,$cpu" --main-lcore "$main" --no-pci --no-telemetry -m 128 --in-memory \
-        --single-file-segments --file-prefix="netmem-$$-$name" --log-level='pmd.net.virtio.init:info' --vdev "$vdev" \
+    start "$name" "${NETNS[@]}" stdbuf -oL dpdk-testpmd -l "$main,$cpu" --main-lcore "$main" --no-pci --no-telemetry -m 128 --in-memory \
+        --single-file-segments --file-prefix="netmem-$$-$name" --log-level='pmd.net.virtio.init:info' "${vdevs[@]/#/--vdev=}" \
         -- -i --total-num-mbufs=16384 --nb-cores=1 --forward-mode="$mode" --record-core-cycles "$@"
     await "$name" '^testpmd>'
     tell "$name" start

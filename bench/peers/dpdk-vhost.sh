@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
 
-begin 320 dpdk-testpmd
+begin 384 dpdk-testpmd
 variants=(virtio_user virtio_user_vec)
 if have_netmem; then variants=(netmem "${variants[@]}"); fi
 

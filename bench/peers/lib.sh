@@ -1,8 +1,8 @@
 # Shared by the comparisons in this folder: set up, run one side, take medians, leave nothing behind.
 # shellcheck shell=bash
 
-RUNS=${RUNS:-5}                                        # interleaved rounds
-SECS=${SECS:-3}                                        # seconds measured in each
+RUNS=${RUNS:-7}                                        # interleaved rounds
+SECS=${SECS:-2}                                        # seconds measured in each
 NETMEM=${NETMEM:-$(dirname "${BASH_SOURCE[0]}")/../../target/release/netmem}
 DRIVER_CPU=${DRIVER_CPU:-0}                            # where the side under test polls
 DEVICE_CPU=${DEVICE_CPU:-1}                            # where its back end polls

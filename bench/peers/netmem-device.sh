@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
 
-begin 160 dpdk-testpmd
+begin 192 dpdk-testpmd
 have_netmem || exit 0
 variants=(netmem virtio_user virtio_user_vec)
 

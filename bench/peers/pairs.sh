@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
 
-begin 320 dpdk-testpmd
+begin 384 dpdk-testpmd
 have_netmem || exit 0
 
 for ((run = 1; run <= RUNS; run++)); do

@@ -10,7 +10,7 @@ source "$here/../../bench/peers/lib.sh"
 backend=${1:?usage: test.sh netmem|dpdk tap|echo [DIR]} port=${2:?usage: test.sh netmem|dpdk tap|echo [DIR]}
 dir=${3:-$here/../../target/guest}
 case $backend in
-    dpdk) begin 160 qemu-system-x86_64 dpdk-testpmd ;;
+    dpdk) begin 192 qemu-system-x86_64 dpdk-testpmd ;;
     netmem)
         begin 0 qemu-system-x86_64
         [[ -x $NETMEM ]] || skip "no binary at $NETMEM (cargo build --release, or set NETMEM)"

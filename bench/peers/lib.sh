@@ -7,8 +7,8 @@ NETMEM=${NETMEM:-$(dirname "${BASH_SOURCE[0]}")/../../target/release/netmem}
 DRIVER_CPU=${DRIVER_CPU:-0}                            # where the side under test polls
 DEVICE_CPU=${DEVICE_CPU:-1}                            # where its back end polls
 
-# virtio_user's split-ring receive paths. in_order=1 is its default and wins over vectorized=1 without a word, and so does
-# mrg_rxbuf=1; each run therefore checks in the log which path was really taken.
+# virtio_user's split-ring receive paths. in_order=1 is its default and wins over vectorized=1 without a word; mrg_rxbuf=1, the
+# other default, rules it out too. Each run therefore checks in the log which path was really taken.
 declare -A VIRTIO_USER=(
     [virtio_user]=""
     [virtio_user_vec]=",mrg_rxbuf=0,in_order=0,vectorized=1"

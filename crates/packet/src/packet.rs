@@ -86,7 +86,6 @@ impl<M: Memory> Packet<M> {
     }
 
     /// Takes the packet apart: the head, and the rest in order.
-    #[must_use]
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
         (self.head, self.frags.into_iter())
     }

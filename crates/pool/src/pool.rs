@@ -226,7 +226,7 @@ impl<M: Memory> PagePool<M> {
                 return Ok(());
             }
             // SAFETY: by exclusive reference.
-            let desc = unsafe { Shared::take(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
+            let desc = unsafe { Shared::take::<BATCH>(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
             if !s.home.cache.fill(desc) {
                 s.home.cache.spill(desc);
             }
@@ -415,8 +415,9 @@ impl<M: Memory> Shared<M> {
             }
             cache.counters.alloc_empty.bump();
         }
+        // A page per packet takes one at a time, and pays for one.
         // SAFETY: as above.
-        match unsafe { Self::take(this) } {
+        match unsafe { if cache.capacity() == 0 { Self::take::<1>(this) } else { Self::take::<BATCH>(this) } } {
             Ok(Some(desc)) => {
                 cache.counters.alloc_slow.bump();
                 Some(desc)
@@ -433,8 +434,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes pages from the provider and maps them: one to return, more for the cache if there is one.
-    unsafe fn take(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
+    /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
+    unsafe fn take<const N: usize>(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         // SAFETY: the owner calls; see `slow`.
         let s = unsafe { this.as_ref() };
         let cache = &s.home.cache;
@@ -446,8 +447,8 @@ impl<M: Memory> Shared<M> {
         if room == 0 || s.gone.get() {
             return Ok(None);
         }
-        let want = (cache.capacity() / 2).clamp(1, BATCH).min(usize::try_from(room).unwrap_or(BATCH));
-        let mut raw = [const { None }; BATCH];
+        let want = (cache.capacity() / 2).clamp(1, N).min(usize::try_from(room).unwrap_or(N));
+        let mut raw = [const { None }; N];
         s.provider.take(&mut raw[..want]);
         let mut answer = None;
         let mut error = None;

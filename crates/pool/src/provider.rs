@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///
-/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that there is
-/// nothing to be asked of it.
+/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that only who
+/// does may ask it anything.
 #[must_use = "a raw page that is dropped is lost to its provider"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
@@ -35,6 +35,18 @@ impl<M: Memory> RawPage<M> {
 
     pub(crate) fn into_desc(self) -> NonNull<Desc> {
         self.desc
+    }
+
+    /// The page's number in its region, for providers that keep their pages by number.
+    ///
+    /// # Safety
+    ///
+    /// The page's provider is alive.
+    #[inline]
+    #[must_use]
+    pub unsafe fn index(&self) -> u32 {
+        // SAFETY: the caller's word.
+        unsafe { self.desc() }.index()
     }
 
     /// # Safety

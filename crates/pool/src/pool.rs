@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, offset_of};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,6 +102,8 @@ const BATCH: usize = 64;
 #[repr(C)]
 struct Shared<M: Memory> {
     home: Home,
+    /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
+    kept: Home,
     id: u64,
     page_size: usize,
     limit: u64,
@@ -130,9 +133,9 @@ unsafe impl<M: Memory> Send for PagePool<M> {}
 /// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged
 /// for another pool's.
 pub struct Napi<'q, M: Memory> {
+    /// Also what keeps the context on its thread: a pointer can be neither sent nor shared.
     shared: NonNull<Shared<M>>,
     brand: PhantomData<fn(&'q ()) -> &'q ()>,
-    not_send: PhantomData<*mut ()>,
 }
 
 impl<M: Memory> Napi<'_, M> {
@@ -147,20 +150,22 @@ impl<M: Memory> Napi<'_, M> {
     /// The same context for a shorter time, to be kept in a structure.
     #[inline]
     pub fn reborrow(&mut self) -> Napi<'_, M> {
-        Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData }
+        Napi { shared: self.shared, brand: PhantomData }
     }
 
-    /// The device wrote the first `len` bytes of `page`, one of this pool's; the CPU is about to read them.
-    pub fn sync_for_cpu(&self, page: &Page<M>, len: usize) {
+    /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
+    pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            domain.sync_for_cpu(page.dma_addr(), len.min(page.len()));
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_cpu(dma, len);
         }
     }
 
-    /// The device is about to write the first `len` bytes of `page`, one of this pool's.
-    pub fn sync_for_device(&self, page: &Page<M>, len: usize) {
+    /// The device is about to write these bytes of `page`, one of this pool's.
+    pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            domain.sync_for_device(page.dma_addr(), len.min(page.len()));
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_device(dma, len);
         }
     }
 
@@ -169,6 +174,12 @@ impl<M: Memory> Napi<'_, M> {
         let s = unsafe { self.shared.as_ref() };
         s.domain.as_deref().filter(|_| !s.gone.get())
     }
+}
+
+/// Device address and length of `bytes`, as far as they lie in `page`.
+fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
+    let start = bytes.start.min(page.len());
+    (page.dma_addr() + start as u64, bytes.end.min(page.len()).saturating_sub(start))
 }
 
 impl<M: Memory> fmt::Debug for Napi<'_, M> {
@@ -189,9 +200,10 @@ impl<M: Memory> PagePool<M> {
         }
         let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
         let record = Record::new(&o.name);
-        let remote = Remote::new(record.left.clone());
+        let remote = || Remote::new(record.left.clone());
         let shared = Box::new(Shared {
-            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote),
+            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote()),
+            kept: Home::new(Shared::<M>::KEPT, domain_id, 0, remote()),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             page_size: provider.page_size(),
             limit: o.limit,
@@ -231,7 +243,7 @@ impl<M: Memory> PagePool<M> {
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().home.enter();
-        f(&mut Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData })
+        f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
     /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`].
@@ -273,15 +285,22 @@ impl<M: Memory> PagePool<M> {
         s.stats(s.home.remote.0.gone_past_owner())
     }
 
-    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
-    /// counted as quarantined, and used by nobody again until its region goes.
+    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped
+    /// and used by nobody again until its region goes. Of a page that was split or shared, any part will do: it counts as
+    /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows
+    /// there as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {
-        let desc = page.into_desc();
         let s = self.shared();
-        // SAFETY: by exclusive reference; the page was the caller's.
-        unsafe { s.unmap(desc.as_ref(), Desc::claim_unmap_alone) };
-        s.home.cache.held.set(s.home.cache.held.get() - 1);
-        s.home.cache.counters.quarantined.bump();
+        let desc = page.desc();
+        if ![&raw const s.home, &raw const s.kept].contains(&desc.home().cast_const()) {
+            tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
+            return std::mem::forget(page);
+        }
+        s.unmap(desc, Desc::claim_unmap_alone);
+        desc.set_home((&raw const s.kept).cast_mut());
+        drop(page);
+        // SAFETY: by exclusive reference.
+        unsafe { Shared::drain(self.shared) };
     }
 
     /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
@@ -310,15 +329,20 @@ impl<M: Memory> PagePool<M> {
         unsafe {
             Shared::empty(self.shared);
             let s = self.shared.as_ref();
-            // Read before the stack closes: until then a page that leaves past us has unmapped itself, as `stats` has it.
-            let past = s.home.remote.0.gone_past_owner();
+            let before = s.home.remote.0.gone_past_owner();
             let mut list = s.home.remote.0.close();
             while let Some((desc, rest)) = first(list) {
-                s.home.cache.counters.recycle_ring.bump();
-                s.give_back(desc);
                 list = rest;
+                if s.arrives(desc) {
+                    s.give_back(desc);
+                }
             }
-            let stats = s.stats(past);
+            let past = s.home.remote.0.gone_past_owner();
+            let mut stats = s.stats(past);
+            if s.gone.get() && s.domain.is_some() {
+                // Those that found the stack closed did not unmap themselves: that was done when the device went.
+                stats.unmapped -= past - before;
+            }
             let out = s.home.cache.held.get();
             let record = s.record.clone();
             let outstanding = out - past;
@@ -357,6 +381,7 @@ pub struct Closed {
 /// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
 impl<M: Memory> Shared<M> {
     const OPS: &'static Ops = &Ops { overflow: Self::overflow, elsewhere: Self::elsewhere };
+    const KEPT: &'static Ops = &Ops { overflow: Self::keep, elsewhere: Self::keep };
 
     #[inline]
     unsafe fn alloc(this: NonNull<Self>) -> Option<Page<M>> {
@@ -478,13 +503,29 @@ impl<M: Memory> Shared<M> {
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
-            cache.counters.recycle_ring.bump();
+            if !s.arrives(desc) {
+                continue;
+            }
             if s.gone.get() || cache.capacity() == 0 {
                 s.give_back(desc);
             } else if !cache.fill(desc) {
                 cache.spill(desc);
             }
         }
+    }
+
+    /// Counts a page that came by the stack; false if it is not to be used again.
+    fn arrives(&self, desc: NonNull<Desc>) -> bool {
+        let c = &self.home.cache.counters;
+        // SAFETY: what was on the stack is the pool's.
+        let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
+        if kept {
+            c.quarantined.bump();
+            self.home.cache.held.set(self.home.cache.held.get() - 1);
+        } else {
+            c.recycle_ring.bump();
+        }
+        !kept
     }
 
     /// Gives every page at home to the provider, and keeps none from now on.
@@ -553,6 +594,18 @@ impl<M: Memory> Shared<M> {
             }
             (*this).provider.give(RawPage::from_desc(desc));
             if Remote::leave(&raw const (*this).home.remote.0) {
+                drop(Box::from_raw(this));
+            }
+        }
+    }
+
+    /// Any thread, for a page in quarantine. `kept` is never entered, so that all of them come this way.
+    unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+        // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
+        unsafe {
+            let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
+            let remote = &raw const (*this).home.remote.0;
+            if Remote::push(remote, link_of(desc)).is_err() && Remote::leave(remote) {
                 drop(Box::from_raw(this));
             }
         }

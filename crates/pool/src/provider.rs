@@ -129,7 +129,7 @@ impl<M: Memory> RegionProvider<M> {
         Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }
 
-    /// The memory.
+    /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         &self.region

@@ -23,8 +23,8 @@ fn everything_is_unmapped_at_once() {
         pool.poll(|napi| {
             assert!(napi.alloc().is_none());
             let page = out.pop().unwrap();
-            napi.sync_for_cpu(&page, 64);
-            napi.sync_for_device(&page, 64);
+            napi.sync_for_cpu(&page, 0..64);
+            napi.sync_for_device(&page, 0..64);
         });
         drop(out.pop());
         thread::scope(|s| s.spawn(|| drop(out.split_off(3))).join().unwrap());
@@ -44,9 +44,9 @@ fn syncs_cover_the_bytes_in_use() {
     let (mut pool, domain) = pool(PoolOptions::new("sync"), 4);
     pool.poll(|napi| {
         let mut page = napi.alloc().unwrap();
-        napi.sync_for_cpu(&page, 60);
+        napi.sync_for_cpu(&page, 0..60);
         drop(page.split_off(100));
-        napi.sync_for_device(&page, 4096);
+        napi.sync_for_device(&page, 0..4096);
     });
     assert_eq!(domain.syncs(), (2, 60 + 100));
 }
@@ -104,4 +104,33 @@ fn the_next_device_maps_again() {
         assert_balanced(stats, &domain);
         assert_eq!((stats.mapped, stats.unmapped), (8, 8));
     }
+}
+
+/// Proves NET-6 for the pool: a page that is given up counts once, however many parts of it are given up and whoever else
+/// holds others; pages of other pools are left out of it.
+#[test]
+fn quarantine_counts_pages_once() {
+    let (mut first, domain) = pool(PoolOptions::new("quarantine"), 8);
+    let (mut other, other_domain) = pool(PoolOptions::new("bystander"), 8);
+    let mut pages = alloc(&mut first, 3);
+    let mut whole = pages.remove(0);
+    let (mut part, held) = (whole.split_off(2048), pages.remove(0));
+    let mut shared = held;
+    let rest = shared.split_off(1024).freeze();
+    let quarter = part.split_off(1024);
+    for page in [quarter, whole, part, shared] {
+        first.quarantine(page);
+    }
+    // Still held by a user, and not to come back.
+    drop(rest);
+    first.quarantine(other.alloc().unwrap());
+    let stats = first.stats();
+    assert_eq!((stats.quarantined, stats.inflight()), (2, 1), "{stats:?}");
+    drop(pages);
+    let closed = first.close();
+    assert_eq!((closed.outstanding, closed.stats.quarantined), (0, 2));
+    assert_balanced(closed.stats, &domain);
+    assert_eq!(domain.maps(), domain.unmaps());
+    let closed = other.close();
+    assert_eq!((closed.outstanding, closed.stats.quarantined, other_domain.unmaps()), (1, 0, 7));
 }

@@ -81,7 +81,13 @@ impl BigRing {
         while done < budget && self.stats.stopped.is_none() {
             let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted });
             match pending.map(|n| n.min(BATCH).min((budget - done).try_into().unwrap_or(BATCH))) {
-                Ok(0) => break,
+                Ok(0) => {
+                    // Chains that had no pages may have some now, and without them nothing comes that would tell.
+                    if !self.free.is_empty() {
+                        self.refill();
+                    }
+                    break;
+                }
                 Ok(n) => {
                     for _ in 0..n {
                         if let Err(error) = self.frame(napi, handler) {
@@ -122,15 +128,13 @@ impl BigRing {
             self.stats.short += 1;
             return Ok(());
         }
-        if let Some(domain) = &self.domain {
-            if domain.needs_sync() {
-                for (i, link) in chain.links.iter().enumerate() {
-                    let rest = len.saturating_sub(i as u32 * self.page_size).min(self.page_size);
-                    domain.sync_for_cpu(link.dma, rest as usize);
-                }
+        let filled = len.div_ceil(self.page_size) as usize;
+        if let Some(domain) = self.domain.as_ref().filter(|d| d.needs_sync()) {
+            for (i, link) in chain.links[..filled].iter().enumerate() {
+                let rest = len - i as u32 * self.page_size;
+                domain.sync_for_cpu(link.dma, rest.min(self.page_size) as usize);
             }
         }
-        let filled = len.div_ceil(self.page_size) as usize;
         let mut pages = chain.links.drain(..filled).map(|link| {
             if let Some(domain) = &self.domain {
                 domain.unmap(link.dma, self.page_size as usize);
@@ -178,15 +182,21 @@ impl BigRing {
             }
             let chain = &mut self.chains[usize::from(number)];
             let head = number * self.per_chain;
+            let sync = self.domain.as_ref().filter(|d| d.needs_sync());
             for (i, link) in (0..).zip(&chain.links) {
+                if let Some(domain) = sync {
+                    domain.sync_for_device(link.dma, self.page_size as usize);
+                }
                 self.ring.point(head + i, link.dma);
             }
             chain.posted = true;
             self.ring.expose(head);
             posted += 1;
         }
-        self.free.drain(..posted);
-        self.ring.publish();
+        if posted > 0 {
+            self.free.drain(..posted);
+            self.ring.publish();
+        }
     }
 
     /// Fills a chain up; false if the supply ended first.

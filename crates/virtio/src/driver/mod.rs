@@ -102,6 +102,19 @@ pub enum NetError {
         /// The longest.
         max: usize,
     },
+    /// Headroom, or a part of a page, that leaves no room for a frame.
+    #[error(
+        "{headroom} bytes of headroom and a frame of {frame} do not fit a buffer of {buffer} bytes; ask for less headroom or \
+         fewer buffers per page"
+    )]
+    Room {
+        /// Bytes kept free.
+        headroom: u32,
+        /// The longest frame that must fit.
+        frame: usize,
+        /// Bytes in a buffer.
+        buffer: u32,
+    },
     /// A provider for a mode whose pages are from no pool.
     #[error("big-packet mode keeps pages of its own and takes no provider")]
     GivenMemory,
@@ -259,20 +272,25 @@ impl NetOptions {
         if self.pairs == 0 {
             return Err(NetError::Pairs { asked: 0, max: u16::MAX / 2 });
         }
-        let too_long = |max| NetError::FrameSize { asked: self.max_frame, mode: self.mode, max };
         if self.max_frame > self.mode.max_frame() {
-            return Err(too_long(self.mode.max_frame()));
+            let (asked, mode) = (self.max_frame, self.mode);
+            return Err(NetError::FrameSize { asked, mode, max: mode.max_frame() });
         }
         let page = PAGE_SIZE as u32;
-        let need = (VnetHdr::LEN + self.max_frame.max(STANDARD_FRAME)) as u32;
+        let frame = self.max_frame.max(STANDARD_FRAME);
+        let need = (VnetHdr::LEN + frame) as u32;
+        let headroom = self.headroom;
+        // Bytes of a buffer that neither headroom nor frame take.
+        let spare = |buffer: u32| {
+            let taken = headroom + need;
+            buffer.checked_sub(taken).ok_or(NetError::Room { headroom, frame, buffer })
+        };
         let layout = match self.mode {
             Mode::Small => {
-                let splits = if self.headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
-                let per_page = self.per_page.unwrap_or(splits).max(1);
-                let part = page / per_page / 64 * 64;
-                let spare = part.checked_sub(self.headroom + need);
-                let spare = spare.ok_or_else(|| too_long(part.saturating_sub(self.headroom + 12) as usize))?;
-                BufferLayout { headroom: self.headroom, colour_mask: colours(spare), len: need, per_page }
+                let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
+                let per_page = self.per_page.unwrap_or(splits);
+                let spare = spare(page / per_page / 64 * 64)?;
+                BufferLayout { headroom, colour_mask: colours(spare), len: need, per_page }
             }
             // Segments must fit the fragments of a packet, which leaves little to spare.
             Mode::Mergeable if self.max_frame > STANDARD_FRAME => {
@@ -280,15 +298,12 @@ impl NetOptions {
                 debug_assert!(len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + OFFLOAD_FRAME);
                 BufferLayout { headroom: 0, colour_mask: 192, len, per_page: 1 }
             }
-            Mode::Mergeable | Mode::Big => {
-                let colour_mask = colours(page - self.headroom - need);
-                BufferLayout {
-                    headroom: self.headroom,
-                    colour_mask,
-                    len: page - self.headroom - colour_mask,
-                    per_page: 1,
-                }
+            Mode::Mergeable => {
+                let colour_mask = colours(spare(page)?);
+                BufferLayout { headroom, colour_mask, len: page - headroom - colour_mask, per_page: 1 }
             }
+            // Chains of whole pages.
+            Mode::Big => BufferLayout { headroom: 0, colour_mask: 0, len: page, per_page: 1 },
         };
         Ok(layout)
     }

@@ -293,7 +293,7 @@ impl RxRing {
     }
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
-    #[inline]
+    #[inline(always)]
     fn frame<H: Handler<PeerShared>>(
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
@@ -308,20 +308,38 @@ impl RxRing {
         };
         // The buffer was posted from `start` and holds at least a header.
         let header = VnetHdr::from_bytes(page.read_at(start).unwrap_or_default());
-        let mut frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
+        // Built apart from the frames that need a second look, so that this one never leaves the registers.
+        let frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
+        if header.is_plain() && (header.num_buffers == 1 || !self.mergeable) {
+            deliver(&mut self.stats, napi, frame, handler);
+            return Ok(1);
+        }
+        self.unusual(napi, frame, header, pending, handler)
+    }
+
+    /// A frame of several buffers, or with offloads.
+    #[cold]
+    #[inline(never)]
+    fn unusual<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        mut frame: XdpFrame<PeerShared>,
+        header: VnetHdr,
+        pending: u16,
+        handler: &mut H,
+    ) -> Result<u16, QueueError> {
         let mut buffers = 1;
         if self.mergeable && header.num_buffers != 1 {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
         }
-        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
-            return Ok(buffers);
+        if header.is_plain() || annotate(&mut self.stats, &mut frame, header) {
+            deliver(&mut self.stats, napi, frame, handler);
         }
-        deliver(&mut self.stats, napi, frame, handler);
         Ok(buffers)
     }
 
     /// Takes the next used buffer: the one place where a head and a length of the device's are judged.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32), QueueError> {
         let (id, len) = self.ring.used(0);
         let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
@@ -333,13 +351,13 @@ impl RxRing {
             return Err(QueueError::BadLength { len, have: self.layout.len });
         }
         if self.needs_sync {
-            napi.sync_for_cpu(&page, (self.layout.start(&page) + len) as usize);
+            let start = self.layout.start(&page) as usize;
+            napi.sync_for_cpu(&page, start..start + len as usize);
         }
         Ok((page, len))
     }
 
     /// Adds the buffers behind the first to a frame that claims to have `buffers`.
-    #[cold]
     fn merge(
         &mut self,
         napi: &Napi<'_, PeerShared>,
@@ -375,7 +393,7 @@ impl RxRing {
             let id = self.free[posted];
             let start = self.layout.start(&page);
             if self.needs_sync {
-                napi.sync_for_device(&page, (start + self.layout.len) as usize);
+                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
             }
             self.ring.point(id, page.dma_addr() + u64::from(start));
             let slot = &mut self.slots[usize::from(id)];
@@ -389,7 +407,7 @@ impl RxRing {
         self.ring.publish();
     }
 
-    #[inline]
+    #[inline(always)]
     fn buffer(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
         if self.layout.per_page == 1 { napi.alloc() } else { self.part(napi) }
     }
@@ -420,7 +438,7 @@ pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, he
 }
 
 /// Runs the program on a frame and does what it decides.
-#[inline]
+#[inline(always)]
 pub(super) fn deliver<H: Handler<PeerShared>>(
     stats: &mut RxStats,
     napi: &mut Napi<'_, PeerShared>,

@@ -1,0 +1,309 @@
+//! What the driver's tests share: a device of ours on a thread of its own, programs, frames to compare, and the books.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
+
+pub mod hostile;
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
+use netmem_pool::{Closed, CountingDomain, DmaDomain, MapError, MemoryTable, PeerShared};
+use netmem_virtio::VhostUser;
+use netmem_virtio::device::port::{Pcap, Play, Port};
+use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
+use netmem_virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx};
+use pcap_file::DataLink;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+
+pub const MODES: [Mode; 3] = [Mode::Small, Mode::Mergeable, Mode::Big];
+
+/// A device on its thread, which sleeps when there is nothing to do.
+pub struct Rig<P: Port + 'static> {
+    pub stats: Arc<Stats>,
+    pub control: Control,
+    pub connection: Option<Connection>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Device<P>>>,
+}
+
+impl<P: Port + 'static> Rig<P> {
+    pub fn new(mut device: Device<P>) -> Self {
+        let (stats, control, stop) = (device.stats(), device.control(), Arc::new(AtomicBool::new(false)));
+        let flag = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            device.run(&flag).unwrap();
+            device
+        });
+        Self { stats, control, connection: None, stop, thread: Some(thread) }
+    }
+
+    /// A device of one pair.
+    pub fn one(port: P) -> Self {
+        let mut port = Some(port);
+        Self::new(Device::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap())
+    }
+
+    /// A connection to it. One at a time.
+    pub fn connect(&mut self) -> VhostUser {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.connection = Some(self.control.serve(theirs).unwrap());
+        VhostUser::own_device(ours).unwrap()
+    }
+
+    pub fn probe(&mut self, options: NetOptions) -> (VirtioNet, Vec<QueuePair>) {
+        let backend = self.connect();
+        VirtioNet::probe(backend, options).unwrap()
+    }
+
+    /// The device back, its thread ended.
+    pub fn stop(mut self) -> Device<P> {
+        self.halt().unwrap()
+    }
+
+    fn halt(&mut self) -> Option<Device<P>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.control.wake();
+        self.thread.take().map(|t| t.join().unwrap())
+    }
+}
+
+impl<P: Port + 'static> Drop for Rig<P> {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+/// A memory table that knows what is mapped: a page is mapped once at a time and unmapped once, and what is synced is
+/// mapped.
+#[derive(Debug)]
+pub struct Ledger {
+    table: MemoryTable,
+    mapped: Mutex<BTreeMap<u64, usize>>,
+    synced: Arc<Synced>,
+}
+
+/// Bytes that were synced for either side.
+#[derive(Debug, Default)]
+pub struct Synced {
+    pub cpu: AtomicU64,
+    pub device: AtomicU64,
+}
+
+impl Ledger {
+    fn assert_mapped(&self, dma: u64, len: usize) {
+        let mapped = self.mapped.lock().unwrap();
+        let (&at, &size) = mapped.range(..=dma).next_back().expect("nothing is mapped there");
+        assert!(dma + len as u64 <= at + size as u64, "a sync beyond the page");
+    }
+}
+
+impl DmaDomain for Ledger {
+    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
+        let dma = self.table.map(addr, len)?;
+        assert_eq!(self.mapped.lock().unwrap().insert(dma, len), None, "mapped while it was mapped");
+        Ok(dma)
+    }
+
+    fn unmap(&self, dma: u64, len: usize) {
+        assert_eq!(self.mapped.lock().unwrap().remove(&dma), Some(len), "unmapped what was not mapped");
+    }
+
+    fn sync_for_cpu(&self, dma: u64, len: usize) {
+        self.assert_mapped(dma, len);
+        self.synced.cpu.fetch_add(len as u64, Ordering::Relaxed);
+    }
+
+    fn sync_for_device(&self, dma: u64, len: usize) {
+        self.assert_mapped(dma, len);
+        self.synced.device.fetch_add(len as u64, Ordering::Relaxed);
+    }
+}
+
+/// Where a counting domain shows once the driver has made it.
+#[derive(Clone, Default)]
+pub struct Books {
+    domain: Arc<OnceLock<Arc<CountingDomain<Ledger>>>>,
+    pub synced: Arc<Synced>,
+}
+
+impl Books {
+    /// Makes the device of these options count.
+    pub fn keep(&self, options: NetOptions) -> NetOptions {
+        let this = self.clone();
+        options.domain(move |table| {
+            let ledger = Ledger { table, mapped: Mutex::default(), synced: this.synced };
+            let domain = Arc::new(CountingDomain::new(ledger));
+            this.domain.set(Arc::clone(&domain)).unwrap();
+            domain
+        })
+    }
+
+    pub fn domain(&self) -> &CountingDomain<Ledger> {
+        self.domain.get().unwrap()
+    }
+
+    /// Everything that was mapped was unmapped.
+    #[track_caller]
+    pub fn assert_balanced(&self) {
+        let d = self.domain();
+        assert!(d.maps() > 0);
+        assert_eq!(d.maps(), d.unmaps());
+    }
+}
+
+/// Everything that went out came back, or was quarantined; what was mapped was unmapped.
+#[track_caller]
+pub fn assert_closed(closed: &Closed, quarantined: u64) {
+    let s = closed.stats;
+    assert_eq!(closed.outstanding, 0, "{s:?}");
+    assert_eq!(s.quarantined, quarantined, "{s:?}");
+    assert_eq!(s.allocated(), s.returned() + s.quarantined, "{s:?}");
+    assert_eq!((s.inflight(), s.mapped), (0, s.unmapped), "{s:?}");
+}
+
+/// Stops a pair whose packets are all dropped, and checks its pool's books.
+#[track_caller]
+pub fn close_clean(pair: QueuePair) {
+    drop(pair.tx);
+    assert_closed(&pair.rx.close().unwrap(), 0);
+}
+
+/// A program from closures: `run` decides, `pass` and `tx` take what it decided on.
+pub struct Program<const LINEAR: bool, R, P, T> {
+    pub run: R,
+    pub pass: P,
+    pub tx: T,
+}
+
+impl<const LINEAR: bool, R, P, T> Handler<PeerShared> for Program<LINEAR, R, P, T>
+where
+    R: FnMut(&mut XdpFrame<PeerShared>) -> Verdict,
+    P: FnMut(Packet<PeerShared>),
+    T: FnMut(Packet<PeerShared>),
+{
+    const LINEAR: bool = LINEAR;
+
+    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+        (self.run)(frame)
+    }
+
+    fn pass(&mut self, packet: Packet<PeerShared>) {
+        (self.pass)(packet);
+    }
+
+    fn tx(&mut self, packet: Packet<PeerShared>) {
+        (self.tx)(packet);
+    }
+}
+
+/// Drops every frame, and counts them.
+#[derive(Default)]
+pub struct DropAll(pub u64);
+
+impl Handler<PeerShared> for DropAll {
+    fn run(&mut self, _: &mut XdpFrame<PeerShared>) -> Verdict {
+        self.0 += 1;
+        Verdict::Drop
+    }
+
+    fn pass(&mut self, _: Packet<PeerShared>) {}
+}
+
+/// Waits for what must happen; the time is only there so that a failure ends.
+#[track_caller]
+pub fn until(mut done: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(120);
+    while !done() {
+        assert!(Instant::now() < patience, "it never happened");
+        std::thread::yield_now();
+    }
+}
+
+/// Receives what there is, once.
+pub fn receive(rx: &mut VirtioRx, handler: &mut impl Handler<PeerShared>) -> usize {
+    rx.poll(|poll| poll.receive(256, handler))
+}
+
+/// The packets of one poll, kept.
+pub fn take(rx: &mut VirtioRx) -> Vec<Packet<PeerShared>> {
+    let mut packets = Vec::new();
+    receive(rx, &mut |p| packets.push(p));
+    packets
+}
+
+/// A generator of numbers (splitmix64).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// A frame of `len` bytes that no other seed has.
+pub fn frame(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng(seed);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&rng.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// `n` frames of 60 to `max` bytes, both ends among them; most are short, as on a network.
+pub fn frames(n: usize, max: usize) -> Vec<Vec<u8>> {
+    let mut rng = Rng(max as u64);
+    let size = |i: usize, rng: &mut Rng| match i {
+        0 => 60,
+        1 => max,
+        _ if i.is_multiple_of(16) => 60 + rng.below(max as u64 - 59) as usize,
+        _ => 60 + rng.below(max.min(1518) as u64 - 59) as usize,
+    };
+    (0..n).map(|i| frame(i as u64, size(i, &mut rng))).collect()
+}
+
+/// FNV-1a over lengths and bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Digest {
+    pub fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
+        for b in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
+            self.0 = (self.0 ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    pub fn of(frames: &[Vec<u8>]) -> Self {
+        let mut digest = Self::new();
+        frames.iter().for_each(|f| digest.add(f));
+        digest
+    }
+}
+
+/// A port that replays these frames.
+pub fn pcap(frames: &[Vec<u8>], play: Play) -> Pcap {
+    let header = PcapHeader { snaplen: 1 << 20, datalink: DataLink::ETHERNET, ..PcapHeader::default() };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut w = PcapWriter::with_header(file.as_file(), header).unwrap();
+    for f in frames {
+        w.write_packet(&PcapPacket::new(Duration::from_secs(1), f.len() as u32, f)).unwrap();
+    }
+    Pcap::open(file.path(), play).unwrap()
+}

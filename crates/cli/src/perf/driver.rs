@@ -29,6 +29,8 @@ pub(crate) struct Counts {
     pub(crate) busy_ns: u64,
     /// The same in ticks of the time stamp counter, where the clock has one.
     pub(crate) busy_ticks: u64,
+    /// Times that something else was given this thread's CPU.
+    pub(crate) preempted: u64,
 }
 
 /// The XDP program and what follows from its verdict.
@@ -57,8 +59,12 @@ impl Handler<PeerShared> for Program<'_> {
 
     #[inline]
     fn tx(&mut self, packet: Packet<PeerShared>) {
-        // The queue counts what it refuses.
-        drop(self.tx.send(packet));
+        if let Err(packet) = self.tx.send(packet) {
+            // Full: perhaps the device has moved on. The queue counts what it refuses.
+            self.tx.flush();
+            self.tx.complete();
+            drop(self.tx.send(packet));
+        }
     }
 }
 
@@ -101,7 +107,7 @@ impl Driver<'_> {
         };
         let transmits = verdict == Verdict::Tx;
         let Mailbox { out, own } = &mut self.mailbox;
-        let before = totals(&self.pairs);
+        let (before, preempted_before) = (totals(&self.pairs), preempted());
         let begin = self.clock.raw();
         let (mut at, mut busy_ticks, mut look) = (begin, 0, LOOK_EVERY);
         loop {
@@ -163,8 +169,20 @@ impl Driver<'_> {
             elapsed_ns: self.clock.delta_as_nanos(begin, at),
             busy_ns: self.clock.delta_as_nanos(0, busy_ticks),
             busy_ticks,
+            preempted: preempted().saturating_sub(preempted_before),
         })
     }
+}
+
+/// Involuntary context switches of this thread so far.
+fn preempted() -> u64 {
+    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage.ru_nivcsw.try_into().unwrap_or(0)
 }
 
 /// Frames and bytes so far.

@@ -250,6 +250,7 @@ impl RxRing {
                 Err(error) => self.stats.stop(error),
             }
         }
+        self.ring.notify();
         done
     }
 
@@ -386,25 +387,43 @@ impl RxRing {
     fn refill(&mut self, napi: &mut Napi<'_, PeerShared>) {
         let mut posted = 0;
         while posted < self.free.len() {
-            let Some(page) = self.buffer(napi) else {
+            let got = self.refill_batch(napi, posted);
+            posted += got;
+            if got == 0 {
                 self.stats.starved += 1;
                 break;
-            };
-            let id = self.free[posted];
-            let start = self.layout.start(&page);
-            if self.needs_sync {
-                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
             }
-            self.ring.point(id, page.dma_addr() + u64::from(start));
-            let slot = &mut self.slots[usize::from(id)];
-            slot.header = page.as_ptr().addr() + start as usize;
-            slot.page = Some(page);
-            self.ring.expose(id);
-            posted += 1;
         }
         // Oldest first, so that heads keep their places in the ring.
         self.free.drain(..posted);
         self.ring.publish();
+    }
+
+    /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
+    /// wait for the device to let go of a cache line are then next to each other and wait together.
+    #[inline(always)]
+    fn refill_batch(&mut self, napi: &mut Napi<'_, PeerShared>, first: usize) -> usize {
+        let mut addresses = [0; BATCH as usize];
+        let mut got = 0;
+        for address in &mut addresses[..(self.free.len() - first).min(BATCH as usize)] {
+            let Some(page) = self.buffer(napi) else { break };
+            let start = self.layout.start(&page);
+            if self.needs_sync {
+                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
+            }
+            *address = page.dma_addr() + u64::from(start);
+            let slot = &mut self.slots[usize::from(self.free[first + got])];
+            slot.header = page.as_ptr().addr() + start as usize;
+            slot.page = Some(page);
+            got += 1;
+        }
+        for (&id, &address) in self.free[first..].iter().zip(&addresses[..got]) {
+            self.ring.point(id, address);
+        }
+        for &id in &self.free[first..first + got] {
+            self.ring.expose(id);
+        }
+        got
     }
 
     #[inline(always)]

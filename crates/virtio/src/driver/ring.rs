@@ -84,12 +84,22 @@ impl DriverRing {
     /// Adds the chain that begins at `head` to what the device will see at the next [`publish`](Self::publish).
     #[inline]
     pub(crate) fn expose(&mut self, head: u16) {
-        let slot = &mut self.heads[usize::from(self.next_avail & (self.ring.size() - 1))];
-        if *slot != head {
-            *slot = head;
-            self.ring.set_avail_entry(self.next_avail, head);
+        self.expose_all(&[head]);
+    }
+
+    /// [`expose`](Self::expose), of several.
+    #[inline]
+    pub(crate) fn expose_all(&mut self, heads: &[u16]) {
+        let mut at = self.next_avail;
+        for &head in heads {
+            let slot = &mut self.heads[usize::from(at & (self.ring.size() - 1))];
+            if *slot != head {
+                *slot = head;
+                self.ring.set_avail_entry(at, head);
+            }
+            at = at.wrapping_add(1);
         }
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.next_avail = at;
     }
 
     /// Lets the device see what was exposed. A device that polls needs no more; [`notify`](Self::notify) wakes one that

@@ -268,8 +268,9 @@ impl RxRing {
         for i in 0..n {
             let (id, _) = self.ring.used(i);
             // A bad id is found below; here it prefetches nothing.
-            if let Some(slot) = self.slots.get(id as usize) {
-                prefetch(slot.header);
+            if let Some(Slot { page: Some(page), header }) = self.slots.get(id as usize) {
+                prefetch(*header);
+                page.prefetch();
             }
         }
         let mut frames = 0;
@@ -420,9 +421,7 @@ impl RxRing {
         for (&id, &address) in self.free[first..].iter().zip(&addresses[..got]) {
             self.ring.point(id, address);
         }
-        for &id in &self.free[first..first + got] {
-            self.ring.expose(id);
-        }
+        self.ring.expose_all(&self.free[first..first + got]);
         got
     }
 

@@ -34,8 +34,8 @@ pub(crate) struct Desc {
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
-    /// Whether the pool gave the page up. The pool's owner alone looks, and sets it for good: the count that was given up
-    /// with it is never dropped.
+    /// Whether the page is never to be used again. Set for good by the pool's owner, who holds a count then; read by
+    /// whoever held the last.
     quarantined: Cell<bool>,
 }
 
@@ -102,9 +102,13 @@ impl Desc {
         Some(self.dma())
     }
 
-    /// Gives the page up; false if that was done before, for another part of it.
-    pub(crate) fn quarantine(&self) -> bool {
-        !self.quarantined.replace(true)
+    /// See [`PagePool::quarantine`](crate::PagePool::quarantine).
+    pub(crate) fn set_quarantined(&self) {
+        self.quarantined.set(true);
+    }
+
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.quarantined.get()
     }
 
     /// Counts one more user.

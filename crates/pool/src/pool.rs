@@ -283,15 +283,21 @@ impl<M: Memory> PagePool<M> {
     }
 
     /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
-    /// counted as quarantined, and used by nobody again until its region goes. The parts of a page that was split count
-    /// once. A page that is not this pool's is kept from everybody too, and stays in flight where it is from.
+    /// counted as quarantined, and used by nobody again until its region goes.
+    ///
+    /// Where others hold parts of the page it stays in flight until they let go, and is kept from use then; the pool
+    /// gives up its cache for that. A page that is not this pool's is kept from use where it is from, as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {
-        let desc = page.into_desc();
         let s = self.shared();
-        // SAFETY: the page was the caller's, and its count is never dropped. This pool is asked by exclusive reference.
-        if unsafe { desc.as_ref().home() != self.shared.as_ptr().cast() || !desc.as_ref().quarantine() } {
-            return;
+        if page.desc().home() != self.shared.as_ptr().cast() {
+            return std::mem::forget(page);
         }
+        page.desc().set_quarantined();
+        if !page.desc().is_sole() {
+            // SAFETY: by exclusive reference.
+            return unsafe { Shared::empty(self.shared) };
+        }
+        let desc = page.into_desc();
         // SAFETY: by exclusive reference; the page was the caller's.
         unsafe { s.unmap(desc.as_ref(), Desc::claim_unmap_alone) };
         s.home.cache.held.set(s.home.cache.held.get() - 1);
@@ -520,7 +526,9 @@ impl<M: Memory> Shared<M> {
         unsafe {
             self.unmap(desc.as_ref(), Desc::claim_unmap_alone);
             self.home.cache.held.set(self.home.cache.held.get() - 1);
-            self.provider.give(RawPage::from_desc(desc));
+            if !desc.as_ref().is_quarantined() {
+                self.provider.give(RawPage::from_desc(desc));
+            }
         }
     }
 
@@ -564,7 +572,9 @@ impl<M: Memory> Shared<M> {
                     None => {}
                 }
             }
-            (*this).provider.give(RawPage::from_desc(desc));
+            if !desc.as_ref().is_quarantined() {
+                (*this).provider.give(RawPage::from_desc(desc));
+            }
             if Remote::leave(&raw const (*this).home.remote.0) {
                 drop(Box::from_raw(this));
             }

@@ -151,19 +151,28 @@ impl VirtioRx {
         if let Err(error) = &stopped {
             tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
         }
+        let mut lost = 0;
+        if stopped.is_err() {
+            pool.device_gone();
+        }
         match &mut self.ring {
-            Ring::Big(big) => big.stop(stopped.is_ok()),
+            Ring::Big(big) => lost = big.stop(stopped.is_ok()),
             Ring::Single(rx) => {
+                // First, so that of a page no part is left here when another is given up.
+                pool.poll(|_| rx.parts.clear());
                 let posted = rx.slots.iter_mut().filter_map(|s| s.page.take());
                 if stopped.is_ok() {
                     pool.poll(|_| posted.for_each(drop));
                 } else {
                     posted.for_each(|page| pool.quarantine(page));
                 }
-                pool.poll(|_| rx.parts.clear());
             }
         }
-        Some(pool.close())
+        let mut closed = pool.close();
+        // Pages from no pool that are lost are accounted for beside the pool's.
+        closed.stats.alloc_slow += lost;
+        closed.stats.quarantined += lost;
+        Some(closed)
     }
 }
 

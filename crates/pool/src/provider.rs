@@ -160,7 +160,6 @@ impl<M: Memory> RegionProvider<M> {
             // Somebody else's, or held by others too: what it keeps is kept for good.
             return std::mem::forget(page);
         }
-        page.desc().set_quarantined();
         let _ = page.into_desc();
         // SAFETY: `page` made this home of a counted pointer to this provider, which the page alone had; the caller has
         // another.

@@ -30,8 +30,10 @@ pub enum PoolError {
     /// The provider's memory is not in the domain.
     #[error("the provider's memory cannot be mapped for the device: {0}")]
     Map(#[from] MapError),
-    /// The provider has fewer pages than were asked for in advance.
-    #[error("{got} of {want} pages could be had from the provider; make its region larger or the queues fewer")]
+    /// The provider has fewer pages than were asked for in advance, or the limit is below that.
+    #[error(
+        "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
+    )]
     Prefill {
         /// Pages asked for.
         want: usize,

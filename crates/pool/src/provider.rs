@@ -152,6 +152,20 @@ impl<M: Memory> RegionProvider<M> {
         }
     }
 
+    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering: it is used by nobody again until the
+    /// region goes, which it does not keep.
+    pub fn quarantine(&self, page: Page<M>) {
+        let home = page.desc().home();
+        if home.cast_const() != (&raw const self.home) || !page.desc().is_sole() {
+            // Somebody else's, or held by others too: what it keeps is kept for good.
+            return std::mem::forget(page);
+        }
+        let _ = page.into_desc();
+        // SAFETY: `page` made this home of a counted pointer to this provider, which the page alone had; the caller has
+        // another.
+        drop(unsafe { Arc::from_raw(home.cast_const().cast::<Self>()) });
+    }
+
     /// The way home of a page that belongs to no pool.
     unsafe fn free_page(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, home) == 0) };

@@ -21,6 +21,10 @@ pub mod feature {
     pub const HOST_TSO4: u64 = 1 << 11;
     /// The device cuts TCP segments over IPv6 to the MTU.
     pub const HOST_TSO6: u64 = 1 << 12;
+    /// The device cuts TCP segments with congestion notification.
+    pub const HOST_ECN: u64 = 1 << 13;
+    /// The device fragments UDP datagrams.
+    pub const HOST_UFO: u64 = 1 << 14;
     /// A received frame may span several buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
     /// The link state can be read.
@@ -33,6 +37,8 @@ pub mod feature {
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
     /// The device follows virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
+    /// The device cuts UDP datagrams into smaller ones.
+    pub const HOST_USO: u64 = 1 << 56;
 
     /// The specification's name of the lowest bit in `mask`, for error messages.
     #[must_use]
@@ -47,6 +53,9 @@ pub mod feature {
             GUEST_UFO => "VIRTIO_NET_F_GUEST_UFO",
             HOST_TSO4 => "VIRTIO_NET_F_HOST_TSO4",
             HOST_TSO6 => "VIRTIO_NET_F_HOST_TSO6",
+            HOST_ECN => "VIRTIO_NET_F_HOST_ECN",
+            HOST_UFO => "VIRTIO_NET_F_HOST_UFO",
+            HOST_USO => "VIRTIO_NET_F_HOST_USO",
             MRG_RXBUF => "VIRTIO_NET_F_MRG_RXBUF",
             STATUS => "VIRTIO_NET_F_STATUS",
             CTRL_VQ => "VIRTIO_NET_F_CTRL_VQ",

@@ -5,47 +5,11 @@ mod driver_common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use driver_common::hostile::{Behaviour, DeviceRing, Hostile};
+use driver_common::hostile::Bench;
 use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
-use netmem_virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet};
-
-/// A driver and the test in the place of its device.
-struct Bench {
-    device: Hostile,
-    ring: DeviceRing,
-    net: VirtioNet,
-    pair: QueuePair,
-    books: Books,
-}
-
-impl Bench {
-    fn new(options: NetOptions) -> Self {
-        let (device, backend) = Hostile::new(Behaviour::default());
-        let books = Books::default();
-        let (net, mut pairs) = VirtioNet::probe(backend, books.keep(options)).unwrap();
-        Self { ring: device.ring(0), device, net, pair: pairs.remove(0), books }
-    }
-
-    fn deliver(&mut self, frame: &[u8]) {
-        self.device.deliver(&mut self.ring, frame);
-    }
-
-    /// Pages are with the device, and nowhere else.
-    #[track_caller]
-    fn assert_home(&mut self, mode: Mode) {
-        let expected = if mode == Mode::Big { 0 } else { self.pair.rx.posted() as u64 };
-        assert_eq!(self.pair.rx.pool_stats().inflight(), expected);
-    }
-
-    #[track_caller]
-    fn close(self) {
-        close_clean(self.pair);
-        drop(self.net);
-        self.books.assert_balanced();
-    }
-}
+use netmem_virtio::driver::{Mode, NetOptions};
 
 const SHAPES: [(Mode, usize, usize); 5] = [
     (Mode::Small, 1518, 100),

@@ -101,6 +101,7 @@ impl BigRing {
                 Err(error) => self.stats.stop(error),
             }
         }
+        self.ring.notify();
         done
     }
 
@@ -213,18 +214,22 @@ impl BigRing {
         Ok(true)
     }
 
-    /// The ring has stopped, `confirmed` by the device or not: then its pages are lost to everybody.
-    pub(crate) fn stop(&mut self, confirmed: bool) {
+    /// The ring has stopped, `confirmed` by the device or not: then what it has is lost to everybody. Returns how many
+    /// pages that are.
+    pub(crate) fn stop(&mut self, confirmed: bool) -> u64 {
+        let mut lost = 0;
         for chain in &mut self.chains {
             for link in chain.links.drain(..) {
                 if let Some(domain) = &self.domain {
                     domain.unmap(link.dma, self.page_size as usize);
                 }
                 if chain.posted && !confirmed {
-                    // Forgotten on purpose: nobody gets memory that a device may still write.
-                    std::mem::forget(link.page);
+                    self.supply.quarantine(link.page);
+                    lost += 1;
                 }
             }
+            chain.posted = false;
         }
+        lost
     }
 }

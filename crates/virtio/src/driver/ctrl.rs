@@ -40,6 +40,7 @@ impl ControlQueue {
         self.ring.describe(2, dma + answer as u64, 1, true, None);
         self.ring.expose(0);
         self.ring.publish();
+        self.ring.notify();
         let start = Instant::now();
         while self.ring.pending().map_err(|_| NetError::ControlRefused { pairs })? == 0 {
             if start.elapsed() > PATIENCE {

@@ -30,7 +30,7 @@ use rx::BufferLayout;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use tx::{HEADER_STRIDE, HeaderArray};
+use tx::{HEADER_STRIDE, HeaderArray, Reach};
 
 /// How received frames lie in buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -485,7 +485,6 @@ impl VirtioNet {
                 pool = pool.prefill(usize::from(options.ring_size));
             }
             let pool = pool.build(supply.provider(), domain.clone())?;
-            let domain_id = pool.dma_domain();
             let rx = match (&supply, options.mode) {
                 (Supply::Own(pages), Mode::Big) => {
                     let big = BigRing::new(ring, pages.clone(), domain.clone(), options.max_frame);
@@ -495,9 +494,12 @@ impl VirtioNet {
             };
             let offset = plan.headers(pair);
             let headers = HeaderArray { region: rings.clone(), offset, dma: bus + offset as u64 };
-            let offloads = features & feature::CSUM != 0;
+            let reach = match &domain {
+                Some(domain) => Reach::Domain(domain.clone()),
+                None => Reach::Memory(region.clone()),
+            };
             let ring = DriverRing::new(&rings, plan.ring(tx_index), options.ring_size)?;
-            let tx = VirtioTx::new(ring, headers, domain_id, offloads, tx_index, link.clone());
+            let tx = VirtioTx::new(ring, headers, reach, features, tx_index, link.clone());
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {
                     b.start_ring(index, ring.addresses(), &ring.call, &ring.kick)?;

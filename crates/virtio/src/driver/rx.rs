@@ -151,19 +151,28 @@ impl VirtioRx {
         if let Err(error) = &stopped {
             tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
         }
+        let mut lost = 0;
+        if stopped.is_err() {
+            pool.device_gone();
+        }
         match &mut self.ring {
-            Ring::Big(big) => big.stop(stopped.is_ok()),
+            Ring::Big(big) => lost = big.stop(stopped.is_ok()),
             Ring::Single(rx) => {
+                // First, so that of a page no part is left here when another is given up.
+                pool.poll(|_| rx.parts.clear());
                 let posted = rx.slots.iter_mut().filter_map(|s| s.page.take());
                 if stopped.is_ok() {
                     pool.poll(|_| posted.for_each(drop));
                 } else {
                     posted.for_each(|page| pool.quarantine(page));
                 }
-                pool.poll(|_| rx.parts.clear());
             }
         }
-        Some(pool.close())
+        let mut closed = pool.close();
+        // Pages from no pool that are lost are accounted for beside the pool's.
+        closed.stats.alloc_slow += lost;
+        closed.stats.quarantined += lost;
+        Some(closed)
     }
 }
 
@@ -250,6 +259,7 @@ impl RxRing {
                 Err(error) => self.stats.stop(error),
             }
         }
+        self.ring.notify();
         done
     }
 
@@ -267,8 +277,9 @@ impl RxRing {
         for i in 0..n {
             let (id, _) = self.ring.used(i);
             // A bad id is found below; here it prefetches nothing.
-            if let Some(slot) = self.slots.get(id as usize) {
-                prefetch(slot.header);
+            if let Some(Slot { page: Some(page), header }) = self.slots.get(id as usize) {
+                prefetch(*header);
+                page.prefetch();
             }
         }
         let mut frames = 0;
@@ -386,25 +397,41 @@ impl RxRing {
     fn refill(&mut self, napi: &mut Napi<'_, PeerShared>) {
         let mut posted = 0;
         while posted < self.free.len() {
-            let Some(page) = self.buffer(napi) else {
+            let got = self.refill_batch(napi, posted);
+            posted += got;
+            if got == 0 {
                 self.stats.starved += 1;
                 break;
-            };
-            let id = self.free[posted];
-            let start = self.layout.start(&page);
-            if self.needs_sync {
-                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
             }
-            self.ring.point(id, page.dma_addr() + u64::from(start));
-            let slot = &mut self.slots[usize::from(id)];
-            slot.header = page.as_ptr().addr() + start as usize;
-            slot.page = Some(page);
-            self.ring.expose(id);
-            posted += 1;
         }
         // Oldest first, so that heads keep their places in the ring.
         self.free.drain(..posted);
         self.ring.publish();
+    }
+
+    /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
+    /// wait for the device to let go of a cache line are then next to each other and wait together.
+    #[inline(always)]
+    fn refill_batch(&mut self, napi: &mut Napi<'_, PeerShared>, first: usize) -> usize {
+        let mut addresses = [0; BATCH as usize];
+        let mut got = 0;
+        for address in &mut addresses[..(self.free.len() - first).min(BATCH as usize)] {
+            let Some(page) = self.buffer(napi) else { break };
+            let start = self.layout.start(&page);
+            if self.needs_sync {
+                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
+            }
+            *address = page.dma_addr() + u64::from(start);
+            let slot = &mut self.slots[usize::from(self.free[first + got])];
+            slot.header = page.as_ptr().addr() + start as usize;
+            slot.page = Some(page);
+            got += 1;
+        }
+        for (&id, &address) in self.free[first..].iter().zip(&addresses[..got]) {
+            self.ring.point(id, address);
+        }
+        self.ring.expose_all(&self.free[first..first + got]);
+        got
     }
 
     #[inline(always)]

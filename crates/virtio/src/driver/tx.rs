@@ -6,10 +6,11 @@
 use super::Link;
 use super::ring::DriverRing;
 use super::stats::{QueueError, TxStats, state};
-use crate::net::VnetHdr;
+use crate::net::{VnetHdr, feature};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, TxQueue};
-use netmem_pool::{PeerShared, Region};
+use netmem_pool::{DmaDomain, Frag, PeerShared, Region};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes between two headers of the array.
@@ -36,6 +37,27 @@ impl HeaderArray {
     }
 }
 
+/// Which pages the device can be told of.
+pub(super) enum Reach {
+    /// Those that are mapped in this domain, which is kept so that no other can have its identity.
+    Domain(Arc<dyn DmaDomain>),
+    /// Those that lie in this memory, by their addresses in this process.
+    Memory(Arc<Region<PeerShared>>),
+}
+
+impl Reach {
+    /// The identity of pages that are within reach, and the addresses between which they must lie.
+    fn limits(&self) -> (usize, Range<usize>) {
+        match self {
+            Self::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..usize::MAX),
+            Self::Memory(region) => {
+                let start = region.as_ptr().addr();
+                (0, start..start + region.len())
+            }
+        }
+    }
+}
+
 /// A transmit queue. See [`TxQueue`].
 ///
 /// Dropping it stops the ring and drops what the device still has: a device that does not stop may read pages that are in
@@ -48,9 +70,13 @@ pub struct VirtioTx {
     next: Box<[Option<u16>]>,
     free: Vec<u16>,
     headers: HeaderArray,
+    reach: Reach,
+    /// What `reach` comes down to.
     domain: usize,
-    /// Whether the device computes checksums and cuts segments.
-    offloads: bool,
+    within: Range<usize>,
+    needs_sync: bool,
+    /// What was negotiated.
+    features: u64,
     /// Whether anything was exposed since the last flush.
     dirty: bool,
     stats: TxStats,
@@ -62,19 +88,24 @@ impl VirtioTx {
     pub(super) fn new(
         ring: DriverRing,
         headers: HeaderArray,
-        domain: usize,
-        offloads: bool,
+        reach: Reach,
+        features: u64,
         index: usize,
         link: Arc<Link>,
     ) -> Self {
         let size = ring.size();
+        let (domain, within) = reach.limits();
+        let needs_sync = matches!(&reach, Reach::Domain(d) if d.needs_sync());
         Self {
             packets: (0..size).map(|_| None).collect(),
             next: vec![None; usize::from(size)].into(),
             free: (0..size).rev().collect(),
             headers,
+            reach,
             domain,
-            offloads,
+            within,
+            needs_sync,
+            features,
             dirty: false,
             stats: TxStats::default(),
             index,
@@ -97,6 +128,19 @@ impl VirtioTx {
     #[must_use]
     pub fn posted(&self) -> usize {
         self.packets.iter().flatten().count()
+    }
+
+    #[inline]
+    fn reaches(&self, frag: &Frag<PeerShared>) -> bool {
+        frag.dma_domain() == self.domain && self.within.contains(&frag.as_ptr().addr())
+    }
+
+    /// The CPU is done with the packet's bytes, the device is about to read them.
+    #[cold]
+    fn sync(&self, packet: &Packet<PeerShared>) {
+        if let Reach::Domain(domain) = &self.reach {
+            packet.fragments().filter(|f| f.len() > 0).for_each(|f| domain.sync_for_device(f.dma_addr(), f.len()));
+        }
     }
 
     fn reap(&mut self) -> Result<usize, QueueError> {
@@ -124,11 +168,11 @@ impl TxQueue for VirtioTx {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
-        if packet.fragments().any(|f| f.dma_domain() != self.domain) {
+        if !packet.fragments().all(|f| self.reaches(f)) {
             self.stats.wrong_domain += 1;
             return Err(packet);
         }
-        if packet.meta != Meta::default() && !self.offloads {
+        if packet.meta != Meta::default() && needs(packet.meta) & !self.features != 0 {
             self.stats.no_offload += 1;
             return Err(packet);
         }
@@ -147,7 +191,11 @@ impl TxQueue for VirtioTx {
         } else {
             (head, self.headers.write(head, header), VnetHdr::LEN as u32)
         };
-        for frag in packet.fragments().skip(usize::from(in_place)) {
+        if self.needs_sync {
+            self.sync(&packet);
+        }
+        // A descriptor of no bytes is an error to many devices.
+        for frag in packet.fragments().skip(usize::from(in_place)).filter(|f| f.len() > 0) {
             // There are enough: `needs` was checked.
             let Some(id) = self.free.pop() else { break };
             self.next[usize::from(last.0)] = Some(id);
@@ -166,6 +214,7 @@ impl TxQueue for VirtioTx {
     fn flush(&mut self) {
         if std::mem::take(&mut self.dirty) {
             self.ring.publish();
+            self.ring.notify();
         }
     }
 
@@ -195,12 +244,27 @@ impl fmt::Debug for VirtioTx {
     }
 }
 
+/// The features without which a frame cannot be sent.
+fn needs(meta: Meta) -> u64 {
+    let checksum = if let Checksum::Partial { .. } = meta.checksum { feature::CSUM } else { 0 };
+    let gso = meta.gso.map_or(0, |gso| {
+        let kind = match gso.kind {
+            GsoKind::TcpV4 => feature::HOST_TSO4,
+            GsoKind::TcpV6 => feature::HOST_TSO6,
+            GsoKind::UdpFragment => feature::HOST_UFO,
+            GsoKind::UdpSegment => feature::HOST_USO,
+        };
+        kind | if gso.ecn { feature::HOST_ECN } else { 0 }
+    });
+    checksum | gso
+}
+
 /// The header that says what `meta` says.
 fn header(meta: Meta) -> VnetHdr {
     let mut h = VnetHdr::PLAIN;
     match meta.checksum {
-        Checksum::Unknown => {}
-        Checksum::Vouched => h.flags = VnetHdr::DATA_VALID,
+        // Vouching is for those who receive: a sender must not set the flag.
+        Checksum::Unknown | Checksum::Vouched => {}
         Checksum::Partial { start, offset } => {
             h.flags = VnetHdr::NEEDS_CSUM;
             (h.csum_start, h.csum_offset) = (start, offset);

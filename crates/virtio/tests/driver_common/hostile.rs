@@ -8,7 +8,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
+use super::{Books, DropAll, close_clean, receive};
 use netmem_virtio::VhostUser;
+use netmem_virtio::driver::{Mode, NetOptions, QueueError, QueuePair, VirtioNet};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::ring::{Desc, SplitRing};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -250,6 +252,62 @@ impl Drop for Hostile {
     }
 }
 
+/// A driver and the test in the place of its device.
+pub struct Bench {
+    pub device: Hostile,
+    pub ring: DeviceRing,
+    pub tx: DeviceRing,
+    pub net: VirtioNet,
+    pub pair: QueuePair,
+    pub books: Books,
+}
+
+impl Bench {
+    pub fn new(options: NetOptions) -> Self {
+        Self::with(Behaviour::default(), options)
+    }
+
+    pub fn with(behaviour: Behaviour, options: NetOptions) -> Self {
+        let (device, backend) = Hostile::new(behaviour);
+        let books = Books::default();
+        let (net, mut pairs) = VirtioNet::probe(backend, books.keep(options)).unwrap();
+        Self { ring: device.ring(0), tx: device.ring(1), device, net, pair: pairs.remove(0), books }
+    }
+
+    pub fn deliver(&mut self, frame: &[u8]) {
+        self.device.deliver(&mut self.ring, frame);
+    }
+
+    /// Pages are with the device, and nowhere else.
+    #[track_caller]
+    pub fn assert_home(&mut self, mode: Mode) {
+        let expected = if mode == Mode::Big { 0 } else { self.pair.rx.posted() as u64 };
+        assert_eq!(self.pair.rx.pool_stats().inflight(), expected);
+    }
+
+    #[track_caller]
+    pub fn close(self) {
+        close_clean(self.pair);
+        drop(self.net);
+        self.books.assert_balanced();
+    }
+
+    /// The receive queue has stopped for this reason, and does nothing any more; every page is accounted for.
+    #[track_caller]
+    pub fn assert_stopped(mut self, error: QueueError) {
+        let before = self.pair.rx.stats();
+        assert_eq!(before.stopped, Some(error));
+        assert!(before.errors().any(|e| e == (error.name(), 1)), "{before:?}");
+        // Whatever else it says.
+        for idx in [0, self.ring.used.wrapping_add(1), u16::MAX] {
+            self.ring.ring.set_used_idx(idx);
+            assert_eq!(receive(&mut self.pair.rx, &mut DropAll::default()), 0);
+        }
+        assert_eq!(self.pair.rx.stats(), before);
+        self.close();
+    }
+}
+
 /// A ring from the device's side, with nothing checked.
 pub struct DeviceRing {
     pub ring: SplitRing,
@@ -288,6 +346,16 @@ impl DeviceRing {
 
     pub fn show(&self) {
         self.ring.set_used_idx(self.used);
+    }
+
+    /// Writes any used entry.
+    pub fn set_used_entry_of(&self, position: u16, id: u16, len: u64) {
+        self.ring.set_used_entry(position, u32::from(id), len as u32);
+    }
+
+    /// Chains that the driver has made available beyond `used` that came back.
+    pub fn lag(&self, used: u16) -> u16 {
+        self.ring.avail_idx().wrapping_sub(used)
     }
 
     /// The chain that begins at `head`.

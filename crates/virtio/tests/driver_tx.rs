@@ -1,0 +1,374 @@
+//! Transmission: what is sent leaves byte for byte, what cannot be sent comes back as it was, and a device that lies about
+//! completions stops the queue.
+#![allow(clippy::unwrap_used)]
+
+mod driver_common;
+
+use driver_common::hostile::{Behaviour, Bench, FEATURES};
+use driver_common::*;
+use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
+use netmem_pool::{Page, PeerShared};
+use netmem_virtio::device::port::Echo;
+use netmem_virtio::driver::{Mode, NetOptions, QueueError, VirtioRx};
+use netmem_virtio::net::{VnetHdr, feature};
+
+fn page(rx: &mut VirtioRx) -> Page<PeerShared> {
+    rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).unwrap()
+}
+
+/// A packet of fragments of these bytes, each in a page of its own with `room` bytes before it.
+fn packet(rx: &mut VirtioRx, room: usize, parts: &[&[u8]]) -> Packet<PeerShared> {
+    let mut frags = parts.iter().map(|bytes| {
+        let mut page = page(rx);
+        page.copy_from(room, bytes).unwrap();
+        page.freeze_range(room..room + bytes.len())
+    });
+    let mut packet = Packet::new(frags.next().unwrap());
+    frags.for_each(|f| packet.push(f).unwrap());
+    packet
+}
+
+/// Proves NET-3 for transmission: frames go round between an echo and an XDP program, unchanged but for the addresses,
+/// which the echo exchanges.
+#[test]
+fn frames_go_round() {
+    let cases = [
+        (Mode::Small, 1518, true),
+        (Mode::Small, 1518, false),
+        (Mode::Mergeable, 1518, true),
+        (Mode::Mergeable, 65549, true),
+        (Mode::Mergeable, 65549, false),
+        (Mode::Big, 65549, false),
+    ];
+    for (mode, max, premapped) in cases {
+        let mut rig = Rig::one(Echo::new());
+        let options = NetOptions::new(mode).max_frame(max).premapped(premapped);
+        let books = Books::default();
+        let (_net, mut pairs) = rig.probe(if premapped { books.keep(options) } else { options });
+        let mut pair = pairs.remove(0);
+        let sizes = [60, 61, 500, 1400, max.min(1518), max / 2, max];
+        for (i, size) in sizes.into_iter().enumerate() {
+            let bytes = frame(i as u64, size);
+            // In pieces, and the first one with no room for the header in half of the cases.
+            let parts: Vec<&[u8]> = bytes.chunks(4000).collect();
+            let room = if i % 2 == 0 { 64 } else { 0 };
+            let packet = if mode == Mode::Big {
+                // Its pages are from no pool: what was received can be sent, so begin with a single page of the pool.
+                packet(&mut pair.rx, room, &[&bytes[..size.min(4000)]])
+            } else {
+                packet(&mut pair.rx, room, &parts)
+            };
+            pair.tx.send(packet).unwrap();
+            pair.tx.flush();
+        }
+        let rounds = if cfg!(debug_assertions) { 2_000 } else { 50_000 };
+        let (mut bounced, mut queue) = (0, Vec::new());
+        until(|| {
+            let tx = &mut pair.tx;
+            pair.rx.poll(|poll| {
+                let mut program = Program::<false, _, _, _> {
+                    run: |f: &mut XdpFrame<PeerShared>| {
+                        let mut head = [0u8; 14];
+                        f.copy_to(0, &mut head).unwrap();
+                        Verdict::Tx
+                    },
+                    pass: |_| {},
+                    tx: |p: Packet<PeerShared>| queue.push(p),
+                };
+                poll.receive(64, &mut program);
+                for p in queue.drain(..) {
+                    bounced += 1;
+                    tx.send(p).unwrap();
+                }
+                tx.flush();
+                tx.complete();
+            });
+            bounced >= rounds
+        });
+        // The last round: everything is still there.
+        let mut left: Vec<Vec<u8>> = Vec::new();
+        until(|| {
+            receive(&mut pair.rx, &mut |p: Packet<PeerShared>| left.push(p.to_vec()));
+            pair.tx.complete();
+            left.len() == sizes.len()
+        });
+        for (i, size) in sizes.into_iter().enumerate() {
+            let size = if mode == Mode::Big { size.min(4000) } else { size };
+            let straight = frame(i as u64, size);
+            let swapped = [&straight[6..12], &straight[..6], &straight[12..]].concat();
+            let at = left.iter().position(|f| *f == straight || *f == swapped);
+            left.swap_remove(at.unwrap_or_else(|| panic!("{mode}: the frame of {size} bytes is lost")));
+        }
+        let s = pair.tx.stats();
+        assert_eq!((s.frames, s.full, s.wrong_domain, s.no_offload), (s.completed, 0, 0, 0));
+        close_clean(pair);
+        if premapped {
+            books.assert_balanced();
+        }
+    }
+}
+
+/// The header lies in the head's own headroom where that is ours alone, else in a descriptor of its own; the frame is not
+/// touched.
+#[test]
+fn where_the_header_goes() {
+    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    let bytes = frame(1, 3000);
+    let parts = [&bytes[..1000], &bytes[1000..1900], &bytes[1900..]];
+    for (room, share, descriptors) in [(64, false, 3), (12, false, 3), (11, false, 4), (0, false, 4), (64, true, 4)] {
+        let packet = packet(&mut bench.pair.rx, room, &parts);
+        let kept = share.then(|| packet.head().clone());
+        bench.pair.tx.send(packet).unwrap();
+        assert_eq!(bench.tx.available(), 0, "nothing is seen before it is flushed");
+        bench.pair.tx.flush();
+        let head = bench.tx.take().unwrap();
+        let chain = bench.tx.chain(head);
+        assert_eq!(chain.len(), descriptors, "{room} {share}");
+        assert!(chain.iter().all(|d| d.flags & netmem_virtio::ring::DESC_WRITE == 0 && d.len > 0));
+        let wire: Vec<u8> = chain.iter().flat_map(|d| bench.device.read(d.addr, d.len as usize)).collect();
+        let header = VnetHdr { num_buffers: 0, ..VnetHdr::PLAIN };
+        assert_eq!(wire, [&header.to_bytes()[..], &bytes].concat());
+        bench.tx.give(u32::from(head), 0);
+        assert_eq!((bench.pair.tx.posted(), bench.pair.tx.complete(), bench.pair.tx.posted()), (1, 1, 0));
+        if let Some(kept) = kept {
+            let mut copy = vec![0; kept.len()];
+            kept.copy_to(0, &mut copy).unwrap();
+            assert_eq!(copy, parts[0]);
+        }
+    }
+    // What the CPU wrote was synced: the frame five times, and two headers in their places.
+    let posted = bench.pair.rx.posted() as u64;
+    let buffers = bench.books.synced.device.load(std::sync::atomic::Ordering::Relaxed) - (5 * 3000 + 2 * 12);
+    assert_eq!(buffers % posted, 0);
+    bench.assert_home(Mode::Mergeable);
+    bench.close();
+}
+
+/// Fragments without bytes take no descriptors: many devices stop at one.
+#[test]
+fn empty_fragments() {
+    for room in [64, 0] {
+        let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+        let bytes = frame(1, 100);
+        let parts: [&[u8]; 5] = [&[], &bytes[..50], &[], &bytes[50..], &[]];
+        let packet = packet(&mut bench.pair.rx, room, &parts);
+        bench.pair.tx.send(packet).unwrap();
+        bench.pair.tx.flush();
+        let head = bench.tx.take().unwrap();
+        let chain = bench.tx.chain(head);
+        assert!(chain.iter().all(|d| d.len > 0), "{chain:?}");
+        let wire: Vec<u8> = chain.iter().flat_map(|d| bench.device.read(d.addr, d.len as usize)).collect();
+        assert_eq!(wire[12..], bytes);
+        bench.close();
+    }
+}
+
+/// A full queue refuses, and the packet comes back as it was; completions make room.
+#[test]
+fn a_full_queue() {
+    for entries in [2u16, 4, 256] {
+        let mut bench = Bench::new(NetOptions::new(Mode::Small).ring_size(entries).pages(1024));
+        for _ in 0..3 {
+            let mut sent = 0;
+            let refused = loop {
+                let packet = packet(&mut bench.pair.rx, 64, &[&frame(sent, 70)]);
+                match bench.pair.tx.send(packet) {
+                    Ok(()) => sent += 1,
+                    Err(packet) => break packet,
+                }
+            };
+            // One entry is kept for a header that might not fit in place.
+            assert_eq!(sent, u64::from(entries) - 1);
+            assert_eq!((refused.to_vec(), refused.head().offset()), (frame(sent, 70), 64));
+            bench.pair.tx.flush();
+            assert_eq!(bench.pair.tx.complete(), 0);
+            let heads: Vec<u16> = std::iter::from_fn(|| bench.tx.take()).collect();
+            assert_eq!(heads.len() as u64, sent);
+            // In another order than they were sent in.
+            for head in heads.into_iter().rev() {
+                bench.tx.give(u32::from(head), 0);
+            }
+            assert_eq!(bench.pair.tx.complete() as u64, sent);
+        }
+        assert_eq!(bench.pair.tx.stats().full, 3);
+        bench.assert_home(Mode::Small);
+        bench.close();
+    }
+    // More fragments than the ring has entries never fit.
+    let mut bench = Bench::new(NetOptions::new(Mode::Small).ring_size(2).pages(64));
+    let packet = packet(&mut bench.pair.rx, 64, &[&[1; 60], &[2; 60]]);
+    assert!(bench.pair.tx.send(packet).is_err());
+    bench.close();
+}
+
+/// Proves POOL-3: completions inside of the poll take the fast way home.
+#[test]
+fn completions_in_the_poll_context() {
+    let mut bench = Bench::new(NetOptions::new(Mode::Small));
+    for i in 0..20 {
+        bench.deliver(&frame(i, 100));
+    }
+    let tx = &mut bench.pair.tx;
+    bench.pair.rx.poll(|poll| poll.receive(64, &mut |p: Packet<PeerShared>| tx.send(p).unwrap()));
+    bench.pair.tx.flush();
+    while let Some(head) = bench.tx.take() {
+        bench.tx.give(u32::from(head), 0);
+    }
+    let before = bench.pair.rx.pool_stats();
+    let tx = &mut bench.pair.tx;
+    assert_eq!(bench.pair.rx.poll(|_| tx.complete()), 20);
+    let after = bench.pair.rx.pool_stats();
+    assert_eq!(after.recycle_cached - before.recycle_cached, 20);
+    assert_eq!(after.recycle_ring, before.recycle_ring);
+    bench.close();
+}
+
+/// Proves POOL-9: a page that the device cannot reach is refused, with a domain and without, and the packet is unharmed.
+#[test]
+fn pages_of_another_device() {
+    for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
+        let options = |premapped| NetOptions::new(Mode::Small).premapped(premapped);
+        let (mut first, mut second) = (Rig::one(Echo::new()), Rig::one(Echo::new()));
+        let (_a, mut a) = first.probe(options(ours));
+        let (_b, mut b) = second.probe(options(theirs));
+        let (mut a, mut b) = (a.remove(0), b.remove(0));
+        let foreign = packet(&mut b.rx, 64, &[&frame(1, 60)]);
+        let refused = a.tx.send(foreign).unwrap_err();
+        assert_eq!((refused.to_vec(), refused.head().offset()), (frame(1, 60), 64));
+        // Not only in the head.
+        let mut mixed = packet(&mut a.rx, 64, &[&frame(2, 60)]);
+        mixed.push(refused.head().clone()).unwrap();
+        assert!(a.tx.send(mixed).is_err());
+        assert_eq!((a.tx.stats().wrong_domain, a.tx.stats().frames), (2, 0));
+        drop(refused);
+        close_clean(a);
+        close_clean(b);
+        assert_eq!(first.stats.queue_errors().map(|e| e.1).sum::<u64>(), 0);
+    }
+}
+
+fn gso(kind: GsoKind, ecn: bool) -> Meta {
+    let gso = Some(Gso { kind, size: 1000, headers: 54, ecn });
+    Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso }
+}
+
+/// Frames that need what was not negotiated are refused; those that do not, are not.
+#[test]
+fn offloads_need_their_features() {
+    let csum = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
+    let vouched = Meta { checksum: Checksum::Vouched, gso: None };
+    let (tso4, tso6) = (gso(GsoKind::TcpV4, false), gso(GsoKind::TcpV6, false));
+    let never = [gso(GsoKind::TcpV4, true), gso(GsoKind::UdpFragment, false), gso(GsoKind::UdpSegment, false)];
+    let tso = feature::HOST_TSO4 | feature::HOST_TSO6;
+    for (without, can) in [
+        (0, vec![csum, vouched, tso4, tso6]),
+        (feature::HOST_TSO4, vec![csum, vouched, tso6]),
+        (feature::HOST_TSO6, vec![csum, vouched, tso4]),
+        (tso, vec![csum, vouched]),
+        (tso | feature::CSUM, vec![vouched]),
+    ] {
+        let behaviour = Behaviour { features: FEATURES & !without, ..Behaviour::default() };
+        let mut bench = Bench::with(behaviour, NetOptions::new(Mode::Mergeable));
+        let mut refused = 0;
+        for meta in [csum, vouched, tso4, tso6].into_iter().chain(never) {
+            let mut packet = packet(&mut bench.pair.rx, 64, &[&frame(1, 3000)]);
+            packet.meta = meta;
+            match bench.pair.tx.send(packet) {
+                Ok(()) => assert!(can.contains(&meta), "{meta:?}"),
+                Err(packet) => {
+                    refused += 1;
+                    assert!(!can.contains(&meta) && packet.meta == meta, "{meta:?}");
+                }
+            }
+        }
+        assert_eq!(bench.pair.tx.stats().no_offload, refused);
+        bench.pair.tx.flush();
+        for meta in can {
+            let head = bench.tx.take().unwrap();
+            let header = bench.device.read(bench.tx.ring.desc(head).addr, 12);
+            let header = VnetHdr::from_bytes(header.try_into().unwrap());
+            assert_eq!(header.flags, if meta == vouched { 0 } else { VnetHdr::NEEDS_CSUM });
+            assert_eq!(header.gso_size, if meta.gso.is_some() { 1000 } else { 0 });
+        }
+        bench.close();
+    }
+}
+
+/// Sends three packets, the second of three fragments, lets the device lie, and sees the queue stopped.
+fn lie(lie: impl FnOnce(&mut Bench, [u16; 3]) -> QueueError) {
+    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    for parts in [1, 3, 1] {
+        let packet = packet(&mut bench.pair.rx, 64, &vec![&[7; 100][..]; parts]);
+        bench.pair.tx.send(packet).unwrap();
+    }
+    bench.pair.tx.flush();
+    let heads = [(); 3].map(|()| bench.tx.take().unwrap());
+    let error = lie(&mut bench, heads);
+    bench.pair.tx.complete();
+    let stats = bench.pair.tx.stats();
+    assert_eq!(stats.stopped, Some(error));
+    assert!(format!("{:?}", bench.pair.tx).contains(error.name()));
+    // It stays so, and refuses.
+    bench.tx.ring.set_used_idx(2);
+    assert_eq!(bench.pair.tx.complete(), 0);
+    let packet = packet(&mut bench.pair.rx, 64, &[&[7; 100]]);
+    assert_eq!(bench.pair.tx.send(packet).unwrap_err().to_vec(), [7; 100]);
+    assert_eq!(bench.pair.tx.stats(), stats);
+    // The receive queue is another queue.
+    bench.deliver(&frame(1, 100));
+    assert_eq!(take(&mut bench.pair.rx).len(), 1);
+    bench.close();
+}
+
+/// Proves NET-6 for transmission.
+#[test]
+fn completions_that_cannot_be() {
+    for id in [256, 65536, u32::MAX] {
+        lie(|b, _| {
+            b.tx.give(id, 0);
+            QueueError::BadId { id }
+        });
+    }
+    lie(|b, heads| {
+        b.tx.give(u32::from(heads[0]), 0);
+        b.tx.give(u32::from(heads[0]), 0);
+        QueueError::NotPosted { id: heads[0] }
+    });
+    // In the middle of a chain, and never sent.
+    lie(|b, heads| {
+        let id = b.tx.ring.desc(heads[1]).next;
+        b.tx.give(u32::from(id), 0);
+        QueueError::NotPosted { id }
+    });
+    lie(|b, _| {
+        b.tx.give(200, 0);
+        QueueError::NotPosted { id: 200 }
+    });
+    for by in [4, 257, 0x8000, u16::MAX] {
+        lie(|b, _| {
+            b.tx.ring.set_used_idx(by);
+            QueueError::IndexJump { by, posted: 3 }
+        });
+    }
+}
+
+/// The length of a completion means nothing, and descriptors that the device overwrites are not read back.
+#[test]
+fn completions_with_odd_lengths_and_broken_descriptors() {
+    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    for round in 0..200 {
+        let packet = packet(&mut bench.pair.rx, 0, &[&[7; 100], &[8; 100], &frame(round, 50)]);
+        bench.pair.tx.send(packet).unwrap();
+        bench.pair.tx.flush();
+        let head = bench.tx.take().unwrap();
+        for id in 0..256 {
+            let bad = netmem_virtio::ring::Desc { addr: 1, len: u32::MAX, flags: 0xffff, next: head };
+            bench.tx.ring.set_desc(id, bad);
+        }
+        bench.tx.give(u32::from(head), u32::MAX);
+        assert_eq!(bench.pair.tx.complete(), 1);
+    }
+    assert_eq!(bench.pair.tx.stats().stopped, None);
+    bench.assert_home(Mode::Mergeable);
+    bench.close();
+}

@@ -140,6 +140,9 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> Result<(), DeviceError> {
     loop {
         match requests.handle_request() {
             Ok(()) | Err(WireError::SocketRetry(_)) => {}
+            // QEMU enables and disables rings before it has acknowledged any feature, which the library holds against it
+            // once it has read the message. There is nothing running yet that it could mean.
+            Err(WireError::InactiveFeature(_)) => {}
             Err(WireError::Disconnected) => return Ok(()),
             Err(e) => return Err(cause(e)),
         }

@@ -140,9 +140,11 @@ fn json_fulfils_the_contract_and_pages_balance() {
     assert_eq!(rows.len(), 8, "{names:?}");
     for row in rows {
         assert_eq!((&row["unit"], &row["runs"], &row["queues"]), (&"packets/s".into(), &1.into(), &1.into()));
-        for key in ["median", "min", "max", "ns_per_packet", "gbps", "device_ns_per_packet"] {
+        for key in ["median", "min", "max", "ns_per_packet", "gbps"] {
             assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
         }
+        // In so short a time the device may have got none of the CPU's.
+        assert!(row["device_ns_per_packet"].is_number(), "{row}");
         assert_eq!(row["change_pct"].is_number(), row["alloc"] == "pool", "{row}");
         assert_eq!(row["bytes"], row["frames"].as_u64().unwrap() * row["size"].as_u64().unwrap());
     }

@@ -1,2 +1,39 @@
-//! The command `netmem`.
-fn main() {}
+//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), say what the machine
+//! offers (`info`).
+//!
+//! Exit status: 0 done, 1 the run failed, 2 bad arguments.
+
+mod args;
+mod cpus;
+mod device;
+mod info;
+mod machine;
+mod perf;
+mod signals;
+
+use args::{BadArgument, Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Warnings of the library: a device that breaks a rule, pages that are quarantined.
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .without_time()
+        .with_target(false)
+        .init();
+    let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {
+        Command::Perf(args) => perf::run(&args),
+        Command::Device(args) => device::run(&args),
+        Command::Info(args) => info::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            if error.is::<BadArgument>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}

@@ -1,1 +1,80 @@
-//! Part of Netmem.
+//! Network memory for user space: page pools, packets and virtio-net, in one crate.
+//!
+//! A program that moves packets needs memory that a device writes into, that travels through the program in pieces, and
+//! that is back in time for the next packet. Netmem keeps that memory in circulation: a [`PagePool`] per receive queue, whose
+//! pages are mapped once, and a return hook that is nothing but `drop`, on any thread.
+//!
+//! ```text
+//!   device writes into a posted page
+//!     -> queue.poll(|poll| poll.receive(budget, &mut handler))     the poll context: one thread owns queue and pool
+//!     -> Handler::run      the XDP program: drop · tx · pass · aborted
+//!     -> Handler::pass     a Packet: a head and up to 17 fragments, each a counted slice of a page
+//!     -> drop              wherever that is: the page goes home to its own pool
+//! ```
+//!
+//! # Receive
+//!
+//! A virtio-net device in this process, a driver on it, and a handler: a closure that takes a packet passes every frame.
+//!
+//! ```
+//! use netmem::device::{Device, Options, port::Gen};
+//! use netmem::{Mode, NetOptions, Packet, PeerShared, Poll, RxQueue, VhostUser, VirtioNet};
+//! use std::os::unix::net::UnixStream;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A device that generates frames of 60 bytes, a thousand of them, and the connection that a driver has with it.
+//! let mut device = Device::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
+//! let (front, back) = UnixStream::pair()?;
+//! let connection = device.control().serve(back)?;
+//! let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(Mode::Small))?;
+//!
+//! let (mut frames, mut bytes) = (0, 0);
+//! while frames < 1000 {
+//!     device.poll(); // as a rule on a thread of its own
+//!     pairs[0].rx.poll(|poll| {
+//!         poll.receive(256, &mut |packet: Packet<PeerShared>| {
+//!             (frames, bytes) = (frames + 1, bytes + packet.len());
+//!         })
+//!     });
+//! }
+//! assert_eq!(bytes, 60 * 1000);
+//!
+//! // The queue stops, posted pages come back, and nothing is left out.
+//! let closed = pairs.remove(0).rx.close().expect("it was running");
+//! assert_eq!(closed.outstanding, 0);
+//! # drop((net, connection));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`VhostUser::connect`] takes a foreign backend instead (DPDK's, say): the rest stays as it is.
+//!
+//! # Where things are
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`pool`] | regions of memory, page pools, pages and fragments, DMA domains, providers |
+//! | [`packet`] | packets, XDP frames and verdicts, the traits of receive and transmit queues |
+//! | [`virtio`] | the virtio-net driver, the virtio-net device, vhost-user |
+//!
+//! The types that most programs name are here at the top, too.
+//!
+//! # Rules worth knowing
+//!
+//! * Allocation, and the fast way home, are in [`RxQueue::poll`] and on its thread. Elsewhere a drop is one atomic
+//!   operation.
+//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`]) before
+//!   it is looked at; there are no slices of it.
+//! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
+
+pub use netmem_packet as packet;
+pub use netmem_pool as pool;
+pub use netmem_virtio as virtio;
+
+pub use packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
+pub use pool::{
+    Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
+    RegionOptions, RegionProvider,
+};
+pub use virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx, VirtioTx};
+pub use virtio::{VhostUser, device};

@@ -2,7 +2,6 @@
 
 use crate::meta::Meta;
 use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page};
-use smallvec::SmallVec;
 
 /// Fragments behind the head: as many pages of 4 KiB as 64 KiB can touch.
 pub const MAX_FRAGS: usize = 17;
@@ -10,14 +9,14 @@ pub const MAX_FRAGS: usize = 17;
 /// A frame as its pages: what a device delivered and nobody else has, or what is to be sent.
 ///
 /// ```text
-///   Packet { head: Frag, frags: [Frag; 0..=17], len, meta }      up to three fragments in place, more on the heap
+///   Packet { head: Frag, frags: [Frag; 0..=17], len, meta }      fragments behind the head are on the heap
 /// ```
 ///
 /// Dropping it drops each fragment, and each page goes home when its last one is gone.
 #[derive(Debug)]
 pub struct Packet<M: Memory> {
     head: Frag<M>,
-    frags: SmallVec<[Frag<M>; 3]>,
+    frags: Vec<Frag<M>>,
     len: u32,
     /// Offload information.
     pub meta: Meta,
@@ -34,15 +33,15 @@ impl<M: Memory> Packet<M> {
     #[must_use]
     pub fn new(head: Frag<M>) -> Self {
         let len = head.len() as u32;
-        Self { head, frags: SmallVec::new(), len, meta: Meta::default() }
+        Self { head, frags: Vec::new(), len, meta: Meta::default() }
     }
 
     #[inline]
-    pub(crate) fn from_parts(head: Frag<M>, frags: SmallVec<[Frag<M>; 3]>, len: u32, meta: Meta) -> Self {
+    pub(crate) fn from_parts(head: Frag<M>, frags: Vec<Frag<M>>, len: u32, meta: Meta) -> Self {
         Self { head, frags, len, meta }
     }
 
-    /// Adds a fragment at the end. Allocates from the fourth on.
+    /// Adds a fragment at the end. Allocates if it is the first behind the head.
     ///
     /// # Errors
     ///
@@ -50,6 +49,9 @@ impl<M: Memory> Packet<M> {
     pub fn push(&mut self, frag: Frag<M>) -> Result<(), TooManyFrags<M>> {
         if self.frags.len() == MAX_FRAGS {
             return Err(TooManyFrags(frag));
+        }
+        if self.frags.is_empty() {
+            self.frags.reserve_exact(MAX_FRAGS);
         }
         self.len += frag.len() as u32;
         self.frags.push(frag);
@@ -84,7 +86,6 @@ impl<M: Memory> Packet<M> {
     }
 
     /// Takes the packet apart: the head, and the rest in order.
-    #[must_use]
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
         (self.head, self.frags.into_iter())
     }

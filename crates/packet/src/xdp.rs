@@ -3,7 +3,6 @@
 use crate::meta::Meta;
 use crate::packet::{MAX_FRAGS, Packet, copy_across};
 use netmem_pool::{Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
-use smallvec::SmallVec;
 
 /// What becomes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +44,7 @@ pub struct XdpFrame<M: Memory> {
     start: u32,
     end: u32,
     len: u32,
-    frags: SmallVec<[Frag<M>; 3]>,
+    frags: Vec<Frag<M>>,
     /// Offload information. A program that changes what it speaks of clears it.
     pub meta: Meta,
 }
@@ -61,7 +60,7 @@ impl<M: Memory> XdpFrame<M> {
     pub fn new(page: Page<M>, start: usize, len: usize) -> Self {
         assert!(start <= page.len() && len <= page.len() - start);
         let (start, len) = (start as u32, len as u32);
-        Self { page, start, end: start + len, len, frags: SmallVec::new(), meta: Meta::default() }
+        Self { page, start, end: start + len, len, frags: Vec::new(), meta: Meta::default() }
     }
 
     /// Adds a fragment; returns it if there is no room.
@@ -72,6 +71,9 @@ impl<M: Memory> XdpFrame<M> {
     pub fn push(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
         if self.frags.len() == MAX_FRAGS {
             return Err(frag);
+        }
+        if self.frags.is_empty() {
+            self.frags.reserve_exact(MAX_FRAGS);
         }
         self.len += frag.len() as u32;
         self.frags.push(frag);

@@ -31,9 +31,10 @@ impl OutOfRange {
 
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
-struct Word(u64);
+struct Unaligned<T>(T);
 
-const WORD: usize = size_of::<Word>();
+const WORD: usize = size_of::<u64>();
+const HALF: usize = size_of::<u32>();
 
 /// Copies out of memory that may change meanwhile.
 ///
@@ -45,10 +46,16 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     let words = to.len() / WORD;
     let out = to.as_mut_ptr();
     for i in 0..words {
-        // SAFETY: word `i` ends at or before `to.len()` on both sides; `Word` has no alignment.
-        unsafe { ptr::write(out.cast::<Word>().add(i), ptr::read_volatile(from.cast::<Word>().add(i))) };
+        // SAFETY: word `i` ends at or before `to.len()` on both sides, and needs no alignment.
+        unsafe { move_out::<u64>(from.add(i * WORD), out.add(i * WORD)) };
     }
-    for i in words * WORD..to.len() {
+    let mut at = words * WORD;
+    if to.len() - at >= HALF {
+        // SAFETY: as above, half a word.
+        unsafe { move_out::<u32>(from.add(at), out.add(at)) };
+        at += HALF;
+    }
+    for i in at..to.len() {
         // SAFETY: as above, a byte at a time.
         unsafe { *out.add(i) = ptr::read_volatile(from.add(i)) };
     }
@@ -64,13 +71,37 @@ pub(crate) unsafe fn copy_in(from: &[u8], to: *mut u8) {
     let words = from.len() / WORD;
     let src = from.as_ptr();
     for i in 0..words {
-        // SAFETY: word `i` ends at or before `from.len()` on both sides; `Word` has no alignment.
-        unsafe { ptr::write_volatile(to.cast::<Word>().add(i), ptr::read(src.cast::<Word>().add(i))) };
+        // SAFETY: word `i` ends at or before `from.len()` on both sides, and needs no alignment.
+        unsafe { move_in::<u64>(src.add(i * WORD), to.add(i * WORD)) };
     }
-    for i in words * WORD..from.len() {
+    let mut at = words * WORD;
+    if from.len() - at >= HALF {
+        // SAFETY: as above, half a word.
+        unsafe { move_in::<u32>(src.add(at), to.add(at)) };
+        at += HALF;
+    }
+    for i in at..from.len() {
         // SAFETY: as above, a byte at a time.
         unsafe { ptr::write_volatile(to.add(i), *src.add(i)) };
     }
+}
+
+/// # Safety
+///
+/// `from` is readable by volatile accesses, `to` writable, for a `T` without alignment.
+#[inline(always)]
+unsafe fn move_out<T: Copy>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<Unaligned<T>>().write(from.cast::<Unaligned<T>>().read_volatile()) }
+}
+
+/// # Safety
+///
+/// `from` is readable, `to` writable by volatile accesses, for a `T` without alignment.
+#[inline(always)]
+unsafe fn move_in<T: Copy>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read()) }
 }
 
 #[cfg(test)]

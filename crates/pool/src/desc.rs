@@ -34,9 +34,6 @@ pub(crate) struct Desc {
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
-    /// Whether the page is never to be used again. Set for good by the pool's owner, who holds a count then; read by
-    /// whoever held the last.
-    quarantined: Cell<bool>,
 }
 
 #[cfg(not(loom))]
@@ -102,15 +99,6 @@ impl Desc {
         Some(self.dma())
     }
 
-    /// See [`PagePool::quarantine`](crate::PagePool::quarantine).
-    pub(crate) fn set_quarantined(&self) {
-        self.quarantined.set(true);
-    }
-
-    pub(crate) fn is_quarantined(&self) -> bool {
-        self.quarantined.get()
-    }
-
     /// Counts one more user.
     #[inline]
     pub(crate) fn get(&self) {
@@ -150,5 +138,83 @@ pub(crate) unsafe fn put(desc: NonNull<Desc>) {
     if d.is_sole() || d.put() {
         // SAFETY: *home stays*, and the page is now ours alone to send there.
         unsafe { Home::take_back(NonNull::new_unchecked(d.home()), desc) }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+    use std::ptr;
+
+    struct Page {
+        desc: Desc,
+        bytes: UnsafeCell<u32>,
+    }
+
+    // SAFETY: loom checks every access to the bytes; the descriptor's cells are not used here.
+    unsafe impl Sync for Page {}
+    // SAFETY: as above.
+    unsafe impl Send for Page {}
+
+    fn page(refs: u32) -> Arc<Page> {
+        let desc = Desc {
+            refs: AtomicU32::new(refs),
+            index: Cell::new(0),
+            home: AtomicPtr::new(ptr::null_mut()),
+            dma: AtomicU64::new(0),
+            addr: Cell::new(ptr::null_mut()),
+            mapped: AtomicU64::new(0),
+            link: Link::new(),
+        };
+        Arc::new(Page { desc, bytes: UnsafeCell::new(0) })
+    }
+
+    /// Last drops: of several holders that go at once, one takes the page home, after the others have read their last.
+    #[test]
+    fn last_drops() {
+        loom::model(|| {
+            let page = page(3);
+            let drops = |page: &Page| {
+                // SAFETY: loom checks that nobody writes.
+                page.bytes.with(|b| assert_eq!(unsafe { *b }, 0));
+                let last = page.desc.is_sole() || page.desc.put();
+                if last {
+                    assert!(page.desc.is_sole(), "as it is at home");
+                    // SAFETY: loom checks that nobody else reads or writes.
+                    page.bytes.with_mut(|b| unsafe { *b = 1 });
+                }
+                last
+            };
+            let threads = [(); 2].map(|()| {
+                let page = page.clone();
+                thread::spawn(move || drops(&page))
+            });
+            let mine = usize::from(drops(&page));
+            assert_eq!(mine + threads.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>(), 1);
+        });
+    }
+
+    /// Late return against a device that goes: one of them unmaps, at the address at which this pool mapped the page,
+    /// even if the page is the next pool's before the other has looked.
+    #[test]
+    fn late_return_against_device_gone() {
+        loom::model(|| {
+            let page = page(1);
+            page.desc.set_mapped(1, 100);
+            let returner = page.clone();
+            let thread = thread::spawn(move || {
+                let unmapped = returner.desc.claim_unmap(1);
+                returner.desc.set_mapped(2, 200);
+                unmapped
+            });
+            let unmapped = page.desc.claim_unmap(1);
+            let other = thread.join().unwrap();
+            assert_eq!(unmapped.or(other), Some(100));
+            assert!(unmapped.is_none() || other.is_none());
+            assert_eq!(page.desc.claim_unmap_alone(2), Some(200));
+        });
     }
 }

@@ -4,6 +4,7 @@ use crate::bytes::{self, OutOfRange};
 use crate::desc::{self, Desc};
 use crate::memory::{Mapped, Memory, Readable};
 use crate::page::Page;
+use crate::span::Span;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -16,8 +17,7 @@ use std::ptr::NonNull;
 #[repr(C)]
 pub struct Frag<M: Memory> {
     desc: NonNull<Desc>,
-    offset: u32,
-    len: u32,
+    span: Span,
     kind: PhantomData<fn() -> M>,
 }
 
@@ -29,8 +29,8 @@ unsafe impl<M: Memory> Sync for Frag<M> {}
 impl<M: Memory> Frag<M> {
     #[inline]
     pub(crate) fn from_page(page: Page<M>) -> Self {
-        let (offset, len) = (page.offset() as u32, page.len() as u32);
-        Self { desc: page.into_desc(), offset, len, kind: PhantomData }
+        let span = Span::new(page.offset() as u32, page.len() as u32);
+        Self { desc: page.into_desc(), span, kind: PhantomData }
     }
 
     #[inline]
@@ -44,14 +44,14 @@ impl<M: Memory> Frag<M> {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "an empty fragment is of no interest")]
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.span.len() as usize
     }
 
     /// Where these bytes begin in their page.
     #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
-        self.offset as usize
+        self.span.offset() as usize
     }
 
     /// The page's number in its region.
@@ -65,7 +65,7 @@ impl<M: Memory> Frag<M> {
     #[inline]
     #[must_use]
     pub fn dma_addr(&self) -> u64 {
-        self.desc().dma() + u64::from(self.offset)
+        self.desc().dma() + u64::from(self.span.offset())
     }
 
     /// See [`Page::dma_domain`].
@@ -83,10 +83,10 @@ impl<M: Memory> Frag<M> {
     /// If the range reaches beyond the fragment.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len);
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
         self.desc().get();
-        let offset = self.offset + range.start as u32;
-        Self { desc: self.desc, offset, len: (range.end - range.start) as u32, kind: PhantomData }
+        let offset = self.span.offset() + range.start as u32;
+        Self { desc: self.desc, span: Span::new(offset, (range.end - range.start) as u32), kind: PhantomData }
     }
 
     /// The bytes as exclusive ones, if nobody else holds the page.
@@ -100,7 +100,7 @@ impl<M: Memory> Frag<M> {
         }
         let whole = std::mem::ManuallyDrop::new(self);
         // SAFETY: the only count, which is passed on: nobody else has any byte of the page.
-        Ok(unsafe { Page::from_desc(whole.desc, whole.offset, whole.len) })
+        Ok(unsafe { Page::from_desc(whole.desc, whole.span.offset(), whole.span.len()) })
     }
 }
 
@@ -110,7 +110,7 @@ impl<M: Mapped> Frag<M> {
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         // SAFETY: the offset lies within the page.
-        unsafe { self.desc().addr().add(self.offset as usize) }
+        unsafe { self.desc().addr().add(self.span.offset() as usize) }
     }
 
     /// A private copy of `N` bytes, each read once.
@@ -146,8 +146,8 @@ impl<M: Mapped> Frag<M> {
         if header.len() > self.offset() || !self.desc().is_sole() {
             return false;
         }
-        self.offset -= header.len() as u32;
-        self.len += header.len() as u32;
+        let n = header.len() as u32;
+        self.span = Span::new(self.span.offset() - n, self.span.len() + n);
         // SAFETY: the bytes lie in the page, of which we are the only holder, by exclusive reference.
         unsafe { bytes::copy_in(header, self.as_ptr().cast_mut()) };
         true
@@ -159,7 +159,7 @@ impl<M: Readable> Deref for Frag<M> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the page is counted, shared bytes are read only, and `Readable` says that nobody else writes them.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.span.len() as usize) }
     }
 }
 
@@ -187,7 +187,7 @@ impl<M: Memory> From<Page<M>> for Frag<M> {
 
 impl<M: Memory> fmt::Debug for Frag<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.offset + self.len;
-        write!(f, "Frag<{}>(#{} {}..{end})", M::NAME, self.index(), self.offset)
+        let end = self.offset() + self.len();
+        write!(f, "Frag<{}>(#{} {}..{end})", M::NAME, self.index(), self.offset())
     }
 }

@@ -27,6 +27,7 @@ mod pool;
 mod provider;
 mod region;
 mod remote;
+mod span;
 mod stats;
 
 pub use bytes::OutOfRange;

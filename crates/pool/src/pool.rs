@@ -30,8 +30,10 @@ pub enum PoolError {
     /// The provider's memory is not in the domain.
     #[error("the provider's memory cannot be mapped for the device: {0}")]
     Map(#[from] MapError),
-    /// The provider has fewer pages than were asked for in advance.
-    #[error("{got} of {want} pages could be had from the provider; make its region larger or the queues fewer")]
+    /// The provider has fewer pages than were asked for in advance, or the limit is below that.
+    #[error(
+        "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
+    )]
     Prefill {
         /// Pages asked for.
         want: usize,
@@ -102,6 +104,8 @@ const BATCH: usize = 64;
 #[repr(C)]
 struct Shared<M: Memory> {
     home: Home,
+    /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
+    kept: Home,
     id: u64,
     page_size: usize,
     limit: u64,
@@ -131,9 +135,9 @@ unsafe impl<M: Memory> Send for PagePool<M> {}
 /// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged
 /// for another pool's.
 pub struct Napi<'q, M: Memory> {
+    /// Also what keeps the context on its thread: a pointer can be neither sent nor shared.
     shared: NonNull<Shared<M>>,
     brand: PhantomData<fn(&'q ()) -> &'q ()>,
-    not_send: PhantomData<*mut ()>,
 }
 
 impl<M: Memory> Napi<'_, M> {
@@ -148,7 +152,7 @@ impl<M: Memory> Napi<'_, M> {
     /// The same context for a shorter time, to be kept in a structure.
     #[inline]
     pub fn reborrow(&mut self) -> Napi<'_, M> {
-        Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData }
+        Napi { shared: self.shared, brand: PhantomData }
     }
 
     /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
@@ -198,9 +202,10 @@ impl<M: Memory> PagePool<M> {
         }
         let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
         let record = Record::new(&o.name);
-        let remote = Remote::new(record.left.clone());
+        let remote = || Remote::new(record.left.clone());
         let shared = Box::new(Shared {
-            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote),
+            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote()),
+            kept: Home::new(Shared::<M>::KEPT, domain_id, 0, remote()),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             page_size: provider.page_size(),
             limit: o.limit,
@@ -223,7 +228,7 @@ impl<M: Memory> PagePool<M> {
                 return Ok(());
             }
             // SAFETY: by exclusive reference.
-            let desc = unsafe { Shared::take(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
+            let desc = unsafe { Shared::take::<BATCH>(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
             if !s.home.cache.fill(desc) {
                 s.home.cache.spill(desc);
             }
@@ -240,7 +245,7 @@ impl<M: Memory> PagePool<M> {
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().home.enter();
-        f(&mut Napi { shared: self.shared, brand: PhantomData, not_send: PhantomData })
+        f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
     /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`].
@@ -282,26 +287,22 @@ impl<M: Memory> PagePool<M> {
         s.stats(s.home.remote.0.gone_past_owner())
     }
 
-    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped,
-    /// counted as quarantined, and used by nobody again until its region goes.
-    ///
-    /// Where others hold parts of the page it stays in flight until they let go, and is kept from use then; the pool
-    /// gives up its cache for that. A page that is not this pool's is kept from use where it is from, as in flight.
+    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped
+    /// and used by nobody again until its region goes. Of a page that was split or shared, any part will do: it counts as
+    /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows
+    /// there as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {
         let s = self.shared();
-        if page.desc().home() != self.shared.as_ptr().cast() {
+        let desc = page.desc();
+        if ![&raw const s.home, &raw const s.kept].contains(&desc.home().cast_const()) {
+            tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
             return std::mem::forget(page);
         }
-        page.desc().set_quarantined();
-        if !page.desc().is_sole() {
-            // SAFETY: by exclusive reference.
-            return unsafe { Shared::empty(self.shared) };
-        }
-        let desc = page.into_desc();
-        // SAFETY: by exclusive reference; the page was the caller's.
-        unsafe { s.unmap(desc.as_ref(), Desc::claim_unmap_alone) };
-        s.home.cache.held.set(s.home.cache.held.get() - 1);
-        s.home.cache.counters.quarantined.bump();
+        s.unmap(desc, Desc::claim_unmap_alone);
+        desc.set_home((&raw const s.kept).cast_mut());
+        drop(page);
+        // SAFETY: by exclusive reference.
+        unsafe { Shared::drain(self.shared) };
     }
 
     /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
@@ -330,15 +331,20 @@ impl<M: Memory> PagePool<M> {
         unsafe {
             Shared::empty(self.shared);
             let s = self.shared.as_ref();
-            // Read before the stack closes: until then a page that leaves past us has unmapped itself, as `stats` has it.
-            let past = s.home.remote.0.gone_past_owner();
+            let before = s.home.remote.0.gone_past_owner();
             let mut list = s.home.remote.0.close();
             while let Some((desc, rest)) = first(list) {
-                s.home.cache.counters.recycle_ring.bump();
-                s.give_back(desc);
                 list = rest;
+                if s.arrives(desc) {
+                    s.give_back(desc);
+                }
             }
-            let stats = s.stats(past);
+            let past = s.home.remote.0.gone_past_owner();
+            let mut stats = s.stats(past);
+            if s.gone.get() && s.domain.is_some() {
+                // Those that found the stack closed did not unmap themselves: that was done when the device went.
+                stats.unmapped -= past - before;
+            }
             let out = s.home.cache.held.get();
             let record = s.record.clone();
             let outstanding = out - past;
@@ -377,6 +383,7 @@ pub struct Closed {
 /// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
 impl<M: Memory> Shared<M> {
     const OPS: &'static Ops = &Ops { overflow: Self::overflow, elsewhere: Self::elsewhere };
+    const KEPT: &'static Ops = &Ops { overflow: Self::keep, elsewhere: Self::keep };
 
     #[inline]
     unsafe fn alloc(this: NonNull<Self>) -> Option<Page<M>> {
@@ -410,8 +417,9 @@ impl<M: Memory> Shared<M> {
             }
             cache.counters.alloc_empty.bump();
         }
+        // A page per packet takes one at a time, and pays for one.
         // SAFETY: as above.
-        match unsafe { Self::take(this) } {
+        match unsafe { if cache.capacity() == 0 { Self::take::<1>(this) } else { Self::take::<BATCH>(this) } } {
             Ok(Some(desc)) => {
                 cache.counters.alloc_slow.bump();
                 Some(desc)
@@ -428,8 +436,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes pages from the provider and maps them: one to return, more for the cache if there is one.
-    unsafe fn take(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
+    /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
+    unsafe fn take<const N: usize>(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         // SAFETY: the owner calls; see `slow`.
         let s = unsafe { this.as_ref() };
         let cache = &s.home.cache;
@@ -441,8 +449,8 @@ impl<M: Memory> Shared<M> {
         if room == 0 || s.gone.get() {
             return Ok(None);
         }
-        let want = (cache.capacity() / 2).clamp(1, BATCH).min(usize::try_from(room).unwrap_or(BATCH));
-        let mut raw = [const { None }; BATCH];
+        let want = (cache.capacity() / 2).clamp(1, N).min(usize::try_from(room).unwrap_or(N));
+        let mut raw = [const { None }; N];
         s.provider.take(&mut raw[..want]);
         let mut answer = None;
         let mut error = None;
@@ -497,13 +505,29 @@ impl<M: Memory> Shared<M> {
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
-            cache.counters.recycle_ring.bump();
+            if !s.arrives(desc) {
+                continue;
+            }
             if s.gone.get() || cache.capacity() == 0 {
                 s.give_back(desc);
             } else if !cache.fill(desc) {
                 cache.spill(desc);
             }
         }
+    }
+
+    /// Counts a page that came by the stack; false if it is not to be used again.
+    fn arrives(&self, desc: NonNull<Desc>) -> bool {
+        let c = &self.home.cache.counters;
+        // SAFETY: what was on the stack is the pool's.
+        let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
+        if kept {
+            c.quarantined.bump();
+            self.home.cache.held.set(self.home.cache.held.get() - 1);
+        } else {
+            c.recycle_ring.bump();
+        }
+        !kept
     }
 
     /// Gives every page at home to the provider, and keeps none from now on.
@@ -526,9 +550,7 @@ impl<M: Memory> Shared<M> {
         unsafe {
             self.unmap(desc.as_ref(), Desc::claim_unmap_alone);
             self.home.cache.held.set(self.home.cache.held.get() - 1);
-            if !desc.as_ref().is_quarantined() {
-                self.provider.give(RawPage::from_desc(desc));
-            }
+            self.provider.give(RawPage::from_desc(desc));
         }
     }
 
@@ -572,10 +594,20 @@ impl<M: Memory> Shared<M> {
                     None => {}
                 }
             }
-            if !desc.as_ref().is_quarantined() {
-                (*this).provider.give(RawPage::from_desc(desc));
-            }
+            (*this).provider.give(RawPage::from_desc(desc));
             if Remote::leave(&raw const (*this).home.remote.0) {
+                drop(Box::from_raw(this));
+            }
+        }
+    }
+
+    /// Any thread, for a page in quarantine. `kept` is never entered, so that all of them come this way.
+    unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+        // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
+        unsafe {
+            let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
+            let remote = &raw const (*this).home.remote.0;
+            if Remote::push(remote, link_of(desc)).is_err() && Remote::leave(remote) {
                 drop(Box::from_raw(this));
             }
         }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///
-/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that there is
-/// nothing to be asked of it.
+/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that only who
+/// does may ask it anything.
 #[must_use = "a raw page that is dropped is lost to its provider"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
@@ -35,6 +35,18 @@ impl<M: Memory> RawPage<M> {
 
     pub(crate) fn into_desc(self) -> NonNull<Desc> {
         self.desc
+    }
+
+    /// The page's number in its region, for providers that keep their pages by number.
+    ///
+    /// # Safety
+    ///
+    /// The page's provider is alive.
+    #[inline]
+    #[must_use]
+    pub unsafe fn index(&self) -> u32 {
+        // SAFETY: the caller's word.
+        unsafe { self.desc() }.index()
     }
 
     /// # Safety
@@ -117,7 +129,7 @@ impl<M: Memory> RegionProvider<M> {
         Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }
 
-    /// The memory.
+    /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         &self.region
@@ -148,7 +160,6 @@ impl<M: Memory> RegionProvider<M> {
             // Somebody else's, or held by others too: what it keeps is kept for good.
             return std::mem::forget(page);
         }
-        page.desc().set_quarantined();
         let _ = page.into_desc();
         // SAFETY: `page` made this home of a counted pointer to this provider, which the page alone had; the caller has
         // another.

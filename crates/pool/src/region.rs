@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fmt, io};
 
 const HUGE: usize = 2 << 20;
@@ -157,6 +158,23 @@ struct Mapping {
 }
 
 impl Mapping {
+    /// Maps `len` bytes of reserved huge pages, of `fd` or anonymous. The kernel aligns them. There are often none, and
+    /// a fixed mapping that fails would leave a hole which another thread's mapping may have taken when we clean up.
+    fn huge(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
+        let at = unsafe {
+            match fd {
+                Some(fd) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?,
+                None => {
+                    let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+                    rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
+                }
+            }
+        };
+        NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
     /// Maps `len` bytes (whole huge pages), of `fd` or anonymous, aligned to a huge page.
     fn new(fd: Option<BorrowedFd<'_>>, len: usize, extra: MapFlags) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -209,6 +227,8 @@ pub struct Region<M: Memory> {
     descs: Mapping,
     fd: Option<OwnedFd>,
     pages: u32,
+    /// Descriptors before this one may have been used; those from it on are zero, and perhaps not resident.
+    used: AtomicU32,
     order: u8,
     backing: Backing,
     kind: PhantomData<M>,
@@ -243,7 +263,7 @@ impl<M: Memory> Region<M> {
         let desc_bytes = (o.pages * size_of::<Desc>()).next_multiple_of(HUGE);
         let descs =
             Mapping::new(None, desc_bytes, MapFlags::NORESERVE).map_err(system("map descriptors for", bytes))?;
-        Ok(Self { memory, descs, fd, pages, order: o.order, backing, kind: PhantomData })
+        Ok(Self { memory, descs, fd, pages, used: AtomicU32::new(0), order: o.order, backing, kind: PhantomData })
     }
 
     /// Maps, places and populates the memory, of reserved huge pages or of whatever else can be had.
@@ -260,8 +280,11 @@ impl<M: Memory> Region<M> {
             (true, false) => Some(memfd(bytes, MemfdFlags::empty())),
         };
         let fd = fd.transpose().map_err(system("create a file of"))?;
-        let flags = if huge && fd.is_none() { MapFlags::HUGETLB | MapFlags::HUGE_2MB } else { MapFlags::empty() };
-        let memory = Mapping::new(fd.as_ref().map(AsFd::as_fd), bytes, flags).map_err(system("map"))?;
+        // What is to be resident only where it is touched may be larger than the machine's memory.
+        let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
+        let file = fd.as_ref().map(AsFd::as_fd);
+        let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file, bytes, flags) };
+        let memory = memory.map_err(system("map"))?;
         if let Some(node) = o.node {
             bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
         }
@@ -317,6 +340,8 @@ impl<M: Memory> Region<M> {
     /// The descriptor of page `index`, its constant fields filled in.
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
+        // Relaxed: whoever looks for its own pages has taken them before.
+        self.used.fetch_max(index + 1, Ordering::Relaxed);
         // SAFETY: *described*: the index was just checked; an all-zero descriptor is a valid one.
         unsafe {
             let desc = self.descs.at.cast::<Desc>().add(index as usize);
@@ -325,9 +350,9 @@ impl<M: Memory> Region<M> {
         }
     }
 
-    /// Calls `f` with every descriptor, also of pages that were never used.
+    /// Calls `f` with the descriptor of every page that was ever handed out.
     pub(crate) fn each_desc(&self, f: &mut dyn FnMut(&Desc)) {
-        for i in 0..self.pages as usize {
+        for i in 0..self.used.load(Ordering::Relaxed) as usize {
             // SAFETY: *described*: `i` is below the number of pages.
             f(unsafe { self.descs.at.cast::<Desc>().add(i).as_ref() });
         }

@@ -13,7 +13,10 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes the same
     // bytes twice.
     unsafe {
-        if (64..=128).contains(&len) {
+        if (64..=80).contains(&len) {
+            block::<64>(from, to);
+            block::<16>(from.add(len - 16), to.add(len - 16));
+        } else if (80..=128).contains(&len) {
             block::<64>(from, to);
             block::<64>(from.add(len - 64), to.add(len - 64));
         } else if (32..64).contains(&len) {

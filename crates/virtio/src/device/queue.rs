@@ -31,6 +31,21 @@ pub(super) struct Buffer {
 // SAFETY: an address; who dereferences it answers for that.
 unsafe impl Send for Buffer {}
 
+/// Chains that are looked at together: their cache lines are waited for together, too.
+pub(super) const GROUP: usize = 64;
+
+/// A chain of one buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whole {
+    pub(super) host: *mut u8,
+    pub(super) len: u32,
+    pub(super) head: u16,
+}
+
+impl Whole {
+    pub(super) const NONE: Self = Self { host: std::ptr::null_mut(), len: 0, head: 0 };
+}
+
 /// A running queue.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -121,6 +136,24 @@ impl Queue {
         let window = memory.window(d.addr)?;
         self.window = window;
         window.translate(d.addr, d.len)
+    }
+
+    /// Looks ahead, over up to `most` chains of one writable buffer each, without taking them; says how many it found. The
+    /// first one that is anything else, wrong ones too, ends it.
+    #[inline(always)]
+    pub(super) fn look_ahead(&mut self, memory: &MemoryTable, most: u16, found: &mut [Whole; GROUP]) -> usize {
+        let mut n = 0;
+        while n < usize::from(most).min(GROUP) {
+            let Ok(head) = self.head(n as u16) else { break };
+            let d = self.desc(head);
+            if d.flags != DESC_WRITE || d.len == 0 {
+                break;
+            }
+            let Some(host) = self.host(memory, &d) else { break };
+            found[n] = Whole { host, len: d.len, head };
+            n += 1;
+        }
+        n
     }
 
     /// Walks the chain at `head` and appends its buffers to `out`; says how many bytes they have. At most as many

@@ -8,18 +8,14 @@ use super::QueueError;
 use super::copy::{copy, scatter};
 use super::memory::MemoryTable;
 use super::port::Port;
-use super::queue::{Buffer, Direction, Queue};
+use super::queue::{Buffer, Direction, GROUP, Queue, Whole};
 use super::stats::{DropReason, Tally};
 use crate::net::VnetHdr;
-use crate::ring::DESC_WRITE;
 
 /// Chains taken in one pass.
 pub(super) const BATCH: u16 = 256;
-/// Frames between two publications of the used index: often enough to keep a driver on another core busy, rarely
-/// enough that its cache line is not fought over.
-const PUBLISH_FRAMES: u32 = 64;
-/// A frame from this length on is published at once.
-const PUBLISH_BYTES: usize = 4096;
+/// Bytes after which the used index is published, if not after a group of frames.
+const PUBLISH_BYTES: usize = 16 << 10;
 
 /// Room for the walk of one frame's chains; kept to spare an allocation per frame.
 #[derive(Debug, Default)]
@@ -64,53 +60,92 @@ fn fill<P: Port>(
     tally: &mut Tally,
     mut left: u16,
 ) -> Result<(), QueueError> {
-    let (mut frames, mut bytes, mut unpublished) = (0u64, 0u64, 0u32);
-    let result = loop {
-        if left == 0 {
-            break Ok(());
+    let mut group = [Whole::NONE; GROUP];
+    while left > 0 && port.peek().is_some() {
+        let found = q.look_ahead(memory, left, &mut group);
+        let (taken, end) = whole_frames(port, &mut group[..found], tally);
+        for w in &group[..taken] {
+            q.give_back(w.head, w.len);
         }
-        let Some(wire) = port.peek() else { break Ok(()) };
-        let head = match q.head(0) {
-            Ok(head) => head,
-            Err(e) => break Err(e),
-        };
-        let d = q.desc(head);
-        // One writable buffer that holds the whole frame; everything else is looked at more closely.
-        let whole = d.flags == DESC_WRITE && d.len as usize >= wire.len();
-        if whole && let Some(host) = q.host(memory, &d) {
-            // SAFETY: `host` is *mapped* for `d.len` bytes, which is at least `wire.len()`; `wire` is private memory.
-            unsafe { copy(wire.as_ptr(), host, wire.len()) };
-            q.give_back(head, wire.len() as u32);
-            left -= 1;
-        } else {
-            match spread(q, memory, wire, mergeable, scratch) {
-                Ok(Fit::Done(chains)) => left = left.saturating_sub(chains),
-                Ok(Fit::Waits) => {
-                    tally.starved += 1;
-                    q.starve();
-                    break Ok(());
-                }
-                Ok(Fit::Never) => {
-                    port.consume();
-                    tally.drop(DropReason::TooBig);
-                    left -= 1;
-                    continue;
-                }
-                Err(e) => break Err(e),
+        q.publish();
+        left -= taken as u16;
+        if end == End::Look {
+            match one(q, memory, port, mergeable, scratch, tally)? {
+                0 => break,
+                chains => left = left.saturating_sub(chains),
             }
         }
-        frames += 1;
-        bytes += (wire.len() - VnetHdr::LEN) as u64;
-        unpublished += 1;
-        if unpublished == PUBLISH_FRAMES || wire.len() >= PUBLISH_BYTES {
-            unpublished = 0;
-            q.publish();
+    }
+    Ok(())
+}
+
+/// Why a group of frames ended.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// Frames or buffers came to an end, or enough is written for the driver to hear of it.
+    Pause,
+    /// The next frame fits no single buffer that is at hand.
+    Look,
+}
+
+/// Copies frames into buffers that hold them whole, first copy after copy, so that their cache lines are waited for
+/// together. Returns how many; their lengths are in `group` then.
+#[inline(always)]
+fn whole_frames<P: Port>(port: &mut P, group: &mut [Whole], tally: &mut Tally) -> (usize, End) {
+    let (mut taken, mut bytes) = (0, 0);
+    let mut end = if group.is_empty() { End::Look } else { End::Pause };
+    for w in group {
+        let Some(wire) = port.peek() else { break };
+        if w.len as usize >= wire.len() {
+            // SAFETY: `host` is *mapped* for `w.len` bytes, which is at least `wire.len()`; `wire` is private memory.
+            unsafe { copy(wire.as_ptr(), w.host, wire.len()) };
+        } else {
+            end = End::Look;
+            break;
         }
+        w.len = wire.len() as u32;
+        bytes += wire.len();
+        taken += 1;
         port.consume();
+        if bytes >= PUBLISH_BYTES {
+            break;
+        }
+    }
+    tally.rx_frames += taken as u64;
+    tally.rx_bytes += (bytes - taken * VnetHdr::LEN) as u64;
+    (taken, end)
+}
+
+/// Delivers the next frame into whatever buffers there are. Returns the chains it took, at least 1; 0 if it has to wait.
+#[cold]
+fn one<P: Port>(
+    q: &mut Queue,
+    memory: &MemoryTable,
+    port: &mut P,
+    mergeable: bool,
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) -> Result<u16, QueueError> {
+    let Some(wire) = port.peek() else { return Ok(0) };
+    let chains = match spread(q, memory, wire, mergeable, scratch)? {
+        Fit::Done(chains) => {
+            tally.rx_frames += 1;
+            tally.rx_bytes += (wire.len() - VnetHdr::LEN) as u64;
+            chains
+        }
+        Fit::Waits => {
+            tally.starved += 1;
+            q.starve();
+            return Ok(0);
+        }
+        Fit::Never => {
+            tally.drop(DropReason::TooBig);
+            1
+        }
     };
-    tally.rx_frames += frames;
-    tally.rx_bytes += bytes;
-    result
+    port.consume();
+    q.publish();
+    Ok(chains)
 }
 
 /// What became of a frame.

@@ -52,6 +52,7 @@ impl ControlQueue {
         self.ring.describe(2, dma + answer as u64, 1, true, None);
         self.ring.expose(0);
         self.ring.publish();
+        self.ring.notify();
         let start = Instant::now();
         while answers(&self.ring)? == 0 {
             if start.elapsed() > PATIENCE {

@@ -24,6 +24,8 @@ pub(crate) struct DriverRing {
     heads: Box<[u16]>,
     next_avail: u16,
     next_used: u16,
+    /// `next_avail` as of the last look at whether the device sleeps.
+    notified: u16,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
     addresses: RingAddresses,
@@ -51,6 +53,7 @@ impl DriverRing {
             heads: vec![u16::MAX; usize::from(size)].into(),
             next_avail: 0,
             next_used: 0,
+            notified: 0,
             kick: EventFd::new(libc::EFD_NONBLOCK)?,
             call: EventFd::new(libc::EFD_NONBLOCK)?,
             addresses,
@@ -81,19 +84,40 @@ impl DriverRing {
     /// Adds the chain that begins at `head` to what the device will see at the next [`publish`](Self::publish).
     #[inline]
     pub(crate) fn expose(&mut self, head: u16) {
-        let slot = &mut self.heads[usize::from(self.next_avail & (self.ring.size() - 1))];
-        if *slot != head {
-            *slot = head;
-            self.ring.set_avail_entry(self.next_avail, head);
-        }
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.expose_all(&[head]);
     }
 
-    /// Lets the device see what was exposed, and wakes it if it sleeps.
+    /// [`expose`](Self::expose), of several.
+    #[inline]
+    pub(crate) fn expose_all(&mut self, heads: &[u16]) {
+        let mut at = self.next_avail;
+        for &head in heads {
+            let slot = &mut self.heads[usize::from(at & (self.ring.size() - 1))];
+            if *slot != head {
+                *slot = head;
+                self.ring.set_avail_entry(at, head);
+            }
+            at = at.wrapping_add(1);
+        }
+        self.next_avail = at;
+    }
+
+    /// Lets the device see what was exposed. A device that polls needs no more; [`notify`](Self::notify) wakes one that
+    /// sleeps.
     #[inline]
     pub(crate) fn publish(&self) {
         self.ring.set_avail_idx(self.next_avail);
-        // The device sets its flag, then looks at the index; we set the index, then look at the flag: one of the two
+    }
+
+    /// Wakes the device if it sleeps. To be called before anybody waits for what was published; it empties the store
+    /// buffer, so not for every batch.
+    #[inline]
+    pub(crate) fn notify(&mut self) {
+        if self.notified == self.next_avail {
+            return;
+        }
+        self.notified = self.next_avail;
+        // The device sets its flag, then looks at the index; we have set the index, then look at the flag: one of the two
         // sees the other, if neither look is reordered with the store before it.
         fence(Ordering::SeqCst);
         if self.ring.used_flags() & USED_NO_NOTIFY == 0 {

@@ -259,6 +259,7 @@ impl RxRing {
                 Err(error) => self.stats.stop(error),
             }
         }
+        self.ring.notify();
         done
     }
 
@@ -276,8 +277,9 @@ impl RxRing {
         for i in 0..n {
             let (id, _) = self.ring.used(i);
             // A bad id is found below; here it prefetches nothing.
-            if let Some(slot) = self.slots.get(id as usize) {
-                prefetch(slot.header);
+            if let Some(Slot { page: Some(page), header }) = self.slots.get(id as usize) {
+                prefetch(*header);
+                page.prefetch();
             }
         }
         let mut frames = 0;
@@ -302,7 +304,7 @@ impl RxRing {
     }
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
-    #[inline]
+    #[inline(always)]
     fn frame<H: Handler<PeerShared>>(
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
@@ -317,20 +319,38 @@ impl RxRing {
         };
         // The buffer was posted from `start` and holds at least a header.
         let header = VnetHdr::from_bytes(page.read_at(start).unwrap_or_default());
-        let mut frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
+        // Built apart from the frames that need a second look, so that this one never leaves the registers.
+        let frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
+        if header.is_plain() && (header.num_buffers == 1 || !self.mergeable) {
+            deliver(&mut self.stats, napi, frame, handler);
+            return Ok(1);
+        }
+        self.unusual(napi, frame, header, pending, handler)
+    }
+
+    /// A frame of several buffers, or with offloads.
+    #[cold]
+    #[inline(never)]
+    fn unusual<H: Handler<PeerShared>>(
+        &mut self,
+        napi: &mut Napi<'_, PeerShared>,
+        mut frame: XdpFrame<PeerShared>,
+        header: VnetHdr,
+        pending: u16,
+        handler: &mut H,
+    ) -> Result<u16, QueueError> {
         let mut buffers = 1;
         if self.mergeable && header.num_buffers != 1 {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
         }
-        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
-            return Ok(buffers);
+        if header.is_plain() || annotate(&mut self.stats, &mut frame, header) {
+            deliver(&mut self.stats, napi, frame, handler);
         }
-        deliver(&mut self.stats, napi, frame, handler);
         Ok(buffers)
     }
 
     /// Takes the next used buffer: the one place where a head and a length of the device's are judged.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32), QueueError> {
         let (id, len) = self.ring.used(0);
         let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
@@ -349,7 +369,6 @@ impl RxRing {
     }
 
     /// Adds the buffers behind the first to a frame that claims to have `buffers`.
-    #[cold]
     fn merge(
         &mut self,
         napi: &Napi<'_, PeerShared>,
@@ -378,28 +397,44 @@ impl RxRing {
     fn refill(&mut self, napi: &mut Napi<'_, PeerShared>) {
         let mut posted = 0;
         while posted < self.free.len() {
-            let Some(page) = self.buffer(napi) else {
+            let got = self.refill_batch(napi, posted);
+            posted += got;
+            if got == 0 {
                 self.stats.starved += 1;
                 break;
-            };
-            let id = self.free[posted];
-            let start = self.layout.start(&page);
-            if self.needs_sync {
-                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
             }
-            self.ring.point(id, page.dma_addr() + u64::from(start));
-            let slot = &mut self.slots[usize::from(id)];
-            slot.header = page.as_ptr().addr() + start as usize;
-            slot.page = Some(page);
-            self.ring.expose(id);
-            posted += 1;
         }
         // Oldest first, so that heads keep their places in the ring.
         self.free.drain(..posted);
         self.ring.publish();
     }
 
-    #[inline]
+    /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
+    /// wait for the device to let go of a cache line are then next to each other and wait together.
+    #[inline(always)]
+    fn refill_batch(&mut self, napi: &mut Napi<'_, PeerShared>, first: usize) -> usize {
+        let mut addresses = [0; BATCH as usize];
+        let mut got = 0;
+        for address in &mut addresses[..(self.free.len() - first).min(BATCH as usize)] {
+            let Some(page) = self.buffer(napi) else { break };
+            let start = self.layout.start(&page);
+            if self.needs_sync {
+                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
+            }
+            *address = page.dma_addr() + u64::from(start);
+            let slot = &mut self.slots[usize::from(self.free[first + got])];
+            slot.header = page.as_ptr().addr() + start as usize;
+            slot.page = Some(page);
+            got += 1;
+        }
+        for (&id, &address) in self.free[first..].iter().zip(&addresses[..got]) {
+            self.ring.point(id, address);
+        }
+        self.ring.expose_all(&self.free[first..first + got]);
+        got
+    }
+
+    #[inline(always)]
     fn buffer(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
         if self.layout.per_page == 1 { napi.alloc() } else { self.part(napi) }
     }
@@ -430,7 +465,7 @@ pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, he
 }
 
 /// Runs the program on a frame and does what it decides.
-#[inline]
+#[inline(always)]
 pub(super) fn deliver<H: Handler<PeerShared>>(
     stats: &mut RxStats,
     napi: &mut Napi<'_, PeerShared>,

@@ -214,6 +214,7 @@ impl TxQueue for VirtioTx {
     fn flush(&mut self) {
         if std::mem::take(&mut self.dirty) {
             self.ring.publish();
+            self.ring.notify();
         }
     }
 

@@ -1,0 +1,315 @@
+//! What can be asked for on the command line. Syntax is checked here, by clap, and meaning in the commands, before they
+//! start anything; both end in exit status 2.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Network memory in circulation: receive through a page pool, and see what it saves.
+#[derive(Debug, Parser)]
+#[command(name = "netmem", version, args_conflicts_with_subcommands = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) perf: PerfArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Receive traffic and report (the default)
+    Perf(PerfArgs),
+    /// Be a virtio-net device on a vhost-user socket
+    Device(DeviceArgs),
+    /// Say what this machine offers
+    Info(InfoArgs),
+}
+
+/// An argument that can be read and makes no sense: what was asked, what was found, what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct BadArgument(pub(crate) String);
+
+impl BadArgument {
+    pub(crate) fn new<T>(why: impl Into<String>) -> Result<T, Self> {
+        Err(Self(why.into()))
+    }
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PerfArgs {
+    /// What to receive from: embedded, vhost-user:SOCKET
+    #[arg(long, value_name = "DEVICE", default_value = "embedded")]
+    pub(crate) device: DeviceArg,
+    /// What the embedded device receives from: gen, tap:NAME, pcap:FILE [default: gen]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<PortArg>,
+    /// How frames lie in buffers [default: small and mergeable]
+    #[arg(long)]
+    pub(crate) mode: Option<ModeArg>,
+    /// Where pages come from: a page pool, or a page per packet from a general-purpose allocator
+    #[arg(long, default_value = "both")]
+    pub(crate) alloc: AllocArg,
+    /// Queue pairs, one measurement for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    pub(crate) queues: Vec<u16>,
+    /// Bytes in a frame, without frame check sequence, one measurement for each
+    #[arg(long, value_name = "BYTES,..", value_delimiter = ',', value_parser = size)]
+    pub(crate) size: Vec<usize>,
+    /// What the XDP program decides, after a look at the first 16 bytes
+    #[arg(long, default_value = "pass")]
+    pub(crate) xdp: XdpArg,
+    /// Where passed packets are dropped: same (the poll context), other, or a CPU's number
+    #[arg(long, value_name = "same|other|CPU")]
+    pub(crate) consumer: Option<ConsumerArg>,
+    /// Which CPU does what
+    #[arg(long, value_name = "net=N,app=N,device=N", default_value = "")]
+    pub(crate) cpus: CpusArg,
+    /// How long a run is: seconds, or with a suffix (0.3, 300ms, 2s) [default: 0.3; with tap, 10]
+    #[arg(long, value_name = "SECS", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Runs of every variant, interleaved [default: 7; with tap, 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) runs: Option<u32>,
+    /// Entries in each ring: a power of two
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) ring: u16,
+    /// Lock the memory of pages in RAM
+    #[arg(long)]
+    pub(crate) lock: bool,
+    /// Print one JSON object on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Another build of this command, to be run interleaved with this one and compared with it
+    #[arg(long, value_name = "BINARY")]
+    pub(crate) against: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DeviceArgs {
+    /// The socket to serve front ends on, one after another
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) listen: PathBuf,
+    /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: PortArg,
+    /// Queue pairs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) queues: u16,
+    /// Bytes in a frame of the generator, without frame check sequence
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size)]
+    pub(crate) size: usize,
+    /// The CPU that the device runs on
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<usize>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct InfoArgs {
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceArg {
+    Embedded,
+    VhostUser(PathBuf),
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            None if s == "embedded" => Ok(Self::Embedded),
+            Some(("vhost-user", path)) if !path.is_empty() => Ok(Self::VhostUser(path.into())),
+            Some(("vhost-user", _)) => Err("vhost-user needs the path of a socket: vhost-user:SOCKET".into()),
+            Some(("xsk", _)) => Err("AF_XDP (xsk) is not in this version; use embedded or vhost-user:SOCKET".into()),
+            _ => Err("there are: embedded, vhost-user:SOCKET".into()),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PortArg {
+    Gen,
+    Sink,
+    Echo,
+    Tap(String),
+    Pcap(PathBuf),
+}
+
+impl FromStr for PortArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            None if s == "gen" => Ok(Self::Gen),
+            None if s == "sink" => Ok(Self::Sink),
+            None if s == "echo" => Ok(Self::Echo),
+            Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.into())),
+            Some(("pcap", path)) if !path.is_empty() => Ok(Self::Pcap(path.into())),
+            Some(("tap", _)) => Err("tap needs the name of an interface: tap:NAME".into()),
+            Some(("pcap", _)) => Err("pcap needs a file: pcap:FILE".into()),
+            Some(("xsk", _)) => Err("AF_XDP (xsk) is not in this version".into()),
+            _ => Err("there are: gen, tap:NAME, pcap:FILE, and for `device` also sink, echo".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for PortArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gen => f.write_str("gen"),
+            Self::Sink => f.write_str("sink"),
+            Self::Echo => f.write_str("echo"),
+            Self::Tap(name) => write!(f, "tap:{name}"),
+            Self::Pcap(path) => write!(f, "pcap:{}", path.display()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    Small,
+    Mergeable,
+    Big,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AllocArg {
+    Pool,
+    Page,
+    Both,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum XdpArg {
+    Drop,
+    Pass,
+    Tx,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConsumerArg {
+    Same,
+    Other,
+    Cpu(usize),
+}
+
+impl FromStr for ConsumerArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "same" => Ok(Self::Same),
+            "other" => Ok(Self::Other),
+            _ => s.parse().map(Self::Cpu).map_err(|_| "there are: same, other, or a CPU's number".into()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CpusArg {
+    pub(crate) net: Option<usize>,
+    pub(crate) app: Option<usize>,
+    pub(crate) device: Option<usize>,
+}
+
+impl FromStr for CpusArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let mut cpus = Self::default();
+        for part in s.split(',').filter(|part| !part.is_empty()) {
+            let (role, cpu) = part.split_once('=').ok_or_else(|| format!("`{part}` is not ROLE=CPU"))?;
+            let cpu = cpu.parse().map_err(|_| format!("`{cpu}` is not a CPU's number"))?;
+            let place = match role {
+                "net" => &mut cpus.net,
+                "app" => &mut cpus.app,
+                "device" => &mut cpus.device,
+                _ => return Err(format!("`{role}` is no role; there are net, app, device")),
+            };
+            if place.replace(cpu).is_some() {
+                return Err(format!("`{role}` is given twice"));
+            }
+        }
+        Ok(cpus)
+    }
+}
+
+fn size(s: &str) -> Result<usize, String> {
+    s.parse().map_err(|_| "a number of bytes is needed, without a suffix".into())
+}
+
+fn duration(s: &str) -> Result<Duration, String> {
+    let (number, unit) = match s.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => s.split_at(at),
+        None => (s, "s"),
+    };
+    let scale = match unit {
+        "s" => 1.0,
+        "ms" => 1e-3,
+        _ => return Err(format!("unknown suffix `{unit}`; there are s (the default) and ms")),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| format!("`{number}` is not a number"))? * scale;
+    if !(0.001..=86400.0).contains(&seconds) {
+        return Err("between 1 ms and 86400 s are possible".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn perf_is_the_default() {
+        let cli = Cli::parse_from(["netmem", "--size", "64,1500", "--json"]);
+        assert!(cli.command.is_none());
+        assert_eq!((cli.perf.size, cli.perf.json), (vec![64, 1500], true));
+        let cli = Cli::parse_from(["netmem", "perf", "--queues", "1,2"]);
+        assert!(matches!(cli.command, Some(Command::Perf(args)) if args.queues == [1, 2]));
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("0.3"), Ok(Duration::from_millis(300)));
+        assert_eq!(duration("20ms"), Ok(Duration::from_millis(20)));
+        assert_eq!(duration("2s"), Ok(Duration::from_secs(2)));
+        for bad in ["", "x", "1m", "0", "-1", "1e9", "nan", "inf"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn devices_and_ports() {
+        assert_eq!("vhost-user:/a:b".parse(), Ok(DeviceArg::VhostUser("/a:b".into())));
+        assert_eq!("tap:t0".parse(), Ok(PortArg::Tap("t0".into())));
+        let xsk = "xsk:eth0:1".parse::<DeviceArg>().unwrap_err();
+        assert!(xsk.contains("AF_XDP"), "{xsk}");
+        for bad in ["", "embed", "vhost-user:", "embedded:1"] {
+            assert!(bad.parse::<DeviceArg>().is_err(), "{bad}");
+        }
+        for bad in ["", "tap", "tap:", "pcap:", "gen:1"] {
+            assert!(bad.parse::<PortArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn roles() {
+        assert_eq!("net=1,device=0".parse(), Ok(CpusArg { net: Some(1), app: None, device: Some(0) }));
+        for bad in ["net", "net=", "net=x", "cpu=1", "net=1,net=2", "net=-1"] {
+            assert!(bad.parse::<CpusArg>().is_err(), "{bad}");
+        }
+    }
+}

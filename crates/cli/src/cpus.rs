@@ -1,0 +1,144 @@
+//! CPUs: which there are, which of them are ours, and who runs where.
+
+use crate::args::{BadArgument, ConsumerArg, CpusArg};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// CPUs that this process may use, in order.
+pub(crate) fn allowed() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// CPUs that are online.
+pub(crate) fn online() -> Vec<usize> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    list.ok().and_then(|list| parse(list.trim())).unwrap_or_else(allowed)
+}
+
+/// The kernel's notation for a set: `0-3,8`.
+fn parse(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(from.parse::<usize>().ok()?..=to.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+/// The same notation.
+pub(crate) fn list(cpus: &[usize]) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for &cpu in cpus {
+        match parts.last_mut() {
+            Some((_, to)) if *to + 1 == cpu => *to = cpu,
+            _ => parts.push((cpu, cpu)),
+        }
+    }
+    let part = |(from, to): (usize, usize)| if from == to { format!("{from}") } else { format!("{from}-{to}") };
+    parts.into_iter().map(part).collect::<Vec<_>>().join(",")
+}
+
+/// Whether `cpu`, asked for as `what`, can be used.
+pub(crate) fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize]) -> Result<(), BadArgument> {
+    if !online.contains(&cpu) {
+        return BadArgument::new(format!("{what}: CPU {cpu} does not exist; this machine has {}", list(online)));
+    }
+    if !allowed.contains(&cpu) {
+        return BadArgument::new(format!(
+            "{what}: CPU {cpu} is not in this process's affinity mask, which has {}; use one of those, or change the mask \
+             (taskset, cpuset)",
+            list(allowed)
+        ));
+    }
+    Ok(())
+}
+
+/// Moves this thread to `cpu`. Where that fails (the mask has just changed) it runs where it may.
+pub(crate) fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    let _ = sched_setaffinity(None, &set);
+}
+
+/// Who runs where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    pub(crate) net: usize,
+    pub(crate) app: usize,
+    pub(crate) device: usize,
+}
+
+impl Placement {
+    /// Places the roles that were not placed: each on a CPU of its own as far as there are any, application and device
+    /// together where there are not, and the driver alone as long as possible.
+    pub(crate) fn new(
+        asked: CpusArg,
+        consumer: Option<ConsumerArg>,
+        online: &[usize],
+        allowed: &[usize],
+    ) -> Result<Self, BadArgument> {
+        for (what, cpu) in [("--cpus net", asked.net), ("--cpus app", asked.app), ("--cpus device", asked.device)] {
+            cpu.map_or(Ok(()), |cpu| check(what, cpu, online, allowed))?;
+        }
+        let mut app = asked.app;
+        if let Some(ConsumerArg::Cpu(cpu)) = consumer {
+            check("--consumer", cpu, online, allowed)?;
+            if app.is_some_and(|app| app != cpu) {
+                return BadArgument::new("--consumer and --cpus app name different CPUs; give one of them");
+            }
+            app = Some(cpu);
+        }
+        let mut taken: Vec<usize> = [asked.net, asked.device, app].into_iter().flatten().collect();
+        let mut place = |cpu: Option<usize>, mut free: Box<dyn Iterator<Item = &usize> + '_>, join: usize| {
+            let cpu = cpu.unwrap_or_else(|| free.find(|cpu| !taken.contains(cpu)).copied().unwrap_or(join));
+            taken.push(cpu);
+            cpu
+        };
+        let other_than = |cpu| allowed.iter().copied().find(|&c| Some(c) != cpu).unwrap_or(allowed[0]);
+        // The first CPU tends to serve the machine's interrupts: the driver keeps away from it.
+        let net = place(asked.net, Box::new(allowed.iter().rev()), other_than(asked.device));
+        let beside = app.filter(|&app| app != net).unwrap_or_else(|| other_than(Some(net)));
+        let device = place(asked.device, Box::new(allowed.iter()), beside);
+        let app = place(app, Box::new(allowed.iter()), device);
+        Ok(Self { net, app, device })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(asked: &str, consumer: Option<ConsumerArg>, cpus: &[usize]) -> Result<(usize, usize, usize), String> {
+        let placed = Placement::new(asked.parse()?, consumer, &[0, 1, 2, 3], cpus);
+        placed.map(|p| (p.net, p.app, p.device)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn kernel_notation() {
+        assert_eq!(parse("0-2,5"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        assert_eq!(parse("x"), None);
+    }
+
+    #[test]
+    fn roles_share_only_where_they_must() {
+        assert_eq!(place("", None, &[0]), Ok((0, 0, 0)));
+        assert_eq!(place("", None, &[0, 1]), Ok((1, 0, 0)));
+        assert_eq!(place("", None, &[0, 1, 2]), Ok((2, 1, 0)));
+        assert_eq!(place("net=0", None, &[0, 1]), Ok((0, 1, 1)));
+        assert_eq!(place("net=0,device=0", None, &[0, 1]), Ok((0, 1, 0)));
+        assert_eq!(place("", Some(ConsumerArg::Cpu(1)), &[0, 1]), Ok((0, 1, 1)));
+        assert_eq!(place("device=0", Some(ConsumerArg::Cpu(1)), &[0, 1]), Ok((1, 1, 0)));
+        assert_eq!(place("app=3", None, &[0, 1, 2, 3]), Ok((2, 3, 0)));
+    }
+
+    #[test]
+    fn cpus_that_are_not_ours_are_named() {
+        let missing = place("net=9", None, &[0]).unwrap_err();
+        assert!(missing.contains("CPU 9 does not exist") && missing.contains("0-3"), "{missing}");
+        let masked = place("", Some(ConsumerArg::Cpu(2)), &[0, 1]).unwrap_err();
+        assert!(masked.contains("CPU 2") && masked.contains("0-1"), "{masked}");
+        assert!(place("app=1", Some(ConsumerArg::Cpu(0)), &[0, 1]).is_err());
+    }
+}

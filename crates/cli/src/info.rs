@@ -1,0 +1,188 @@
+//! `netmem info`: what this machine offers to a program that moves packets.
+
+use crate::args::InfoArgs;
+use crate::{cpus, machine};
+use netmem::{PeerShared, RegionOptions};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use std::fs::read_to_string;
+use std::path::Path;
+
+#[derive(Debug, Serialize)]
+struct Info {
+    netmem: &'static str,
+    command: &'static str,
+    kernel: String,
+    cpus_online: String,
+    /// CPUs that this process may use.
+    cpus_allowed: String,
+    rseq: Rseq,
+    /// Commands that the kernel knows.
+    membarrier: Vec<&'static str>,
+    hugepages: HugePages,
+    af_xdp: Answer,
+    tap: Answer,
+    /// Bytes that may be locked; none for no limit.
+    memlock_bytes: Option<u64>,
+    /// Of those that matter here, the ones that are in effect.
+    capabilities: Vec<&'static str>,
+    capabilities_missing: Vec<&'static str>,
+}
+
+/// Restartable sequences, as the C library registered them.
+#[derive(Debug, Serialize)]
+struct Rseq {
+    available: bool,
+    size: u32,
+    offset: isize,
+}
+
+#[derive(Debug, Serialize)]
+struct HugePages {
+    reserved_2m: u64,
+    free_2m: u64,
+    transparent: String,
+    transparent_shared: String,
+    /// What a region of peer-shared memory is made of, tried just now.
+    region: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    possible: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_not: Option<String>,
+}
+
+/// Looks around and prints what it finds.
+pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
+    let (capabilities, capabilities_missing) = capabilities();
+    let info = Info {
+        netmem: env!("CARGO_PKG_VERSION"),
+        command: "info",
+        kernel: machine::kernel(),
+        cpus_online: cpus::list(&cpus::online()),
+        cpus_allowed: cpus::list(&cpus::allowed()),
+        rseq: rseq(),
+        membarrier: membarrier(),
+        hugepages: hugepages(),
+        af_xdp: af_xdp(),
+        tap: tap(),
+        memlock_bytes: getrlimit(Resource::Memlock).current,
+        capabilities,
+        capabilities_missing,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&info)?);
+    } else {
+        print(&info);
+    }
+    Ok(())
+}
+
+fn print(i: &Info) {
+    let line = |what: &str, value: String| println!("{what:<14} {value}");
+    let words = |words: &[&str]| if words.is_empty() { "none".into() } else { words.join(", ") };
+    let answer = |a: &Answer| a.why_not.as_ref().map_or("yes".into(), |why| format!("no: {why}"));
+    line("netmem", i.netmem.into());
+    line("kernel", i.kernel.clone());
+    line("CPUs", format!("{} online, {} for this process", i.cpus_online, i.cpus_allowed));
+    let rseq = if i.rseq.available {
+        format!("yes, {} bytes at offset {:#x} of the thread pointer", i.rseq.size, i.rseq.offset)
+    } else {
+        "no: the C library has registered none (glibc 2.35 or later does, unless told not to)".into()
+    };
+    line("rseq", rseq);
+    line("membarrier", words(&i.membarrier));
+    let h = &i.hugepages;
+    line("huge pages", format!("{} of 2 MiB reserved, {} free", h.reserved_2m, h.free_2m));
+    line("", format!("transparent: {}; for shared memory: {}", h.transparent, h.transparent_shared));
+    line("", format!("a region gets: {}", h.region));
+    line("AF_XDP", answer(&i.af_xdp));
+    line("tap", answer(&i.tap));
+    line("memlock", i.memlock_bytes.map_or("no limit".into(), |bytes| format!("{bytes} bytes")));
+    line("capabilities", format!("{}; missing: {}", words(&i.capabilities), words(&i.capabilities_missing)));
+}
+
+fn rseq() -> Rseq {
+    // SAFETY: looks names up in the libraries that are loaded; both objects, where they exist, are constants of the C
+    // library with these types, written before `main`.
+    let (size, offset) = unsafe {
+        let find = |name: &std::ffi::CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        let size = find(c"__rseq_size").cast::<u32>();
+        let offset = find(c"__rseq_offset").cast::<isize>();
+        (size.as_ref().copied().unwrap_or(0), offset.as_ref().copied().unwrap_or(0))
+    };
+    Rseq { available: size > 0, size, offset }
+}
+
+fn membarrier() -> Vec<&'static str> {
+    const COMMANDS: [(libc::c_long, &str); 9] = [
+        (1 << 0, "global"),
+        (1 << 1, "global_expedited"),
+        (1 << 2, "register_global_expedited"),
+        (1 << 3, "private_expedited"),
+        (1 << 4, "register_private_expedited"),
+        (1 << 5, "private_expedited_sync_core"),
+        (1 << 6, "register_private_expedited_sync_core"),
+        (1 << 7, "private_expedited_rseq"),
+        (1 << 8, "register_private_expedited_rseq"),
+    ];
+    // SAFETY: MEMBARRIER_CMD_QUERY takes no pointers and changes nothing.
+    let known = unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) }.max(0);
+    COMMANDS.iter().filter(|(bit, _)| known & bit != 0).map(|(_, name)| *name).collect()
+}
+
+fn hugepages() -> HugePages {
+    let number = |file: &str| {
+        let text = read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(file));
+        text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    };
+    // The setting is the word in brackets.
+    let setting = |file: &str| {
+        let text = read_to_string(Path::new("/sys/kernel/mm/transparent_hugepage").join(file)).unwrap_or_default();
+        let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+        chosen.map_or("not in this kernel".to_owned(), |(chosen, _)| chosen.to_owned())
+    };
+    let region = RegionOptions::new(512).build::<PeerShared>();
+    HugePages {
+        reserved_2m: number("nr_hugepages"),
+        free_2m: number("free_hugepages"),
+        transparent: setting("enabled"),
+        transparent_shared: setting("shmem_enabled"),
+        region: region.map_or_else(|e| format!("nothing: {e}"), |region| region.backing().to_string()),
+    }
+}
+
+fn answer<T>(tried: std::io::Result<T>) -> Answer {
+    let why_not = tried.err().map(|e| e.to_string());
+    Answer { possible: why_not.is_none(), why_not }
+}
+
+fn af_xdp() -> Answer {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let tried = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
+    answer(tried.map_err(Into::into))
+}
+
+/// Whether the control device can be opened; creating interfaces takes CAP_NET_ADMIN on top.
+fn tap() -> Answer {
+    answer(std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun"))
+}
+
+fn capabilities() -> (Vec<&'static str>, Vec<&'static str>) {
+    const MATTER: [(u32, &str); 6] = [
+        (12, "CAP_NET_ADMIN"),
+        (13, "CAP_NET_RAW"),
+        (14, "CAP_IPC_LOCK"),
+        (21, "CAP_SYS_ADMIN"),
+        (23, "CAP_SYS_NICE"),
+        (39, "CAP_BPF"),
+    ];
+    let status = read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let (have, lack): (Vec<_>, Vec<_>) = MATTER.iter().partition(|(bit, _)| set >> bit & 1 != 0);
+    let names = |list: Vec<&(u32, &'static str)>| list.into_iter().map(|&(_, name)| name).collect();
+    (names(have), names(lack))
+}

@@ -1,0 +1,25 @@
+//! The machine, as every report names it.
+
+use serde::Serialize;
+
+/// What figures depend on.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Machine {
+    /// CPUs that this process may use.
+    pub(crate) cpus: usize,
+    pub(crate) kernel: String,
+    /// How per-CPU data is reached.
+    pub(crate) percpu: &'static str,
+    /// What the pages were made of.
+    pub(crate) hugepages: String,
+}
+
+impl Machine {
+    pub(crate) fn new(hugepages: String) -> Self {
+        Self { cpus: crate::cpus::allowed().len(), kernel: kernel(), percpu: "portable", hugepages }
+    }
+}
+
+pub(crate) fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}

@@ -1,0 +1,352 @@
+//! One measurement of one variant: a fresh device, a fresh driver, a thread for each CPU that takes part, and the books
+//! balanced at the end.
+//!
+//! ```text
+//!   CPU device   Device::poll ──── rings ────┐            ┌─► drop                       --consumer same
+//!   CPU net                      Driver: rx.poll ─► XDP ──┤
+//!   CPU app                                               └─► mailbox ─► drop            --consumer CPU
+//! ```
+//!
+//! Where the application's CPU is also another's, its work is done in turns on that thread: two threads that poll
+//! busily on one CPU would measure the scheduler.
+
+use super::driver::{Counts, Driver, Until, consume, idle};
+use super::error::PerfError;
+use super::plan::{Alloc, Consumer as Where, Plan, Variant};
+use crate::args::{DeviceArg, PortArg};
+use crate::cpus::pin;
+use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
+use netmem::device::{Device, Options, Stats};
+use netmem::pool::{Backing, PoolStats};
+use netmem::{Mode, NetOptions, Packet, PeerShared, QueuePair, RegionOptions, TxQueue, VhostUser, VirtioNet};
+use netmem_bench::PageAllocator;
+use quanta::Clock;
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+/// Packets on their way to the application's CPU.
+const MAILBOX: usize = 512;
+/// How long to wait for the first packet of a backend, which may only now begin to look at its new driver.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where passed packets go: nowhere, to another thread, or to this thread a little later.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    pub(crate) out: Option<Producer<Packet<PeerShared>>>,
+    pub(crate) own: Option<Consumer<Packet<PeerShared>>>,
+}
+
+/// Drops a bounded number of packets that were passed here; says how many.
+pub(crate) fn drain(mail: &mut Consumer<Packet<PeerShared>>) -> usize {
+    let n = mail.slots().min(256);
+    mail.read_chunk(n).map_or(0, |chunk| chunk.into_iter().map(drop).count())
+}
+
+/// What one run measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) counts: Counts,
+    pub(crate) device: Option<DeviceSample>,
+    pub(crate) pool: PoolStats,
+    /// Pages that nobody has and that did not come back.
+    pub(crate) leaked: u64,
+    /// By name, and only what is not zero.
+    pub(crate) errors: BTreeMap<&'static str, u64>,
+    pub(crate) backing: Backing,
+}
+
+/// The embedded device's side.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeviceSample {
+    pub(crate) frames: u64,
+    pub(crate) busy_ns: u64,
+    /// Over the whole of the run, by name, and only what is not zero.
+    pub(crate) drops: BTreeMap<&'static str, u64>,
+}
+
+/// What measures.
+pub(crate) struct Engine<'a> {
+    plan: &'a Plan,
+    stop: &'a AtomicBool,
+    clock: Clock,
+    capture: Option<Pcap>,
+}
+
+/// A driver that has done its work and is still connected.
+struct Driven {
+    net: VirtioNet,
+    pairs: Vec<QueuePair>,
+    pages: Option<Arc<PageAllocator>>,
+    counts: Counts,
+    device: DeviceSample,
+}
+
+/// Ends the other workers when the scope that they are in is left, however that happens.
+struct Halt<'a>(&'a AtomicBool);
+
+impl Drop for Halt<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl<'a> Engine<'a> {
+    /// Opens what all runs share.
+    pub(crate) fn new(plan: &'a Plan, stop: &'a AtomicBool) -> Result<Self, PerfError> {
+        let capture = match &plan.port {
+            PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
+            _ => None,
+        };
+        Ok(Self { plan, stop, clock: Clock::new(), capture })
+    }
+
+    /// Measures `v` once.
+    pub(crate) fn run(&self, v: &Variant) -> Result<Sample, PerfError> {
+        match (&self.plan.device, &self.plan.port, &self.capture) {
+            (DeviceArg::VhostUser(socket), ..) => self.foreign(v, socket),
+            (_, PortArg::Tap(name), _) => {
+                let mut taps = Tap::open(name, v.queues.into(), true)?.into_iter();
+                let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
+                self.embedded(v, |_| taps.next().ok_or_else(missing))
+            }
+            (_, _, Some(capture)) => self.embedded(v, |_| Ok(capture.clone())),
+            _ => self.embedded(v, |_| Gen::new(v.size.unwrap_or(64), None)),
+        }
+    }
+
+    fn embedded<P: Port>(
+        &self,
+        v: &Variant,
+        port: impl FnMut(usize) -> Result<P, PortError>,
+    ) -> Result<Sample, PerfError> {
+        let cpus = self.plan.cpus;
+        let options = Options { max_pairs: v.queues.into(), serve_control: v.queues > 1, ..Options::default() };
+        let mut device = Device::new(options, port)?;
+        let io = |what| move |source| PerfError::Io { what, source };
+        let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
+        let connection = device.control().serve(back)?;
+        let stats = device.stats();
+        let (mailbox, mut mail) = mailbox(v, cpus.app == cpus.net);
+        let mut beside = if cpus.app == cpus.device { mail.take() } else { None };
+        let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let driven = std::thread::scope(|scope| {
+            let halted = Halt(&halt);
+            let serve = || {
+                pin(cpus.device);
+                let failed = serve(&mut device, beside.as_mut(), &halt, cpus.device == cpus.net);
+                over.store(failed.is_some(), Ordering::Relaxed);
+                failed
+            };
+            let server = spawn(scope, "netmem-device", serve)?;
+            let app = self.app(scope, mail, &halt)?;
+            let drive = || {
+                let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
+                self.drive(v, backend, mailbox, Some(&stats), &over, None)
+            };
+            let driver = spawn(scope, "netmem-driver", drive)?;
+            let driven = join(driver);
+            drop(halted);
+            app.map(join);
+            match join(server) {
+                Some(failed) => Err(failed.into()),
+                None => driven,
+            }
+        })?;
+        let mut sample = finish(driven, true);
+        drop(connection);
+        if let Some(device) = &mut sample.device {
+            device.drops = stats.drops().filter(|&(_, n)| n > 0).collect();
+        }
+        for (name, n) in stats.queue_errors().filter(|&(_, n)| n > 0) {
+            *sample.errors.entry(name).or_default() += n;
+        }
+        Ok(sample)
+    }
+
+    fn foreign(&self, v: &Variant, socket: &Path) -> Result<Sample, PerfError> {
+        let (mailbox, mail) = mailbox(v, self.plan.cpus.app == self.plan.cpus.net);
+        let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let driven = std::thread::scope(|scope| {
+            let halted = Halt(&halt);
+            let app = self.app(scope, mail, &halt)?;
+            let drive = || {
+                let backend = VhostUser::connect(socket).map_err(PerfError::Backend)?;
+                self.drive(v, backend, mailbox, None, &over, Some(socket))
+            };
+            let driver = spawn(scope, "netmem-driver", drive)?;
+            let driven = join(driver);
+            drop(halted);
+            app.map(join);
+            driven
+        })?;
+        Ok(finish(driven, false))
+    }
+
+    /// The application on a CPU of its own, if there is one and anything is sent to it.
+    fn app<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        mail: Option<Consumer<Packet<PeerShared>>>,
+        halt: &'s AtomicBool,
+    ) -> Result<Option<ScopedJoinHandle<'s, ()>>, PerfError> {
+        let cpu = self.plan.cpus.app;
+        let consume = |mail| {
+            spawn(scope, "netmem-app", move || {
+                pin(cpu);
+                consume(mail, halt, false);
+            })
+        };
+        mail.map(consume).transpose()
+    }
+
+    /// The driver's thread.
+    fn drive(
+        &self,
+        v: &Variant,
+        backend: VhostUser,
+        mailbox: Mailbox,
+        stats: Option<&Stats>,
+        over: &AtomicBool,
+        socket: Option<&Path>,
+    ) -> Result<Driven, PerfError> {
+        let plan = self.plan;
+        pin(plan.cpus.net);
+        let (options, pages) = self.options(v)?;
+        let failed = |source| PerfError::Driver { variant: v.to_string(), source };
+        let (mut net, pairs) = VirtioNet::probe(backend, options).map_err(failed)?;
+        if v.queues > 1 {
+            net.set_active_pairs(v.queues).map_err(failed)?;
+        }
+        let mut driver = Driver {
+            net,
+            pairs,
+            mailbox,
+            xdp: plan.xdp,
+            clock: &self.clock,
+            yields: socket.is_none() && plan.cpus.net == plan.cpus.device || plan.allowed.len() == 1,
+            stop: self.stop,
+            over,
+            listens: plan.listens(),
+            socket: socket.map(Path::to_owned),
+        };
+        if plan.listens() {
+            eprintln!("ready");
+        } else {
+            driver.phase(v, PATIENCE, Until::First)?;
+            driver.phase(v, plan.warmup, Until::Time)?;
+        }
+        let look =
+            || stats.map_or((0, 0), |s| (s.rx_frames.load(Ordering::Relaxed), s.busy_ns.load(Ordering::Relaxed)));
+        let before = look();
+        let counts = driver.phase(v, plan.duration, Until::Time)?;
+        let after = look();
+        let device = DeviceSample { frames: after.0 - before.0, busy_ns: after.1 - before.1, drops: BTreeMap::new() };
+        let Driver { net, pairs, .. } = driver;
+        Ok(Driven { net, pairs, pages, counts, device })
+    }
+
+    /// What the driver is to make of the device, and the allocator if it is not the pool's provider.
+    fn options(&self, v: &Variant) -> Result<(NetOptions, Option<Arc<PageAllocator>>), PerfError> {
+        let plan = self.plan;
+        let longest = self.capture.as_ref().map(|c| (0..c.len()).filter_map(|i| c.frame(i)).map(<[u8]>::len).max());
+        let longest = v.size.or(longest.flatten()).unwrap_or(usize::MAX).min(v.mode.max_frame());
+        // The rings twice over, what caches hold, and what can be on its way to the application.
+        let in_mailbox = if v.consumer == Where::Other { MAILBOX * longest.div_ceil(3900) } else { 0 };
+        let pages = usize::from(v.queues) * (2 * usize::from(plan.ring) + 1024) + in_mailbox;
+        let options = NetOptions::new(v.mode).pairs(v.queues).ring_size(plan.ring).max_frame(longest);
+        let options = options.pages(pages).lock(plan.lock);
+        if v.alloc == Alloc::Pool || v.mode == Mode::Big {
+            return Ok((options, None));
+        }
+        let region = Arc::new(RegionOptions::new(pages).lock(plan.lock).build()?);
+        let pages = PageAllocator::new(region.clone());
+        Ok((options.cache(0).memory(region, pages.clone()), Some(pages)))
+    }
+}
+
+/// The two ends of the way to the application: what the driver keeps, and what somebody else empties.
+fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShared>>>) {
+    if v.consumer == Where::Same {
+        return (Mailbox::default(), None);
+    }
+    let (out, mail) = RingBuffer::new(MAILBOX);
+    let (own, mail) = if own { (Some(mail), None) } else { (None, Some(mail)) };
+    (Mailbox { out: Some(out), own }, mail)
+}
+
+/// The device's thread: its rings and, in turns with them, the application beside it. Says why it ended before its time.
+fn serve<P: Port>(
+    device: &mut Device<P>,
+    mut mail: Option<&mut Consumer<Packet<PeerShared>>>,
+    halt: &AtomicBool,
+    yields: bool,
+) -> Option<PortError> {
+    loop {
+        let halted = halt.load(Ordering::Acquire);
+        let moved = device.poll();
+        let drained = mail.as_mut().map_or(0, |mail| drain(mail));
+        if halted && drained == 0 {
+            return None;
+        }
+        if moved + drained == 0 {
+            if let Some(error) = device.ports().iter_mut().find_map(Port::take_error) {
+                return Some(error);
+            }
+            idle(yields);
+        }
+    }
+}
+
+/// Stops the queues, closes the pools and balances the books. All other workers have ended.
+fn finish(driven: Driven, embedded: bool) -> Sample {
+    let Driven { net, pairs, pages, counts, device } = driven;
+    let (mut pool, mut leaked) = (PoolStats::default(), 0);
+    let mut errors = BTreeMap::new();
+    let mut count = |name, n| {
+        if n > 0 {
+            *errors.entry(name).or_default() += n;
+        }
+    };
+    let backing = net.region().backing();
+    for QueuePair { mut rx, mut tx } in pairs {
+        rx.stats().errors().for_each(|(name, n)| count(name, n));
+        tx.complete();
+        let sent = tx.stats();
+        count("tx_full", sent.full);
+        count("tx_wrong_domain", sent.wrong_domain);
+        count("tx_no_offload", sent.no_offload);
+        // Its packets come home before their pool closes.
+        drop(tx);
+        count("alloc_failed", rx.pool_stats().alloc_failed);
+        if let Some(closed) = rx.close() {
+            pool += closed.stats;
+            leaked += closed.outstanding;
+        }
+    }
+    drop(net);
+    count("quarantined", pool.quarantined);
+    if let Some(pages) = pages {
+        let out = u64::from(pages.region().pages()).saturating_sub(pages.at_home() as u64);
+        leaked = leaked.max(out.saturating_sub(pool.quarantined));
+    }
+    Sample { counts, device: embedded.then_some(device), pool, leaked, errors, backing }
+}
+
+fn spawn<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    name: &str,
+    f: impl FnOnce() -> T + Send + 's,
+) -> Result<ScopedJoinHandle<'s, T>, PerfError> {
+    Builder::new().name(name.into()).spawn_scoped(scope, f).map_err(|source| PerfError::Io { what: "a thread", source })
+}
+
+/// Waits for the thread itself, destructors of its thread-locals included.
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

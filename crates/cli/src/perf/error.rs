@@ -1,0 +1,41 @@
+//! What can go wrong in a run.
+
+use netmem::device::DeviceError;
+use netmem::device::port::PortError;
+use netmem::pool::RegionError;
+use netmem::virtio::VhostUserError;
+use netmem::virtio::driver::{NetError, QueueError};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PerfError {
+    #[error("the embedded device's port")]
+    Port(#[from] PortError),
+    #[error("the embedded device")]
+    Device(#[from] DeviceError),
+    #[error("--device vhost-user")]
+    Backend(#[source] VhostUserError),
+    #[error("{variant}: the driver cannot take the device into use")]
+    Driver { variant: String, source: NetError },
+    #[error("no memory for the pages")]
+    Region(#[from] RegionError),
+    #[error("{what}: {source}")]
+    Io { what: &'static str, source: std::io::Error },
+    #[error("{variant}: the device broke the rules of a ring, which is stopped: {source}")]
+    Broken { variant: String, source: QueueError },
+    #[error("{variant}: the backend at {} hung up; see why it ended, and start it again", socket.display())]
+    BackendGone { variant: String, socket: PathBuf },
+    #[error("{variant}: no packets came in {waited:?}; {hint}")]
+    Silence { variant: String, waited: Duration, hint: &'static str },
+    #[error("interrupted")]
+    Interrupted,
+    #[error(
+        "pages do not balance: {leaked} leaked, {mapped} mapped and {unmapped} unmapped; this is a bug of netmem, please \
+         report it with the command line"
+    )]
+    Unbalanced { leaked: u64, mapped: u64, unmapped: u64 },
+    #[error("{build} {problem}")]
+    Child { build: String, problem: String },
+}

@@ -1,0 +1,35 @@
+//! `netmem perf`: receive traffic and report.
+//!
+//! [`plan`] checks what was asked and lists the variants; [`engine`] measures one of them once; [`suite`] runs all of them,
+//! interleaved; [`stats`] makes numbers of the runs; [`table`] and [`json`] show them. [`against`] compares two builds.
+
+mod against;
+mod driver;
+mod engine;
+mod error;
+mod json;
+mod plan;
+mod stats;
+mod suite;
+mod table;
+
+use crate::args::PerfArgs;
+use crate::signals;
+use plan::Plan;
+
+/// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
+pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
+    let plan = Plan::new(args)?;
+    let stop = signals::stop_flag()?;
+    if let Some(other) = &args.against {
+        return against::run(other, &plan, &stop);
+    }
+    let report = suite::run(&plan, &stop)?;
+    if plan.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", table::render(&report));
+    }
+    report.verdict()?;
+    Ok(())
+}

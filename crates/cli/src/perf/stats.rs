@@ -1,0 +1,109 @@
+//! Numbers of several runs: medians, ranges, and intervals that assume nothing about how noise is distributed.
+
+use serde::Serialize;
+
+/// Median, least and most of some values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let sorted = sorted(values);
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return Self::default() };
+        Self { median: median(&sorted), min, max }
+    }
+}
+
+fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let mid = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[mid] } else { (sorted[mid - 1] + sorted[mid]) / 2.0 }
+}
+
+/// By how many percent one quantity differs from another that was measured beside it, pair by pair.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Change {
+    /// Median of the pairs' changes, in percent.
+    pub(crate) median_pct: f64,
+    /// An interval for it.
+    pub(crate) interval: [f64; 2],
+    /// How surely the interval holds the median of all pairs that could have been measured, in percent.
+    pub(crate) confidence_pct: f64,
+}
+
+impl Change {
+    /// The sign test's interval: the `k`th smallest and largest ratio, where `k` is the largest that leaves 95 %, or 1.
+    /// The median lies outside only if fewer than `k` of `n` tosses of a coin show one side. `None` without pairs.
+    pub(crate) fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
+        let ratios = pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| (new / base - 1.0) * 100.0);
+        let sorted = sorted(ratios);
+        if sorted.is_empty() {
+            return None;
+        }
+        let n = sorted.len();
+        let k = (1..=n.div_ceil(2)).take_while(|&k| k == 1 || confidence(n, k) >= 0.95).last().unwrap_or(1);
+        Some(Self {
+            median_pct: median(&sorted),
+            interval: [sorted[k - 1], sorted[n - k]],
+            confidence_pct: (confidence(n, k) * 1000.0).round() / 10.0,
+        })
+    }
+}
+
+/// How likely the median lies between the `k`th smallest and the `k`th largest of `n` values.
+fn confidence(n: usize, k: usize) -> f64 {
+    let (mut binomial, mut below) = (1.0, 0.0);
+    for i in 0..k {
+        below += binomial;
+        binomial *= (n - i) as f64 / (i + 1) as f64;
+    }
+    (1.0 - 2.0 * below / 2f64.powi(i32::try_from(n).unwrap_or(i32::MAX))).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of([4.0, 1.0]).median, 2.5);
+        assert_eq!(Spread::of([]), Spread::default());
+    }
+
+    #[test]
+    fn seven_pairs_span_98_percent() {
+        let pairs = [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7].map(|r| (r, 1.0));
+        let change = Change::of(pairs).unwrap();
+        assert!((change.median_pct - 40.0).abs() < 1e-9);
+        assert!((change.interval[0] - 10.0).abs() < 1e-9 && (change.interval[1] - 70.0).abs() < 1e-9);
+        assert_eq!(change.confidence_pct, 98.4);
+    }
+
+    #[test]
+    fn more_pairs_leave_outliers_out() {
+        // The tables of the sign test: for 9 pairs the second smallest (96.1 %), for 15 the fourth (96.5 %).
+        for (n, k, confidence) in [(5, 1, 93.8), (8, 1, 99.2), (9, 2, 96.1), (15, 4, 96.5), (100, 40, 96.5)] {
+            let change = Change::of((1..=n).map(|i| (f64::from(i), 1.0))).unwrap();
+            assert_eq!(change.interval, [f64::from(k - 1) * 100.0, f64::from(n - k) * 100.0], "{n}");
+            assert_eq!(change.confidence_pct, confidence, "{n}");
+        }
+    }
+
+    #[test]
+    fn one_pair_says_nothing_and_none_even_less() {
+        assert_eq!(Change::of([(1.0, 2.0)]).unwrap().confidence_pct, 0.0);
+        assert_eq!(Change::of([]), None);
+        assert_eq!(Change::of([(1.0, 0.0)]), None);
+    }
+}

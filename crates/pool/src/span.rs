@@ -1,0 +1,25 @@
+//! A range of a page in one word.
+//!
+//! A page or fragment is then two words, which the compiler keeps in registers. With offset and length as fields of their
+//! own it passes them through memory, written in small pieces and read in large ones, which stalls the processor: 20 ns
+//! per packet in the driver's receive path.
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span(u64);
+
+impl Span {
+    #[inline]
+    pub(crate) fn new(offset: u32, len: u32) -> Self {
+        Self(u64::from(offset) | u64::from(len) << 32)
+    }
+
+    #[inline]
+    pub(crate) fn offset(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    pub(crate) fn len(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}

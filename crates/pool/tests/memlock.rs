@@ -1,0 +1,47 @@
+//! A process that may lock little memory. The limit is the process's, so the test runs itself again in a child.
+#![allow(clippy::unwrap_used)]
+
+use netmem_pool::{Private, RegionError, RegionOptions};
+use std::process::Command;
+
+const CHILD: &str = "NETMEM_TEST_MEMLOCK";
+const LIMIT: u64 = 1 << 20;
+
+/// Proves POOL-13: too small a memlock limit is an error that names the limit, and leaves nothing behind.
+#[test]
+fn the_memlock_limit() {
+    if std::env::var_os(CHILD).is_none() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_memlock_limit", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        eprint!("{}", String::from_utf8_lossy(&child.stderr));
+        return assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    }
+    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    // SAFETY: both change this child alone. Root may lock what it likes, so it becomes somebody else.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
+        if libc::geteuid() == 0 && libc::setresuid(65534, 65534, 65534) != 0 {
+            return eprintln!("skipped: root here can neither be limited nor become somebody else");
+        }
+    }
+    let build = |lock| RegionOptions::new(1024).huge_pages(false).lock(lock).build::<Private>();
+    match build(true).unwrap_err() {
+        RegionError::Memlock { bytes, limit } => assert_eq!((bytes, limit), (4 << 20, LIMIT)),
+        other => panic!("{other}"),
+    }
+    let mapped = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let before = mapped();
+    for _ in 0..50 {
+        assert!(build(true).is_err());
+    }
+    let error = build(true).unwrap_err().to_string();
+    assert!(error.contains("ulimit -l") && error.contains(&LIMIT.to_string()), "{error}");
+    assert!(mapped() < before + (100 << 20), "50 times 4 MiB were left behind");
+    assert!(build(false).is_ok());
+}

@@ -1,0 +1,167 @@
+//! Regions: what they are made of, what they refuse, and what they cost.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{alloc, provider};
+use netmem_pool::{
+    Backing, DmaDomain, KernelShared, MapError, Memory, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
+    Region, RegionError, RegionOptions, RegionProvider,
+};
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+fn plain<M: Memory>(pages: usize) -> Region<M> {
+    RegionOptions::new(pages).huge_pages(false).build().unwrap()
+}
+
+/// What `/proc/self/smaps` says of the mapping that begins at `at`.
+fn smaps(at: *const u8) -> String {
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = all.find(&format!("{:x}-", at.addr())).expect("mapped");
+    let rest = &all[start..];
+    rest[..rest.find("VmFlags").map_or(rest.len(), |n| n + rest[n..].find('\n').unwrap())].to_owned()
+}
+
+fn kilobytes(smaps: &str, field: &str) -> usize {
+    let line = smaps.lines().find(|l| l.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Proves POOL-13: order and size come out as asked for, page after page, and mapped to whole huge pages.
+#[test]
+fn orders_and_sizes() {
+    for (order, pages) in [(0, 1), (0, 513), (3, 10), (9, 2)] {
+        let region = RegionOptions::new(pages).order(order).huge_pages(false).build::<Private>().unwrap();
+        assert_eq!(region.page_size(), PAGE_SIZE << order);
+        assert_eq!((region.pages() as usize, region.len() % (2 << 20)), (pages, 0));
+        assert!(region.len() >= pages * region.page_size());
+        assert_eq!((region.backing(), region.is_empty()), (Backing::Plain, false));
+        let mut pool = PoolOptions::new("order").build(RegionProvider::new(region), None).unwrap();
+        let mut out = alloc(&mut pool, pages);
+        for page in &mut out {
+            assert_eq!(page.len(), PAGE_SIZE << order);
+            let n = page.index() as u8;
+            page.as_mut_slice().fill(n);
+        }
+        assert!(out.iter().all(|p| p.as_slice().iter().all(|&b| b == p.index() as u8)), "pages overlap");
+    }
+}
+
+/// Proves POOL-13: huge pages are asked for and, where there are none, done without.
+#[test]
+fn huge_pages_with_fallback() {
+    let region = RegionOptions::new(512).build::<PeerShared>().unwrap();
+    eprintln!("backing: {}", region.backing());
+    assert_eq!(region.as_ptr().addr() % (2 << 20), 0);
+    assert!(RegionOptions::new(512).build::<Private>().is_ok());
+}
+
+/// Proves POOL-13: clear errors.
+#[test]
+fn errors() {
+    let build = |o: RegionOptions| o.huge_pages(false).populate(false).build::<Private>().unwrap_err();
+    assert!(matches!(build(RegionOptions::new(0)), RegionError::Pages { pages: 0 }));
+    assert!(matches!(build(RegionOptions::new(1 << 32)), RegionError::Pages { .. }));
+    assert!(matches!(build(RegionOptions::new(usize::MAX).order(9)), RegionError::Pages { .. }));
+    assert!(matches!(build(RegionOptions::new(1).order(10)), RegionError::Order { order: 10 }));
+    for node in [1023, 1024, u32::MAX] {
+        let error = build(RegionOptions::new(1).node(node));
+        assert!(matches!(error, RegionError::Node { .. }), "{error}");
+        assert!(error.to_string().contains(&node.to_string()), "{error}");
+    }
+    // More than an address space has.
+    let error = build(RegionOptions::new(u32::MAX as usize).order(9));
+    assert!(matches!(&error, RegionError::System { step: "map", .. }), "{error}");
+    assert!(error.to_string().contains("private"), "{error}");
+}
+
+/// Proves POOL-13: a region goes to the NUMA node that was asked for.
+#[test]
+fn the_first_node_exists() {
+    match RegionOptions::new(1).huge_pages(false).node(0).build::<Private>() {
+        Ok(region) => assert_eq!(region.pages(), 1),
+        Err(error) => eprintln!("skipped, this machine cannot place memory: {error}"),
+    }
+}
+
+/// Proves POOL-10 and decision 4: only peer-shared memory has a file, and nobody can change the file's size.
+#[test]
+fn the_file_is_sealed() {
+    assert!(plain::<Private>(1).fd().is_none());
+    assert!(plain::<KernelShared>(1).fd().is_none());
+    let region = plain::<PeerShared>(600);
+    let fd = region.fd().unwrap().as_raw_fd();
+    for len in [0, PAGE_SIZE, region.len() + PAGE_SIZE] {
+        // SAFETY: an attempt on a descriptor of ours.
+        assert_eq!(unsafe { libc::ftruncate(fd, len as i64) }, -1, "to {len}");
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM));
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE) }, -1, "sealed against more seals");
+}
+
+/// Proves decision 4: no child process gets a copy of the memory.
+#[test]
+fn children_do_not_inherit() {
+    for at in [plain::<Private>(1), plain::<Private>(1024)].iter().map(Region::as_ptr) {
+        let flags = smaps(at);
+        assert!(flags.lines().last().unwrap().split_whitespace().any(|f| f == "dc"), "{flags}");
+    }
+    let shared = plain::<PeerShared>(1);
+    assert!(smaps(shared.as_ptr()).contains(" dc"));
+}
+
+/// Proves decision 1: a sparse region of 80 GB costs nothing until touched, also when its device goes.
+#[test]
+fn sparse_regions_are_free() {
+    fn resident() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * PAGE_SIZE
+    }
+    fn check<M: Memory>() {
+        let before = resident();
+        let provider = provider::<M>(80 << 18);
+        let at = provider.region().as_ptr();
+        let domain = common::counting();
+        let mut pool = PoolOptions::new("sparse").build(provider, Some(domain.clone())).unwrap();
+        let page = pool.alloc().unwrap();
+        pool.device_gone();
+        drop(page);
+        assert_eq!(domain.maps(), domain.unmaps());
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 64 << 20, "{} MiB", grown >> 20);
+        assert_eq!(kilobytes(&smaps(at), "Rss:"), 0);
+    }
+    check::<Private>();
+    check::<PeerShared>();
+}
+
+/// Proves POOL-13: populated memory is resident from the start.
+#[test]
+fn populated_regions_are_resident() {
+    let region = plain::<Private>(1024);
+    assert_eq!(kilobytes(&smaps(region.as_ptr()), "Rss:"), 4096);
+}
+
+/// Proves POOL-1: a vhost memory table maps exactly the bytes of its regions.
+#[test]
+fn the_memory_table_knows_its_regions() {
+    let (a, b) = (provider::<PeerShared>(512), provider::<PeerShared>(1));
+    let table = MemoryTable::new(&[a.region().clone(), b.region().clone()]);
+    let [first, second] = table.entries() else { panic!("two regions") };
+    assert_eq!(second.bus, first.bus + a.region().len() as u64);
+    let at = |region: &Region<PeerShared>, offset| region.as_ptr().wrapping_add(offset);
+    assert_eq!(table.map(at(a.region(), 4096), 4096).unwrap(), first.bus + 4096);
+    assert_eq!(table.map(at(b.region(), 0), b.region().len()).unwrap(), second.bus);
+    let end = a.region().len();
+    for (ptr, len) in [(at(a.region(), end - 4095), 4096), (ptr::null_mut(), 1), (at(a.region(), 0), usize::MAX)] {
+        assert!(matches!(table.map(ptr, len), Err(MapError::Outside { .. })), "{ptr:?} {len}");
+    }
+    let mut pool = PoolOptions::new("table").build(b, Some(std::sync::Arc::new(table))).unwrap();
+    assert_eq!(pool.alloc().unwrap().dma_addr() % 4096, 0);
+    let stranger = provider::<PeerShared>(1);
+    let other = MemoryTable::new(&[a.region().clone()]);
+    let mut pool = PoolOptions::new("stranger").build(stranger, Some(std::sync::Arc::new(other))).unwrap();
+    assert!(pool.alloc().is_none(), "memory outside of the table cannot be mapped");
+}

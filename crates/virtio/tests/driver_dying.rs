@@ -225,7 +225,7 @@ fn every_order_of_teardown() {
         let mode = MODES[i % 3];
         let mut rig = Rig::one(Gen::new(100, None).unwrap());
         let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(mode).ring_size(64).pages(512)));
+        let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(mode).ring_size(64).pages(256).cache(64)));
         let mut pair = pairs.remove(0);
         let mut packets = Vec::new();
         until(|| {

@@ -67,6 +67,16 @@ pub enum RegionError {
         /// The system's answer.
         source: io::Error,
     },
+    /// There is not that much memory. Said beforehand, for a process that takes more is killed.
+    #[error(
+        "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
+    )]
+    TooLittle {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that the system could give.
+        available: usize,
+    },
     /// The memory may not be locked.
     #[error(
         "cannot lock {bytes} bytes in memory: the limit (RLIMIT_MEMLOCK) is {limit} bytes; raise it with `ulimit -l`, \
@@ -274,6 +284,10 @@ impl<M: Memory> Region<M> {
     ) -> Result<(Mapping, Option<OwnedFd>, Backing), RegionError> {
         let system = |step| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
         let huge = want == Backing::Huge;
+        // Reserved huge pages are counted by the system; of the rest it promises more than it has.
+        if let Some(available) = available().filter(|&a| !huge && o.populate && bytes > a) {
+            return Err(RegionError::TooLittle { bytes, available });
+        }
         let fd = match (M::SHARED_BY_FD, huge) {
             (false, _) => None,
             (true, true) => Some(memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)),
@@ -401,6 +415,14 @@ fn populate(memory: &Mapping) -> io::Result<()> {
         }
         other => other,
     }
+}
+
+/// Bytes that could be had without swapping; `None` where the system does not say. Limits of a control group are not
+/// looked at.
+fn available() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
 fn lock(memory: &Mapping) -> io::Result<()> {

@@ -1,14 +1,18 @@
 //! The front end's side of vhost-user: how the driver reaches a device in another process, or in this one.
 //!
 //! The `vhost` crate speaks the messages; what they say, in which order, and what an answer means, is here. Every wait is
-//! bounded: a backend that does not answer is an error.
+//! bounded: a backend that does not answer is an error, and the end of the connection, for a late answer could be taken
+//! for one to a later question.
 
 use crate::net::feature;
 use netmem_pool::TableEntry;
 use rustix::fd::AsRawFd;
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
@@ -32,7 +36,17 @@ pub enum VhostUserError {
     /// The socket could not be set up.
     #[error("cannot set up the vhost-user connection: {0}")]
     Socket(#[from] io::Error),
-    /// The backend does not answer, or answers something else.
+    /// The backend does not answer.
+    #[error(
+        "the backend did not answer {message} for {seconds} s; is it stuck, or something other than a vhost-user back end?"
+    )]
+    Silent {
+        /// The message.
+        message: &'static str,
+        /// How long it was given.
+        seconds: u64,
+    },
+    /// The backend refuses, or answers something else.
     #[error("the backend failed at {message} ({source}); does it speak vhost-user as a back end?")]
     Message {
         /// The message it failed at.
@@ -71,8 +85,7 @@ pub(crate) struct RingAddresses {
 
 /// A connection to a vhost-user backend.
 pub struct VhostUser {
-    frontend: Frontend,
-    stream: UnixStream,
+    line: Line,
     offered: u64,
     protocol: bool,
     pairs: u64,
@@ -102,28 +115,18 @@ impl VhostUser {
     }
 
     fn over(stream: UnixStream, control_queue: bool) -> Result<Self, VhostUserError> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut first = negotiator(&stream)?;
-        first.frontend.set_owner().map_err(failed("SET_OWNER"))?;
-        let can = first.negotiate()?;
+        let mut line = Line::new(stream)?;
+        line.ask("SET_OWNER", |f| f.set_owner())?;
+        let (mut offered, can) = line.negotiate()?;
         let mut pairs = 1;
         if can.contains(Protocol::MQ) {
-            pairs = first.frontend.get_queue_num().map_err(failed("GET_QUEUE_NUM"))?;
+            pairs = line.ask("GET_QUEUE_NUM", VhostUserFrontend::get_queue_num)?;
             // The library takes the answer for a number of rings, where backends mean pairs, and from then on refuses to
             // speak of half of them: what is spoken from here on is spoken through another, which has not asked.
-            first = negotiator(&stream)?;
-            first.negotiate()?;
+            line = Line::new(line.stream)?;
+            (offered, _) = line.negotiate()?;
         }
-        let Negotiator { frontend, offered } = first;
-        Ok(Self {
-            frontend,
-            stream,
-            offered,
-            protocol: offered & feature::VHOST_USER_PROTOCOL != 0,
-            pairs,
-            control_queue,
-        })
+        Ok(Self { line, offered, protocol: offered & feature::VHOST_USER_PROTOCOL != 0, pairs, control_queue })
     }
 
     /// The features that the backend offers.
@@ -151,7 +154,7 @@ impl VhostUser {
             return Err(VhostUserError::MissingFeature { name, bit, why });
         }
         let all = features | (self.offered & feature::VHOST_USER_PROTOCOL);
-        self.frontend.set_features(all).map_err(failed("SET_FEATURES"))
+        self.line.ask("SET_FEATURES", |f| f.set_features(all))
     }
 
     /// Gives the backend the memory: each region at the bus address of its entry.
@@ -168,7 +171,7 @@ impl VhostUser {
                 })
             })
             .collect();
-        self.frontend.set_mem_table(&regions).map_err(failed("SET_MEM_TABLE")).map(drop)
+        self.line.ask("SET_MEM_TABLE", |f| f.set_mem_table(&regions)).map(drop)
     }
 
     /// Sets a ring up. Backends allocate a ring when they hear of its call descriptor, and start it with its kick
@@ -180,10 +183,6 @@ impl VhostUser {
         call: &EventFd,
         kick: &EventFd,
     ) -> Result<(), VhostUserError> {
-        let f = &mut self.frontend;
-        f.set_vring_call(index, call).map_err(failed("SET_VRING_CALL"))?;
-        f.set_vring_num(index, at.size).map_err(failed("SET_VRING_NUM"))?;
-        f.set_vring_base(index, 0).map_err(failed("SET_VRING_BASE"))?;
         let config = VringConfigData {
             queue_max_size: at.size,
             queue_size: at.size,
@@ -193,8 +192,12 @@ impl VhostUser {
             avail_ring_addr: at.avail,
             log_addr: None,
         };
-        f.set_vring_addr(index, &config).map_err(failed("SET_VRING_ADDR"))?;
-        f.set_vring_kick(index, kick).map_err(failed("SET_VRING_KICK"))
+        let line = &mut self.line;
+        line.ask("SET_VRING_CALL", |f| f.set_vring_call(index, call))?;
+        line.ask("SET_VRING_NUM", |f| f.set_vring_num(index, at.size))?;
+        line.ask("SET_VRING_BASE", |f| f.set_vring_base(index, 0))?;
+        line.ask("SET_VRING_ADDR", |f| f.set_vring_addr(index, &config))?;
+        line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, kick))
     }
 
     /// Lets a ring's buffers be used, or not.
@@ -203,49 +206,86 @@ impl VhostUser {
             // Without protocol features rings are enabled from the start.
             return Ok(());
         }
-        self.frontend.set_vring_enable(index, enable).map_err(failed("SET_VRING_ENABLE"))
+        self.line.ask("SET_VRING_ENABLE", |f| f.set_vring_enable(index, enable))
     }
 
     /// Stops a ring. Once the backend has answered it touches no buffer of it any more.
     pub(crate) fn stop_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
-        self.frontend.get_vring_base(index).map_err(failed("GET_VRING_BASE")).map(drop)
+        self.line.ask("GET_VRING_BASE", |f| f.get_vring_base(index)).map(drop)
     }
 
     /// Whether the backend still holds its end of the connection. One system call.
     pub(crate) fn is_connected(&self) -> bool {
         let mut byte = [0u8];
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-        !matches!(rustix::net::recv(&self.stream, &mut byte[..], flags), Ok((0, _)) | Err(rustix::io::Errno::CONNRESET))
+        !matches!(
+            rustix::net::recv(&self.line.stream, &mut byte[..], flags),
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET)
+        )
     }
 }
 
-/// A front end that has not said anything yet.
-struct Negotiator {
+/// The library's end of the connection, and ours, by which it can be ended.
+struct Line {
     frontend: Frontend,
-    offered: u64,
+    stream: UnixStream,
 }
 
-fn negotiator(stream: &UnixStream) -> Result<Negotiator, VhostUserError> {
-    Ok(Negotiator { frontend: Frontend::from_stream(stream.try_clone()?, u64::from(u16::MAX)), offered: 0 })
-}
+impl Line {
+    fn new(stream: UnixStream) -> io::Result<Self> {
+        Ok(Self { frontend: Frontend::from_stream(stream.try_clone()?, u64::from(u16::MAX)), stream })
+    }
 
-impl Negotiator {
     /// Asks for the features, and takes the protocol features of ours that the backend has.
-    fn negotiate(&mut self) -> Result<Protocol, VhostUserError> {
-        let f = &mut self.frontend;
-        self.offered = f.get_features().map_err(failed("GET_FEATURES"))?;
-        if self.offered & feature::VHOST_USER_PROTOCOL == 0 {
-            return Ok(Protocol::empty());
+    fn negotiate(&mut self) -> Result<(u64, Protocol), VhostUserError> {
+        let offered = self.ask("GET_FEATURES", |f| f.get_features())?;
+        if offered & feature::VHOST_USER_PROTOCOL == 0 {
+            return Ok((offered, Protocol::empty()));
         }
         // The library lets protocol features be spoken of only once the bit that offers them is acknowledged.
-        f.set_features(feature::VHOST_USER_PROTOCOL).map_err(failed("SET_FEATURES"))?;
-        let can = f.get_protocol_features().map_err(failed("GET_PROTOCOL_FEATURES"))?;
+        self.ask("SET_FEATURES", |f| f.set_features(feature::VHOST_USER_PROTOCOL))?;
+        let can = self.ask("GET_PROTOCOL_FEATURES", VhostUserFrontend::get_protocol_features)?;
         let take = can & (Protocol::MQ | Protocol::REPLY_ACK);
-        f.set_protocol_features(take).map_err(failed("SET_PROTOCOL_FEATURES"))?;
+        self.ask("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(take))?;
         if take.contains(Protocol::REPLY_ACK) {
-            f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
-        Ok(take)
+        Ok((offered, take))
+    }
+
+    /// Says something and waits for the answer, if there is one to wait for. Costs a thread, which ends the connection
+    /// when the backend's time is over: the library takes a timeout of the socket for a reason to go on waiting.
+    fn ask<R>(
+        &mut self,
+        message: &'static str,
+        say: impl FnOnce(&mut Frontend) -> vhost::Result<R>,
+    ) -> Result<R, VhostUserError> {
+        let Self { frontend, stream } = self;
+        let stream = &*stream;
+        let (answered, waits) = mpsc::channel::<()>();
+        let watch = move || {
+            let late = waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if late {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            late
+        };
+        thread::scope(|s| {
+            let watch = thread::Builder::new().name("netmem-vhost-wait".into()).spawn_scoped(s, watch)?;
+            let result = say(frontend);
+            drop(answered);
+            let late = watch.join().unwrap_or(false);
+            result.map_err(|source| {
+                if late {
+                    return VhostUserError::Silent { message, seconds: PATIENCE.as_secs() };
+                }
+                // After a plain "no" the two still understand each other; after anything else they may not.
+                if !matches!(source, vhost::Error::VhostUserProtocol(vhost::vhost_user::Error::BackendInternalError)) {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                VhostUserError::Message { message, source }
+            })
+        })
     }
 }
 
@@ -253,8 +293,4 @@ impl std::fmt::Debug for VhostUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "VhostUser(offered {:#x}, {} pairs)", self.offered, self.pairs)
     }
-}
-
-fn failed(message: &'static str) -> impl FnOnce(vhost::Error) -> VhostUserError {
-    move |source| VhostUserError::Message { message, source }
 }

@@ -21,15 +21,27 @@ pub(super) const SIZE: u16 = 4;
 pub(super) struct ControlQueue {
     ring: DriverRing,
     buffer: VnetMemory,
+    /// A command was given up on, and the device may still answer it.
+    owed: bool,
 }
 
 impl ControlQueue {
     pub(super) fn new(ring: DriverRing, buffer: VnetMemory) -> Self {
-        Self { ring, buffer }
+        Self { ring, buffer, owed: false }
     }
 
     /// Tells the device how many queue pairs are in use.
     pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), NetError> {
+        let timeout = NetError::ControlTimeout { seconds: PATIENCE.as_secs() };
+        let answers = |ring: &DriverRing| ring.pending().map_err(|_| NetError::ControlRefused { pairs });
+        if self.owed {
+            // A late answer would pass for one to this command.
+            if answers(&self.ring)? == 0 {
+                return Err(timeout);
+            }
+            self.ring.consume(1);
+            self.owed = false;
+        }
         let (command, argument, answer) = (0, 16, 32);
         self.buffer.write(command, &[ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET]);
         self.buffer.write(argument, &pairs.to_le_bytes());
@@ -42,9 +54,10 @@ impl ControlQueue {
         self.ring.publish();
         self.ring.notify();
         let start = Instant::now();
-        while self.ring.pending().map_err(|_| NetError::ControlRefused { pairs })? == 0 {
+        while answers(&self.ring)? == 0 {
             if start.elapsed() > PATIENCE {
-                return Err(NetError::ControlTimeout { seconds: PATIENCE.as_secs() });
+                self.owed = true;
+                return Err(timeout);
             }
             std::thread::yield_now();
         }

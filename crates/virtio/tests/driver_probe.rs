@@ -1,0 +1,286 @@
+//! What can be wrong before the first frame: one clear error each, at once or within the backend's time, and nothing is
+//! left behind.
+#![allow(clippy::unwrap_used)]
+
+mod driver_common;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+use std::time::Duration;
+
+use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
+use driver_common::*;
+use netmem_pool::{PeerShared, RegionError, RegionOptions, RegionProvider};
+use netmem_virtio::device::port::Gen;
+use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet};
+use netmem_virtio::net::feature;
+use netmem_virtio::{VhostUser, VhostUserError};
+
+/// The error of a backend that does this with the connection.
+fn stranger(server: impl FnOnce(UnixStream) + Send + 'static) -> VhostUserError {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stranger");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = thread::spawn(move || server(listener.accept().unwrap().0));
+    let error = VhostUser::connect(&path).unwrap_err();
+    server.join().unwrap();
+    error
+}
+
+#[test]
+fn no_socket() {
+    let error = VhostUser::connect("/nonexistent/netmem.sock").unwrap_err();
+    assert!(matches!(error, VhostUserError::Connect { .. }));
+    assert!(error.to_string().contains("/nonexistent/netmem.sock"), "{error}");
+    // A file, and a socket that nobody listens on.
+    let dir = tempfile::tempdir().unwrap();
+    let (file, socket) = (dir.path().join("file"), dir.path().join("socket"));
+    std::fs::write(&file, "no socket").unwrap();
+    drop(UnixListener::bind(&socket).unwrap());
+    for path in [file, socket] {
+        assert!(matches!(VhostUser::connect(&path), Err(VhostUserError::Connect { .. })));
+    }
+}
+
+#[test]
+fn strangers() {
+    let garbage = |byte: u8| {
+        stranger(move |mut s| {
+            let _ = s.write_all(&[byte; 4096]);
+            let _ = s.read_to_end(&mut Vec::new());
+        })
+    };
+    for error in [garbage(0), garbage(0xff), garbage(b'\n'), stranger(drop)] {
+        assert!(matches!(error, VhostUserError::Message { .. }), "{error}");
+        assert!(error.to_string().contains("does it speak vhost-user"), "{error}");
+    }
+    // Somebody who sends back what is said.
+    let error = stranger(|mut s| {
+        let mut to = s.try_clone().unwrap();
+        let _ = std::io::copy(&mut s, &mut to);
+    });
+    assert!(matches!(error, VhostUserError::Message { .. }), "{error}");
+}
+
+/// Nothing, or hardly anything, is said: the wait has an end, for the message as a whole.
+#[test]
+fn strangers_who_take_their_time() {
+    let silent = thread::spawn(|| {
+        stranger(|mut s| {
+            let _ = s.read_to_end(&mut Vec::new());
+        })
+    });
+    let slow = stranger(|mut s| {
+        // The beginning of an answer to GET_FEATURES, a byte now and then.
+        for byte in [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1] {
+            if s.write_all(&[byte]).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        panic!("it was waited for without end");
+    });
+    for error in [slow, silent.join().unwrap()] {
+        assert!(matches!(error, VhostUserError::Silent { message: "GET_FEATURES", .. }), "{error}");
+    }
+}
+
+fn probe(behaviour: Behaviour, options: NetOptions) -> Result<(), NetError> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let _device = Hostile::over(theirs, behaviour);
+    let backend = VhostUser::own_device(ours)?;
+    VirtioNet::probe(backend, options).map(drop)
+}
+
+/// A failure at any message ends the probe with that message's name.
+#[test]
+fn failures_at_every_message() {
+    let messages = [
+        "GET_FEATURES",
+        "SET_FEATURES",
+        "GET_PROTOCOL_FEATURES",
+        "GET_QUEUE_NUM",
+        "SET_MEM_TABLE",
+        "SET_VRING_CALL",
+        "SET_VRING_NUM",
+        "SET_VRING_BASE",
+        "SET_VRING_ADDR",
+        "SET_VRING_KICK",
+        "SET_VRING_ENABLE",
+    ];
+    for mode in MODES {
+        for message in messages {
+            let behaviour = Behaviour { fail_at: Some(message), pairs: 2, ..Behaviour::default() };
+            let error = probe(behaviour, NetOptions::new(mode).pairs(2)).unwrap_err().to_string();
+            // A message without an answer fails at the next that has one.
+            let next = if message == "SET_FEATURES" { "GET_PROTOCOL_FEATURES" } else { message };
+            assert!(error.contains(message) || error.contains(next), "{message}: {error}");
+        }
+    }
+    until(|| netmem_pool::lingering().is_empty());
+}
+
+/// Proves NET-1 as far as its needs go: what is missing is named, with its bit.
+#[test]
+fn missing_features() {
+    let cases = [
+        (Mode::Small, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "small mode"),
+        (Mode::Mergeable, feature::MRG_RXBUF, "VIRTIO_NET_F_MRG_RXBUF (bit 15)", "mergeable mode"),
+        (Mode::Mergeable, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "mergeable mode"),
+        (Mode::Big, feature::GUEST_CSUM, "VIRTIO_NET_F_GUEST_CSUM (bit 1)", "big-packet mode"),
+        (Mode::Big, feature::GUEST_TSO4, "VIRTIO_NET_F_GUEST_TSO4 (bit 7)", "big-packet mode"),
+        (Mode::Big, feature::GUEST_TSO6, "VIRTIO_NET_F_GUEST_TSO6 (bit 8)", "big-packet mode"),
+        (Mode::Small, feature::MQ, "VIRTIO_NET_F_MQ (bit 22)", "small mode"),
+    ];
+    for (mode, without, name, why) in cases {
+        let behaviour = Behaviour { features: FEATURES & !without, pairs: 2, ..Behaviour::default() };
+        let error = probe(behaviour, NetOptions::new(mode).pairs(2)).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(why), "{error}");
+    }
+    // None of these is needed.
+    let least = feature::VERSION_1 | feature::MRG_RXBUF;
+    for mode in [Mode::Small, Mode::Mergeable] {
+        let mut bench = Bench::with(Behaviour { features: least, ..Behaviour::default() }, NetOptions::new(mode));
+        assert!(bench.device.enabled().is_empty(), "rings are enabled from the start");
+        bench.deliver(&frame(1, 100));
+        assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 100));
+        bench.close();
+    }
+    // A backend that confirms nothing.
+    let mut bench = Bench::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(Mode::Small));
+    // Its answer to a message that has one says that the others were heard.
+    until(|| bench.device.enabled().len() == 2);
+    bench.deliver(&frame(1, 100));
+    assert_eq!(take(&mut bench.pair.rx).len(), 1);
+    bench.close();
+}
+
+#[test]
+fn numbers_of_queues() {
+    let asked =
+        |pairs, has| probe(Behaviour { pairs: has, ..Behaviour::default() }, NetOptions::new(Mode::Small).pairs(pairs));
+    let error = asked(3, 2).unwrap_err();
+    assert!(matches!(error, NetError::Backend(VhostUserError::TooFewQueues { wanted: 3, has: 2 })), "{error}");
+    assert!(error.to_string().contains("3 queue pairs asked for, but the backend has 2"), "{error}");
+    assert!(matches!(asked(0, 2).unwrap_err(), NetError::Pairs { asked: 0, .. }));
+    assert!(matches!(asked(1, 0).unwrap_err(), NetError::Backend(VhostUserError::TooFewQueues { .. })));
+    assert!(asked(u16::MAX, 2).is_err());
+    for absurd in [0x8001, u64::MAX / 2 + 1, u64::MAX] {
+        assert!(matches!(asked(1, absurd).unwrap_err(), NetError::Backend(VhostUserError::Message { .. })));
+    }
+    asked(2, 2).unwrap();
+}
+
+#[test]
+fn ring_sizes() {
+    for mode in MODES {
+        for size in [0, 1, 3, 255, 257, 32769, 65535] {
+            let error = probe(Behaviour::default(), NetOptions::new(mode).ring_size(size)).unwrap_err();
+            assert!(matches!(error, NetError::RingSize { .. }), "{error}");
+            assert!(error.to_string().contains("power of two"), "{error}");
+        }
+    }
+    assert!(probe(Behaviour::default(), NetOptions::new(Mode::Big).ring_size(16)).is_err());
+    probe(Behaviour::default(), NetOptions::new(Mode::Small).ring_size(8192).pages(8192)).unwrap();
+}
+
+#[test]
+fn frame_sizes_and_headroom() {
+    for (mode, size) in [(Mode::Small, 1519), (Mode::Mergeable, 65550), (Mode::Big, 65550), (Mode::Big, usize::MAX)] {
+        let error = probe(Behaviour::default(), NetOptions::new(mode).max_frame(size)).unwrap_err();
+        assert!(matches!(error, NetError::FrameSize { asked, max, .. } if asked == size && max < size), "{error}");
+        assert!(error.to_string().contains(&size.to_string()), "{error}");
+    }
+    let small = || NetOptions::new(Mode::Small);
+    for options in [
+        small().headroom(u16::MAX),
+        small().headroom(2600),
+        small().buffers_per_page(3),
+        small().buffers_per_page(u16::MAX),
+        small().headroom(1000).buffers_per_page(2),
+        NetOptions::new(Mode::Mergeable).headroom(4096),
+        NetOptions::new(Mode::Mergeable).headroom(2600),
+    ] {
+        let error = probe(Behaviour::default(), options).unwrap_err();
+        assert!(matches!(error, NetError::Room { .. }), "{error}");
+    }
+    // To the last byte, and what a mode has no use for.
+    for options in [
+        small().headroom(2560),
+        small().headroom(512).buffers_per_page(2),
+        small().buffers_per_page(0),
+        NetOptions::new(Mode::Mergeable).headroom(2560),
+        NetOptions::new(Mode::Big).headroom(u16::MAX),
+        small().max_frame(0),
+        NetOptions::new(Mode::Mergeable).max_frame(0),
+        NetOptions::new(Mode::Big).max_frame(0),
+    ] {
+        let mut bench = Bench::new(options);
+        bench.deliver(&frame(1, 1000));
+        assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 1000));
+        bench.close();
+    }
+}
+
+#[test]
+fn numbers_of_pages() {
+    for (pages, name) in [(0, "Region"), (usize::MAX, "Region"), (usize::MAX / 4096, "Region"), (255, "Pool")] {
+        let error = probe(Behaviour::default(), NetOptions::new(Mode::Small).pages(pages)).unwrap_err();
+        assert!(format!("{error:?}").starts_with(name), "{pages}: {error:?}");
+    }
+    // More than there is memory: said before it is used.
+    let error = probe(Behaviour::default(), NetOptions::new(Mode::Small).pages(1 << 31)).unwrap_err();
+    assert!(matches!(error, NetError::Region(RegionError::TooLittle { .. })), "{error:?}");
+}
+
+/// Too little memory for the process: an error, and no harm.
+#[test]
+fn no_memory() {
+    const CHILD: &str = "NETMEM_TEST_NO_MEMORY";
+    if std::env::var_os(CHILD).is_none() {
+        // A process of its own, for the limit is the process's.
+        let me = std::env::current_exe().unwrap();
+        let out = std::process::Command::new(me).args(["--exact", "no_memory"]).env(CHILD, "1").output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+        return;
+    }
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let _device = Hostile::over(theirs, Behaviour::default());
+    let backend = VhostUser::own_device(ours).unwrap();
+    let limit = rustix::process::Rlimit { current: Some(1 << 30), maximum: Some(1 << 30) };
+    rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+    let error = VirtioNet::probe(backend, NetOptions::new(Mode::Small).pages(1 << 18)).unwrap_err();
+    assert!(matches!(error, NetError::Region(_)), "{error:?}");
+    let mut chain: &dyn std::error::Error = &error;
+    let mut text = chain.to_string();
+    while let Some(source) = chain.source() {
+        chain = source;
+        text += &format!(": {chain}");
+    }
+    assert!(text.contains("ask for fewer pages"), "{text}");
+}
+
+/// Memory that the user brings: of the right kind and mode.
+#[test]
+fn memory_of_the_users() {
+    let supply = RegionProvider::new(RegionOptions::new(1024).build::<PeerShared>().unwrap());
+    let given = |mode| NetOptions::new(mode).memory(supply.region().clone(), supply.clone());
+    assert!(matches!(probe(Behaviour::default(), given(Mode::Big)), Err(NetError::GivenMemory)));
+    for mode in [Mode::Small, Mode::Mergeable] {
+        let mut rig = Rig::one(Gen::new(100, Some(1000)).unwrap());
+        let books = Books::default();
+        let (net, mut pairs) = rig.probe(books.keep(given(mode)));
+        assert_eq!(net.region().as_ptr(), supply.region().as_ptr());
+        let mut pair = pairs.remove(0);
+        let mut all = DropAll::default();
+        until(|| {
+            receive(&mut pair.rx, &mut all);
+            all.0 == 1000
+        });
+        close_clean(pair);
+        books.assert_balanced();
+    }
+    // All of it is back.
+    assert_eq!(std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len(), 1024);
+}

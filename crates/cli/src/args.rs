@@ -66,10 +66,10 @@ pub(crate) struct PerfArgs {
     /// Which CPU does what
     #[arg(long, value_name = "net=N,app=N,device=N", default_value = "")]
     pub(crate) cpus: CpusArg,
-    /// How long a run is: seconds, or with a suffix (0.3, 300ms, 2s) [default: 0.3; with tap, 10]
+    /// How long a run is: seconds, or with a suffix (0.3, 300ms, 2s) [default: 0.05; with tap, 10]
     #[arg(long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Runs of every variant, interleaved [default: 7; with tap, 1]
+    /// Runs of every variant, interleaved [default: 25; with tap, 1]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
     /// Entries in each ring: a power of two

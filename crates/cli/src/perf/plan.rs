@@ -113,10 +113,11 @@ impl Plan {
             variants,
             cpus,
             allowed: allowed.to_vec(),
-            duration: args.duration.unwrap_or(Duration::from_millis(if listens { 10_000 } else { 300 })),
+            duration: args.duration.unwrap_or(Duration::from_millis(if listens { 10_000 } else { 50 })),
             // Where every frame counts, all of them are counted.
-            warmup: Duration::from_millis(if listens { 0 } else { 30 }),
-            runs: args.runs.unwrap_or(if listens { 1 } else { 7 }),
+            warmup: Duration::from_millis(if listens { 0 } else { 20 }),
+            // Many short runs, taken in turns: what disturbs the machine for a second then disturbs both sides of a pair.
+            runs: args.runs.unwrap_or(if listens { 1 } else { 25 }),
             budget: (args.runs.is_none() && args.duration.is_none() && !listens).then_some(BUDGET),
             ring: args.ring,
             lock: args.lock,

@@ -15,7 +15,7 @@ use crate::net::VnetHdr;
 /// Chains taken in one pass.
 pub(super) const BATCH: u16 = 256;
 /// Bytes after which the used index is published, if not after a group of frames.
-const PUBLISH_BYTES: usize = 16 << 10;
+const PUBLISH_BYTES: usize = 64 << 10;
 
 /// Room for the walk of one frame's chains; kept to spare an allocation per frame.
 #[derive(Debug, Default)]

@@ -139,7 +139,7 @@ dpdk_vhost() {
 }
 
 netmem_device() {
-    start device "$NETMEM" device --listen "$1" --port gen --size 64 --queues 1 --cpus "device=$DEVICE_CPU"
+    start device "$NETMEM" device --listen "$1" --port gen --size 64 --queues 1 --cpu "$DEVICE_CPU"
     await_socket device "$1"
 }
 

@@ -46,7 +46,7 @@ read -r taken dropped < <(ip -n "$ns" -s -j link show "$tap" | jq -r '.[0].stats
 queued=$("${NETNS[@]}" tc -s -j qdisc show dev "$tap" | jq '[.[] | .drops + .backlog] | add // 0')
 wait "${PID[perf]}" || fail "netmem perf: $(< "$TMP/perf.log")"
 unset "PID[perf]"
-seen=$(jq '[.variants[] | .packets + (.dropped // 0)] | add' "$TMP/perf.json")
+seen=$(jq '[.variants[] | .frames + .dropped] | add' "$TMP/perf.json")
 
 echo "sent $flood UDP + $pings ping; the kernel's tap: $taken taken, $dropped dropped, $queued in or dropped by its qdisc; netmem: $seen"
 ((taken + dropped + queued == flood + pings)) || fail "the tap does not account for what was sent"

@@ -101,8 +101,11 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size)]
     pub(crate) size: usize,
     /// The CPU that the device runs on
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub(crate) cpu: Option<usize>,
+    /// The same, as `perf` has it
+    #[arg(long, value_name = "device=N", default_value = "", hide_default_value = true)]
+    pub(crate) cpus: CpusArg,
 }
 
 #[derive(Args, Clone, Debug)]

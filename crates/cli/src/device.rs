@@ -1,7 +1,7 @@
 //! `netmem device`: be a virtio-net device for front ends, one after another, until a signal comes.
 
 use crate::args::{BadArgument, DeviceArgs, PortArg};
-use crate::{cpus, signals};
+use crate::{cpus, output, signals};
 use anyhow::Context;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError};
 use netmem::device::{Connection, Control, Device, DeviceError, MAX_PAIRS, Options, Stats};
@@ -47,7 +47,14 @@ fn check(args: &DeviceArgs) -> Result<(), BadArgument> {
         let size = args.size;
         return BadArgument::new(format!("--size {size}: frames of {MIN_FRAME} to {OFFLOAD_FRAME} bytes are possible"));
     }
-    args.cpu.map_or(Ok(()), |cpu| cpus::check("--cpu", cpu, &cpus::online(), &cpus::allowed()))
+    if args.cpus.net.or(args.cpus.app).is_some() {
+        return BadArgument::new("--cpus: a device has no net and no app; give device=N");
+    }
+    cpu(args).map_or(Ok(()), |cpu| cpus::check("--cpu", cpu, &cpus::online(), &cpus::allowed()))
+}
+
+fn cpu(args: &DeviceArgs) -> Option<usize> {
+    args.cpu.or(args.cpus.device)
 }
 
 fn serve<P: Port>(
@@ -64,7 +71,7 @@ fn serve<P: Port>(
     let (served, over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let data = || {
-            if let Some(cpu) = args.cpu {
+            if let Some(cpu) = cpu(args) {
                 cpus::pin(cpu);
             }
             let result = if busy { spin(&mut device, &served, &over) } else { device.run(&over) };
@@ -155,10 +162,11 @@ fn left(how: Result<(), DeviceError>, before: &Counters, stats: &Stats) {
     now.iter_mut().zip(before.0).for_each(|(now, before)| *now -= before);
     let [frames, bytes, sent, sent_bytes, drops] = now;
     let why = how.map_or_else(|e| format!(" after an error: {:#}", anyhow::Error::from(e)), |()| String::new());
-    println!(
+    // Whether anybody reads it is not the device's business.
+    let _ = output::print(&format!(
         "front end left{why}: {frames} frames ({bytes} bytes) to it, {sent} frames ({sent_bytes} bytes) from it, \
          {drops} dropped"
-    );
+    ));
 }
 
 /// A listening socket whose path is removed with it, unless somebody else has put another there.

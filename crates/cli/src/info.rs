@@ -1,7 +1,7 @@
 //! `netmem info`: what this machine offers to a program that moves packets.
 
 use crate::args::InfoArgs;
-use crate::{cpus, machine};
+use crate::{cpus, machine, output};
 use netmem::{PeerShared, RegionOptions};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -72,16 +72,12 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         capabilities,
         capabilities_missing,
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&info)?);
-    } else {
-        print(&info);
-    }
-    Ok(())
+    if args.json { output::json(&info) } else { output::print(&render(&info)) }
 }
 
-fn print(i: &Info) {
-    let line = |what: &str, value: String| println!("{what:<14} {value}");
+fn render(i: &Info) -> String {
+    let mut out = String::new();
+    let mut line = |what: &str, value: String| out.push_str(&format!("{what:<14} {value}\n"));
     let words = |words: &[&str]| if words.is_empty() { "none".into() } else { words.join(", ") };
     let answer = |a: &Answer| a.why_not.as_ref().map_or("yes".into(), |why| format!("no: {why}"));
     line("netmem", i.netmem.into());
@@ -102,6 +98,7 @@ fn print(i: &Info) {
     line("tap", answer(&i.tap));
     line("memlock", i.memlock_bytes.map_or("no limit".into(), |bytes| format!("{bytes} bytes")));
     line("capabilities", format!("{}; missing: {}", words(&i.capabilities), words(&i.capabilities_missing)));
+    out
 }
 
 fn rseq() -> Rseq {

@@ -8,6 +8,7 @@ mod cpus;
 mod device;
 mod info;
 mod machine;
+mod output;
 mod perf;
 mod signals;
 

@@ -4,6 +4,7 @@ use super::error::PerfError;
 use super::plan::Plan;
 use super::stats::{Change, Spread};
 use crate::args::BadArgument;
+use crate::output;
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::Path;
@@ -80,17 +81,16 @@ pub(crate) fn run(other: &Path, plan: &Plan, stop: &AtomicBool) -> anyhow::Resul
     if plan.json {
         let command = "perf";
         let comparison = Comparison { netmem: env!("CARGO_PKG_VERSION"), command, against: other, variants };
-        println!("{}", serde_json::to_string_pretty(&comparison)?);
-        return Ok(());
+        return output::json(&comparison);
     }
-    println!("this build against {}, {} interleaved pairs", other.display(), plan.runs);
+    output::print(&format!("this build against {}, {} interleaved pairs", other.display(), plan.runs))?;
     for v in variants {
         let show = |c: Option<Change>| {
             c.map_or("-".into(), |Change { median_pct, interval: [low, high], .. }| {
                 format!("{median_pct:+.1} % [{low:+.1}..{high:+.1}]")
             })
         };
-        println!(
+        output::print(&format!(
             "{:<15} {:<4} {:<5} x{}  {:6.2} / {:6.2} Mpps {:<24} {:6.1} / {:6.1} ns {}",
             v.name,
             v.alloc,
@@ -102,7 +102,7 @@ pub(crate) fn run(other: &Path, plan: &Plan, stop: &AtomicBool) -> anyhow::Resul
             v.ns_per_packet,
             v.other_ns_per_packet,
             show(v.ns_change),
-        );
+        ))?;
     }
     Ok(())
 }

@@ -18,6 +18,8 @@ use std::time::Duration;
 const BUDGET: usize = 256;
 /// Nanoseconds between two looks at what is not on the fast path.
 const LOOK_EVERY: u64 = 10_000_000;
+/// Nanoseconds to wait for a packet beyond the phase's time: a backend may only now begin to look at its new driver.
+const PATIENCE: u64 = 5_000_000_000;
 
 /// What a phase counted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +31,8 @@ pub(crate) struct Counts {
     pub(crate) busy_ns: u64,
     /// The same in ticks of the time stamp counter, where the clock has one.
     pub(crate) busy_ticks: u64,
+    /// Times that something else was given this thread's CPU.
+    pub(crate) preempted: u64,
 }
 
 /// The XDP program and what follows from its verdict.
@@ -57,8 +61,12 @@ impl Handler<PeerShared> for Program<'_> {
 
     #[inline]
     fn tx(&mut self, packet: Packet<PeerShared>) {
-        // The queue counts what it refuses.
-        drop(self.tx.send(packet));
+        if let Err(packet) = self.tx.send(packet) {
+            // Full: perhaps the device has moved on. The queue counts what it refuses.
+            self.tx.flush();
+            self.tx.complete();
+            drop(self.tx.send(packet));
+        }
     }
 }
 
@@ -84,14 +92,14 @@ pub(crate) struct Driver<'a> {
 /// When a phase ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// At the first packet; it is an error if there is none in time.
+    /// At the first packet.
     First,
-    /// When its time is over.
+    /// When its time is over and there was a packet.
     Time,
 }
 
 impl Driver<'_> {
-    /// Polls for `limit`.
+    /// Polls for `limit`. Long silence is an error, unless traffic is only listened for.
     pub(crate) fn phase(&mut self, variant: &Variant, limit: Duration, until: Until) -> Result<Counts, PerfError> {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let verdict = match self.xdp {
@@ -101,9 +109,9 @@ impl Driver<'_> {
         };
         let transmits = verdict == Verdict::Tx;
         let Mailbox { out, own } = &mut self.mailbox;
-        let before = totals(&self.pairs);
+        let (before, preempted_before) = (totals(&self.pairs), preempted());
         let begin = self.clock.raw();
-        let (mut at, mut busy_ticks, mut look) = (begin, 0, LOOK_EVERY);
+        let (mut at, mut busy_ticks, mut look, mut seen) = (begin, 0, LOOK_EVERY, false);
         loop {
             let mut moved = 0;
             for QueuePair { rx, tx } in &mut self.pairs {
@@ -132,14 +140,15 @@ impl Driver<'_> {
                 at = self.clock.raw();
             }
             let elapsed = self.clock.delta_as_nanos(begin, at);
-            if moved > 0 && until == Until::First {
-                break;
-            }
-            if elapsed >= limit_ns {
-                if until == Until::First {
-                    return Err(silence(variant, limit, self.socket.is_some()));
+            seen |= moved > 0;
+            match until {
+                Until::First if seen => break,
+                // Where others got all of the CPU's time there is nothing to tell yet.
+                Until::Time if elapsed >= limit_ns && (seen || self.listens) => break,
+                _ if elapsed >= limit_ns + PATIENCE => {
+                    return Err(silence(variant, Duration::from_nanos(elapsed), self.socket.is_some()));
                 }
-                break;
+                _ => {}
             }
             if self.stop.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed) {
                 break;
@@ -163,8 +172,20 @@ impl Driver<'_> {
             elapsed_ns: self.clock.delta_as_nanos(begin, at),
             busy_ns: self.clock.delta_as_nanos(0, busy_ticks),
             busy_ticks,
+            preempted: preempted().saturating_sub(preempted_before),
         })
     }
+}
+
+/// Involuntary context switches of this thread so far.
+fn preempted() -> u64 {
+    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage.ru_nivcsw.try_into().unwrap_or(0)
 }
 
 /// Frames and bytes so far.

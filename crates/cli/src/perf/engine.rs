@@ -32,8 +32,6 @@ use std::time::Duration;
 
 /// Packets on their way to the application's CPU.
 const MAILBOX: usize = 512;
-/// How long to wait for the first packet of a backend, which may only now begin to look at its new driver.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where passed packets go: nowhere, to another thread, or to this thread a little later.
 #[derive(Default)]
@@ -238,7 +236,7 @@ impl<'a> Engine<'a> {
         if plan.listens() {
             eprintln!("ready");
         } else {
-            driver.phase(v, PATIENCE, Until::First)?;
+            driver.phase(v, Duration::ZERO, Until::First)?;
             driver.phase(v, plan.warmup, Until::Time)?;
         }
         let look =

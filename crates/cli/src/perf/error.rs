@@ -27,7 +27,7 @@ pub(crate) enum PerfError {
     Broken { variant: String, source: QueueError },
     #[error("{variant}: the backend at {} hung up; see why it ended, and start it again", socket.display())]
     BackendGone { variant: String, socket: PathBuf },
-    #[error("{variant}: no packets came in {waited:?}; {hint}")]
+    #[error("{variant}: no packets came in {} s; {hint}", waited.as_secs())]
     Silence { variant: String, waited: Duration, hint: &'static str },
     #[error("interrupted")]
     Interrupted,

@@ -29,6 +29,11 @@ pub(crate) struct Params {
     pub(crate) device: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) port: Option<String>,
+    pub(crate) modes: Vec<String>,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) allocs: Vec<&'static str>,
+    pub(crate) consumers: Vec<&'static str>,
+    pub(crate) queues: Vec<u16>,
     pub(crate) xdp: String,
     pub(crate) cpus: BTreeMap<&'static str, usize>,
     pub(crate) duration_s: f64,
@@ -72,7 +77,11 @@ pub(crate) struct Measured {
     pub(crate) device_ns_per_packet: Option<f64>,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
+    /// Frames that netmem took and the program never saw: the device's drops and the driver's.
+    pub(crate) dropped: u64,
     pub(crate) device_drops: BTreeMap<&'static str, u64>,
+    /// Times that something else was given the driver's CPU.
+    pub(crate) preempted: u64,
     pub(crate) errors: BTreeMap<&'static str, u64>,
     /// On the pool's rows: packets per second against the row beside it with a page per packet.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,6 +188,11 @@ impl Params {
         Self {
             device,
             port,
+            modes: distinct(plan.variants.iter().map(|v| v.mode.to_string())),
+            sizes: distinct(plan.variants.iter().filter_map(|v| v.size)),
+            allocs: distinct(plan.variants.iter().map(|v| v.alloc.name())),
+            consumers: distinct(plan.variants.iter().map(|v| v.consumer.name())),
+            queues: distinct(plan.variants.iter().map(|v| v.queues)),
             xdp: format!("{:?}", plan.xdp).to_lowercase(),
             cpus: [("net", plan.cpus.net), ("app", plan.cpus.app), ("device", plan.cpus.device)].into(),
             duration_s: plan.duration.as_secs_f64(),
@@ -188,6 +202,16 @@ impl Params {
             lock: plan.lock,
         }
     }
+}
+
+/// Each value once, in the order of their first.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut seen, value| {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+        seen
+    })
 }
 
 impl Row {
@@ -218,6 +242,8 @@ impl Measured {
                 merge(&mut device_drops, &device.drops);
             }
         }
+        let by_driver = ["short", "bad_header", "not_linear", "no_page"].iter().filter_map(|name| errors.get(name));
+        let dropped = device_drops.values().chain(by_driver).sum();
         let change = pairs(rate);
         Self {
             unit: "packets/s",
@@ -231,7 +257,9 @@ impl Measured {
             device_ns_per_packet: samples.iter().all(|s| s.device.is_some()).then(|| median(&device)),
             frames: samples.iter().map(|s| s.counts.frames).sum(),
             bytes: samples.iter().map(|s| s.counts.bytes).sum(),
+            dropped,
             device_drops,
+            preempted: samples.iter().map(|s| s.counts.preempted).sum(),
             errors,
             change_pct: change.map(|c| c.median_pct),
             change,

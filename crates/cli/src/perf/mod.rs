@@ -14,7 +14,7 @@ mod suite;
 mod table;
 
 use crate::args::PerfArgs;
-use crate::signals;
+use crate::{output, signals};
 use plan::Plan;
 
 /// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
@@ -26,9 +26,9 @@ pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     }
     let report = suite::run(&plan, &stop)?;
     if plan.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::json(&report)?;
     } else {
-        print!("{}", table::render(&report));
+        output::print(&table::render(&report))?;
     }
     report.verdict()?;
     Ok(())

@@ -69,6 +69,9 @@ impl Variant {
     }
 }
 
+/// How long a person waits who only wants to see it.
+const BUDGET: Duration = Duration::from_secs(27);
+
 /// All that is to be done.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -82,6 +85,8 @@ pub(crate) struct Plan {
     pub(crate) duration: Duration,
     pub(crate) warmup: Duration,
     pub(crate) runs: u32,
+    /// Where nobody said how many runs: how long all of them may take.
+    pub(crate) budget: Option<Duration>,
     pub(crate) ring: u16,
     pub(crate) lock: bool,
     pub(crate) json: bool,
@@ -112,6 +117,7 @@ impl Plan {
             // Where every frame counts, all of them are counted.
             warmup: Duration::from_millis(if listens { 0 } else { 30 }),
             runs: args.runs.unwrap_or(if listens { 1 } else { 7 }),
+            budget: (args.runs.is_none() && args.duration.is_none() && !listens).then_some(BUDGET),
             ring: args.ring,
             lock: args.lock,
             json: args.json,

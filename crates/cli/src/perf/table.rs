@@ -9,12 +9,14 @@ use std::fmt::Write;
 pub(crate) fn render(report: &Report) -> String {
     let mut out = header(report);
     let _ = writeln!(out, "{}", rows(report));
-    if let Some(change) = report.variants.iter().find_map(|row| row.measured.as_ref()?.change) {
+    if let Some((row, change)) =
+        report.variants.iter().filter_map(|row| row.measured.as_ref()).find_map(|m| Some((m, m.change?)))
+    {
         let confidence = change.confidence_pct;
         let _ = writeln!(
             out,
             "change: pool over page, median of {} interleaved pairs [interval, {confidence} % confidence]",
-            report.params.runs
+            row.runs
         );
     }
     for (name, pool) in [("page pool", &report.pool), ("page per packet", &report.page)] {
@@ -80,8 +82,7 @@ fn cells(row: &Row, above: Option<&Row>, counts: bool) -> Vec<String> {
     cells.push(format!("{:.1}", m.ns_per_packet));
     cells.push(m.device_ns_per_packet.map_or("-".into(), |ns| format!("{ns:.1}")));
     cells.push(if counts {
-        let drops: u64 = m.device_drops.values().sum();
-        format!("{} {} {drops}", m.frames, m.bytes)
+        format!("{} {} {}", m.frames, m.bytes, m.dropped)
     } else {
         change(m, above.and_then(|row| row.measured.as_ref()))
     });

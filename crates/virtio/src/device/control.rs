@@ -136,14 +136,36 @@ impl Drop for Connection {
 
 fn serve(shared: &Arc<Shared>, stream: UnixStream) -> Result<(), DeviceError> {
     let handler = Arc::new(Handler { shared: Arc::clone(shared) });
+    let ahead = stream.try_clone().map_err(|source| DeviceError::Io { what: "duplicating the connection", source })?;
     let mut requests = BackendReqHandler::from_stream(stream, handler);
+    let mut negotiated = false;
     loop {
+        let early = if negotiated { None } else { peek_enable(&ahead) };
         match requests.handle_request() {
-            Ok(()) | Err(WireError::SocketRetry(_)) => {}
+            Ok(()) => negotiated = shared.lock().features != 0,
+            Err(WireError::SocketRetry(_)) => {}
+            // QEMU enables its rings before it acknowledges features, and not again. The library refuses to hand that on,
+            // so it is read before the library reads it.
+            Err(WireError::InactiveFeature(_)) => {
+                if let Some((ring, enable)) = early {
+                    shared.change(|s| s.set_enabled(ring, enable))?;
+                }
+            }
             Err(WireError::Disconnected) => return Ok(()),
             Err(e) => return Err(cause(e)),
         }
     }
+}
+
+/// If the next message is a SET_VRING_ENABLE that is there as a whole: its ring, and whether to enable it. Waits for the
+/// message, and leaves it to be read.
+fn peek_enable(stream: &UnixStream) -> Option<(usize, bool)> {
+    const SET_VRING_ENABLE: u32 = 18;
+    let mut message = [0; 20];
+    let (n, _) = rustix::net::recv(stream, &mut message[..], rustix::net::RecvFlags::PEEK).ok()?;
+    let word = |at: usize| u32::from_le_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
+    let whole = n == message.len() && word(0) == SET_VRING_ENABLE && word(8) == 8;
+    whole.then(|| (word(12) as usize, word(16) != 0))
 }
 
 /// What a failed message says about its sender.

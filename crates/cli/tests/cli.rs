@@ -1,0 +1,388 @@
+//! The command from outside: what it prints, how it ends, and what it leaves behind.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use serde_json::Value;
+use std::io::Read;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn netmem() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_netmem"))
+}
+
+fn run(args: &[&str]) -> Output {
+    netmem().args(args).output().unwrap()
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}: {}", output.status, errors(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Exit status and what standard error must name.
+#[track_caller]
+fn fails(args: &[&str], status: i32, says: &[&str]) {
+    let output = run(args);
+    let errors = errors(&output);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    for word in says {
+        assert!(errors.contains(word), "{args:?} does not say `{word}`: {errors}");
+    }
+    assert!(!errors.contains("panicked"), "{errors}");
+}
+
+/// A process that ends with the test.
+struct Background(Child);
+
+impl Background {
+    fn start(args: &[&str]) -> Self {
+        Self(netmem().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits for the end: status, standard output, standard error.
+    #[track_caller]
+    fn end(&mut self) -> (Option<i32>, String, String) {
+        let begin = Instant::now();
+        let status = loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(begin.elapsed() < Duration::from_secs(20), "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let (mut out, mut err) = (String::new(), String::new());
+        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (status.code(), out, err)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A device that listens, and its socket in a directory of its own.
+fn device(port: &str) -> (Background, PathBuf, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("device.sock");
+    let device = Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", port]);
+    await_that(|| socket.exists());
+    (device, socket, dir)
+}
+
+#[track_caller]
+fn await_that(mut what: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !what() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn capture(dir: &Path, name: &str, records: &[(usize, usize)]) -> String {
+    let mut file = Vec::new();
+    file.extend(0xa1b2_c3d4u32.to_le_bytes());
+    file.extend([2u16, 4].map(u16::to_le_bytes).concat());
+    file.extend([0u32, 0, 1 << 20, 1].map(u32::to_le_bytes).concat());
+    for &(claimed, present) in records {
+        file.extend([0, 0, claimed as u32, claimed as u32].map(u32::to_le_bytes).concat());
+        file.extend(vec![0x5a; present]);
+    }
+    let path = dir.join(name);
+    std::fs::write(&path, file).unwrap();
+    format!("pcap:{}", path.display())
+}
+
+const SHORT: [&str; 4] = ["--duration", "20ms", "--runs", "1"];
+
+fn short<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    [args, &SHORT].concat()
+}
+
+#[track_caller]
+fn balances(report: &Value) {
+    for pool in ["pool", "page"] {
+        let pool = &report[pool];
+        assert_eq!(pool["allocated"], pool["returned"], "{pool}");
+        assert_eq!(pool["mapped"], pool["unmapped"], "{pool}");
+        assert_eq!((&pool["inflight"], &pool["leaked"]), (&0.into(), &0.into()), "{pool}");
+    }
+}
+
+/// The contract of `--json`; proves PERF-3, and POOL-1 and POOL-5 as a user sees them.
+#[test]
+fn json_fulfils_the_contract_and_pages_balance() {
+    let report = json(&run(&short(&["--json"])));
+    assert_eq!((&report["netmem"], &report["command"]), (&env!("CARGO_PKG_VERSION").into(), &"perf".into()));
+    for key in ["cpus", "kernel", "percpu", "hugepages"] {
+        assert!(!report["machine"][key].is_null(), "{key}");
+    }
+    assert_eq!(report["params"]["runs"], 1);
+    let rows = report["variants"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|r| format!("{} {} {}", r["name"], r["alloc"], r["consumer"])).collect();
+    assert_eq!(rows.len(), 8, "{names:?}");
+    for row in rows {
+        assert_eq!((&row["unit"], &row["runs"], &row["queues"]), (&"packets/s".into(), &1.into(), &1.into()));
+        for key in ["median", "min", "max", "ns_per_packet", "gbps"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
+        }
+        // In so short a time the device may have got none of the CPU's.
+        assert!(row["device_ns_per_packet"].is_number(), "{row}");
+        assert_eq!(row["change_pct"].is_number(), row["alloc"] == "pool", "{row}");
+        assert_eq!(row["bytes"], row["frames"].as_u64().unwrap() * row["size"].as_u64().unwrap());
+    }
+    balances(&report);
+    let [pool, page] = ["pool", "page"].map(|pool| report[pool].clone());
+    assert!(pool["errors"].is_object() && pool["allocated"].as_u64() > pool["mapped"].as_u64(), "{pool}");
+    assert_eq!(page["allocated"], page["mapped"], "a page per packet maps each of them");
+}
+
+#[test]
+fn every_mode_verdict_consumer_and_number_of_queues() {
+    for args in [
+        &["--mode", "big"][..],
+        &["--mode", "mergeable", "--size", "60,65549"],
+        &["--mode", "small", "--size", "1518", "--xdp", "drop", "--queues", "1,3"],
+        &["--mode", "small", "--xdp", "tx"],
+        &["--mode", "mergeable", "--consumer", "other", "--size", "9000", "--queues", "2"],
+        &["--mode", "small", "--ring", "1024"],
+    ] {
+        let report = json(&run(&[&short(args)[..], &["--json"]].concat()));
+        balances(&report);
+        for row in report["variants"].as_array().unwrap() {
+            assert!(row["skipped"].is_string() || row["frames"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn one_cpu_is_enough() {
+    let mask = ["-c", "0", env!("CARGO_BIN_EXE_netmem")];
+    let args = short(&["--mode", "small", "--consumer", "other", "--json"]);
+    let Ok(output) = Command::new("taskset").args(mask).args(args).output() else {
+        return eprintln!("skipped: taskset is not installed");
+    };
+    balances(&json(&output));
+}
+
+#[test]
+fn the_table_fits_and_names_the_machine() {
+    let output = run(&short(&["perf", "--mode", "small"]));
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && table.contains("percpu portable"), "{table}");
+    assert!(table.contains("small-64") && table.contains("leaked 0"), "{table}");
+    let rows = table.lines().filter(|line| line.starts_with("small") || line.starts_with("variant"));
+    assert!(rows.map(|line| line.chars().count()).max() <= Some(100), "{table}");
+}
+
+#[test]
+fn bad_arguments_end_in_status_2() {
+    for (args, says) in [
+        (&["--size", "59"][..], "59"),
+        (&["--mode", "small", "--size", "1519"], "1518"),
+        (&["--size", "64k"], "64k"),
+        (&["--queues", "0"], "--queues 0"),
+        (&["--queues", "128"], "127"),
+        (&["--consumer", "4095"], "CPU 4095"),
+        (&["--cpus", "net=4095"], "CPU 4095"),
+        (&["--duration", "5m"], "suffix `m`"),
+        (&["--device", "xsk:eth0"], "AF_XDP"),
+        (&["--against", "/nowhere/netmem"], "/nowhere/netmem"),
+        (&["--ring", "100"], "power of two"),
+        (&["device", "--listen", "/tmp/x", "--port", "gen", "--size", "1"], "--size 1"),
+        (&["device", "--listen", "/tmp/x", "--port", "gen", "--queues", "0"], "--queues 0"),
+        (&["device", "--listen", "/tmp/x", "--port", "gen", "--cpu", "4095"], "CPU 4095"),
+        (&["device", "--port", "gen"], "--listen"),
+        (&["frobnicate"], "frobnicate"),
+    ] {
+        fails(args, 2, &[says]);
+    }
+}
+
+#[test]
+fn captures_that_cannot_be_played_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, records, says) in [
+        ("cut.pcap", &[(60, 60), (60, 20)][..], "record 2"),
+        ("none.pcap", &[], "no frames"),
+        ("empty.pcap", &[(0, 0)], "record 1"),
+        ("long.pcap", &[(60, 60), (60, 60), (65550, 65550)], "record 3"),
+    ] {
+        fails(&["--port", &capture(dir.path(), name, records)], 1, &[name, says]);
+    }
+    fails(&["--port", "pcap:/nowhere/x.pcap"], 1, &["/nowhere/x.pcap"]);
+}
+
+#[test]
+fn a_capture_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = capture(dir.path(), "mixed.pcap", &[(60, 60), (1514, 1514), (9000, 9000), (65549, 65549)]);
+    for mode in ["small", "mergeable", "big"] {
+        let report = json(&run(&short(&["--port", &port, "--mode", mode, "--json"])));
+        balances(&report);
+        let row = report["variants"].as_array().unwrap().iter().find(|row| row["skipped"].is_null()).unwrap();
+        assert!(row["frames"].as_u64() > Some(0) && row["name"] == format!("{mode}-pcap"), "{row}");
+        // Two of the four do not fit a small buffer.
+        assert_eq!(row["device_drops"]["too_big"].is_number(), mode == "small", "{row}");
+    }
+}
+
+#[test]
+fn backends_that_are_none() {
+    fails(&["--device", "vhost-user:/nowhere/x.sock"], 1, &["/nowhere/x.sock", "start the backend"]);
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("http.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = std::thread::spawn(move || {
+        use std::io::Write;
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let device = format!("vhost-user:{}", socket.display());
+    fails(&["--device", &device], 1, &["vhost-user"]);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_device_serves_one_front_end_after_another_and_leaves_nothing() {
+    let (mut device, socket, dir) = device("gen");
+    let backend = format!("vhost-user:{}", socket.display());
+    for mode in ["small", "mergeable"] {
+        let report = json(&run(&short(&["--device", &backend, "--mode", mode, "--size", "64", "--json"])));
+        balances(&report);
+        let rows = report["variants"].as_array().unwrap();
+        assert!(rows.iter().all(|row| row["frames"].as_u64() > Some(0) && row["device_ns_per_packet"].is_null()));
+    }
+    fails(&short(&["--device", &backend, "--queues", "2"]), 1, &["2 queue pairs", "has 1"]);
+    device.signal("-TERM");
+    let (status, out, err) = device.end();
+    assert_eq!(status, Some(0), "{err}");
+    // Each of two modes with two allocators, and the one that wanted more.
+    assert_eq!(out.lines().filter(|line| line.starts_with("front end left")).count(), 5, "{out}");
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn sockets_that_are_taken_and_sockets_that_are_stale() {
+    let (first, socket, dir) = device("sink");
+    let path = socket.to_str().unwrap();
+    fails(&["device", "--listen", path, "--port", "gen"], 1, &[path, "live process"]);
+    drop(first);
+    assert!(socket.exists(), "it was killed");
+    let mut second = Background::start(&["device", "--listen", path, "--port", "echo"]);
+    await_that(|| std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    second.signal("-INT");
+    assert_eq!(second.end().0, Some(0));
+    assert!(!socket.exists());
+    let file = dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    fails(&["device", "--listen", file.to_str().unwrap(), "--port", "gen"], 1, &["no socket"]);
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    fails(&["device", "--listen", "/nowhere/x.sock", "--port", "gen"], 1, &["/nowhere/x.sock"]);
+}
+
+#[test]
+fn a_backend_that_dies_ends_the_run() {
+    let (mut device, socket, _dir) = device("gen");
+    let backend = format!("vhost-user:{}", socket.display());
+    let mut perf = Background::start(&["--device", &backend, "--mode", "small", "--alloc", "pool", "--duration", "15"]);
+    std::thread::sleep(Duration::from_millis(500));
+    device.0.kill().unwrap();
+    let (status, _, err) = perf.end();
+    assert_eq!(status, Some(1), "{err}");
+    assert!(err.contains("hung up") && err.contains(socket.to_str().unwrap()), "{err}");
+}
+
+#[test]
+fn a_backend_without_traffic_is_not_a_measurement() {
+    let (_device, socket, _dir) = device("sink");
+    let backend = format!("vhost-user:{}", socket.display());
+    fails(&short(&["--device", &backend, "--mode", "small"]), 1, &["no packets"]);
+}
+
+#[test]
+fn signals_end_a_run_in_order() {
+    for signal in ["-INT", "-TERM"] {
+        let mut perf = Background::start(&["--duration", "15", "--mode", "small"]);
+        std::thread::sleep(Duration::from_millis(300));
+        // A device thread, a driver thread and the one that speaks vhost-user, and none of them detached.
+        perf.signal(signal);
+        let (status, out, err) = perf.end();
+        assert_eq!((status, out.as_str()), (Some(1), ""), "{err}");
+        assert!(err.contains("interrupted"), "{err}");
+    }
+}
+
+#[test]
+fn two_builds_are_compared() {
+    let this = env!("CARGO_BIN_EXE_netmem");
+    let args = ["--against", this, "--mode", "small", "--duration", "10ms", "--runs", "2", "--json"];
+    let report = json(&run(&args));
+    let rows = report["variants"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    assert!(rows.iter().all(|row| row["change"]["interval"].is_array() && row["other_median"].as_f64() > Some(0.0)));
+    fails(&["--against", "/bin/false", "--duration", "10ms", "--runs", "1"], 1, &["/bin/false", "failed"]);
+    fails(&["--against", "/bin/true", "--duration", "10ms", "--runs", "1"], 1, &["/bin/true", "JSON"]);
+}
+
+#[test]
+fn info_tells_what_there_is() {
+    let info = json(&run(&["info", "--json"]));
+    for key in ["kernel", "cpus_online", "rseq", "membarrier", "hugepages", "af_xdp", "capabilities"] {
+        assert!(!info[key].is_null(), "{key}");
+    }
+    let text = run(&["info"]);
+    assert!(text.status.success() && String::from_utf8_lossy(&text.stdout).contains("rseq"));
+}
+
+/// What the kernel sends into a tap is received; a tap in use is not taken, and none is left behind.
+#[test]
+fn taps_come_and_go() {
+    let name = format!("nmc{}", std::process::id() % 100_000_000);
+    let port = format!("tap:{name}");
+    let interface = PathBuf::from(format!("/sys/class/net/{name}"));
+    let mut perf = Background::start(&["--port", &port, "--alloc", "pool", "--duration", "15", "--json"]);
+    let mut ended = None;
+    await_that(|| {
+        ended = perf.0.try_wait().unwrap();
+        interface.exists() || ended.is_some()
+    });
+    if ended.is_some() {
+        let (status, _, err) = perf.end();
+        assert_eq!(status, Some(1));
+        assert!(err.contains(&name), "{err}");
+        return eprintln!("skipped: no tap can be had here: {err}");
+    }
+    fails(&["--port", &port, "--duration", "1"], 1, &[&name, "taken"]);
+    let sent = || std::fs::read_to_string(interface.join("statistics/tx_packets")).unwrap_or_default();
+    // IPv6 says hello on every new link.
+    std::thread::sleep(Duration::from_millis(1500));
+    let sent: u64 = sent().trim().parse().unwrap();
+    perf.signal("-INT");
+    let (status, out, err) = perf.end();
+    assert_eq!(status, Some(0), "{err}");
+    assert!(err.contains("ready"), "{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    balances(&report);
+    let row = &report["variants"][0];
+    assert!(row["frames"].as_u64().unwrap() + row["dropped"].as_u64().unwrap() >= sent, "{row}");
+    assert!(!interface.exists());
+}

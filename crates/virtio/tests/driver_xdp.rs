@@ -101,7 +101,7 @@ fn linearising() {
                 tx: |_| {},
             };
             receive(&mut bench.pair.rx, &mut program);
-            assert_eq!(got.map(|p| (p.frags().len(), p.to_vec())), fits.then(|| (0, want)), "{mode} {size}");
+            assert_eq!(got.map(|p| (p.frags().len(), p.to_vec())), fits.then_some((0, want)), "{mode} {size}");
         }
         let s = bench.pair.rx.stats();
         assert_eq!((s.not_linear, s.passed, s.frames), (2, 4, 4));

@@ -140,6 +140,7 @@ pub enum NetError {
     },
 }
 
+type GivenMemory = (Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>);
 type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
 
 /// What the driver is to make of a device. Start with [`NetOptions::new`].
@@ -154,7 +155,7 @@ pub struct NetOptions {
     lock: bool,
     cache: usize,
     premapped: bool,
-    memory: Option<(Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>)>,
+    memory: Option<GivenMemory>,
     domain: Option<WrapDomain>,
 }
 

@@ -199,6 +199,17 @@ impl Hostile {
         }
     }
 
+    /// The same if that is anywhere.
+    pub fn try_write(&self, addr: u64, bytes: &[u8]) {
+        let state = self.backend.state.lock().unwrap();
+        let fits = |m: &&Mapped| addr >= m.guest && bytes.len() as u64 <= (m.guest + m.len as u64).saturating_sub(addr);
+        let found = state.memory.iter().any(|m| fits(&m));
+        drop(state);
+        if found {
+            self.write(addr, bytes);
+        }
+    }
+
     pub fn read(&self, addr: u64, len: usize) -> Vec<u8> {
         let from = self.host(addr, len);
         // SAFETY: `host` found all of them.

@@ -1,0 +1,197 @@
+//! Devices that do what dice say: mostly what they should, now and then anything at all. Whatever they do, the driver
+//! neither panics nor loses a page.
+#![allow(clippy::unwrap_used)]
+
+mod driver_common;
+
+use std::collections::HashSet;
+
+use driver_common::hostile::{Behaviour, Bench, DeviceRing, OnStop};
+use driver_common::*;
+use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
+use netmem_pool::{PeerShared, lingering};
+use netmem_virtio::driver::{Mode, NetOptions};
+use netmem_virtio::net::VnetHdr;
+use netmem_virtio::ring::Desc;
+
+fn options(rng: &mut Rng) -> (Mode, NetOptions) {
+    let entries = 32 << rng.below(4);
+    let pages = 512 + rng.below(512) as usize;
+    let (mode, options) = match rng.below(5) {
+        0 => (Mode::Small, NetOptions::new(Mode::Small)),
+        1 => (Mode::Small, NetOptions::new(Mode::Small).buffers_per_page(2)),
+        2 => (Mode::Mergeable, NetOptions::new(Mode::Mergeable)),
+        3 => (Mode::Mergeable, NetOptions::new(Mode::Mergeable).max_frame(65549)),
+        _ => (Mode::Big, NetOptions::new(Mode::Big).max_frame(9014)),
+    };
+    let cache = [0, 16, 512][rng.below(3) as usize];
+    (mode, options.ring_size(entries).pages(pages).cache(cache))
+}
+
+/// Any number, most likely one that matters.
+fn number(rng: &mut Rng) -> u64 {
+    let near = [0, 1, 2, 17, 18, 32, 64, 128, 256, 1530, 4096, 0x8000, 0xffff, 0x1_0000, u64::from(u32::MAX)];
+    match rng.below(3) {
+        0 => near[rng.below(near.len() as u64) as usize],
+        1 => near[rng.below(near.len() as u64) as usize].wrapping_add(rng.below(5)).wrapping_sub(2),
+        _ => rng.next(),
+    }
+}
+
+/// Receives a frame into as many chains as the dice say, with a header that is mostly right.
+fn deliver(bench: &mut Bench, mode: Mode, rng: &mut Rng) {
+    let want = if mode == Mode::Mergeable { 1 + rng.below(4) as u16 * (rng.below(2) as u16) } else { 1 };
+    if bench.ring.available() < want || bench.ring.available() > bench.ring.size {
+        return;
+    }
+    for i in 0..want {
+        let Some(head) = bench.ring.take() else { return };
+        let d = bench.ring.ring.desc(head);
+        let more = u16::from(rng.below(200) == 0);
+        let mut header = VnetHdr { num_buffers: want + more, ..VnetHdr::PLAIN };
+        if rng.below(20) == 0 {
+            header.gso_type = rng.next() as u8;
+            header.flags = rng.next() as u8;
+            header.csum_start = number(rng) as u16;
+            header.gso_size = number(rng) as u16;
+        }
+        let bytes = if i == 0 { header.to_bytes().to_vec() } else { vec![rng.next() as u8; 12] };
+        bench.device.try_write(d.addr, &bytes);
+        let most = if mode == Mode::Big { 9000 } else { 1500 };
+        bench.ring.write(u32::from(head), 26 + rng.below(most) as u32);
+    }
+    bench.ring.show();
+}
+
+/// Something that no device should do.
+fn lie(ring: &mut DeviceRing, rng: &mut Rng) {
+    match rng.below(6) {
+        0 => ring.give(number(rng) as u32, number(rng) as u32),
+        1 => ring.ring.set_used_idx(ring.used.wrapping_add(number(rng) as u16)),
+        2 => {
+            let id = ring.ring.avail_entry(rng.next() as u16);
+            ring.give(u32::from(id), number(rng) as u32);
+        }
+        3 => ring.ring.set_used_entry(rng.next() as u16, number(rng) as u32, number(rng) as u32),
+        4 => ring.ring.set_desc(
+            rng.next() as u16,
+            Desc { addr: rng.next(), len: rng.next() as u32, flags: rng.next() as u16, next: rng.next() as u16 },
+        ),
+        _ => {
+            ring.ring.set_avail_entry(rng.next() as u16, rng.next() as u16);
+            ring.ring.set_used_flags(rng.next() as u16);
+            if rng.below(4) == 0 {
+                ring.ring.set_avail_idx(rng.next() as u16);
+            }
+        }
+    }
+}
+
+/// Returns what stopped the receive queue, and how many frames came.
+fn chaos(seed: u64) -> (Option<&'static str>, u64) {
+    let mut rng = Rng(seed);
+    let (mode, options) = options(&mut rng);
+    let mut bench = Bench::new(options);
+    let mut held: Vec<Packet<PeerShared>> = Vec::new();
+    // Some devices are honest for long.
+    let honesty = 20 << rng.below(8);
+    for _ in 0..3000 {
+        if rng.below(honesty) == 0 {
+            let ring = if rng.below(3) == 0 { &mut bench.tx } else { &mut bench.ring };
+            lie(ring, &mut rng);
+        }
+        match rng.below(8) {
+            0..3 => deliver(&mut bench, mode, &mut rng),
+            3 => {
+                if (1..=bench.tx.size).contains(&bench.tx.available()) {
+                    let head = bench.tx.take().unwrap();
+                    bench.tx.give(u32::from(head), 0);
+                }
+            }
+            4 => {
+                let mut verdicts = Rng(rng.next());
+                let pass = |p: Packet<PeerShared>| {
+                    assert_eq!(p.len(), p.fragments().map(netmem_pool::Frag::len).sum::<usize>());
+                    assert_eq!(p.to_vec().len(), p.len());
+                    held.push(p);
+                };
+                let run = |f: &mut XdpFrame<PeerShared>| {
+                    let _ = f.adjust_head(verdicts.below(300) as i32 - 250);
+                    let _ = f.adjust_tail(verdicts.below(300) as i32 - 150);
+                    match verdicts.below(5) {
+                        0 => Verdict::Drop,
+                        1 => Verdict::Aborted,
+                        2 => Verdict::Tx,
+                        _ => Verdict::Pass,
+                    }
+                };
+                if rng.below(3) == 0 {
+                    receive(&mut bench.pair.rx, &mut Program::<true, _, _, _> { run, pass, tx: drop });
+                } else {
+                    receive(&mut bench.pair.rx, &mut Program::<false, _, _, _> { run, pass, tx: drop });
+                }
+            }
+            5 => {
+                if let Some(p) = held.pop() {
+                    // Some are shared, so that the header has to go beside them.
+                    let copy = p.head().clone();
+                    if let Err(p) = bench.pair.tx.send(p) {
+                        held.push(p);
+                    }
+                    if rng.below(2) == 0 {
+                        held.push(Packet::new(copy));
+                    }
+                    bench.pair.tx.flush();
+                }
+            }
+            6 => {
+                bench.pair.tx.complete();
+            }
+            _ => {
+                held.truncate(rng.below(40) as usize);
+            }
+        }
+    }
+    let (stats, pool) = (bench.pair.rx.stats(), bench.pair.rx.pool_stats());
+    assert_eq!(stats.frames, stats.passed + stats.dropped + stats.transmitted + stats.aborted);
+    let out: HashSet<u32> = held.iter().flat_map(|p| p.fragments().map(netmem_pool::Frag::index)).collect();
+    assert!(mode == Mode::Big || pool.inflight() >= out.len() as u64);
+    // The end comes in one of several ways, and packets go before it or after.
+    match rng.below(4) {
+        0 => bench.device.kill(),
+        1 => bench.device.behave(|b: &mut Behaviour| b.on_stop = OnStop::Refuse),
+        _ => {}
+    }
+    let early = rng.below(2) == 0;
+    if early {
+        held.clear();
+    }
+    drop(bench.pair.tx);
+    let closed = bench.pair.rx.close().unwrap();
+    let s = closed.stats;
+    assert_eq!(s.allocated(), s.returned() + s.quarantined + closed.outstanding, "seed {seed}: {s:?}");
+    assert!(!early || closed.outstanding == 0, "seed {seed}: {} are out", closed.outstanding);
+    drop(bench.net);
+    std::thread::spawn(move || drop(held)).join().unwrap();
+    bench.books.assert_balanced();
+    (stats.stopped.map(|e| e.name()), stats.frames)
+}
+
+/// Proves NET-6 and POOL-1: whatever the dice make the device do.
+#[test]
+fn anything_at_all() {
+    let seeds = if cfg!(debug_assertions) { 300 } else { 1500 };
+    let (mut ends, mut frames) = (HashSet::new(), 0);
+    for seed in 0..seeds {
+        let (end, received) = chaos(seed);
+        ends.insert(end);
+        frames += received;
+    }
+    until(|| lingering().is_empty());
+    // It got far, and everywhere.
+    assert!(frames > seeds * 20, "{frames} frames");
+    for name in ["bad_id", "not_posted", "bad_length", "index_jump", "bad_buffer_count", "missing_buffers"] {
+        assert!(ends.contains(&Some(name)), "{name} is missing in {ends:?}");
+    }
+    assert!(ends.contains(&None));
+}

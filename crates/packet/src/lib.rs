@@ -9,11 +9,13 @@
 //! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
 
 mod device;
+mod frags;
 mod meta;
 mod packet;
 mod xdp;
 
 pub use device::{Handler, Poll, RxQueue, TxQueue};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
-pub use packet::{MAX_FRAGS, Packet, TooManyFrags};
+pub use frags::MAX_FRAGS;
+pub use packet::{Packet, TooManyFrags};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -1,10 +1,8 @@
 //! A packet: a head and up to 17 more fragments.
 
+use crate::frags::Frags;
 use crate::meta::Meta;
 use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page};
-
-/// Fragments behind the head: as many pages of 4 KiB as 64 KiB can touch.
-pub const MAX_FRAGS: usize = 17;
 
 /// A frame as its pages: what a device delivered and nobody else has, or what is to be sent.
 ///
@@ -16,7 +14,7 @@ pub const MAX_FRAGS: usize = 17;
 #[derive(Debug)]
 pub struct Packet<M: Memory> {
     head: Frag<M>,
-    frags: Vec<Frag<M>>,
+    frags: Frags<M>,
     len: u32,
     /// Offload information.
     pub meta: Meta,
@@ -33,11 +31,11 @@ impl<M: Memory> Packet<M> {
     #[must_use]
     pub fn new(head: Frag<M>) -> Self {
         let len = head.len() as u32;
-        Self { head, frags: Vec::new(), len, meta: Meta::default() }
+        Self { head, frags: Frags::NONE, len, meta: Meta::default() }
     }
 
     #[inline]
-    pub(crate) fn from_parts(head: Frag<M>, frags: Vec<Frag<M>>, len: u32, meta: Meta) -> Self {
+    pub(crate) fn from_parts(head: Frag<M>, frags: Frags<M>, len: u32, meta: Meta) -> Self {
         Self { head, frags, len, meta }
     }
 
@@ -47,14 +45,9 @@ impl<M: Memory> Packet<M> {
     ///
     /// [`TooManyFrags`] returns the fragment.
     pub fn push(&mut self, frag: Frag<M>) -> Result<(), TooManyFrags<M>> {
-        if self.frags.len() == MAX_FRAGS {
-            return Err(TooManyFrags(frag));
-        }
-        if self.frags.is_empty() {
-            self.frags.reserve_exact(MAX_FRAGS);
-        }
-        self.len += frag.len() as u32;
-        self.frags.push(frag);
+        let len = frag.len() as u32;
+        self.frags.push(frag).map_err(TooManyFrags)?;
+        self.len += len;
         Ok(())
     }
 
@@ -77,17 +70,17 @@ impl<M: Memory> Packet<M> {
     #[inline]
     #[must_use]
     pub fn frags(&self) -> &[Frag<M>] {
-        &self.frags
+        self.frags.as_slice()
     }
 
     /// All fragments, in order.
     pub fn fragments(&self) -> impl Iterator<Item = &Frag<M>> {
-        std::iter::once(&self.head).chain(&self.frags)
+        std::iter::once(&self.head).chain(self.frags())
     }
 
     /// Takes the packet apart: the head, and the rest in order.
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
-        (self.head, self.frags.into_iter())
+        (self.head, self.frags.into_vec().into_iter())
     }
 }
 

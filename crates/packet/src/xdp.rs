@@ -1,7 +1,8 @@
 //! A received frame while the XDP program has it, and what the program may decide.
 
+use crate::frags::Frags;
 use crate::meta::Meta;
-use crate::packet::{MAX_FRAGS, Packet, copy_across};
+use crate::packet::{Packet, copy_across};
 use netmem_pool::{Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
 
 /// What becomes of a frame.
@@ -44,7 +45,7 @@ pub struct XdpFrame<M: Memory> {
     start: u32,
     end: u32,
     len: u32,
-    frags: Vec<Frag<M>>,
+    frags: Frags<M>,
     /// Offload information. A program that changes what it speaks of clears it.
     pub meta: Meta,
 }
@@ -60,7 +61,7 @@ impl<M: Memory> XdpFrame<M> {
     pub fn new(page: Page<M>, start: usize, len: usize) -> Self {
         assert!(start <= page.len() && len <= page.len() - start);
         let (start, len) = (start as u32, len as u32);
-        Self { page, start, end: start + len, len, frags: Vec::new(), meta: Meta::default() }
+        Self { page, start, end: start + len, len, frags: Frags::NONE, meta: Meta::default() }
     }
 
     /// Adds a fragment; returns it if there is no room.
@@ -69,14 +70,9 @@ impl<M: Memory> XdpFrame<M> {
     ///
     /// The fragment itself, if there are 17 already.
     pub fn push(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
-        if self.frags.len() == MAX_FRAGS {
-            return Err(frag);
-        }
-        if self.frags.is_empty() {
-            self.frags.reserve_exact(MAX_FRAGS);
-        }
-        self.len += frag.len() as u32;
-        self.frags.push(frag);
+        let len = frag.len() as u32;
+        self.frags.push(frag)?;
+        self.len += len;
         Ok(())
     }
 
@@ -106,7 +102,7 @@ impl<M: Memory> XdpFrame<M> {
     #[inline]
     #[must_use]
     pub fn is_multi_buffer(&self) -> bool {
-        !self.frags.is_empty()
+        !self.frags.as_slice().is_empty()
     }
 
     /// Moves the beginning of the data: forward by a positive `by`, into the headroom by a negative one.
@@ -148,6 +144,14 @@ impl<M: Memory> XdpFrame<M> {
         Ok(())
     }
 
+    /// Drops the frame. Says what dropping it does, in a form that leaves the frame in registers.
+    #[inline(always)]
+    pub fn discard(self) {
+        let Self { page, frags, .. } = self;
+        page.release();
+        drop(frags);
+    }
+
     /// The frame as a packet. Free.
     #[inline]
     #[must_use]
@@ -186,7 +190,7 @@ impl<M: Mapped> XdpFrame<M> {
             self.page.copy_to(self.start as usize + offset, front)?;
         }
         let skip = offset.saturating_sub(head);
-        copy_across(self.frags.iter().map(|f| (f.len(), f)), skip, back, Frag::copy_to).ok_or(short)
+        copy_across(self.frags.as_slice().iter().map(|f| (f.len(), f)), skip, back, Frag::copy_to).ok_or(short)
     }
 
     /// Writes into the head.

@@ -131,7 +131,7 @@ impl Desc {
 /// # Safety
 ///
 /// The caller owns a count of this page (*one owner*) and gives it up.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
     // SAFETY: the count keeps the descriptor's memory.
     let d = unsafe { desc.as_ref() };

@@ -74,7 +74,7 @@ impl Home {
     /// # Safety
     ///
     /// `home` is the home of `desc`, which the caller gives up (*one owner*). The pool may be gone afterwards.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn take_back(home: NonNull<Self>, desc: NonNull<Desc>) {
         // No reference to the home is held across the calls below: they may end its life.
         // SAFETY: *home stays* until the page is back.

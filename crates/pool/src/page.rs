@@ -119,6 +119,13 @@ impl<M: Memory> Page<M> {
         Self { desc: self.desc, span: Span::new(offset + at, len - at), kind: PhantomData }
     }
 
+    /// Drops the page. Says what dropping it does, in a form that is always inlined.
+    #[inline(always)]
+    pub fn release(self) {
+        // SAFETY: the count is ours, and given up.
+        unsafe { desc::put(self.into_desc()) }
+    }
+
     /// Makes the bytes shareable, and no longer writable. Free.
     #[inline]
     #[must_use]

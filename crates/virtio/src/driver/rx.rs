@@ -49,6 +49,8 @@ struct Slot {
     page: Option<Page<PeerShared>>,
     /// Address of the buffer's header, for the prefetch.
     header: usize,
+    /// Where in the page the buffer begins.
+    start: u32,
 }
 
 /// The part of the queue that is not its pool.
@@ -277,7 +279,7 @@ impl RxRing {
         for i in 0..n {
             let (id, _) = self.ring.used(i);
             // A bad id is found below; here it prefetches nothing.
-            if let Some(Slot { page: Some(page), header }) = self.slots.get(id as usize) {
+            if let Some(Slot { page: Some(page), header, .. }) = self.slots.get(id as usize) {
                 prefetch(*header);
                 page.prefetch();
             }
@@ -311,17 +313,19 @@ impl RxRing {
         pending: u16,
         handler: &mut H,
     ) -> Result<u16, QueueError> {
-        let (page, len) = self.take(napi)?;
-        let start = self.layout.start(&page) as usize;
+        let (page, start, len) = self.take(napi)?;
         let Some(data_len) = (len as usize).checked_sub(VnetHdr::LEN).filter(|&n| n >= ETHERNET) else {
             self.stats.short += 1;
             return Ok(1);
         };
+        let mut header = [0; VnetHdr::LEN];
         // The buffer was posted from `start` and holds at least a header.
-        let header = VnetHdr::from_bytes(page.read_at(start).unwrap_or_default());
+        let read = page.copy_to(start as usize, &mut header);
+        debug_assert!(read.is_ok());
         // Built apart from the frames that need a second look, so that this one never leaves the registers.
-        let frame = XdpFrame::new(page, start + VnetHdr::LEN, data_len);
-        if header.is_plain() && (header.num_buffers == 1 || !self.mergeable) {
+        let frame = XdpFrame::new(page, start as usize + VnetHdr::LEN, data_len);
+        let buffers = u16::from_le_bytes([header[10], header[11]]);
+        if header[0] | header[1] == 0 && (buffers == 1 || !self.mergeable) {
             deliver(&mut self.stats, napi, frame, handler);
             return Ok(1);
         }
@@ -335,10 +339,11 @@ impl RxRing {
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
         mut frame: XdpFrame<PeerShared>,
-        header: VnetHdr,
+        header: [u8; VnetHdr::LEN],
         pending: u16,
         handler: &mut H,
     ) -> Result<u16, QueueError> {
+        let header = VnetHdr::from_bytes(header);
         let mut buffers = 1;
         if self.mergeable && header.num_buffers != 1 {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
@@ -349,12 +354,14 @@ impl RxRing {
         Ok(buffers)
     }
 
-    /// Takes the next used buffer: the one place where a head and a length of the device's are judged.
+    /// Takes the next used buffer, where it begins, and how much was written: the one place where a head and a length of
+    /// the device's are judged.
     #[inline(always)]
-    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32), QueueError> {
+    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32, u32), QueueError> {
         let (id, len) = self.ring.used(0);
         let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
         let id = id as u16;
+        let start = slot.start;
         let page = slot.page.take().ok_or(QueueError::NotPosted { id })?;
         self.ring.consume(1);
         self.free.push(id);
@@ -362,10 +369,9 @@ impl RxRing {
             return Err(QueueError::BadLength { len, have: self.layout.len });
         }
         if self.needs_sync {
-            let start = self.layout.start(&page) as usize;
-            napi.sync_for_cpu(&page, start..start + len as usize);
+            napi.sync_for_cpu(&page, start as usize..(start + len) as usize);
         }
-        Ok((page, len))
+        Ok((page, start, len))
     }
 
     /// Adds the buffers behind the first to a frame that claims to have `buffers`.
@@ -383,8 +389,8 @@ impl RxRing {
             return Err(QueueError::MissingBuffers { buffers, used: pending });
         }
         for _ in 1..buffers {
-            let (page, len) = self.take(napi)?;
-            let start = self.layout.start(&page) as usize;
+            let (page, start, len) = self.take(napi)?;
+            let start = start as usize;
             // `take` checked the length, the count of buffers leaves room for every fragment.
             let pushed = frame.push(page.freeze_range(start..start + len as usize));
             debug_assert!(pushed.is_ok());
@@ -424,6 +430,7 @@ impl RxRing {
             *address = page.dma_addr() + u64::from(start);
             let slot = &mut self.slots[usize::from(self.free[first + got])];
             slot.header = page.as_ptr().addr() + start as usize;
+            slot.start = start;
             slot.page = Some(page);
             got += 1;
         }
@@ -479,7 +486,10 @@ pub(super) fn deliver<H: Handler<PeerShared>>(
     stats.frames += 1;
     stats.bytes += frame.len() as u64;
     match handler.run(&mut frame) {
-        Verdict::Drop => stats.dropped += 1,
+        Verdict::Drop => {
+            stats.dropped += 1;
+            frame.discard();
+        }
         Verdict::Pass => {
             stats.passed += 1;
             handler.pass(frame.into_packet());
@@ -488,7 +498,10 @@ pub(super) fn deliver<H: Handler<PeerShared>>(
             stats.transmitted += 1;
             handler.tx(frame.into_packet());
         }
-        Verdict::Aborted => stats.aborted += 1,
+        Verdict::Aborted => {
+            stats.aborted += 1;
+            frame.discard();
+        }
     }
 }
 

@@ -54,7 +54,8 @@ begin() {
     [[ -w $HUGEPAGES/nr_hugepages ]] || skip "this kernel has no 2 MiB huge pages"
     free=$(< $HUGEPAGES/free_hugepages)
     if ((free < want)); then
-        HUGEPAGES_BEFORE=$(< $HUGEPAGES/nr_hugepages)
+        # Surplus pages go by themselves: others still use them after a reservation was given back.
+        HUGEPAGES_BEFORE=$(($(< $HUGEPAGES/nr_hugepages) - $(< $HUGEPAGES/surplus_hugepages)))
         echo $((HUGEPAGES_BEFORE + want - free)) > $HUGEPAGES/nr_hugepages
         free=$(< $HUGEPAGES/free_hugepages)
         ((free >= want)) || skip "$want huge pages of 2 MiB are needed, and only $free could be had"

@@ -15,7 +15,7 @@ mod packet;
 mod xdp;
 
 pub use device::{Handler, Poll, RxQueue, TxQueue};
-pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use frags::MAX_FRAGS;
+pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{Packet, TooManyFrags};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -273,6 +273,12 @@ impl<M: Memory> PagePool<M> {
         self.shared().home.domain()
     }
 
+    /// Whether pages stay with the pool when they come back; else every packet takes a page of its own from the provider.
+    #[must_use]
+    pub fn circulates(&self) -> bool {
+        self.shared().circulates
+    }
+
     /// Whether [`Napi::sync_for_cpu`] and its counterpart do anything. Ask once, not per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {

@@ -160,7 +160,7 @@ impl BigRing {
         if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
             return Ok(());
         }
-        deliver(&mut self.stats, napi, frame, handler);
+        drop(deliver(&mut self.stats, napi, frame, handler));
         Ok(())
     }
 

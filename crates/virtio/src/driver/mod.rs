@@ -291,20 +291,24 @@ impl NetOptions {
                 let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
                 let per_page = self.per_page.unwrap_or(splits);
                 let spare = spare(page / per_page / 64 * 64)?;
-                BufferLayout { headroom, colour_mask: colours(spare), len: need, per_page }
+                // As far as there is room, the header ends a cache line.
+                let skew = if spare >= 64 { 64 - VnetHdr::LEN as u32 } else { 0 };
+                let (first, colour_mask) = (headroom + skew, colours(spare - skew));
+                BufferLayout { first, colour_mask, len: need, unread: VnetHdr::LEN as u32, per_page }
             }
             // Segments must fit the fragments of a packet, which leaves little to spare.
             Mode::Mergeable if self.max_frame > STANDARD_FRAME => {
                 let len = page - 192;
                 debug_assert!(len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + OFFLOAD_FRAME);
-                BufferLayout { headroom: 0, colour_mask: 192, len, per_page: 1 }
+                BufferLayout { first: 0, colour_mask: 192, len, unread: 0, per_page: 1 }
             }
             Mode::Mergeable => {
                 let colour_mask = colours(spare(page)?);
-                BufferLayout { headroom, colour_mask, len: page - headroom - colour_mask, per_page: 1 }
+                let len = page - headroom - colour_mask;
+                BufferLayout { first: headroom, colour_mask, len, unread: 0, per_page: 1 }
             }
             // Chains of whole pages.
-            Mode::Big => BufferLayout { headroom: 0, colour_mask: 0, len: page, per_page: 1 },
+            Mode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
         };
         Ok(layout)
     }

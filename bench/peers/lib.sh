@@ -174,9 +174,13 @@ netmem_perf() {
         --xdp drop --ring "${RING:-1024}" --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
 }
 
-# netmem_row ALLOC: from that report.
+# netmem_row ALLOC: from that report, if every page came home.
 netmem_row() {
-    jq -er --arg alloc "$1" '.variants[] | select(.alloc == $alloc and .unit == "packets/s") | "\(.median) \(.ns_per_packet)"'
+    jq -er --arg alloc "$1" '
+        .[$alloc] as $pool
+        | if $pool | .allocated > 0 and .allocated == .returned and .mapped == .unmapped and .inflight == 0 and .leaked == 0
+            then . else error("the pool does not balance: \($pool)") end
+        | .variants[] | select(.alloc == $alloc and .unit == "packets/s") | "\(.median) \(.ns_per_packet)"'
 }
 
 # run_netmem SOCKET

@@ -15,8 +15,10 @@ out=$PWD
 if [[ ! -f vmlinuz ]]; then
     package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
     [[ -n $package ]] || { echo "skipped: apt knows no linux-image-cloud-amd64 (apt-get update?)"; exit 0; }
-    mkdir -p kernel
-    (cd kernel && apt-get download -q "$package" && dpkg-deb -x ./*.deb .)
+    rm -rf kernel
+    mkdir kernel
+    (cd kernel && apt-get download -q "$package" >&2) || { echo "skipped: $package cannot be downloaded"; exit 0; }
+    (cd kernel && dpkg-deb -x ./*.deb .)
     cp kernel/boot/vmlinuz-* vmlinuz
 fi
 

@@ -1,7 +1,11 @@
 //! The command from outside: what it prints, how it ends, and what it leaves behind.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
 use serde_json::Value;
+use skip::skip;
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -177,7 +181,7 @@ fn one_cpu_is_enough() {
     let mask = ["-c", "0", env!("CARGO_BIN_EXE_netmem")];
     let args = short(&["--mode", "small", "--consumer", "other", "--json"]);
     let Ok(output) = Command::new("taskset").args(mask).args(args).output() else {
-        return eprintln!("skipped: taskset is not installed");
+        return skip("taskset is not installed");
     };
     balances(&json(&output));
 }
@@ -369,7 +373,7 @@ fn taps_come_and_go() {
         let (status, _, err) = perf.end();
         assert_eq!(status, Some(1));
         assert!(err.contains(&name), "{err}");
-        return eprintln!("skipped: no tap can be had here: {err}");
+        return skip(&format!("no tap can be had here: {}", err.trim()));
     }
     fails(&["--port", &port, "--duration", "1"], 1, &[&name, "taken"]);
     let sent = || std::fs::read_to_string(interface.join("statistics/tx_packets")).unwrap_or_default();

@@ -2,12 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "../../../tests/skip.rs"]
+mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
     Backing, DmaDomain, KernelShared, MapError, Memory, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
     Region, RegionError, RegionOptions, RegionProvider,
 };
+use skip::skip;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -81,7 +84,7 @@ fn errors() {
 fn the_first_node_exists() {
     match RegionOptions::new(1).huge_pages(false).node(0).build::<Private>() {
         Ok(region) => assert_eq!(region.pages(), 1),
-        Err(error) => eprintln!("skipped, this machine cannot place memory: {error}"),
+        Err(error) => skip(&format!("this machine cannot place memory: {error}")),
     }
 }
 

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
+#[path = "../../../tests/skip.rs"]
+mod skip;
 
 use std::borrow::Cow;
 use std::io::Write;
-use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -22,6 +24,7 @@ use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pcap_file::pcapng::blocks::simple_packet::SimplePacketBlock;
+use skip::skip;
 
 fn sample(n: usize, max: usize) -> Vec<Vec<u8>> {
     (0..n).map(|i| (0..14 + i * 97 % (max - 13)).map(|j| (i * 31 + j) as u8).collect()).collect()
@@ -164,7 +167,7 @@ fn tap_name() -> String {
 /// Whether taps can be made here; says so if not.
 fn taps() -> bool {
     let Err(e) = Tap::open(&tap_name(), 1, false) else { return true };
-    eprintln!("SKIPPED: no tap devices here: {e}: {}", std::error::Error::source(&e).unwrap());
+    skip(&format!("no tap devices here: {e}: {}", std::error::Error::source(&e).unwrap()));
     false
 }
 
@@ -190,6 +193,48 @@ fn bad_tap_names_are_named() {
     let _held = Tap::open(&name, 1, false).unwrap();
     assert!(matches!(tap_error(&name, 1), TapError::Taken));
     assert!(matches!(tap_error(&name, 2), TapError::Taken));
+}
+
+/// Gives the kernel frames to send through an interface. No address, no neighbour and no IPv6 is needed.
+struct Wire {
+    socket: OwnedFd,
+    to: libc::sockaddr_ll,
+}
+
+impl Wire {
+    fn new(interface: &str) -> std::io::Result<Self> {
+        let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex"))?;
+        // SAFETY: a call without pointers, and then a descriptor that nobody else has.
+        let socket = unsafe {
+            match libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) {
+                -1 => return Err(std::io::Error::last_os_error()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        // SAFETY: all zero is a valid address.
+        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        to.sll_family = libc::AF_PACKET as u16;
+        to.sll_ifindex = index.trim().parse().unwrap();
+        Ok(Self { socket, to })
+    }
+
+    /// A broadcast of a protocol for experiments.
+    fn send(&self, payload: &[u8]) {
+        let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[0x88, 0xb5], payload].concat();
+        // SAFETY: the frame and the address, each with its length.
+        let sent = unsafe {
+            let len = size_of_val(&self.to) as u32;
+            libc::sendto(
+                self.socket.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const self.to).cast(),
+                len,
+            )
+        };
+        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
+    }
 }
 
 fn exists(name: &str) -> bool {
@@ -219,19 +264,14 @@ fn the_kernel_at_the_other_end() {
     let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 2);
     driver.post_rx(0, 0, SIZE, 2048);
-    // A link-local IPv6 multicast leaves on this interface without an address being set here.
-    let index =
-        std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap().trim().parse::<u32>().unwrap();
-    let Ok(socket) = UdpSocket::bind("[::]:0") else {
-        eprintln!("SKIPPED: no IPv6 here");
-        return;
+    let wire = match Wire::new(&name) {
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
     };
-    let to = std::net::SocketAddrV6::new("ff02::1:2345".parse().unwrap(), 4242, 0, index);
     let payload = [0x5a; 700];
     let mut seen = 0;
     until(|| {
-        // Until the link-local address has been assigned there is no route.
-        let _ = socket.send_to(&payload, to);
+        wire.send(&payload);
         device.poll();
         while let Some((id, len)) = driver.rings[0].take() {
             let (addr, at) = driver.buffer(0, id as u16, 2048);
@@ -270,6 +310,10 @@ fn a_sleeping_device_is_woken_by_its_port() {
     }
     let name = tap_name();
     let mut taps = Tap::open(&name, 1, true).unwrap();
+    let wire = match Wire::new(&name) {
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
+    };
     let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 1);
     driver.post_rx(0, 0, SIZE, 2048);
@@ -279,16 +323,7 @@ fn a_sleeping_device_is_woken_by_its_port() {
         for _ in 0..5 {
             let sleeps = driver.stats.sleeps.load(Relaxed);
             until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
-            // Setting the link down and up makes the kernel announce itself (IPv6 multicast).
-            let set = |state| std::process::Command::new("ip").args(["link", "set", &name, state]).status();
-            if !["down", "up"].into_iter().all(|state| set(state).is_ok_and(|d| d.success())) {
-                eprintln!("SKIPPED: `ip link set` is not to be had");
-                break;
-            }
-            if !Path::new("/proc/sys/net/ipv6").exists() {
-                eprintln!("SKIPPED: no IPv6 here");
-                break;
-            }
+            wire.send(&[0x5a; 100]);
             until(|| driver.rings[0].take().is_some());
         }
         stop.store(true, Relaxed);
@@ -309,7 +344,7 @@ fn a_deleted_tap_ends_the_run() {
     driver.post_rx(0, 0, 16, 2048);
     match std::process::Command::new("ip").args(["link", "del", &name]).status() {
         Ok(s) if s.success() => {}
-        other => return eprintln!("SKIPPED: `ip link del` is not to be had: {other:?}"),
+        other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
     }
     let e = device.run(&std::sync::atomic::AtomicBool::new(false)).unwrap_err();
     assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");

@@ -370,7 +370,7 @@ fn everything_changes_between_two_reads() {
                     let mut program = Program::<false, _, _, _> {
                         run: |f: &mut XdpFrame<PeerShared>| {
                             let head: [u8; 14] = f.read_at(0).unwrap();
-                            if head[0] % 2 == 0 { Verdict::Pass } else { Verdict::Drop }
+                            if head[0].is_multiple_of(2) { Verdict::Pass } else { Verdict::Drop }
                         },
                         pass: |p: Packet<PeerShared>| {
                             assert_eq!(p.to_vec().len(), p.len());

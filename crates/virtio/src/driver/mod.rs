@@ -202,15 +202,15 @@ impl NetOptions {
         self
     }
 
-    /// Bytes kept free in front of each frame for programs that add headers; 256 unless said otherwise. Without headroom
-    /// and in small mode, buffers share pages as far as the frame size lets them.
+    /// Bytes kept free in front of each frame for programs that add headers; 256 unless said otherwise, and none for
+    /// frames of more than 1518 bytes, whose buffers have no room to spare. Without headroom and in small mode, buffers share pages as far as the frame size lets them.
     #[must_use]
     pub fn headroom(mut self, bytes: u16) -> Self {
         self.headroom = u32::from(bytes).next_multiple_of(64);
         self
     }
 
-    /// Buffers in a page, whatever follows from the headroom.
+    /// Buffers in a page in small mode, whatever follows from the headroom. In the other modes buffers are whole pages.
     #[must_use]
     pub fn buffers_per_page(mut self, buffers: u16) -> Self {
         self.per_page = Some(u32::from(buffers.max(1)));

@@ -266,26 +266,32 @@ impl RxRing {
     ) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
-            match self.batch(napi, budget - done, handler) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(error) => self.stats.stop(error),
+            let (frames, outcome) = self.batch(napi, budget - done, handler);
+            done += frames;
+            if let Err(error) = outcome {
+                self.stats.stop(error);
+            }
+            if frames == 0 {
+                break;
             }
         }
         self.ring.notify();
         done
     }
 
-    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many used buffers it saw in
-    /// frames, 0 if there were none.
+    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
+    /// the device did wrong after them.
     #[inline]
     fn batch<H: Handler<PeerShared>>(
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
         budget: usize,
         handler: &mut H,
-    ) -> Result<usize, QueueError> {
-        let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted })?;
+    ) -> (usize, Result<(), QueueError>) {
+        let pending = match self.ring.pending() {
+            Ok(pending) => pending,
+            Err(e) => return (0, Err(QueueError::IndexJump { by: e.by, posted: e.posted })),
+        };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
         for i in 0..n {
             let (id, _) = self.ring.used(i);
@@ -299,7 +305,7 @@ impl RxRing {
         let mut buffers = 0;
         let outcome = loop {
             if buffers >= n {
-                break Ok(frames);
+                break Ok(());
             }
             match self.frame(napi, pending - buffers, handler) {
                 Ok(used) => {
@@ -313,7 +319,7 @@ impl RxRing {
         if !self.free.is_empty() {
             self.refill(napi);
         }
-        outcome
+        (frames, outcome)
     }
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
@@ -430,9 +436,11 @@ impl RxRing {
                 break;
             }
         }
-        // Oldest first, so that heads keep their places in the ring.
-        self.free.drain(..posted);
-        self.ring.publish();
+        if posted > 0 {
+            // Oldest first, so that heads keep their places in the ring.
+            self.free.drain(..posted);
+            self.ring.publish();
+        }
     }
 
     /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that

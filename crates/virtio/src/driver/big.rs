@@ -6,8 +6,8 @@
 //!   page        ├hdr│frame ├ frame ├ ...  ├ unused
 //! ```
 
+use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::ring::DriverRing;
-use super::rx::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::stats::{QueueError, RxStats};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, XdpFrame};

@@ -144,12 +144,13 @@ impl<M: Memory> XdpFrame<M> {
         Ok(())
     }
 
-    /// Drops the frame. Says what dropping it does, in a form that leaves the frame in registers.
+    /// The head's page, whole. Fragments are dropped.
     #[inline(always)]
-    pub fn discard(self) {
+    #[must_use]
+    pub fn into_page(self) -> Page<M> {
         let Self { page, frags, .. } = self;
-        page.release();
         drop(frags);
+        page
     }
 
     /// The frame as a packet. Free.

@@ -27,6 +27,7 @@ mod pool;
 mod provider;
 mod region;
 mod remote;
+mod shared;
 mod span;
 mod stats;
 

@@ -6,8 +6,8 @@
 //!   page        ├hdr│frame ├ frame ├ ...  ├ unused
 //! ```
 
+use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::ring::DriverRing;
-use super::rx::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::stats::{QueueError, RxStats};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, XdpFrame};
@@ -160,7 +160,7 @@ impl BigRing {
         if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
             return Ok(());
         }
-        deliver(&mut self.stats, napi, frame, handler);
+        drop(deliver(&mut self.stats, napi, frame, handler));
         Ok(())
     }
 

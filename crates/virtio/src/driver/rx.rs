@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   page   ├─ headroom ─┤─ colour ─┤ header 12 B │ frame ...                          ┤
-//!                       0, 64, ... bytes          posted from here to the buffer's end
+//!                       0, 64, ... bytes          posted from the header to the buffer's end
 //! ```
 //!
 //! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all fall into one set of
@@ -10,28 +10,31 @@
 
 use super::Link;
 use super::big::BigRing;
+use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::ring::DriverRing;
 use super::stats::{QueueError, RxStats, state};
 use crate::net::VnetHdr;
-use netmem_packet::{Checksum, Gso, GsoKind, Handler, MAX_FRAGS, Meta, Poll, RxQueue, Verdict, XdpFrame};
+use netmem_packet::{Handler, MAX_FRAGS, Poll, RxQueue, XdpFrame};
 use netmem_pool::{Closed, Napi, Page, PagePool, PeerShared, PoolStats};
 use std::fmt;
 use std::sync::Arc;
 
-/// Frames between two publications of new buffers.
-pub(super) const BATCH: u16 = 64;
-/// The shortest frame that is looked at: an Ethernet header.
-pub(super) const ETHERNET: usize = 14;
+/// The header of a frame that takes no offloads and one buffer.
+const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 /// How buffers lie in pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferLayout {
-    /// Bytes kept free in front of header and frame.
-    pub(crate) headroom: u32,
+    /// Where the buffer of the first colour begins. In small mode the header ends a cache line and the frame begins the
+    /// next: nothing was negotiated that a header could speak of, and so it is not read, nor its line fetched. Elsewhere
+    /// the header begins a line, and shares it with the frame's first bytes.
+    pub(crate) first: u32,
     /// Offsets are multiples of 64 up to this, a power of two less one times 64.
     pub(crate) colour_mask: u32,
     /// Bytes posted, header included.
     pub(crate) len: u32,
+    /// Bytes at the front that the driver does not look at.
+    pub(crate) unread: u32,
     /// Buffers in a page.
     pub(crate) per_page: u32,
 }
@@ -40,17 +43,19 @@ impl BufferLayout {
     /// Where in `page` its buffer begins.
     #[inline]
     fn start(&self, page: &Page<PeerShared>) -> u32 {
-        self.headroom + ((page.index() << 6) & self.colour_mask)
+        self.first + ((page.index() << 6) & self.colour_mask)
     }
 }
 
 #[derive(Default)]
 struct Slot {
     page: Option<Page<PeerShared>>,
-    /// Address of the buffer's header, for the prefetch.
-    header: usize,
+    /// Address of what is read first, for the prefetch: the header, or in small mode the frame.
+    front: usize,
     /// Where in the page the buffer begins.
     start: u32,
+    /// Whether the device has it. A page may be here and not posted: one that stays, see [`RxRing::frame`].
+    posted: bool,
 }
 
 /// The part of the queue that is not its pool.
@@ -65,6 +70,8 @@ struct RxRing {
     layout: BufferLayout,
     mergeable: bool,
     needs_sync: bool,
+    /// Whether a dropped page may stay where it is.
+    keeps: bool,
     stats: RxStats,
 }
 
@@ -96,7 +103,7 @@ impl VirtioRx {
         index: usize,
         link: Arc<Link>,
     ) -> Self {
-        let rx = RxRing::new(ring, layout, mergeable, pool.needs_sync());
+        let rx = RxRing::new(ring, layout, mergeable, &pool);
         let mut this = Self { pool: Some(pool), ring: Ring::Single(rx), index, link };
         // A queue is full before its first poll.
         this.poll(|poll| {
@@ -230,7 +237,7 @@ impl Poll for RxPoll<'_> {
 }
 
 impl RxRing {
-    fn new(ring: DriverRing, layout: BufferLayout, mergeable: bool, needs_sync: bool) -> Self {
+    fn new(ring: DriverRing, layout: BufferLayout, mergeable: bool, pool: &PagePool<PeerShared>) -> Self {
         let size = ring.size();
         for id in 0..size {
             ring.describe(id, 0, layout.len, true, None);
@@ -241,7 +248,8 @@ impl RxRing {
             parts: Vec::new(),
             layout,
             mergeable,
-            needs_sync,
+            needs_sync: pool.needs_sync(),
+            keeps: pool.circulates(),
             stats: RxStats::default(),
             ring,
         }
@@ -255,32 +263,38 @@ impl RxRing {
     ) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
-            match self.batch(napi, budget - done, handler) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(error) => self.stats.stop(error),
+            let (frames, outcome) = self.batch(napi, budget - done, handler);
+            done += frames;
+            if let Err(error) = outcome {
+                self.stats.stop(error);
+            }
+            if frames == 0 {
+                break;
             }
         }
         self.ring.notify();
         done
     }
 
-    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many used buffers it saw in
-    /// frames, 0 if there were none.
+    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
+    /// the device did wrong after them.
     #[inline]
     fn batch<H: Handler<PeerShared>>(
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
         budget: usize,
         handler: &mut H,
-    ) -> Result<usize, QueueError> {
-        let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted })?;
+    ) -> (usize, Result<(), QueueError>) {
+        let pending = match self.ring.pending() {
+            Ok(pending) => pending,
+            Err(e) => return (0, Err(QueueError::IndexJump { by: e.by, posted: e.posted })),
+        };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
         for i in 0..n {
             let (id, _) = self.ring.used(i);
             // A bad id is found below; here it prefetches nothing.
-            if let Some(Slot { page: Some(page), header, .. }) = self.slots.get(id as usize) {
-                prefetch(*header);
+            if let Some(Slot { page: Some(page), front, .. }) = self.slots.get(id as usize) {
+                prefetch(*front);
                 page.prefetch();
             }
         }
@@ -288,7 +302,7 @@ impl RxRing {
         let mut buffers = 0;
         let outcome = loop {
             if buffers >= n {
-                break Ok(frames);
+                break Ok(());
             }
             match self.frame(napi, pending - buffers, handler) {
                 Ok(used) => {
@@ -302,7 +316,7 @@ impl RxRing {
         if !self.free.is_empty() {
             self.refill(napi);
         }
-        outcome
+        (frames, outcome)
     }
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
@@ -313,20 +327,28 @@ impl RxRing {
         pending: u16,
         handler: &mut H,
     ) -> Result<u16, QueueError> {
-        let (page, start, len) = self.take(napi)?;
+        let (id, page, start, len) = self.take(napi)?;
         let Some(data_len) = (len as usize).checked_sub(VnetHdr::LEN).filter(|&n| n >= ETHERNET) else {
             self.stats.short += 1;
             return Ok(1);
         };
-        let mut header = [0; VnetHdr::LEN];
-        // The buffer was posted from `start` and holds at least a header.
-        let read = page.copy_to(start as usize, &mut header);
-        debug_assert!(read.is_ok());
+        let mut header = PLAIN;
+        if self.mergeable {
+            // The buffer was posted from `start` and holds at least a header.
+            let read = page.copy_to(start as usize, &mut header);
+            debug_assert!(read.is_ok());
+        }
         // Built apart from the frames that need a second look, so that this one never leaves the registers.
         let frame = XdpFrame::new(page, start as usize + VnetHdr::LEN, data_len);
         let buffers = u16::from_le_bytes([header[10], header[11]]);
-        if header[0] | header[1] == 0 && (buffers == 1 || !self.mergeable) {
-            deliver(&mut self.stats, napi, frame, handler);
+        if header[0] | header[1] == 0 && buffers == 1 {
+            match deliver(&mut self.stats, napi, frame, handler) {
+                // The page that was dropped is posted again as it is: no way home and back, and nothing to write that the
+                // device reads. A page per packet is one that does go.
+                Some(page) if self.keeps => self.slots[usize::from(id)].page = Some(page),
+                Some(page) => page.release(),
+                None => {}
+            }
             return Ok(1);
         }
         self.unusual(napi, frame, header, pending, handler)
@@ -349,20 +371,21 @@ impl RxRing {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
         }
         if header.is_plain() || annotate(&mut self.stats, &mut frame, header) {
-            deliver(&mut self.stats, napi, frame, handler);
+            drop(deliver(&mut self.stats, napi, frame, handler));
         }
         Ok(buffers)
     }
 
-    /// Takes the next used buffer, where it begins, and how much was written: the one place where a head and a length of
+    /// Takes the next used buffer, its head, where it begins, and how much was written: the one place where a head and a length of
     /// the device's are judged.
     #[inline(always)]
-    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(Page<PeerShared>, u32, u32), QueueError> {
+    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(u16, Page<PeerShared>, u32, u32), QueueError> {
         let (id, len) = self.ring.used(0);
         let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
         let id = id as u16;
         let start = slot.start;
-        let page = slot.page.take().ok_or(QueueError::NotPosted { id })?;
+        let page = slot.page.take_if(|_| slot.posted).ok_or(QueueError::NotPosted { id })?;
+        slot.posted = false;
         self.ring.consume(1);
         self.free.push(id);
         if len > self.layout.len {
@@ -371,7 +394,7 @@ impl RxRing {
         if self.needs_sync {
             napi.sync_for_cpu(&page, start as usize..(start + len) as usize);
         }
-        Ok((page, start, len))
+        Ok((id, page, start, len))
     }
 
     /// Adds the buffers behind the first to a frame that claims to have `buffers`.
@@ -389,7 +412,7 @@ impl RxRing {
             return Err(QueueError::MissingBuffers { buffers, used: pending });
         }
         for _ in 1..buffers {
-            let (page, start, len) = self.take(napi)?;
+            let (_, page, start, len) = self.take(napi)?;
             let start = start as usize;
             // `take` checked the length, the count of buffers leaves room for every fragment.
             let pushed = frame.push(page.freeze_range(start..start + len as usize));
@@ -410,134 +433,60 @@ impl RxRing {
                 break;
             }
         }
-        // Oldest first, so that heads keep their places in the ring.
-        self.free.drain(..posted);
-        self.ring.publish();
+        if posted > 0 {
+            // Oldest first, so that heads keep their places in the ring.
+            self.free.drain(..posted);
+            self.ring.publish();
+        }
     }
 
     /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
     /// wait for the device to let go of a cache line are then next to each other and wait together.
     #[inline(always)]
     fn refill_batch(&mut self, napi: &mut Napi<'_, PeerShared>, first: usize) -> usize {
-        let mut addresses = [0; BATCH as usize];
-        let mut got = 0;
-        for address in &mut addresses[..(self.free.len() - first).min(BATCH as usize)] {
-            let Some(page) = self.buffer(napi) else { break };
-            let start = self.layout.start(&page);
-            if self.needs_sync {
-                napi.sync_for_device(&page, start as usize..(start + self.layout.len) as usize);
+        let mut moved = [(0, 0); BATCH as usize];
+        let (mut got, mut changed) = (0, 0);
+        for &id in self.free[first..].iter().take(BATCH as usize) {
+            // A page that stayed is where its descriptor points.
+            if self.slots[usize::from(id)].page.is_none() {
+                let page =
+                    if self.layout.per_page == 1 { napi.alloc() } else { part(&mut self.parts, self.layout, napi) };
+                let Some(page) = page else { break };
+                let start = self.layout.start(&page);
+                moved[changed] = (id, page.dma_addr() + u64::from(start));
+                changed += 1;
+                let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
+                self.slots[usize::from(id)] = Slot { page: Some(page), front, start, posted: true };
             }
-            *address = page.dma_addr() + u64::from(start);
-            let slot = &mut self.slots[usize::from(self.free[first + got])];
-            slot.header = page.as_ptr().addr() + start as usize;
-            slot.start = start;
-            slot.page = Some(page);
+            let slot = &mut self.slots[usize::from(id)];
+            slot.posted = true;
+            if let (true, Some(page)) = (self.needs_sync, &slot.page) {
+                napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);
+            }
             got += 1;
         }
-        for (&id, &address) in self.free[first..].iter().zip(&addresses[..got]) {
+        for &(id, address) in &moved[..changed] {
             self.ring.point(id, address);
         }
         self.ring.expose_all(&self.free[first..first + got]);
         got
     }
-
-    #[inline(always)]
-    fn buffer(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
-        if self.layout.per_page == 1 { napi.alloc() } else { self.part(napi) }
-    }
-
-    /// A part of a page that several buffers share.
-    fn part(&mut self, napi: &mut Napi<'_, PeerShared>) -> Option<Page<PeerShared>> {
-        if let Some(part) = self.parts.pop() {
-            return Some(part);
-        }
-        let mut page = napi.alloc()?;
-        let size = page.len() / self.layout.per_page as usize;
-        for part in (1..self.layout.per_page as usize).rev() {
-            self.parts.push(page.split_off(part * size));
-        }
-        Some(page)
-    }
 }
 
-/// Notes the offloads that a header speaks of; false if it speaks nonsense, and then the frame is to be dropped.
-#[cold]
-pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, header: VnetHdr) -> bool {
-    let meta = meta(header, frame.len());
-    match meta {
-        Some(meta) => frame.meta = meta,
-        None => stats.bad_header += 1,
-    }
-    meta.is_some()
-}
-
-/// Runs the program on a frame and does what it decides.
-#[inline(always)]
-pub(super) fn deliver<H: Handler<PeerShared>>(
-    stats: &mut RxStats,
+/// A part of a page that several buffers share.
+#[inline(never)]
+fn part(
+    parts: &mut Vec<Page<PeerShared>>,
+    layout: BufferLayout,
     napi: &mut Napi<'_, PeerShared>,
-    mut frame: XdpFrame<PeerShared>,
-    handler: &mut H,
-) {
-    if H::LINEAR && frame.linearise(napi).is_err() {
-        stats.not_linear += 1;
-        return;
+) -> Option<Page<PeerShared>> {
+    if let Some(part) = parts.pop() {
+        return Some(part);
     }
-    stats.frames += 1;
-    stats.bytes += frame.len() as u64;
-    match handler.run(&mut frame) {
-        Verdict::Drop => {
-            stats.dropped += 1;
-            frame.discard();
-        }
-        Verdict::Pass => {
-            stats.passed += 1;
-            handler.pass(frame.into_packet());
-        }
-        Verdict::Tx => {
-            stats.transmitted += 1;
-            handler.tx(frame.into_packet());
-        }
-        Verdict::Aborted => {
-            stats.aborted += 1;
-            frame.discard();
-        }
+    let mut page = napi.alloc()?;
+    let size = page.len() / layout.per_page as usize;
+    for part in (1..layout.per_page as usize).rev() {
+        parts.push(page.split_off(part * size));
     }
-}
-
-/// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
-fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
-    if !h.plausible(len) {
-        return None;
-    }
-    let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
-        Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
-    } else if h.flags & VnetHdr::DATA_VALID != 0 {
-        Checksum::Vouched
-    } else {
-        Checksum::Unknown
-    };
-    let kind = match h.gso_type & !VnetHdr::GSO_ECN {
-        VnetHdr::GSO_TCPV4 => Some(GsoKind::TcpV4),
-        VnetHdr::GSO_TCPV6 => Some(GsoKind::TcpV6),
-        VnetHdr::GSO_UDP => Some(GsoKind::UdpFragment),
-        VnetHdr::GSO_UDP_L4 => Some(GsoKind::UdpSegment),
-        _ => None,
-    };
-    let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
-    let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
-    Some(Meta { checksum, gso })
-}
-
-/// Asks for the cache line at `addr`. No access: any address will do.
-#[inline]
-pub(super) fn prefetch(addr: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = addr;
+    Some(page)
 }

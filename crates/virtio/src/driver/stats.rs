@@ -87,8 +87,6 @@ pub struct RxStats {
     pub short: u64,
     /// Frames dropped because their virtio-net header makes no sense.
     pub bad_header: u64,
-    /// Frames dropped because no page replaced theirs (big-packet mode).
-    pub no_page: u64,
     /// Times that the queue stayed shorter because there was no page to post.
     pub starved: u64,
     /// What stopped the queue.
@@ -110,7 +108,6 @@ impl RxStats {
             ("not_linear", self.not_linear),
             ("short", self.short),
             ("bad_header", self.bad_header),
-            ("no_page", self.no_page),
             ("starved", self.starved),
         ]
         .into_iter()

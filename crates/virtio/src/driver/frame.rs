@@ -1,0 +1,91 @@
+//! What happens to a frame in every mode: its header is put into words of our own, the program decides, the handler takes
+//! it.
+
+use super::stats::RxStats;
+use crate::net::VnetHdr;
+use netmem_packet::{Checksum, Gso, GsoKind, Handler, Meta, Verdict, XdpFrame};
+use netmem_pool::{Napi, Page, PeerShared};
+
+/// Frames between two publications of new buffers.
+pub(super) const BATCH: u16 = 64;
+/// The shortest frame that is looked at: an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+
+/// Notes the offloads that a header speaks of; false if it speaks nonsense, and then the frame is to be dropped.
+#[cold]
+pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, header: VnetHdr) -> bool {
+    let meta = meta(header, frame.len());
+    match meta {
+        Some(meta) => frame.meta = meta,
+        None => stats.bad_header += 1,
+    }
+    meta.is_some()
+}
+
+/// Runs the program on a frame and does what it decides. Returns the head's page if the frame was dropped.
+#[inline(always)]
+pub(super) fn deliver<H: Handler<PeerShared>>(
+    stats: &mut RxStats,
+    napi: &mut Napi<'_, PeerShared>,
+    mut frame: XdpFrame<PeerShared>,
+    handler: &mut H,
+) -> Option<Page<PeerShared>> {
+    if H::LINEAR && frame.linearise(napi).is_err() {
+        stats.not_linear += 1;
+        return Some(frame.into_page());
+    }
+    stats.frames += 1;
+    stats.bytes += frame.len() as u64;
+    match handler.run(&mut frame) {
+        Verdict::Drop => stats.dropped += 1,
+        Verdict::Aborted => stats.aborted += 1,
+        Verdict::Pass => {
+            stats.passed += 1;
+            handler.pass(frame.into_packet());
+            return None;
+        }
+        Verdict::Tx => {
+            stats.transmitted += 1;
+            handler.tx(frame.into_packet());
+            return None;
+        }
+    }
+    Some(frame.into_page())
+}
+
+/// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
+fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
+    if !h.plausible(len) {
+        return None;
+    }
+    let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
+        Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
+    } else if h.flags & VnetHdr::DATA_VALID != 0 {
+        Checksum::Vouched
+    } else {
+        Checksum::Unknown
+    };
+    let kind = match h.gso_type & !VnetHdr::GSO_ECN {
+        VnetHdr::GSO_TCPV4 => Some(GsoKind::TcpV4),
+        VnetHdr::GSO_TCPV6 => Some(GsoKind::TcpV6),
+        VnetHdr::GSO_UDP => Some(GsoKind::UdpFragment),
+        VnetHdr::GSO_UDP_L4 => Some(GsoKind::UdpSegment),
+        _ => None,
+    };
+    let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
+    let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
+    Some(Meta { checksum, gso })
+}
+
+/// Asks for the cache line at `addr`. No access: any address will do.
+#[inline]
+pub(super) fn prefetch(addr: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}

@@ -1,0 +1,284 @@
+//! What the driver is to make of a device: the options, checked, and what follows from them.
+
+use super::NetError;
+use super::rx::BufferLayout;
+use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
+use crate::ring::SplitLayout;
+use netmem_packet::MAX_FRAGS;
+use netmem_pool::{
+    DmaDomain, MemoryTable, PAGE_SIZE, PeerShared, Provider, Region, RegionError, RegionOptions, RegionProvider,
+};
+use std::fmt;
+use std::sync::Arc;
+
+/// How received frames lie in buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A frame in one buffer.
+    Small,
+    /// A frame in as many buffers as it needs.
+    Mergeable,
+    /// A frame in one chain of pages, long enough for the longest segment.
+    Big,
+}
+
+impl Mode {
+    /// The longest frame that the mode can receive.
+    #[must_use]
+    pub fn max_frame(self) -> usize {
+        match self {
+            Self::Small => STANDARD_FRAME,
+            Self::Mergeable | Self::Big => OFFLOAD_FRAME,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Small => "small",
+            Self::Mergeable => "mergeable",
+            Self::Big => "big",
+        })
+    }
+}
+
+type GivenMemory = (Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>);
+type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
+
+/// What the driver is to make of a device. Start with [`NetOptions::new`].
+pub struct NetOptions {
+    pub(super) mode: Mode,
+    pub(super) pairs: u16,
+    pub(super) ring_size: u16,
+    pub(super) max_frame: usize,
+    pub(super) headroom: u32,
+    pub(super) per_page: Option<u32>,
+    pub(super) pages: Option<usize>,
+    pub(super) lock: bool,
+    pub(super) cache: usize,
+    pub(super) premapped: bool,
+    pub(super) memory: Option<GivenMemory>,
+    pub(super) domain: Option<WrapDomain>,
+}
+
+impl NetOptions {
+    /// One queue pair, rings of 256, frames up to 1518 bytes (in big-packet mode, up to 65549), premapped buffers, room
+    /// for XDP in front of each frame.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            pairs: 1,
+            ring_size: 256,
+            max_frame: if mode == Mode::Big { OFFLOAD_FRAME } else { STANDARD_FRAME },
+            headroom: 256,
+            per_page: None,
+            pages: None,
+            lock: false,
+            cache: 512,
+            premapped: true,
+            memory: None,
+            domain: None,
+        }
+    }
+
+    /// The most queue pairs that will be used. All of them are set up; one is in use until
+    /// [`VirtioNet::set_active_pairs`] says otherwise.
+    #[must_use]
+    pub fn pairs(mut self, pairs: u16) -> Self {
+        self.pairs = pairs;
+        self
+    }
+
+    /// Entries in each ring: a power of two.
+    #[must_use]
+    pub fn ring_size(mut self, entries: u16) -> Self {
+        self.ring_size = entries;
+        self
+    }
+
+    /// The longest frame, in bytes. Beyond 1518 it asks the device for segmentation offload.
+    #[must_use]
+    pub fn max_frame(mut self, bytes: usize) -> Self {
+        self.max_frame = bytes;
+        self
+    }
+
+    /// Bytes kept free in front of each frame for programs that add headers; 256 unless said otherwise, and none for
+    /// frames of more than 1518 bytes, whose buffers have no room to spare. Without headroom and in small mode, buffers share pages as far as the frame size lets them.
+    #[must_use]
+    pub fn headroom(mut self, bytes: u16) -> Self {
+        self.headroom = u32::from(bytes).next_multiple_of(64);
+        self
+    }
+
+    /// Buffers in a page in small mode, whatever follows from the headroom. In the other modes buffers are whole pages.
+    #[must_use]
+    pub fn buffers_per_page(mut self, buffers: u16) -> Self {
+        self.per_page = Some(u32::from(buffers.max(1)));
+        self
+    }
+
+    /// Pages for all queues together; four rings' worth each unless said otherwise.
+    #[must_use]
+    pub fn pages(mut self, pages: usize) -> Self {
+        self.pages = Some(pages);
+        self
+    }
+
+    /// Whether the memory is locked (`RLIMIT_MEMLOCK`).
+    #[must_use]
+    pub fn lock(mut self, lock: bool) -> Self {
+        self.lock = lock;
+        self
+    }
+
+    /// Pages in each pool's array cache; 0 for a page per packet.
+    #[must_use]
+    pub fn cache(mut self, pages: usize) -> Self {
+        self.cache = pages;
+        self
+    }
+
+    /// Whether buffers are posted by DMA address (the default), or by this process's addresses, the pool then mapping
+    /// nothing.
+    #[must_use]
+    pub fn premapped(mut self, premapped: bool) -> Self {
+        self.premapped = premapped;
+        self
+    }
+
+    /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are from
+    /// no pool.
+    #[must_use]
+    pub fn memory(mut self, region: Arc<Region<PeerShared>>, provider: Arc<dyn Provider<PeerShared>>) -> Self {
+        self.memory = Some((region, provider));
+        self
+    }
+
+    /// Makes another DMA domain of the device's memory table.
+    #[must_use]
+    pub fn domain(mut self, wrap: impl FnOnce(MemoryTable) -> Arc<dyn DmaDomain> + 'static) -> Self {
+        self.domain = Some(Box::new(wrap));
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
+        let min = if self.mode == Mode::Big { 32 } else { 2 };
+        let max = SplitLayout::MAX_SIZE;
+        if !self.ring_size.is_power_of_two() || self.ring_size < min || self.ring_size > max {
+            return Err(NetError::RingSize { size: self.ring_size, min, max });
+        }
+        if self.mode == Mode::Big && self.memory.is_some() {
+            return Err(NetError::GivenMemory);
+        }
+        if self.pairs == 0 {
+            return Err(NetError::Pairs { asked: 0, max: u16::MAX / 2 });
+        }
+        if self.max_frame > self.mode.max_frame() {
+            let (asked, mode) = (self.max_frame, self.mode);
+            return Err(NetError::FrameSize { asked, mode, max: mode.max_frame() });
+        }
+        let page = PAGE_SIZE as u32;
+        let frame = self.max_frame.max(STANDARD_FRAME);
+        let need = (VnetHdr::LEN + frame) as u32;
+        let headroom = self.headroom;
+        // Bytes of a buffer that neither headroom nor frame take.
+        let spare = |buffer: u32| {
+            let taken = headroom + need;
+            buffer.checked_sub(taken).ok_or(NetError::Room { headroom, frame, buffer })
+        };
+        let layout = match self.mode {
+            Mode::Small => {
+                let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
+                let per_page = self.per_page.unwrap_or(splits);
+                let spare = spare(page / per_page / 64 * 64)?;
+                // As far as there is room, the header ends a cache line.
+                let skew = if spare >= 64 { 64 - VnetHdr::LEN as u32 } else { 0 };
+                let (first, colour_mask) = (headroom + skew, colours(spare - skew));
+                BufferLayout { first, colour_mask, len: need, unread: VnetHdr::LEN as u32, per_page }
+            }
+            // Segments must fit the fragments of a packet, which leaves little to spare.
+            Mode::Mergeable if self.max_frame > STANDARD_FRAME => {
+                let len = page - 192;
+                debug_assert!(len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + OFFLOAD_FRAME);
+                BufferLayout { first: 0, colour_mask: 192, len, unread: 0, per_page: 1 }
+            }
+            Mode::Mergeable => {
+                let colour_mask = colours(spare(page)?);
+                let len = page - headroom - colour_mask;
+                BufferLayout { first: headroom, colour_mask, len, unread: 0, per_page: 1 }
+            }
+            // Chains of whole pages.
+            Mode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
+        };
+        Ok(layout)
+    }
+
+    /// Where receive pages come from.
+    pub(super) fn supply(&mut self) -> Result<Supply, RegionError> {
+        if let Some((region, provider)) = self.memory.take() {
+            return Ok(Supply::Given(region, provider));
+        }
+        let per_queue = 4 * usize::from(self.ring_size) + self.cache;
+        let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue);
+        let region = RegionOptions::new(pages).lock(self.lock).build::<PeerShared>()?;
+        Ok(Supply::Own(RegionProvider::new(region)))
+    }
+
+    /// The features that are needed; those that are taken if they can be had.
+    pub(super) fn features(&self, control: bool) -> (u64, u64) {
+        let offload = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
+        let mut need = feature::VERSION_1;
+        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6;
+        match self.mode {
+            Mode::Small => {}
+            Mode::Mergeable => need |= feature::MRG_RXBUF,
+            Mode::Big => need |= offload,
+        }
+        if self.max_frame > STANDARD_FRAME {
+            want |= offload | feature::GUEST_UFO;
+        }
+        if self.pairs > 1 {
+            let multi = feature::MQ | feature::CTRL_VQ;
+            if control { need |= multi } else { want |= multi }
+        }
+        (need, want)
+    }
+}
+
+/// Where receive pages come from.
+pub(super) enum Supply {
+    Own(Arc<RegionProvider<PeerShared>>),
+    Given(Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>),
+}
+
+impl Supply {
+    pub(super) fn region(&self) -> Arc<Region<PeerShared>> {
+        match self {
+            Self::Own(provider) => provider.region().clone(),
+            Self::Given(region, _) => region.clone(),
+        }
+    }
+
+    pub(super) fn provider(&self) -> Arc<dyn Provider<PeerShared>> {
+        match self {
+            Self::Own(provider) => provider.clone(),
+            Self::Given(_, provider) => provider.clone(),
+        }
+    }
+}
+
+/// The mask of offsets, multiples of 64 and a power of two in number, that `spare` bytes leave room for; at most 32 of
+/// them, half of the sets of a first-level cache.
+fn colours(spare: u32) -> u32 {
+    let count = spare / 64 + 1;
+    ((1 << count.ilog2().min(5)) - 1) * 64
+}
+
+impl fmt::Debug for NetOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NetOptions({}, {} pairs, rings of {})", self.mode, self.pairs, self.ring_size)
+    }
+}

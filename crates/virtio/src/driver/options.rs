@@ -84,7 +84,7 @@ impl NetOptions {
     }
 
     /// The most queue pairs that will be used. All of them are set up; one is in use until
-    /// [`VirtioNet::set_active_pairs`] says otherwise.
+    /// [`VirtioNet::set_active_pairs`](super::VirtioNet::set_active_pairs) says otherwise.
     #[must_use]
     pub fn pairs(mut self, pairs: u16) -> Self {
         self.pairs = pairs;

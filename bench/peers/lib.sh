@@ -172,7 +172,7 @@ run_virtio_user() {
 # netmem_perf DEVICE ALLOC: the JSON report.
 netmem_perf() {
     "$NETMEM" perf --device "$1" --mode "${MODE:-small}" --size 64 --alloc "$2" --queues 1 --consumer same \
-        --xdp drop --ring "${RING:-1024}" --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
+        --xdp "${XDP:-drop}" --ring "${RING:-1024}" --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
 }
 
 # netmem_row ALLOC: from that report, if every page came home.

@@ -49,6 +49,17 @@ impl<M: Memory> Page<M> {
         unsafe { self.desc.as_ref() }
     }
 
+    /// One more count of the same bytes.
+    ///
+    /// # Safety
+    ///
+    /// From now on neither value is used to write them.
+    #[inline]
+    pub(crate) unsafe fn alias(&self) -> Self {
+        self.desc().get();
+        Self { ..*self }
+    }
+
     /// Gives up the value without dropping the count.
     #[inline]
     pub(crate) fn into_desc(self) -> NonNull<Desc> {
@@ -192,6 +203,20 @@ impl<M: Mapped> Page<M> {
         // SAFETY: just checked; nobody else in this process has these bytes.
         unsafe { bytes::copy_in(from, self.as_ptr().add(offset)) };
         Ok(())
+    }
+
+    /// Takes the bytes in front of these, which the caller knows to be nobody else's, and writes `header` there. False, and
+    /// nothing done, if the page begins too soon.
+    #[inline]
+    pub(crate) fn prepend(&mut self, header: &[u8]) -> bool {
+        if header.len() > self.offset() {
+            return false;
+        }
+        let n = header.len() as u32;
+        self.span = Span::new(self.span.offset() - n, self.span.len() + n);
+        // SAFETY: the bytes lie in the page and are ours, by exclusive reference.
+        unsafe { bytes::copy_in(header, self.as_ptr()) };
+        true
     }
 }
 

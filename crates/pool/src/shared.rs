@@ -61,7 +61,7 @@ impl<M: Memory> Shared<M> {
     }
 
     #[inline(never)]
-    pub(crate) unsafe fn slow(this: NonNull<Self>) -> Option<NonNull<Desc>> {
+    unsafe fn slow(this: NonNull<Self>) -> Option<NonNull<Desc>> {
         // SAFETY: the owner calls. Shared references to `Shared` live across strangers' calls, but everything in it that
         // those may change is a cell or an atomic.
         let s = unsafe { this.as_ref() };
@@ -138,7 +138,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// A page from the provider enters the pool.
-    pub(crate) unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
+    unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
         // SAFETY: the pool keeps the provider.
         let desc = unsafe { page.desc() };
         match &self.domain {
@@ -222,7 +222,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// In the poll context, with the cache full; or with none, and then the page leaves the pool.
-    pub(crate) unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
+    unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, home) == 0) };
         // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
         let s = unsafe { home.cast::<Self>().as_ref() };
@@ -235,7 +235,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Any thread.
-    pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
+    unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         let this = home.cast::<Self>().as_ptr();
         // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
         // we count it. No reference to the pool is held across either.
@@ -261,7 +261,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Any thread, for a page in quarantine. `kept` is never entered, so that all of them come this way.
-    pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+    unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
         // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
         unsafe {
             let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();

@@ -79,7 +79,7 @@ impl BigRing {
     ) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
-            let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted });
+            let pending = self.ring.pending();
             match pending.map(|n| n.min(BATCH).min((budget - done).try_into().unwrap_or(BATCH))) {
                 Ok(0) => {
                     // Chains that had no pages may have some now, and without them nothing comes that would tell.

@@ -3,6 +3,7 @@
 //! The one place that knows that the ring is a split one. It trusts nothing that it reads from the ring and reads nothing
 //! back that it wrote there: indices, heads and descriptors have private copies.
 
+use super::stats::QueueError;
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
 use crate::vhost_user::RingAddresses;
 use netmem_pool::{PeerShared, Region};
@@ -10,13 +11,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use vmm_sys_util::eventfd::EventFd;
-
-/// The device says that it used more chains than it was given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IndexJump {
-    pub(crate) by: u16,
-    pub(crate) posted: u16,
-}
 
 pub(crate) struct DriverRing {
     ring: SplitRing,
@@ -133,10 +127,10 @@ impl DriverRing {
 
     /// Chains that the device has given back and that were not consumed yet.
     #[inline]
-    pub(crate) fn pending(&self) -> Result<u16, IndexJump> {
+    pub(crate) fn pending(&self) -> Result<u16, QueueError> {
         let by = self.ring.used_idx().wrapping_sub(self.next_used);
         let posted = self.next_avail.wrapping_sub(self.next_used);
-        if by <= posted { Ok(by) } else { Err(IndexJump { by, posted }) }
+        if by <= posted { Ok(by) } else { Err(QueueError::IndexJump { by, posted }) }
     }
 
     /// The `i`th of them: head and length as the device claims them.

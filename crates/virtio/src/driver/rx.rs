@@ -287,7 +287,7 @@ impl RxRing {
     ) -> (usize, Result<(), QueueError>) {
         let pending = match self.ring.pending() {
             Ok(pending) => pending,
-            Err(e) => return (0, Err(QueueError::IndexJump { by: e.by, posted: e.posted })),
+            Err(error) => return (0, Err(error)),
         };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
         for i in 0..n {
@@ -376,8 +376,8 @@ impl RxRing {
         Ok(buffers)
     }
 
-    /// Takes the next used buffer, its head, where it begins, and how much was written: the one place where a head and a length of
-    /// the device's are judged.
+    /// Takes the next used buffer: its head, its page, where it begins there, and how much was written. The one place where
+    /// a head and a length of the device's are judged.
     #[inline(always)]
     fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(u16, Page<PeerShared>, u32, u32), QueueError> {
         let (id, len) = self.ring.used(0);
@@ -456,7 +456,7 @@ impl RxRing {
                 moved[changed] = (id, page.dma_addr() + u64::from(start));
                 changed += 1;
                 let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
-                self.slots[usize::from(id)] = Slot { page: Some(page), front, start, posted: true };
+                self.slots[usize::from(id)] = Slot { page: Some(page), front, start, posted: false };
             }
             let slot = &mut self.slots[usize::from(id)];
             slot.posted = true;

@@ -144,7 +144,7 @@ impl VirtioTx {
     }
 
     fn reap(&mut self) -> Result<usize, QueueError> {
-        let pending = self.ring.pending().map_err(|e| QueueError::IndexJump { by: e.by, posted: e.posted })?;
+        let pending = self.ring.pending()?;
         for _ in 0..pending {
             let (id, _) = self.ring.used(0);
             let packet = self.packets.get_mut(id as usize).ok_or(QueueError::BadId { id })?;

@@ -18,6 +18,22 @@ use netmem_virtio::ring::DESC_WRITE;
 const RING: u16 = 1024;
 const BUFFER: usize = 2048;
 
+/// Posts all that the device gave back again, after a `look` at each; says how many there were.
+fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
+    let (from, to) = (r.used, r.ring.used_idx());
+    while r.used != to {
+        let id = r.ring.used_entry(r.used).0 as u16;
+        look(id);
+        r.used = r.used.wrapping_add(1);
+        r.ring.set_avail_entry(r.avail, id);
+        r.avail = r.avail.wrapping_add(1);
+    }
+    if from != to {
+        r.ring.set_avail_idx(r.avail);
+    }
+    u64::from(to.wrapping_sub(from))
+}
+
 fn receive(what: &str, size: usize, features: u64, each: usize) {
     let mut device = Device::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
@@ -33,15 +49,7 @@ fn receive(what: &str, size: usize, features: u64, each: usize) {
     while frames(&driver.stats).0 < total {
         device.poll();
         let t = Instant::now();
-        let r = &mut driver.rings[0];
-        let to = r.ring.used_idx();
-        while r.used != to {
-            let id = r.ring.used_entry(r.used).0 as u16;
-            r.used = r.used.wrapping_add(1);
-            r.ring.set_avail_entry(r.avail, id);
-            r.avail = r.avail.wrapping_add(1);
-        }
-        r.ring.set_avail_idx(r.avail);
+        repost(&mut driver.rings[0], |_| {});
         posting += t.elapsed().as_nanos() as u64;
     }
     report(what, start, &driver, posting);
@@ -68,22 +76,16 @@ fn receive_across(what: &str, size: usize, features: u64) {
         let (start, mut posting, mut seen) = (Instant::now(), 0u64, 0u64);
         while seen < 10_000_000 {
             let t = Instant::now();
-            let r = &mut driver.rings[0];
-            let to = r.ring.used_idx();
-            if r.used == to {
+            let memory = &driver.memory;
+            // The driver reads the header, as any driver must.
+            let n = repost(&mut driver.rings[0], |id| {
+                std::hint::black_box(memory.peek(BUFFERS + usize::from(id) * BUFFER));
+            });
+            if n == 0 {
                 std::hint::spin_loop();
                 continue;
             }
-            while r.used != to {
-                let id = r.ring.used_entry(r.used).0 as u16;
-                // The driver reads the header, as any driver must.
-                std::hint::black_box(driver.memory.peek(BUFFERS + usize::from(id) * BUFFER));
-                r.used = r.used.wrapping_add(1);
-                r.ring.set_avail_entry(r.avail, id);
-                r.avail = r.avail.wrapping_add(1);
-                seen += 1;
-            }
-            r.ring.set_avail_idx(r.avail);
+            seen += n;
             posting += t.elapsed().as_nanos() as u64;
         }
         stop.store(true, Relaxed);
@@ -110,14 +112,7 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
         device.poll();
         let t = Instant::now();
         for r in &mut driver.rings {
-            let to = r.ring.used_idx();
-            while r.used != to {
-                let id = r.ring.used_entry(r.used).0 as u16;
-                r.used = r.used.wrapping_add(1);
-                r.ring.set_avail_entry(r.avail, id);
-                r.avail = r.avail.wrapping_add(1);
-            }
-            r.ring.set_avail_idx(r.avail);
+            repost(r, |_| {});
         }
         posting += t.elapsed().as_nanos() as u64;
     }

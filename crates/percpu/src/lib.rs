@@ -1,0 +1,1 @@
+//! Per-CPU data for user space.

@@ -1,0 +1,1 @@
+//! Reference counts that scale.

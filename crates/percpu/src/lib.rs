@@ -1,1 +1,59 @@
-//! Per-CPU data for user space.
+//! Per-CPU data for user space: plain adds and pushes that no other CPU sees, until somebody closes the gate.
+//!
+//! ```text
+//!   any thread, any CPU                              whoever wants the whole
+//!   counter.add(1)                                   counter.close()
+//!     a restartable sequence (rseq):                   closes the gate
+//!     gate open? this CPU's word += 1                  membarrier: no sequence is left inside
+//!       done, or restarted if the CPU changed          sums up all CPUs' words
+//!     gate closed? Err(Closed): the shared path        leaves it closed, or reopens it
+//! ```
+//!
+//! * [`Counter`] is a number; [`Store`] an array of items, in [`Magazine`]s that are handed on whole.
+//! * Both are one word, the gate, and a word per CPU in an arena where counters and stores lie side by side, CPU by CPU.
+//! * [`mode`] says whether the process has sequences. Where it has none (another architecture, an old C library, one that was
+//!   told `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same contract with a lock per
+//!   CPU.
+//!
+//! # What may happen to a thread
+//!
+//! | event | consequence |
+//! | --- | --- |
+//! | it is preempted, or moved to another CPU, in a sequence | the sequence starts again; [`aborts`] counts |
+//! | a signal handler runs in a sequence, and uses the same counter | so does it |
+//! | a CPU goes away, or comes | its word is summed up with the others; there is one for each *possible* CPU |
+//! | the process forks | the child has its own copy of all words, as they were: counts that other threads held stay held; as with any lock, make counters before, or after, but not on two threads during a fork |
+//! | it ends, or there are thousands of it | nothing is kept per thread |
+//! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`Closed`]; with `mm_cid`, which reads 0 then, it must not use the library |
+//! | the library is unloaded | it must not be: link with `-z nodelete` |
+
+mod arena;
+mod barrier;
+mod counter;
+mod gate;
+mod mode;
+#[cfg(all(test, loom))]
+mod model;
+mod portable;
+#[cfg(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom)))]
+mod rseq;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom))))]
+#[path = "no_rseq.rs"]
+mod rseq;
+mod sequence;
+mod store;
+mod sync;
+
+pub use barrier::BarrierError;
+pub use counter::Counter;
+pub use gate::NoMemory;
+pub use mode::{Index, Mode, Why, cpus, mode};
+#[cfg(loom)]
+pub use portable::model::run_on;
+pub use sequence::{Closed, Pushed};
+pub use store::{MAGAZINE, Magazine, Store};
+
+/// Sequences that were restarted so far, in all threads of this process.
+pub fn aborts() -> u64 {
+    rseq::aborts()
+}

@@ -1,0 +1,75 @@
+//! The memory of all slots: areas of a page for each CPU, in which each slot has one word of eight bytes.
+//!
+//! ```text
+//!   chunk   CPU 0: │ slot 0 │ slot 1 │ ... │ slot 511 │      a slot is the address of its word for CPU 0;
+//!           CPU 1: │ slot 0 │ slot 1 │ ... │ slot 511 │      CPU n's is n pages on
+//!           ...
+//! ```
+//!
+//! A word shares its line with words of the same CPU only. Chunks are added when all slots are taken, and never given back:
+//! what a sequence that is about to be restarted reads from is always memory of ours. A page of a CPU that never uses its
+//! words is never touched, but for being read when a gate closes.
+
+use crate::gate::NoMemory;
+use crate::sync::AtomicUsize;
+
+#[cfg(not(loom))]
+mod real {
+    use super::*;
+    use crate::gate::STRIDE;
+    use crate::portable::cpus;
+    use std::sync::{Mutex, PoisonError};
+
+    /// Slots that are free, their words zero. The most recently used is taken first.
+    static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+    const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
+
+    pub(crate) fn take() -> Result<usize, NoMemory> {
+        // Whatever mode there is, it is decided before the first gate opens.
+        let _ = crate::mode::mode();
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = free.pop() {
+            return Ok(slot);
+        }
+        let chunk = new_chunk()?;
+        free.extend((1..SLOTS).rev().map(|slot| chunk + slot * size_of::<AtomicUsize>()));
+        Ok(chunk)
+    }
+
+    pub(crate) fn give(slot: usize) {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+
+    fn new_chunk() -> Result<usize, NoMemory> {
+        let bytes = cpus() * STRIDE;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, of zeros, wherever there is room.
+        let chunk = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind | libc::MAP_NORESERVE, -1, 0) };
+        if chunk == libc::MAP_FAILED { Err(NoMemory { bytes }) } else { Ok(chunk.expose_provenance()) }
+    }
+}
+
+#[cfg(not(loom))]
+pub(crate) use real::{give, take};
+
+/// In a model each slot is a box of its own, so that loom sees it come and go.
+#[cfg(loom)]
+mod model {
+    use super::*;
+    use crate::portable::cpus;
+
+    pub(crate) fn take() -> Result<usize, NoMemory> {
+        let words: Box<[AtomicUsize]> = (0..cpus()).map(|_| AtomicUsize::new(0)).collect();
+        Ok(Box::into_raw(words).cast::<AtomicUsize>().expose_provenance())
+    }
+
+    pub(crate) fn give(slot: usize) {
+        let words = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(slot);
+        // SAFETY: made by `take`, given back once.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, cpus())) });
+    }
+}
+
+#[cfg(loom)]
+pub(crate) use model::{give, take};

@@ -1,0 +1,45 @@
+//! The barrier after which no sequence is left that saw a gate open: membarrier, or the portable version's locks.
+
+use crate::mode::{Mode, mode};
+use crate::portable;
+use thiserror::Error;
+
+/// The kernel refused the barrier that it offered at the start: a filter that was installed since, as a rule. Nothing has
+/// changed: what was to be closed is open.
+#[derive(Debug, Error)]
+#[error("membarrier failed: {0}; a seccomp filter must let it through")]
+pub struct BarrierError(#[source] std::io::Error);
+
+const QUERY: libc::c_int = 0;
+const EXPEDITED_RSEQ: libc::c_int = 1 << 7;
+const REGISTER_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
+
+fn membarrier(command: libc::c_int) -> std::io::Result<libc::c_long> {
+    // SAFETY: takes two more numbers, which these commands want to be 0.
+    match unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) } {
+        -1 => Err(std::io::Error::last_os_error()),
+        answer => Ok(answer),
+    }
+}
+
+/// Registers the process. False: the kernel has no such barrier.
+pub(crate) fn register() -> bool {
+    let known = membarrier(QUERY).unwrap_or(0);
+    known & libc::c_long::from(EXPEDITED_RSEQ) != 0 && membarrier(REGISTER_EXPEDITED_RSEQ).is_ok()
+}
+
+/// Restarts every sequence that is running anywhere in this process, and makes what those that ended have written seen here.
+pub(crate) fn barrier() -> Result<(), BarrierError> {
+    if let Mode::Portable(_) = mode() {
+        portable::barrier();
+        return Ok(());
+    }
+    match membarrier(EXPEDITED_RSEQ) {
+        Ok(_) => Ok(()),
+        // Registration belongs to the address space; whoever has another one now, by whatever kind of fork, asks again.
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => {
+            membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
+        }
+        Err(e) => Err(BarrierError(e)),
+    }
+}

@@ -1,0 +1,153 @@
+//! The gate: one word that says where a slot is and whether sequences may use it.
+//!
+//! ```text
+//!   word = address of the slot | state
+//!
+//!   open (0) ──close: compare-and-swap──► closing (1) ──barrier, all words read──► closed (3) ──reopen──► open (0)
+//!                                            │
+//!                                            └── the barrier failed, or it is only to be emptied ──► open (0)
+//! ```
+//!
+//! Bit 0 keeps sequences out. Whoever makes the step from open owns all CPUs' words from the end of the barrier until it
+//! leaves *closing*: there is one such thread, so that closing and reopening need no lock.
+//!
+//! ```text
+//!   sequence on another CPU               closing
+//!   start
+//!   slot = *gate           (open)
+//!                                         gate |= 1
+//!   commit                                membarrier: interrupts that CPU
+//!        committed before: seen now    or    not yet: restarted, finds the gate closed
+//!                                         read all words
+//! ```
+//!
+//! Ordering: the exchange that closes is sequentially consistent and the barrier is one on every CPU that runs a thread of this
+//! process; other threads pass one when they get a CPU. So what a sequence wrote, and what its thread did before, is seen by
+//! whoever closed; reopening is a release, the sequence's load of the gate an acquire.
+
+use crate::arena;
+use crate::barrier::{BarrierError, barrier};
+use crate::portable::cpus;
+use crate::sync::{AtomicUsize, Ordering};
+use std::marker::PhantomData;
+use thiserror::Error;
+
+/// Keeps sequences out.
+pub(crate) const CLOSED_BIT: usize = 1;
+const CLOSING: usize = 1;
+const CLOSED: usize = 3;
+const STATE: usize = 7;
+
+/// From one CPU's word of a slot to the next CPU's. A page: on its own lines, and on the node of the CPU that touches it first.
+#[cfg(not(loom))]
+pub(crate) const STRIDE: usize = 1 << STRIDE_SHIFT;
+/// Its logarithm, for the assembly.
+#[cfg_attr(loom, allow(dead_code))]
+pub(crate) const STRIDE_SHIFT: usize = 12;
+#[cfg(loom)]
+pub(crate) const STRIDE: usize = size_of::<AtomicUsize>();
+
+/// `cpu`'s word of `slot`.
+///
+/// # Safety
+///
+/// `slot` comes from the arena and is not given back while the reference lives; `cpu` is below [`cpus`].
+pub(crate) unsafe fn word<'a>(slot: usize, cpu: usize) -> &'a AtomicUsize {
+    // SAFETY: the caller's; the arena has exposed its memory.
+    unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot + cpu * STRIDE) }
+}
+
+/// There is no memory for another slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no memory for another area of per-CPU data ({bytes} bytes)")]
+pub struct NoMemory {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
+/// A slot and its gate, open. Dropped, the slot goes back to the arena.
+#[derive(Debug)]
+pub(crate) struct Gate(AtomicUsize);
+
+impl Gate {
+    /// With words of zero.
+    pub(crate) fn new() -> Result<Self, NoMemory> {
+        Ok(Self(AtomicUsize::new(arena::take()?)))
+    }
+
+    /// What sequences load.
+    #[inline(always)]
+    pub(crate) fn word(&self) -> &AtomicUsize {
+        &self.0
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STATE == 0
+    }
+
+    /// Closes the gate and waits until no sequence is left inside. None: it is not open.
+    ///
+    /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread of this process.
+    pub(crate) fn close(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
+        let slot = self.0.load(Ordering::Relaxed) & !STATE;
+        let closing = self.0.compare_exchange(slot, slot | CLOSING, Ordering::SeqCst, Ordering::Relaxed);
+        if closing.is_err() {
+            return Ok(None);
+        }
+        let quiet = Quiet { gate: self, slot, _not_sync: PhantomData };
+        match barrier() {
+            Ok(()) => Ok(Some(quiet)),
+            Err(e) => {
+                quiet.reopen();
+                Err(e)
+            }
+        }
+    }
+
+    /// Opens a gate that was left closed. False: it was not.
+    pub(crate) fn reopen(&self) -> bool {
+        let slot = self.0.load(Ordering::Relaxed) & !STATE;
+        self.0.compare_exchange(slot | CLOSED, slot, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// All CPUs' words: with nobody else about, they need no barrier.
+    pub(crate) fn words_mut(&mut self) -> impl Iterator<Item = &AtomicUsize> {
+        let slot = self.0.load(Ordering::Relaxed) & !STATE;
+        // SAFETY: the gate's slot, until it is dropped.
+        (0..cpus()).map(move |cpu| unsafe { word(slot, cpu) })
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        for word in self.words_mut() {
+            word.store(0, Ordering::Relaxed);
+        }
+        arena::give(self.0.load(Ordering::Relaxed) & !STATE);
+    }
+}
+
+/// The right to all CPUs' words: the gate is closing and no sequence is left.
+#[must_use = "the gate is closed until it is said how it goes on"]
+pub(crate) struct Quiet<'g> {
+    gate: &'g Gate,
+    slot: usize,
+    _not_sync: PhantomData<*mut ()>,
+}
+
+impl Quiet<'_> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = &AtomicUsize> {
+        // SAFETY: the gate's slot, and the gate is borrowed.
+        (0..cpus()).map(|cpu| unsafe { word(self.slot, cpu) })
+    }
+
+    /// The words are zero, or null: sequences may go on.
+    pub(crate) fn reopen(self) {
+        self.gate.0.store(self.slot, Ordering::Release);
+    }
+
+    /// The words are zero: the gate stays closed, and may be reopened by anybody.
+    pub(crate) fn stay_closed(self) {
+        self.gate.0.store(self.slot | CLOSED, Ordering::Release);
+    }
+}

@@ -1,0 +1,162 @@
+//! The portable version of a sequence: the same steps under this CPU's lock, for machines without restartable sequences, and
+//! for loom, which sees a sequence as what it is: steps that others may look at in the middle, but that a barrier waits for.
+//!
+//! ```text
+//!   sequence                             barrier
+//!   if !cpu.lock.try_lock: exit closed   for each cpu: lock, unlock
+//!   slot = *gate
+//!   if slot & 1: exit closed             a sequence that saw the gate open has ended, and what it wrote is seen;
+//!   ... store                            one that comes later sees it closed
+//!   cpu.lock.unlock
+//! ```
+//!
+//! A lock is tried once. Who finds it taken (by a thread that lost this CPU in the middle of a sequence, or by the code that
+//! this signal handler interrupted) takes the shared path, as with a closed gate, so that nobody waits and nothing deadlocks.
+//! The lock, not the CPU's number, is what keeps a word to one thread: a number that is out of date only costs time.
+
+use crate::gate::{self, CLOSED_BIT};
+use crate::sequence::{Closed, Exchanged, Pushed};
+use crate::store::Magazine;
+use crate::sync::{AtomicUsize, Mutex, Ordering, handover};
+
+/// A line for each, so that CPUs do not disturb each other.
+#[repr(align(64))]
+struct Lock(Mutex<()>);
+
+fn new_locks() -> Box<[Lock]> {
+    (0..cpus()).map(|_| Lock(Mutex::new(()))).collect()
+}
+
+#[cfg(not(loom))]
+fn locks() -> &'static [Lock] {
+    static LOCKS: std::sync::OnceLock<Box<[Lock]>> = std::sync::OnceLock::new();
+    LOCKS.get_or_init(new_locks)
+}
+
+#[cfg(loom)]
+use model::locks;
+
+#[cfg(not(loom))]
+pub(crate) fn cpus() -> usize {
+    crate::mode::cpus()
+}
+
+#[cfg(loom)]
+pub(crate) use model::cpus;
+
+#[cfg(not(loom))]
+fn this_cpu() -> usize {
+    // SAFETY: takes nothing; -1 where the kernel cannot say.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0) % cpus()
+}
+
+#[cfg(loom)]
+use model::this_cpu;
+
+/// Runs `body` on this CPU's word, if its lock is free and the gate is open.
+fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, Closed> {
+    let cpu = this_cpu();
+    let _lock = locks()[cpu].0.try_lock().map_err(|_| Closed)?;
+    let slot = gate.load(Ordering::Acquire);
+    if slot & CLOSED_BIT != 0 {
+        return Err(Closed);
+    }
+    // SAFETY: an open gate is the address of a slot, which has a word for every CPU and is never given back to the system.
+    let word = unsafe { gate::word(slot, cpu) };
+    handover::acquire(word);
+    let answer = body(word);
+    handover::release(word);
+    Ok(answer)
+}
+
+/// Waits for every sequence that may have seen a gate open.
+pub(crate) fn barrier() {
+    for lock in locks() {
+        // Nothing unwinds in a sequence; a poisoned lock would still exclude.
+        drop(lock.0.lock());
+    }
+}
+
+/// # Safety
+///
+/// As for the assembly of the same name; so below.
+pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+    sequence(gate, |word| {
+        let was = word.load(Ordering::Relaxed);
+        word.store(was.wrapping_add_signed(n), Ordering::Relaxed);
+    })
+}
+
+/// The magazine that a word addresses.
+///
+/// # Safety
+///
+/// The word is null or addresses a magazine, and its lock is held.
+unsafe fn magazine(word: &AtomicUsize) -> Option<&Magazine> {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word.load(Ordering::Relaxed)).as_ref() }
+}
+
+pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+    sequence(gate, |word| {
+        // SAFETY: the caller's, and the lock.
+        match unsafe { magazine(word) } {
+            None => Pushed::Missing,
+            Some(magazine) if magazine.push_shared(item) => Pushed::Done,
+            Some(_) => Pushed::Full,
+        }
+    })
+}
+
+pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
+    // SAFETY: the caller's, and the lock.
+    let item = sequence(gate, |word| unsafe { magazine(word) }.map_or(0, Magazine::pop_shared));
+    item.unwrap_or(0)
+}
+
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+    sequence(gate, |word| {
+        // SAFETY: the caller's, and the lock.
+        if unsafe { magazine(word) }.is_some_and(|magazine| magazine.len() != length) {
+            return Exchanged::NotNeeded;
+        }
+        let old = word.load(Ordering::Relaxed);
+        word.store(new, Ordering::Relaxed);
+        Exchanged::Old(old)
+    })
+}
+
+/// What a model has instead of a machine.
+#[cfg(loom)]
+pub(crate) mod model {
+    use super::Lock;
+    use std::cell::Cell;
+
+    pub(crate) fn cpus() -> usize {
+        2
+    }
+
+    loom::lazy_static! {
+        static ref LOCKS: Box<[Lock]> = super::new_locks();
+    }
+
+    pub(super) fn locks() -> &'static [Lock] {
+        // loom hands out a reference for the length of one execution, which is as long as anything lives.
+        let locks: &Box<[Lock]> = &LOCKS;
+        // SAFETY: nothing outlives the execution.
+        unsafe { &*std::ptr::from_ref::<[Lock]>(locks) }
+    }
+
+    loom::thread_local! {
+        static CPU: Cell<usize> = Cell::new(0);
+    }
+
+    pub(super) fn this_cpu() -> usize {
+        CPU.with(Cell::get)
+    }
+
+    /// Moves this thread to `cpu`.
+    pub fn run_on(cpu: usize) {
+        CPU.with(|at| at.set(cpu % cpus()));
+    }
+}

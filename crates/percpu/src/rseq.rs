@@ -1,0 +1,277 @@
+//! The restartable sequences: all the assembly there is.
+//!
+//! A sequence is a few instructions that the kernel lets run to their end on one CPU, or not at all. Its last instruction is
+//! one store, the *commit*; whatever it stored before, nobody may look at. Before it starts, a thread writes the address of
+//! the sequence's descriptor (start, length, abort handler) into its rseq area. When the kernel takes the CPU away from the
+//! thread, gives it a signal, or restarts it for a membarrier, and finds it between start and commit, it sends it to
+//! the abort handler instead of back. A thread that is past the commit is left alone; the descriptor stays where it is,
+//! forgotten at the kernel's next look.
+//!
+//! ```text
+//!   2:  area.rseq_cs = &descriptor
+//!   4:  slot = *gate                     start. Everything is loaded from here on: what was loaded earlier can
+//!       if slot & 1: exit closed         belong to somebody else by the time of the commit
+//!       cpu = area.index
+//!       if cpu >= MAX_CPUS: exit closed  unsigned: -1 where this thread has no area registered
+//!       word = slot + cpu * STRIDE       this CPU's word of the slot
+//!       ...
+//!       store                            the commit: the last instruction
+//!   5:                                   post-commit
+//!
+//!   6:  aborts += 1; goto 2              the abort handler, behind its signature, away from the straight line
+//! ```
+//!
+//! Exits before the commit are jumps out of the range: nothing has happened. Each function below gives what stands at
+//! `...`. They are inlined, each copy with a descriptor of its own, in which labels start at 2 because an assembler reads
+//! `0b` and `1b` as binary numbers.
+//!
+//! **Cost.** [`add`] is thirteen instructions, two of them stores: the descriptor and the commit. It loads four words: where
+//! the area is, gate, index, and what it adds to. On a core that starts three memory operations a cycle and
+//! commits one store, get and put together take four cycles; there is no lock prefix among them.
+//!
+//! **Ordering.** x86-64 keeps loads in order, stores in order, and stores behind earlier loads, and the assembly is a
+//! barrier for the compiler: a commit is a release of what the thread did before, and the load of the gate an acquire of what
+//! was done before it was opened.
+//!
+//! **A library that contains these must stay loaded** (`-z nodelete`): the kernel reads the last descriptor of a thread long
+//! after the sequence.
+
+use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
+use crate::mode::MAX_CPUS;
+use crate::sequence::{Closed, Exchanged, Pushed};
+use crate::sync::AtomicUsize;
+use std::arch::asm;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// There are sequences for this target.
+pub(crate) const WRITTEN: bool = true;
+
+/// Two offsets from the thread pointer in one word, so that a sequence loads one: of the area in the low half, of the index
+/// in the high. 0: no sequences here. Written once, before the first gate is made.
+static AREA: AtomicU64 = AtomicU64::new(0);
+
+/// Times that an abort handler ran, in all threads.
+static ABORTS: AtomicU64 = AtomicU64::new(0);
+
+/// Where each thread has its area and its index, in bytes from the thread pointer.
+pub(crate) fn start(area: isize, index: isize) {
+    let half = |offset: isize| i32::try_from(offset).map(i32::cast_unsigned);
+    if let (Ok(area), Ok(index)) = (half(area), half(index)) {
+        AREA.store(u64::from(index) << 32 | u64::from(area), Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn aborts() -> u64 {
+    ABORTS.load(Ordering::Relaxed)
+}
+
+/// Offsets of area and index, if this process has sequences.
+#[inline(always)]
+fn area() -> Option<(isize, isize)> {
+    let both = AREA.load(Ordering::Relaxed);
+    let offset = |half: u64| (half as u32).cast_signed() as isize;
+    (both != 0).then(|| (offset(both), (both.cast_signed() >> 32) as isize))
+}
+
+/// One sequence: from the descriptor to this CPU's word in `{word}`, then what is given, whose last instruction is the commit.
+/// `closed` is where it goes if the gate is closed or this thread has no CPU number; `cold` is code away from the line.
+macro_rules! sequence {
+    ($gate:expr, $at:expr, closed: $closed:literal, [$($body:literal),* $(,)?], cold: [$($cold:literal),*], $($operands:tt)*) => {
+        asm!(
+            ".pushsection __rseq_cs, \"aw\"",
+            ".balign 32",
+            "3:",
+            ".long 0, 0",                       // version, flags
+            ".quad 4f, 5f - 4f, 6f",            // start, offset of the post-commit, abort handler
+            ".popsection",
+            "2:",
+            "lea {word}, [rip + 3b]",
+            "mov qword ptr fs:[{area} + 8], {word}",
+            "4:",
+            "mov {word}, qword ptr [{gate}]",
+            "test {word:l}, {closed_bit}",
+            concat!("jnz ", $closed),
+            "mov {cpu:e}, dword ptr fs:[{index}]",
+            "cmp {cpu:e}, {cpus}",
+            concat!("jae ", $closed),
+            "shl {cpu}, {shift}",
+            $($body,)*
+            "5:",
+            ".pushsection __rseq_failure, \"ax\"",
+            ".byte 0x0f, 0xb9, 0x3d",           // the signature as the operand of an undefined instruction
+            ".long 0x53053053",
+            "6:",
+            "lock inc qword ptr [rip + {aborts}]",
+            "jmp 2b",
+            $($cold,)*
+            ".popsection",
+            gate = in(reg) $gate.as_ptr(),
+            area = in(reg) $at.0,
+            index = in(reg) $at.1,
+            closed_bit = const CLOSED_BIT,
+            cpus = const MAX_CPUS,
+            shift = const STRIDE_SHIFT,
+            aborts = sym ABORTS,
+            $($operands)*
+            options(nostack),
+        )
+    };
+}
+
+/// Adds `n` to this CPU's word.
+///
+/// ```text
+///   *word += n                           the commit
+/// ```
+///
+/// # Safety
+///
+/// `gate` is a gate's word: open, it is the address of a slot of this process's arena.
+#[inline(always)]
+pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+    let Some(at) = area() else { return Err(Closed) };
+    // SAFETY: an open gate's slot has a word for every CPU; only sequences of this CPU write it until the gate has closed.
+    unsafe {
+        sequence!(
+            gate, at, closed: "{closed}",
+            ["add qword ptr [{word} + {cpu}], {n}"],
+            cold: [],
+            n = in(reg) n,
+            word = out(reg) _,
+            cpu = out(reg) _,
+            closed = label { return Err(Closed) },
+        );
+    }
+    Ok(())
+}
+
+/// Puts `item` on this CPU's magazine.
+///
+/// ```text
+///   m = *word                            a magazine: length, capacity, items
+///   if m == 0: exit missing
+///   if m.length >= m.capacity: exit full
+///   m.items[m.length] = item             beyond the length: nobody looks there
+///   m.length += 1                        the commit
+/// ```
+///
+/// # Safety
+///
+/// As for [`add`]; the slot's words are null or address magazines.
+#[inline(always)]
+pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+    let Some(at) = area() else { return Err(Closed) };
+    // SAFETY: as for `add`; a magazine that a word addresses is this CPU's alone.
+    unsafe {
+        sequence!(
+            gate, at, closed: "{closed}",
+            [
+                "mov {word}, qword ptr [{word} + {cpu}]",
+                "test {word}, {word}",
+                "jz {missing}",
+                "mov {cpu}, qword ptr [{word}]",
+                "cmp {cpu}, qword ptr [{word} + 8]",
+                "jae {full}",
+                "mov qword ptr [{word} + 8 * {cpu} + 16], {item}",
+                "inc {cpu}",
+                "mov qword ptr [{word}], {cpu}",
+            ],
+            cold: [],
+            item = in(reg) item,
+            word = out(reg) _,
+            cpu = out(reg) _,
+            closed = label { return Err(Closed) },
+            missing = label { return Ok(Pushed::Missing) },
+            full = label { return Ok(Pushed::Full) },
+        );
+    }
+    Ok(Pushed::Done)
+}
+
+/// Takes the newest item from this CPU's magazine. 0: there is none, or the gate is closed.
+///
+/// ```text
+///   m = *word
+///   if m == 0 or m.length == 0: exit empty
+///   item = m.items[m.length - 1]
+///   m.length -= 1                        the commit
+/// ```
+///
+/// # Safety
+///
+/// As for [`push`].
+#[inline(always)]
+pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
+    let Some(at) = area() else { return 0 };
+    let item;
+    // Labels and outputs do not go together: without an item, it is 0.
+    // SAFETY: as for `push`.
+    unsafe {
+        sequence!(
+            gate, at, closed: "7f",
+            [
+                "mov {word}, qword ptr [{word} + {cpu}]",
+                "test {word}, {word}",
+                "jz 7f",
+                "mov {cpu}, qword ptr [{word}]",
+                "sub {cpu}, 1",
+                "jb 7f",
+                "mov {item}, qword ptr [{word} + 8 * {cpu} + 16]",
+                "mov qword ptr [{word}], {cpu}",
+            ],
+            cold: ["7:", "xor {item:e}, {item:e}", "jmp 5b"],
+            item = out(reg) item,
+            word = out(reg) _,
+            cpu = out(reg) _,
+        );
+    }
+    item
+}
+
+/// Puts the magazine `new` in the place of this CPU's, if that has `length` items, or there is none.
+///
+/// ```text
+///   m = *word
+///   if m != 0 and m.length != length: exit other
+///   *word = new                          the commit; m is the caller's
+/// ```
+///
+/// # Safety
+///
+/// As for [`push`]; `new` is a magazine and the caller's to give.
+#[inline]
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+    const CLOSED: usize = 1;
+    const OTHER: usize = 2;
+    let Some(at) = area() else { return Err(Closed) };
+    let old: usize;
+    // The old magazine, or one of the two small numbers.
+    // SAFETY: as for `push`.
+    unsafe {
+        sequence!(
+            gate, at, closed: "7f",
+            [
+                "mov {old}, qword ptr [{word} + {cpu}]",
+                "test {old}, {old}",
+                "jz 9f",
+                "cmp qword ptr [{old}], {length}",
+                "jne 8f",
+                "9:",
+                "mov qword ptr [{word} + {cpu}], {new}",
+            ],
+            cold: ["7:", "mov {old:e}, {closed}", "jmp 5b", "8:", "mov {old:e}, {other}", "jmp 5b"],
+            new = in(reg) new,
+            length = in(reg) length,
+            closed = const CLOSED,
+            other = const OTHER,
+            old = out(reg) old,
+            word = out(reg) _,
+            cpu = out(reg) _,
+        );
+    }
+    match old {
+        CLOSED => Err(Closed),
+        OTHER => Ok(Exchanged::NotNeeded),
+        old => Ok(Exchanged::Old(old)),
+    }
+}

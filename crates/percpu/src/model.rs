@@ -64,6 +64,20 @@ fn add_against_close() {
     });
 }
 
+/// Add against add on one CPU, as when one thread is preempted in the middle: neither is lost.
+#[test]
+fn add_against_add_on_one_cpu() {
+    loom::model(|| {
+        let counter = counter();
+        let adders = [1, 1].map(|cpu| {
+            let counter = counter.clone();
+            on(cpu, move || isize::from(counter.add(1).is_ok()))
+        });
+        let added: isize = adders.into_iter().map(|a| a.join().unwrap()).sum();
+        assert_eq!(counter.close().unwrap(), Some(added));
+    });
+}
+
 /// A sequence that loaded the old gate, against close and reopen: it is in one of the two sums.
 #[test]
 fn old_gate_against_reopen() {

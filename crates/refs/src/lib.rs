@@ -1,1 +1,5 @@
 //! Reference counts that scale.
+mod faults;
+mod percpu_ref;
+mod sync;
+pub use percpu_ref::*;

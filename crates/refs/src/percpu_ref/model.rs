@@ -1,0 +1,198 @@
+//! Loom's models of the races that `percpu_ref.rs` names. A sequence is the portable one of `netmem-percpu`, whose own models
+//! show what a gate promises. `docs/percpuref.md` says how to see each of these fail.
+
+use super::*;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicBool;
+use loom::thread::{self, JoinHandle};
+use netmem_percpu::run_on;
+
+/// An object whose holders look at it and whose last one ends it.
+struct Object {
+    count: PercpuRef,
+    alive: UnsafeCell<bool>,
+}
+
+// SAFETY: loom checks every access to the cell.
+unsafe impl Sync for Object {}
+// SAFETY: as above.
+unsafe impl Send for Object {}
+
+impl Object {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { count: PercpuRef::new().unwrap(), alive: UnsafeCell::new(true) })
+    }
+
+    fn touch(&self) {
+        // SAFETY: loom checks that nobody writes.
+        self.alive.with(|alive| assert!(unsafe { *alive }, "used after its release"));
+    }
+
+    fn release_if(&self, last: bool) {
+        if last {
+            // SAFETY: loom checks that nobody else reads or writes.
+            self.alive.with_mut(|alive| assert!(unsafe { alive.replace(false) }, "released twice"));
+        }
+    }
+
+    fn put(&self) {
+        self.touch();
+        self.release_if(self.count.put());
+    }
+
+    fn kill(&self) -> bool {
+        let killed = self.count.kill();
+        self.release_if(matches!(killed, Ok(true)));
+        killed.is_ok()
+    }
+
+    /// When all are done.
+    fn released(&self) -> bool {
+        // SAFETY: loom checks it.
+        self.alive.with(|alive| unsafe { !*alive })
+    }
+}
+
+fn on<T: 'static>(cpu: usize, object: &Arc<Object>, body: impl FnOnce(&Object) -> T + 'static) -> JoinHandle<T> {
+    let object = object.clone();
+    thread::spawn(move || {
+        run_on(cpu);
+        body(&object)
+    })
+}
+
+/// Kill against get: by one who finds the object and holds nothing yet.
+#[test]
+fn kill_against_get() {
+    loom::model(|| {
+        let object = Object::new();
+        let other = on(1, &object, |o| {
+            if o.count.try_get() {
+                o.put();
+            }
+        });
+        assert!(object.kill());
+        other.join().unwrap();
+        assert!(object.released() && object.count.is_zero());
+    });
+}
+
+/// Kill against put: of a reference that was taken on another CPU.
+#[test]
+fn kill_against_put() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get();
+        let other = on(1, &object, Object::put);
+        assert!(object.kill());
+        other.join().unwrap();
+        assert!(object.released() && object.count.is_zero());
+    });
+}
+
+/// Kill against get and put, with a confirm callback: after it nobody gets the object as a live one. Three threads are too many
+/// for all interleavings; each is tried in which no thread is preempted more than twice.
+#[test]
+fn kill_and_confirm_against_get_and_put() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(model.preemption_bound.unwrap_or(2));
+    model.check(|| {
+        let object = Object::new();
+        let confirmed = Arc::new(AtomicBool::new(false));
+        object.count.get();
+        let putter = on(0, &object, Object::put);
+        let getter = {
+            let confirmed = confirmed.clone();
+            on(1, &object, move |o| {
+                let late = confirmed.load(Ordering::Acquire);
+                if o.count.try_get_live() {
+                    assert!(!late, "got after the confirmation");
+                    o.put();
+                }
+            })
+        };
+        let killed = object.count.kill_and_confirm(|| {
+            object.touch();
+            confirmed.store(true, Ordering::Release);
+        });
+        object.release_if(killed.unwrap());
+        putter.join().unwrap();
+        getter.join().unwrap();
+        assert!(object.released());
+    });
+}
+
+/// Resurrect against the last put: either there is nothing to resurrect, or the put was not the last.
+#[test]
+fn resurrect_against_put() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get();
+        assert!(object.kill());
+        let putter = on(1, &object, Object::put);
+        match object.count.resurrect() {
+            Ok(()) => {
+                object.touch();
+                assert!(!object.count.is_dying());
+                assert!(object.kill());
+            }
+            Err(e) => assert_eq!(e, ResurrectError::Released),
+        }
+        putter.join().unwrap();
+        assert!(object.released());
+    });
+}
+
+/// Resurrect against a sequence that loaded the old gate: a get and puts all through two lives.
+#[test]
+fn resurrect_against_old_gate() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get_many(2);
+        let other = on(1, &object, |o| {
+            o.touch();
+            o.count.get();
+            assert!(!o.count.put_many(2));
+        });
+        assert!(object.kill());
+        assert_eq!(object.count.resurrect(), Ok(()));
+        assert!(object.kill());
+        other.join().unwrap();
+        assert!(!object.released());
+        object.put();
+        assert!(object.released() && object.count.is_zero());
+    });
+}
+
+/// Kill against kill: one succeeds, and the initial reference is put once.
+#[test]
+fn kill_against_kill() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get();
+        let other = on(1, &object, Object::kill);
+        let here = object.kill();
+        assert!(here != other.join().unwrap());
+        object.put();
+        assert!(object.released());
+    });
+}
+
+/// Kill against resurrect: whichever comes first, one life is left, or none.
+#[test]
+fn kill_against_resurrect() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get();
+        let killer = on(1, &object, Object::kill);
+        let resurrected = object.count.resurrect().is_ok();
+        assert!(killer.join().unwrap());
+        assert_eq!(object.count.is_dying(), !resurrected);
+        if resurrected {
+            assert!(object.kill());
+        }
+        object.put();
+        assert!(object.released());
+    });
+}

@@ -186,13 +186,61 @@ fn kill_against_resurrect() {
         let object = Object::new();
         object.count.get();
         let killer = on(1, &object, Object::kill);
-        let resurrected = object.count.resurrect().is_ok();
+        let resurrected = object.count.resurrect();
+        assert!(matches!(resurrected, Ok(()) | Err(ResurrectError::NotDying)), "{resurrected:?} of what is held");
+        let resurrected = resurrected.is_ok();
         assert!(killer.join().unwrap());
         assert_eq!(object.count.is_dying(), !resurrected);
         if resurrected {
             assert!(object.kill());
         }
         object.put();
+        assert!(object.released());
+    });
+}
+
+/// Resurrect against kill: the second kill is of the new life, or an error; either way the gate is as the count says.
+#[test]
+fn resurrect_against_kill() {
+    loom::model(|| {
+        let object = Object::new();
+        object.count.get();
+        assert!(object.kill());
+        let killer = on(1, &object, Object::kill);
+        assert_eq!(object.count.resurrect(), Ok(()));
+        let killed = killer.join().unwrap();
+        assert_eq!(object.count.is_dying(), killed);
+        assert_eq!(object.count.try_get_live(), !killed);
+        if !killed {
+            object.put();
+            assert!(object.kill());
+        }
+        object.put();
+        assert!(object.released());
+    });
+}
+
+/// Resurrect against a get and the last put: what the get was given is counted before the put can find zero.
+#[test]
+fn resurrect_against_get_and_put() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(model.preemption_bound.unwrap_or(2));
+    model.check(|| {
+        let object = Object::new();
+        object.count.get();
+        assert!(object.kill());
+        let putter = on(0, &object, Object::put);
+        let getter = on(1, &object, |o| {
+            if o.count.try_get() {
+                o.put();
+            }
+        });
+        let resurrected = object.count.resurrect().is_ok();
+        getter.join().unwrap();
+        putter.join().unwrap();
+        if resurrected {
+            assert!(object.kill());
+        }
         assert!(object.released());
     });
 }

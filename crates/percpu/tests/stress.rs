@@ -92,6 +92,7 @@ fn exchange_items(store: &Store, items: &Items, n: u64) {
 
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
+    shared(); // before the first signal, which may interrupt whoever makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(), stress_threads());
     let (store, items) = (Store::new().unwrap(), Items::default());

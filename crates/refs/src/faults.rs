@@ -1,0 +1,118 @@
+//! What went wrong with counts in this process and was contained.
+//!
+//! A count that is used wrongly leaks its object; it neither frees it early nor stops the program. That must not go
+//! unnoticed, so each case is counted here, and the first of each kind is an error event of `tracing`. Never one per
+//! event: what a peer can cause must not fill a log.
+
+use std::any::Any;
+use std::mem;
+
+/// Contained faults since the process started, of all counts together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Faults {
+    /// Counts that overflowed. Their objects are never freed.
+    pub saturated: u64,
+    /// Puts without a get, and gets of a plain count at zero.
+    pub imbalanced: u64,
+    /// Panics in a worker's jobs, and in destructors and release callbacks that ran after a grace period. The others
+    /// reach the caller.
+    pub panicked: u64,
+}
+
+/// Faults contained until now. Three relaxed loads; the fields are each right, and not of one moment.
+pub fn faults() -> Faults {
+    counters::read()
+}
+
+#[cold]
+pub(crate) fn saturated() {
+    if counters::add(|f| &f.saturated) == 0 {
+        tracing::error!("a reference count overflowed and is saturated: its object is leaked");
+    }
+}
+
+#[cold]
+pub(crate) fn imbalanced() {
+    if counters::add(|f| &f.imbalanced) == 0 {
+        tracing::error!("a reference was put that nobody held, or taken of a count at zero");
+    }
+}
+
+#[cold]
+pub(crate) fn panicked(what: Box<dyn Any + Send>) {
+    if counters::add(|f| &f.panicked) == 0 {
+        let message = what.downcast_ref::<&str>().copied();
+        let message = message.or_else(|| what.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        tracing::error!(message, "a deferred cleanup panicked");
+    }
+    // What a panic carries may panic again when it is dropped.
+    mem::forget(what);
+}
+
+/// The ordinary, process-wide form.
+#[cfg(not(test))]
+mod counters {
+    use super::Faults;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    pub(super) struct Counters {
+        pub(super) saturated: AtomicU64,
+        pub(super) imbalanced: AtomicU64,
+        pub(super) panicked: AtomicU64,
+    }
+
+    static ALL: Counters =
+        Counters { saturated: AtomicU64::new(0), imbalanced: AtomicU64::new(0), panicked: AtomicU64::new(0) };
+
+    pub(super) fn add(which: impl FnOnce(&Counters) -> &AtomicU64) -> u64 {
+        which(&ALL).fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn read() -> Faults {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Faults { saturated: of(&ALL.saturated), imbalanced: of(&ALL.imbalanced), panicked: of(&ALL.panicked) }
+    }
+}
+
+/// Tests run side by side, so each counts what its own thread saw. All threads of a loom model are one thread here.
+#[cfg(test)]
+mod counters {
+    use super::Faults;
+    use std::cell::Cell;
+
+    pub(super) struct Counters {
+        pub(super) saturated: Cell<u64>,
+        pub(super) imbalanced: Cell<u64>,
+        pub(super) panicked: Cell<u64>,
+    }
+
+    thread_local! {
+        static MINE: Counters =
+            const { Counters { saturated: Cell::new(0), imbalanced: Cell::new(0), panicked: Cell::new(0) } };
+    }
+
+    pub(super) fn add(which: impl FnOnce(&Counters) -> &Cell<u64>) -> u64 {
+        MINE.with(|mine| {
+            let counter = which(mine);
+            counter.replace(counter.get() + 1)
+        })
+    }
+
+    pub(super) fn read() -> Faults {
+        MINE.with(|mine| Faults {
+            saturated: mine.saturated.get(),
+            imbalanced: mine.imbalanced.get(),
+            panicked: mine.panicked.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+impl Faults {
+    /// What was added since `before`: saturated, imbalanced.
+    pub(crate) fn since(before: Self) -> (u64, u64) {
+        let now = faults();
+        (now.saturated - before.saturated, now.imbalanced - before.imbalanced)
+    }
+}

@@ -4,3 +4,15 @@
 pub(crate) use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Puts a count back into the middle of its zone.
+///
+/// The store comes after the addition that found the count in the zone, and so after whatever other additions come next to
+/// that one, for nothing comes between an addition's load and its store. Loom does not draw that conclusion, and lets such
+/// an addition come after the store without having seen it; it does keep exchanges in order.
+pub(crate) fn put_back(at: &AtomicU32, value: u32) {
+    #[cfg(not(loom))]
+    at.store(value, Ordering::Relaxed);
+    #[cfg(loom)]
+    at.swap(value, Ordering::Relaxed);
+}

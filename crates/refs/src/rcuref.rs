@@ -310,7 +310,7 @@ mod model {
             object.look();
             let mine = object.put();
             assert_eq!(told([mine, getter.join().unwrap()]), 1);
-            assert!(is_dead(object.value()) && !object.refs.add() && is_dead(object.value()));
+            assert!(is_dead(object.value()) && !object.refs.add() && object.value() == DEAD);
             assert_eq!(Faults::since(before), (0, 0));
         });
     }

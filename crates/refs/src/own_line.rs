@@ -50,3 +50,28 @@ const _: () = {
     assert!(size_of::<OwnLine<crate::RefCount>>() == CACHE_LINE);
     assert!(size_of::<OwnLine<crate::RcuRef>>() == CACHE_LINE);
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Owner, RcuRef, RefCount};
+
+    /// A value of an owner is on a line that its count does not touch, whatever its alignment; the count's offset and the
+    /// rest of its line are asserted when the allocation is compiled. Proves REF-6.
+    #[test]
+    fn values_are_on_other_lines() {
+        #[repr(align(128))]
+        struct Wide(u8);
+        struct Embedded {
+            before: u8,
+            refs: OwnLine<RefCount>,
+            after: u8,
+        }
+        let line = |at: *const u8| at.addr() / CACHE_LINE;
+        let of = Embedded { before: 1, refs: OwnLine::new(RefCount::new(1)), after: 2 };
+        let refs = line((&raw const of.refs).cast());
+        assert!(line(&raw const of.before) != refs && line(&raw const of.after) != refs);
+        let (small, wide) = (Owner::new(1_u8, RefCount::new(1)), Owner::new(Wide(1), RcuRef::new(1)));
+        assert_eq!(((&raw const *small).addr() % CACHE_LINE, (&raw const wide.0).addr() % 128), (0, 0));
+    }
+}

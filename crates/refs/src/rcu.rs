@@ -73,7 +73,7 @@ enum Slot {
 
 /// Runs `section` in a read-side critical section.
 ///
-/// Costs about 6 ns, less when nested, and no shared cache line; the section should be short or its cost be shared by
+/// Costs about 5 ns, a little less when nested, and no shared cache line; the section should be short or its cost be shared by
 /// many operations, for nothing that was retired since it began is released before it ends. Leaving may release what
 /// others have retired: destructors and callbacks run here, after the section, never in it.
 #[inline]

@@ -1,5 +1,6 @@
 //! The smart pointers over each count.
 #![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
 
 use netmem_refs::{Count, Dead, Owner, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
 use std::cell::RefCell;

@@ -35,7 +35,7 @@
 //! done for whoever frees it.
 
 use crate::faults;
-use crate::sync::{AtomicU32, Ordering, fence, put_back};
+use crate::sync::{AtomicU32, Ordering, acquire, put_back};
 use std::fmt;
 
 const MAX: u32 = i32::MAX.cast_unsigned();
@@ -149,7 +149,7 @@ impl RefCount {
     pub fn put(&self) -> bool {
         let old = self.0.fetch_sub(1, Ordering::Release);
         if old == 1 {
-            fence(Ordering::Acquire);
+            acquire(&self.0);
             return true;
         }
         if !(2..=MAX).contains(&old) {

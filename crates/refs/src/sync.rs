@@ -1,9 +1,24 @@
 //! The atomics of the counts, in one place, so that loom can take their place.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::atomic::fence;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::fence;
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Acquires what was released to a count, after an operation on it that did not.
+#[inline]
+pub(crate) fn acquire(at: &AtomicU32) {
+    // The thread sanitizer does not know fences.
+    if cfg!(tsan) {
+        at.load(Ordering::Acquire);
+    } else {
+        fence(Ordering::Acquire);
+    }
+}
 
 /// Puts a count back into the middle of its zone.
 ///

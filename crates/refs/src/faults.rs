@@ -50,6 +50,15 @@ pub(crate) fn panicked(what: Box<dyn Any + Send>) {
     mem::forget(what);
 }
 
+#[cfg(test)]
+impl Faults {
+    /// What was added since `before`: saturated, imbalanced.
+    pub(crate) fn since(before: Self) -> (u64, u64) {
+        let now = faults();
+        (now.saturated - before.saturated, now.imbalanced - before.imbalanced)
+    }
+}
+
 /// The ordinary, process-wide form.
 #[cfg(not(test))]
 mod counters {
@@ -105,14 +114,5 @@ mod counters {
             imbalanced: mine.imbalanced.get(),
             panicked: mine.panicked.get(),
         })
-    }
-}
-
-#[cfg(test)]
-impl Faults {
-    /// What was added since `before`: saturated, imbalanced.
-    pub(crate) fn since(before: Self) -> (u64, u64) {
-        let now = faults();
-        (now.saturated - before.saturated, now.imbalanced - before.imbalanced)
     }
 }

@@ -1,5 +1,35 @@
-//! Reference counts that scale.
+//! Reference counts that scale, and smart pointers over them.
+//!
+//! Three counts, for three kinds of object; each keeps the promise that exactly one put is told it was the last, and none
+//! frees early, whatever is done wrong: see [`faults`].
+//!
+//! | the object | count | get + put, one thread | under contention |
+//! | --- | --- | --- | --- |
+//! | is used by few CPUs at once, or must be freed the moment its last user goes | [`RefCount`], 4 bytes | 5.4 ns | the compare-and-swap repeats |
+//! | is found by lookup, by many, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | 4.3 ns in a section shared by 64, 8.9 ns in two of their own | one addition each, whoever else is at it |
+//! | is set up once, used everywhere and torn down on purpose: a binding, a device, a table | [`PercpuRef`], 24 bytes and 8 per CPU | a plain addition each | the same: nothing is shared |
+//!
+//! * [`Owner`] holds the initial reference of an object over any of them, [`Ref`] is one of the others. [`Worker`] is where
+//!   a release that blocks belongs.
+//! * [`RcuCell`] is where readers find an object; [`rcu::read`] is the critical section in which they do.
+//! * [`OwnLine`] keeps a count away from what is read after a get. The pointers' allocation does so already.
+//!
+//! The theory of each count opens its file; `docs/refcount.md`, `docs/rcuref.md` and `docs/percpuref.md` say what proves it.
+
 mod faults;
+mod own_line;
 mod percpu_ref;
+mod ptr;
+pub mod rcu;
+mod rcuref;
+mod refcount;
 mod sync;
-pub use percpu_ref::*;
+mod worker;
+
+pub use faults::{Faults, faults};
+pub use own_line::{CACHE_LINE, OwnLine};
+pub use percpu_ref::{KillError, PercpuRef, ResurrectError};
+pub use ptr::{Borrowed, Count, Dead, Owner, RcuCell, Ref};
+pub use rcuref::RcuRef;
+pub use refcount::RefCount;
+pub use worker::Worker;

@@ -1,10 +1,37 @@
+//! The atomics of the counts, in one place, so that loom can take their place.
+
 #[cfg(loom)]
-pub(crate) use loom::sync::{
-    Mutex,
-    atomic::{AtomicU64, Ordering},
-};
+pub(crate) use loom::sync::Mutex;
+#[cfg(loom)]
+use loom::sync::atomic::fence;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{
-    Mutex,
-    atomic::{AtomicU64, Ordering},
-};
+pub(crate) use std::sync::Mutex;
+#[cfg(not(loom))]
+use std::sync::atomic::fence;
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Acquires what was released to a count, after an operation on it that did not.
+#[inline]
+pub(crate) fn acquire(at: &AtomicU32) {
+    // The thread sanitizer does not know fences.
+    if cfg!(tsan) {
+        at.load(Ordering::Acquire);
+    } else {
+        fence(Ordering::Acquire);
+    }
+}
+
+/// Puts a count back into the middle of its zone.
+///
+/// The store comes after the addition that found the count in the zone, and so after whatever other additions come next to
+/// that one, for nothing comes between an addition's load and its store. Loom does not draw that conclusion, and lets such
+/// an addition come after the store without having seen it; it does keep exchanges in order.
+pub(crate) fn put_back(at: &AtomicU32, value: u32) {
+    #[cfg(not(loom))]
+    at.store(value, Ordering::Relaxed);
+    #[cfg(loom)]
+    at.swap(value, Ordering::Relaxed);
+}

@@ -1,0 +1,17 @@
+//! Smart pointers over any count.
+
+mod cell;
+mod count;
+mod owner;
+mod reference;
+mod shared;
+
+pub use cell::{Borrowed, RcuCell};
+pub use count::Count;
+pub use owner::Owner;
+pub use reference::Ref;
+
+/// The object has no references left, or has been killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the object is dead")]
+pub struct Dead;

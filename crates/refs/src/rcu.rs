@@ -1,0 +1,183 @@
+//! Read-side critical sections, and memory that outlives them.
+//!
+//! ```text
+//!   reader                                  writer
+//!   rcu::read(|guard| {                     takes the object out of where readers find it
+//!       finds the object                    retires it: nobody who enters from now on can find it
+//!       uses it                             goes on, nobody waits
+//!   })  ── last one to leave ──────────────► the object is released, here, by the reader, outside the section
+//! ```
+//!
+//! The collector is `seize` (why, and what it costs, is in `docs/rcuref.md`), one for the whole process. Three things are
+//! added to it:
+//!
+//! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot that it gives to another thread
+//!   when this one ends. A guard kept in a thread local could outlive that, and two threads would share a slot. So there
+//!   is no guard to keep: [`read`] lends one to a closure.
+//! * **A section may be entered in the destructor of a thread local**, where a last put can well be. `seize` would panic
+//!   there; such a section gets a slot for itself.
+//! * **Prompt release.** `seize` gathers retired objects per thread in batches of 32, and lets a batch go only if it has an
+//!   entry for each section then open. A file that is to be closed cannot wait for 31 others to join it. `retire` fills
+//!   the batch with entries that release nothing and lets it go, if the release is something that anybody can notice.
+
+pub(crate) use seize::Collector;
+use seize::{Guard as _, LocalGuard, OwnedGuard};
+use std::cell::Cell;
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
+
+/// How many sections can be open at once in different slots: threads that have entered one and not ended, and sections
+/// entered while a thread ends. Raised before the first of them is entered.
+static PARTICIPANTS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The collector, for a thread that takes part. Without a destructor, so it can be read at any time.
+    static READY: Cell<Option<&'static Collector>> = const { Cell::new(None) };
+    /// The thread took part, and is ending.
+    static ENDED: Cell<bool> = const { Cell::new(false) };
+    static EXIT: Exit = const { Exit };
+}
+
+/// Ends a thread's part. Made right after `seize` made its own, so that it goes before it.
+struct Exit;
+
+impl Drop for Exit {
+    fn drop(&mut self) {
+        READY.set(None);
+        ENDED.set(true);
+        PARTICIPANTS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Proof of being in a read-side critical section: what was found in it keeps its memory until it ends.
+///
+/// Lent by [`read`], and by nothing else. Bound to its thread.
+///
+/// ```compile_fail
+/// // A guard does not leave its section.
+/// let guard = netmem_refs::rcu::read(|guard| guard);
+/// ```
+pub struct Guard(Slot);
+
+/// Whose slot the section is entered in.
+enum Slot {
+    /// The thread's, as often as it likes.
+    Thread(LocalGuard<'static>),
+    /// The section's own, because the thread is ending.
+    Section(OwnedGuard<'static>),
+}
+
+/// Runs `section` in a read-side critical section.
+///
+/// Costs about 5 ns, a little less when nested, and no shared cache line; the section should be short or its cost be shared by
+/// many operations, for nothing that was retired since it began is released before it ends. Leaving may release what
+/// others have retired: destructors and callbacks run here, after the section, never in it.
+#[inline]
+pub fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
+    match READY.get() {
+        Some(collector) => section(&Guard(Slot::Thread(collector.enter()))),
+        None => first_read(section),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
+    let collector: &'static Collector = &COLLECTOR;
+    PARTICIPANTS.fetch_add(1, Ordering::SeqCst);
+    if ENDED.get() {
+        let _leave = Leave;
+        return section(&Guard(Slot::Section(collector.enter_owned())));
+    }
+    // `seize` registers the destructor of its thread local, then we ours: the last registered runs first.
+    drop(collector.enter());
+    EXIT.with(|_| ());
+    READY.set(Some(collector));
+    section(&Guard(Slot::Thread(collector.enter())))
+}
+
+/// Takes a section's own slot out of the count, however the section ends. Dropped after the guard.
+struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        PARTICIPANTS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Lets go of memory that this thread has retired and that waits for company: at most 31 objects, none with a destructor
+/// or a release callback, for those never wait. Costs a barrier on all CPUs of the process, some microseconds.
+pub fn flush() {
+    read(Guard::flush);
+}
+
+impl Guard {
+    /// Loads a pointer such that what it points to is there until the section ends, if whoever retires that took the
+    /// pointer away first.
+    #[inline]
+    pub(crate) fn protect<T>(&self, at: &AtomicPtr<T>) -> *mut T {
+        match &self.0 {
+            Slot::Thread(guard) => guard.protect(at, Ordering::Acquire),
+            Slot::Section(guard) => guard.protect(at, Ordering::Acquire),
+        }
+    }
+
+    /// Has `release` called on `at` once every section that is open now has ended, this one included; by whoever leaves
+    /// the last one, outside of any section of theirs. `prompt`: without waiting for other retired objects.
+    ///
+    /// # Safety
+    ///
+    /// No section entered from now on finds `at`. `release` may be called on it then, once, by any thread, and does not
+    /// panic.
+    pub(crate) unsafe fn retire<T>(&self, at: NonNull<T>, release: unsafe fn(*mut T, &Collector), prompt: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { self.defer(at.as_ptr(), release) };
+        if prompt {
+            self.flush();
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`retire`](Self::retire).
+    unsafe fn defer<T>(&self, at: *mut T, release: unsafe fn(*mut T, &Collector)) {
+        match &self.0 {
+            // SAFETY: the caller's promise.
+            Slot::Thread(guard) => unsafe { guard.defer_retire(at, release) },
+            // SAFETY: the caller's promise.
+            Slot::Section(guard) => unsafe { guard.defer_retire(at, release) },
+        }
+    }
+
+    /// A batch goes if it has an entry for each open section. Sections are no more than participants, and whoever becomes
+    /// one is counted before it enters: if the count has not grown, the batch is gone. If it has, again.
+    #[cold]
+    fn flush(&self) {
+        let mut entries = 0;
+        loop {
+            let participants = PARTICIPANTS.load(Ordering::SeqCst);
+            if entries >= participants {
+                return;
+            }
+            for _ in entries..participants {
+                // SAFETY: releases nothing.
+                unsafe { self.defer(ptr::dangling_mut::<()>(), |_, _| ()) };
+            }
+            entries = participants;
+            match &self.0 {
+                Slot::Thread(guard) => guard.flush(),
+                Slot::Section(guard) => guard.flush(),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,110 @@
+//! `PercpuRef` under threads that are moved, preempted and interrupted in the middle of sequences, while it is killed and
+//! resurrected over and over: gets and puts balance, and the last put is told so, once.
+//!
+//! `NETMEM_STRESS_OPS` says how many gets and puts at least. One test to a process, for it sends signals.
+#![cfg(not(loom))]
+
+#[path = "../../../tests/disturb.rs"]
+mod disturb;
+
+use disturb::{Disturbed, on_signal, stress_ops, stress_threads};
+use netmem_percpu::{Mode, aborts, mode};
+use netmem_refs::{PercpuRef, faults};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static LASTS: AtomicU64 = AtomicU64::new(0);
+
+fn count() -> &'static PercpuRef {
+    static COUNT: OnceLock<PercpuRef> = OnceLock::new();
+    COUNT.get_or_init(|| PercpuRef::new().unwrap())
+}
+
+fn put(n: u32) {
+    LASTS.fetch_add(u64::from(count().put_many(n)), Ordering::Relaxed);
+}
+
+/// Uses the count that it has interrupted; whoever it interrupts holds a reference.
+extern "C" fn signalled(_: libc::c_int) {
+    assert!(count().try_get());
+    put(1);
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Proves REF-4.
+#[test]
+fn gets_and_puts_balance_through_many_lives() {
+    let before = faults();
+    count().get(); // the killer's, so that there is always something to resurrect
+    on_signal(signalled);
+    let (ops, threads) = (stress_ops(), stress_threads());
+    let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
+    let (refused, kills) = (AtomicU64::new(0), AtomicU64::new(0));
+    let restarts = matches!(mode(), Mode::Rseq(_));
+    let (done, moves) = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|worker| {
+                count().get(); // the worker's own
+                let (disturbed, refused) = (&disturbed, &refused);
+                scope.spawn(move || {
+                    let work = || {
+                        let mut done = 0;
+                        // An abort is a matter of chance: as many operations again until there was one, but not for ever.
+                        while done < ops / threads || (restarts && aborts() == 0 && done < 100 * ops) {
+                            for _ in 0..1000 {
+                                count().get();
+                                put(1);
+                            }
+                            // Held over a while, and given back on whatever CPU that is by then.
+                            let live = count().try_get_live();
+                            count().get_many(3);
+                            for n in 0..worker % 3 + 1 {
+                                count().get();
+                                put(u32::from(n == 0) + 1);
+                            }
+                            put(2);
+                            if live {
+                                put(1);
+                            } else {
+                                refused.fetch_add(1, Ordering::Relaxed);
+                            }
+                            done += 2000;
+                        }
+                        done
+                    };
+                    let done = disturbed.during(work);
+                    put(1);
+                    done
+                })
+            })
+            .collect();
+        let mover = scope.spawn(|| {
+            disturbed.move_about(&stop, || {
+                assert!(!count().kill().unwrap());
+                kills.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+                count().resurrect().unwrap();
+            })
+        });
+        let done: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        stop.store(true, Ordering::Relaxed);
+        (done, mover.join().unwrap())
+    });
+    let (kills, refused, signals) = [&kills, &refused, &SIGNALS].map(|n| n.load(Ordering::Relaxed)).into();
+    println!(
+        "{}: {done} gets and puts by {threads} threads, {} aborts, {signals} signals, {moves} moves, {kills} kills, {refused} \
+         gets refused",
+        mode(),
+        aborts(),
+    );
+    assert!(!count().kill().unwrap());
+    assert_eq!(LASTS.load(Ordering::Relaxed), 0, "released while the killer held a reference");
+    put(1);
+    assert_eq!(LASTS.load(Ordering::Relaxed), 1, "the last put was not told so");
+    assert!(count().is_zero());
+    assert_eq!(faults(), before);
+    // It was stress.
+    assert!(signals > 0 && moves > 0 && kills > 0);
+    assert!(!restarts || aborts() > 0, "no sequence was ever restarted");
+}

@@ -1,0 +1,143 @@
+//! Many threads on few objects, for as many operations as `NETMEM_STRESS_OPS` says.
+#![cfg(not(loom))]
+
+use netmem_refs::{Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+const THREADS: u64 = 4;
+
+fn operations() -> u64 {
+    std::env::var("NETMEM_STRESS_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(2_000_000)
+}
+
+#[derive(Default)]
+struct Made {
+    made: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// Checks itself, and that it is dropped once.
+struct Object {
+    made: Arc<Made>,
+    alive: AtomicBool,
+}
+
+impl Object {
+    fn new(made: &Arc<Made>) -> Self {
+        made.made.fetch_add(1, Ordering::Relaxed);
+        Self { made: made.clone(), alive: AtomicBool::new(true) }
+    }
+
+    fn look(&self) {
+        assert!(self.alive.load(Ordering::Relaxed));
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        assert!(self.alive.swap(false, Ordering::Relaxed), "destroyed twice");
+        self.made.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn settled(made: &Made) {
+    for _ in 0..5000 {
+        if made.dropped.load(Ordering::Relaxed) == made.made.load(Ordering::Relaxed) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("made {:?}, dropped {:?}", made.made, made.dropped);
+}
+
+fn balanced(before: Faults) {
+    let now = faults();
+    assert_eq!((now.saturated, now.imbalanced, now.panicked), (before.saturated, before.imbalanced, before.panicked));
+}
+
+/// Objects that readers find while a writer replaces them: everybody who gets one has it, each is destroyed once, and gets
+/// come too late and puts meet, without a fault. Proves REF-2, REF-3.
+#[test]
+fn lookups_against_replacement() {
+    let (before, made) = (faults(), Arc::new(Made::default()));
+    let cells: Vec<_> =
+        (0..2).map(|_| RcuCell::new(Some(Owner::new(Object::new(&made), RcuRef::new(1)).into_ref()))).collect();
+    let late = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for seed in 0..THREADS {
+            let (cells, made, late) = (&cells, &made, &late);
+            scope.spawn(move || {
+                let mut held = Vec::new();
+                for n in 0..operations() / THREADS {
+                    let cell = &cells[((n ^ seed) & 1) as usize];
+                    if n % 64 == seed {
+                        cell.store(Some(Owner::new(Object::new(made), RcuRef::new(1)).into_ref()));
+                    }
+                    rcu::read(|guard| {
+                        let Some(found) = cell.load(guard) else { panic!("never empty") };
+                        found.look();
+                        if n % 1024 == 0 {
+                            thread::yield_now();
+                        }
+                        match found.try_get() {
+                            Ok(r) => held.push(r),
+                            Err(_) => _ = late.fetch_add(1, Ordering::Relaxed),
+                        }
+                        found.look();
+                    });
+                    if held.len() > 3 {
+                        held.swap_remove((n % 4) as usize).look();
+                    }
+                }
+            });
+        }
+    });
+    drop(cells);
+    settled(&made);
+    balanced(before);
+    assert!(made.made.load(Ordering::Relaxed) > operations() / 100);
+    if operations() >= 1_000_000 {
+        assert!(late.load(Ordering::Relaxed) > 0, "no get came too late: the race was not run");
+    }
+}
+
+/// Proves REF-4, REF-5.
+#[test]
+fn percpuref_clones_against_kill() {
+    clones_against_kill(|| PercpuRef::new().unwrap());
+}
+
+fn clones_against_kill<C: Count>(count: impl Fn() -> C + Sync) {
+    let (before, made) = (faults(), Arc::new(Made::default()));
+    for _ in 0..operations() / 2000 {
+        let owner = Owner::new(Object::new(&made), count());
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                let Ok(mine) = owner.try_get() else { panic!("the owner is there") };
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        mine.clone().look();
+                    }
+                });
+            }
+            owner.kill();
+        });
+    }
+    settled(&made);
+    balanced(before);
+}
+
+/// The last put is anybody's, and once. Proves REF-1, REF-5.
+#[test]
+fn refcount_clones_against_kill() {
+    clones_against_kill(|| RefCount::new(1));
+}
+
+/// Proves REF-2, REF-5.
+#[test]
+fn rcuref_clones_against_kill() {
+    clones_against_kill(|| RcuRef::new(1));
+}

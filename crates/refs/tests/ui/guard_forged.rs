@@ -1,0 +1,5 @@
+use netmem_refs::rcu::Guard;
+
+fn main() {
+    let _ = Guard(unreachable!());
+}

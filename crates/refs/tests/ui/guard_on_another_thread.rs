@@ -1,0 +1,10 @@
+use netmem_refs::{RcuRef, rcu};
+
+fn main() {
+    let refs = RcuRef::new(1);
+    rcu::read(|guard| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| refs.get(guard));
+        });
+    });
+}

@@ -1,0 +1,7 @@
+use netmem_refs::{Owner, RcuRef};
+
+fn main() {
+    let local = String::new();
+    // It may be dropped much later.
+    let _ = Owner::new(&local, RcuRef::new(1));
+}

@@ -11,6 +11,7 @@ mod machine;
 mod output;
 mod perf;
 mod signals;
+mod stats;
 
 use args::{BadArgument, Cli, Command};
 use clap::Parser;

@@ -12,6 +12,8 @@ mod plan;
 mod suite;
 mod table;
 
+pub(crate) use json::PoolReport;
+
 use crate::args::PerfArgs;
 use crate::{output, signals};
 use plan::Plan;

@@ -1,0 +1,106 @@
+//! How often the compare-and-swap loop of a get has to try again.
+
+use super::{BATCH, OwnLine};
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// `RefCount`'s pair of operations with a counter in a register.
+struct Counting(AtomicU32);
+
+impl Counting {
+    /// Increments unless zero; says how many tries failed.
+    #[inline(always)]
+    fn try_get(&self) -> Option<u64> {
+        let mut retries = 0;
+        let mut now = self.0.load(Ordering::Relaxed);
+        while now != 0 {
+            match self.0.compare_exchange_weak(now, now + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(retries),
+                Err(other) => now = other,
+            }
+            retries += 1;
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn put(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// So many threads on one count.
+pub(super) struct Retries {
+    head: Head,
+    count: OwnLine<Counting>,
+    blocks: u64,
+}
+
+impl Retries {
+    pub(super) fn new(threads: usize) -> Self {
+        let head = Head {
+            name: "refcount_retries".into(),
+            section: "retries",
+            threads,
+            per: "get",
+            unit: "retries",
+            counters: Some(1),
+            ..Head::default()
+        };
+        Self { head, count: OwnLine::new(Counting(AtomicU32::new(1))), blocks: 0 }
+    }
+
+    fn unbalanced(&self) -> BenchError {
+        BenchError::Unbalanced(self.head.name.clone())
+    }
+}
+
+/// Pairs; `None` if they do not balance, else the number of retries.
+#[inline(never)]
+fn drive(count: &Counting, blocks: u64) -> Option<u64> {
+    let mut retries = 0;
+    for _ in 0..blocks {
+        for _ in 0..black_box(BATCH) {
+            retries += count.try_get()?;
+            if count.put() {
+                return None;
+            }
+        }
+    }
+    Some(retries)
+}
+
+impl Cell for Retries {
+    fn heads(&self) -> Vec<Head> {
+        vec![self.head.clone()]
+    }
+
+    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+        let work = |_: usize, blocks| drive(black_box(&self.count), blocks).is_some();
+        let blocks = lab.calibrate(self.head.threads, &work)?.ok_or_else(|| self.unbalanced())?;
+        self.blocks = (blocks.iter().sum::<u64>() / blocks.len() as u64).max(1);
+        Ok(())
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        // All that was done is counted, what came before and after somebody's own time included: it is a ratio.
+        let (retried, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let work = |_: usize, blocks: u64| {
+            let Some(retries) = drive(black_box(&self.count), blocks) else { return false };
+            retried.fetch_add(retries, Ordering::Relaxed);
+            done.fetch_add(blocks * BATCH as u64, Ordering::Relaxed);
+            true
+        };
+        let blocks = vec![self.blocks; self.head.threads];
+        let timed = lab.crew(&blocks, &work)?.ok_or_else(|| self.unbalanced())?;
+        Ok(vec![Sample {
+            value: retried.into_inner() as f64 / done.into_inner().max(1) as f64,
+            tsc: None,
+            preempted: timed.iter().map(|t| t.preempted).sum(),
+        }])
+    }
+}

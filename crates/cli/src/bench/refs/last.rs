@@ -24,15 +24,7 @@ impl<C: Last> FinalPut<C> {
 
 #[inline(never)]
 fn drive<C: Last>(counts: &mut [Own<C>]) -> bool {
-    for block in counts.chunks_mut(BATCH) {
-        let batch = C::batch();
-        for count in block {
-            if !count.0.put(&batch) {
-                return false;
-            }
-        }
-    }
-    true
+    counts.chunks_mut(BATCH).all(|block| C::batch(|batch| block.iter_mut().all(|count| count.0.put(batch))))
 }
 
 /// On a line of its own, and to be changed: each has one owner.

@@ -120,15 +120,7 @@ impl<C: Count, O: Object<C>> Layout<C, O> {
 
 #[inline(never)]
 fn write<C: Count, O: Object<C>>(object: &O, blocks: u64) -> bool {
-    for _ in 0..blocks {
-        let batch = C::batch();
-        for _ in 0..black_box(BATCH) {
-            if !object.count().pair(&batch) {
-                return false;
-            }
-        }
-    }
-    true
+    (0..blocks).all(|_| C::batch(|batch| (0..black_box(BATCH)).all(|_| object.count().pair(batch))))
 }
 
 #[inline(never)]

@@ -47,24 +47,12 @@ impl<C: Count, const N: usize> Pairs<C, N> {
 fn drive<C: Count, const N: usize>(set: &Counters<C, N>, start: usize, blocks: u64) -> bool {
     let (before, after) = set.0.split_at(start.min(N));
     for _ in 0..blocks {
-        let batch = C::batch();
-        if let [count] = &set.0[..] {
-            for _ in 0..black_box(BATCH) {
-                if !count.pair(&batch) {
-                    return false;
-                }
-            }
-        } else {
-            for count in after {
-                if !count.pair(&batch) {
-                    return false;
-                }
-            }
-            for count in before {
-                if !count.pair(&batch) {
-                    return false;
-                }
-            }
+        let ok = C::batch(|batch| match &set.0[..] {
+            [count] => (0..black_box(BATCH)).all(|_| count.pair(batch)),
+            _ => after.iter().all(|count| count.pair(batch)) && before.iter().all(|count| count.pair(batch)),
+        });
+        if !ok {
+            return false;
         }
     }
     true

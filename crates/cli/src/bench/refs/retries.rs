@@ -1,42 +1,18 @@
 //! How often the compare-and-swap loop of a get has to try again.
 
-use super::{BATCH, OwnLine};
+use super::{BATCH, OwnLine, netmem_refs};
 use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
+use netmem_refs::RefCount;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// `RefCount`'s pair of operations with a counter in a register.
-struct Counting(AtomicU32);
-
-impl Counting {
-    /// Increments unless zero; says how many tries failed.
-    #[inline(always)]
-    fn try_get(&self) -> Option<u64> {
-        let mut retries = 0;
-        let mut now = self.0.load(Ordering::Relaxed);
-        while now != 0 {
-            match self.0.compare_exchange_weak(now, now + 1, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(retries),
-                Err(other) => now = other,
-            }
-            retries += 1;
-        }
-        None
-    }
-
-    #[inline(always)]
-    fn put(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-}
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// So many threads on one count.
 pub(super) struct Retries {
     head: Head,
-    count: OwnLine<Counting>,
+    count: OwnLine<RefCount>,
     blocks: u64,
 }
 
@@ -51,7 +27,7 @@ impl Retries {
             counters: Some(1),
             ..Head::default()
         };
-        Self { head, count: OwnLine::new(Counting(AtomicU32::new(1))), blocks: 0 }
+        Self { head, count: OwnLine::new(RefCount::new(1)), blocks: 0 }
     }
 
     fn unbalanced(&self) -> BenchError {
@@ -61,12 +37,13 @@ impl Retries {
 
 /// Pairs; `None` if they do not balance, else the number of retries.
 #[inline(never)]
-fn drive(count: &Counting, blocks: u64) -> Option<u64> {
+fn drive(count: &RefCount, blocks: u64) -> Option<u64> {
     let mut retries = 0;
     for _ in 0..blocks {
         for _ in 0..black_box(BATCH) {
-            retries += count.try_get()?;
-            if count.put() {
+            let (got, again) = count.try_get_counting();
+            retries += u64::from(again);
+            if !got || count.put() {
                 return None;
             }
         }

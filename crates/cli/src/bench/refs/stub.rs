@@ -30,14 +30,20 @@ pub(super) mod netmem_refs {
 
         #[inline]
         pub(crate) fn try_get(&self) -> bool {
-            let mut now = self.0.load(Ordering::Relaxed);
+            self.try_get_counting().0
+        }
+
+        #[inline]
+        pub(crate) fn try_get_counting(&self) -> (bool, u32) {
+            let (mut now, mut retries) = (self.0.load(Ordering::Relaxed), 0);
             while now != 0 {
                 match self.0.compare_exchange_weak(now, now + 1, Ordering::Relaxed, Ordering::Relaxed) {
-                    Ok(_) => return true,
+                    Ok(_) => return (true, retries),
                     Err(other) => now = other,
                 }
+                retries += 1;
             }
-            false
+            (false, retries)
         }
 
         #[inline]
@@ -51,8 +57,8 @@ pub(super) mod netmem_refs {
         pub(crate) struct Guard(());
 
         #[inline]
-        pub(crate) fn enter() -> Guard {
-            Guard(())
+        pub(crate) fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
+            section(&Guard(()))
         }
 
         impl Drop for Guard {
@@ -75,7 +81,7 @@ pub(super) mod netmem_refs {
         #[inline]
         #[must_use]
         pub(crate) fn put(&self) -> bool {
-            self.put_guarded(&rcu::enter())
+            rcu::read(|guard| self.put_guarded(guard))
         }
 
         #[inline]

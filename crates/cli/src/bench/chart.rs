@@ -50,11 +50,13 @@ pub(crate) fn lines(what: &str, threads: &[usize], lines: &[Line]) -> Result<Str
         let last = threads.len().saturating_sub(1) as f64;
         // Room for the names, behind the last point.
         let across = -0.15..last + (last + 1.0) * 0.35;
+        // A little lower, or rounding loses the lowest decade's grid.
+        let up = (low * 0.999..high).log_scale();
         let mut chart = ChartBuilder::on(&area)
             .margin(10)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(across, (low..high).log_scale())
+            .build_cartesian_2d(across, up)
             .map_err(failed)?;
         chart
             .configure_mesh()
@@ -79,7 +81,7 @@ pub(crate) fn lines(what: &str, threads: &[usize], lines: &[Line]) -> Result<Str
                 ends.push((i, chart.backend_coord(&end)));
             }
             let whiskers = line.points.iter().map(|&(at, s)| {
-                let x = at as f64 + (i as f64 - 3.0) * 0.008 * (last + 1.0);
+                let x = at as f64 + (i as f64 - (lines.len() - 1) as f64 / 2.0) * 0.008 * (last + 1.0);
                 PathElement::new([(x, s.min.max(low)), (x, s.max.max(low))], colour.mix(0.4))
             });
             chart.draw_series(whiskers).map_err(failed)?;

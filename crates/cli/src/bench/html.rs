@@ -68,7 +68,7 @@ fn page(report: &Report) -> Result<String, BenchError> {
         header = escape(table::header(report).trim_end()),
     );
     if !report.goals.is_empty() {
-        out.push_str("<h2>Goals</h2>\n<table>\n");
+        out.push_str("<h2>Goals</h2>\n<p>Names stand for times; with one thread, where it says x1.</p>\n<table>\n");
     }
     for goal in &report.goals {
         let word = if goal.reached { "reached" } else { "missed" };
@@ -97,13 +97,17 @@ fn page(report: &Report) -> Result<String, BenchError> {
 }
 
 /// A section's charts: lines where rows differ in their number of threads, one chart for each number of counters; bars
-/// where they do not.
+/// where they do not, or where there are zeros, which a logarithmic axis has no place for.
 fn charts(threads: &[usize], rows: &[&Row]) -> Result<Vec<String>, BenchError> {
     let measured: Vec<(&Row, Spread)> =
         rows.iter().filter_map(|&row| Some((row, row.measured.as_ref()?.value))).collect();
     let Some((first, _)) = measured.first() else { return Ok(Vec::new()) };
     let label = |row: &Row| format!("{} per {} ({})", row.head.unit, row.head.per, row.percpu);
-    if !measured.iter().any(|(row, _)| row.head.threads != first.head.threads) {
+    let threads_differ = measured.iter().any(|(row, _)| row.head.threads != first.head.threads);
+    let name = |row: &Row| {
+        if threads_differ { format!("{} x{}", row.head.name, row.head.threads) } else { row.head.name.clone() }
+    };
+    if !threads_differ || measured.iter().any(|(_, value)| value.min <= 0.0) {
         // What a bar stands for can differ, as with a read and a pair beside it.
         let mut pers: Vec<&str> = Vec::new();
         measured.iter().for_each(|(row, _)| {
@@ -113,7 +117,7 @@ fn charts(threads: &[usize], rows: &[&Row]) -> Result<Vec<String>, BenchError> {
         });
         let chart = |per: &&str| {
             let of: Vec<_> = measured.iter().filter(|(row, _)| row.head.per == *per).collect();
-            let bars: Vec<_> = of.iter().map(|(row, value)| (row.head.name.clone(), *value)).collect();
+            let bars: Vec<_> = of.iter().map(|(row, value)| (name(row), *value)).collect();
             of.first().map_or(Ok(String::new()), |(row, _)| chart::bars(&label(row), &bars))
         };
         return pers.iter().map(chart).collect();

@@ -28,16 +28,16 @@ pub(crate) fn render(report: &Report) -> String {
         let _ = writeln!(out, "{}\n{}\n", heading(section), table(&rows));
     }
     if !report.goals.is_empty() {
-        let _ = writeln!(out, "Goals");
+        let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
     }
     for goal in &report.goals {
         let plural = if goal.threads == 1 { "" } else { "s" };
         let _ = writeln!(
             out,
-            "{} {}, {} thread{plural}: {} {} ({})",
+            "{} {} thread{plural}: {}: {} {} ({})",
             if goal.reached { "reached" } else { "missed " },
-            goal.goal,
             goal.threads,
+            goal.goal,
             show(&goal.value),
             goal.unit,
             goal.percpu,

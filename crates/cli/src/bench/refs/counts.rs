@@ -7,6 +7,7 @@
 use super::{netmem_refs, rcu};
 use crate::bench::error::BenchError;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
+use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
 
@@ -363,8 +364,8 @@ impl Last for PerCpu {
     }
 }
 
-fn unavailable(error: impl std::fmt::Display) -> BenchError {
-    BenchError::Unavailable { what: "percpuref", why: error.to_string() }
+fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
+    BenchError::Unavailable { what: "percpuref", why: format!("{:#}", anyhow::Error::new(error)) }
 }
 
 /// The guard alone, entered and left.

@@ -33,8 +33,8 @@ const BATCH: usize = 64;
 pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
     let mut cells = Vec::new();
     for &threads in &plan.threads {
-        pairs::<1>(threads, &mut cells);
-        pairs::<BATCH>(threads, &mut cells);
+        all_counts::<1>(threads, &mut cells);
+        all_counts::<BATCH>(threads, &mut cells);
         cells.push(Box::new(Pairs::<Guard, 1>::new("guard", "enter+leave", threads)));
         cells.push(Box::new(Retries::new(threads)));
     }
@@ -70,7 +70,7 @@ pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
 }
 
 /// All counts, on `N` counters.
-fn pairs<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
+fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
     fn cell<C: Count + 'static, const N: usize>(threads: usize) -> Box<dyn Cell> {
         Box::new(Pairs::<C, N>::new("get+put", "get+put", threads))
     }

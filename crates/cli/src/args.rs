@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Perf(PerfArgs),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
+    /// Measure parts of netmem beside what they replace
+    Bench(BenchArgs),
     /// Say what this machine offers
     Info(InfoArgs),
 }
@@ -106,6 +108,36 @@ pub(crate) struct DeviceArgs {
     /// The same, as `perf` has it
     #[arg(long, value_name = "device=N", default_value = "", hide_default_value = true)]
     pub(crate) cpus: CpusArg,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    #[arg(value_name = "SUITE", required = true)]
+    pub(crate) suites: Vec<SuiteArg>,
+    /// Threads, each on a CPU of its own, one measurement for each number [default: 1,2,4.. up to the CPUs]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub(crate) threads: Vec<usize>,
+    /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms]
+    #[arg(long, value_name = "SECS", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Runs of every variant, interleaved [default: 9]
+    #[arg(long, value_name = "N")]
+    pub(crate) runs: Option<u32>,
+    /// Print one JSON object on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a report with charts, which needs nothing but itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SuiteArg {
+    /// Reference counts: what a get and a put cost as threads share more
+    Refs,
+    /// Every suite
+    All,
 }
 
 #[derive(Args, Clone, Debug)]

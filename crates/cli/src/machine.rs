@@ -9,17 +9,22 @@ pub(crate) struct Machine {
     pub(crate) cpus: usize,
     pub(crate) kernel: String,
     /// How per-CPU data is reached.
-    pub(crate) percpu: &'static str,
+    pub(crate) percpu: String,
     /// What the pages were made of.
     pub(crate) hugepages: String,
 }
 
 impl Machine {
     pub(crate) fn new(hugepages: String) -> Self {
-        Self { cpus: crate::cpus::allowed().len(), kernel: kernel(), percpu: "portable", hugepages }
+        Self { cpus: crate::cpus::allowed().len(), kernel: kernel(), percpu: percpu(), hugepages }
     }
 }
 
 pub(crate) fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// How per-CPU data is reached: by restartable sequences (`rseq`), or in the portable way.
+pub(crate) fn percpu() -> String {
+    "portable".into()
 }

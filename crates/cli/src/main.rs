@@ -1,9 +1,10 @@
-//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), say what the machine
-//! offers (`info`).
+//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), measure parts of netmem
+//! beside what they replace (`bench`), say what the machine offers (`info`).
 //!
 //! Exit status: 0 done, 1 the run failed, 2 bad arguments.
 
 mod args;
+mod bench;
 mod cpus;
 mod device;
 mod info;
@@ -11,6 +12,7 @@ mod machine;
 mod output;
 mod perf;
 mod signals;
+mod stats;
 
 use args::{BadArgument, Cli, Command};
 use clap::Parser;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {
         Command::Perf(args) => perf::run(&args),
         Command::Device(args) => device::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(&args),
     };
     match done {

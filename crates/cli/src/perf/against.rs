@@ -2,9 +2,9 @@
 
 use super::error::PerfError;
 use super::plan::Plan;
-use super::stats::{Change, Spread};
 use crate::args::BadArgument;
 use crate::output;
+use crate::stats::{Change, Spread};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::Path;

@@ -3,9 +3,9 @@
 use super::engine::Sample;
 use super::error::PerfError;
 use super::plan::{Alloc, Plan, Variant};
-use super::stats::{Change, Spread};
 use crate::args::DeviceArg;
 use crate::machine::Machine;
+use crate::stats::{Change, Spread};
 use netmem::pool::PoolStats;
 use serde::Serialize;
 use std::collections::BTreeMap;

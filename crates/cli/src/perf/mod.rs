@@ -1,7 +1,7 @@
 //! `netmem perf`: receive traffic and report.
 //!
 //! [`plan`] checks what was asked and lists the variants; [`engine`] measures one of them once; [`suite`] runs all of them,
-//! interleaved; [`stats`] makes numbers of the runs; [`table`] and [`json`] show them. [`against`] compares two builds.
+//! interleaved; [`crate::stats`] makes numbers of the runs; [`table`] and [`json`] show them. [`against`] compares two builds.
 
 mod against;
 mod driver;
@@ -9,9 +9,10 @@ mod engine;
 mod error;
 mod json;
 mod plan;
-mod stats;
 mod suite;
 mod table;
+
+pub(crate) use json::PoolReport;
 
 use crate::args::PerfArgs;
 use crate::{output, signals};

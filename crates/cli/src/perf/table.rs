@@ -1,7 +1,7 @@
 //! The report for people, within 100 columns.
 
 use super::json::{Measured, PoolReport, Report, Row};
-use super::stats::Change;
+use crate::stats::Change;
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write;
 

@@ -17,6 +17,13 @@ impl Spread {
         let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return Self::default() };
         Self { median: median(&sorted), min, max }
     }
+
+    /// Of the ratios of quantities that were measured beside each other, pair by pair. `None` without pairs.
+    pub(crate) fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
+        let ratios: Vec<f64> =
+            pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| new / base).collect();
+        (!ratios.is_empty()).then(|| Self::of(ratios))
+    }
 }
 
 fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
@@ -79,6 +86,14 @@ mod tests {
         assert_eq!(Spread::of([3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
         assert_eq!(Spread::of([4.0, 1.0]).median, 2.5);
         assert_eq!(Spread::of([]), Spread::default());
+    }
+
+    #[test]
+    fn ratios_are_taken_pair_by_pair() {
+        // Not the ratio of the medians, which is 2.
+        let pairs = [(1.0, 2.0), (4.0, 1.0), (9.0, 3.0)];
+        assert_eq!(Spread::of_ratios(pairs), Some(Spread { median: 3.0, min: 0.5, max: 4.0 }));
+        assert_eq!(Spread::of_ratios([(1.0, 0.0)]), None);
     }
 
     #[test]

@@ -1,0 +1,21 @@
+//! What can go wrong in a suite.
+
+use std::path::PathBuf;
+
+/// Why a suite failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    #[error("a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// What a variant needs is not to be had; the suite goes on without it.
+    #[error("{what}: {why}")]
+    Unavailable { what: &'static str, why: String },
+    #[error("{0}: gets and puts do not balance; this is a bug of netmem, please report it with the command line")]
+    Unbalanced(String),
+    #[error("interrupted")]
+    Interrupted,
+    #[error("a chart: {0}")]
+    Chart(String),
+    #[error("--html {}: {source}", path.display())]
+    Html { path: PathBuf, source: std::io::Error },
+}

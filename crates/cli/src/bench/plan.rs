@@ -1,0 +1,141 @@
+//! What is to be measured: the arguments, checked.
+
+use crate::args::{BadArgument, BenchArgs, SuiteArg};
+use crate::cpus;
+use std::time::Duration;
+
+/// How long a person waits who only wants to see it.
+const BUDGET: Duration = Duration::from_secs(27);
+
+/// A suite that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suite {
+    Refs,
+}
+
+impl Suite {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Refs => "refs",
+        }
+    }
+}
+
+/// All that is to be done.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) suites: Vec<Suite>,
+    /// Numbers of threads, each once, in order.
+    pub(crate) threads: Vec<usize>,
+    /// Where threads run, the first thread first: each on a CPU of its own.
+    pub(crate) cpus: Vec<usize>,
+    /// How long each thread works for one value.
+    pub(crate) duration: Duration,
+    pub(crate) runs: u32,
+    /// Where nobody said how many runs: how long all of them may take.
+    pub(crate) budget: Option<Duration>,
+}
+
+impl Plan {
+    pub(crate) fn new(args: &BenchArgs) -> Result<Self, BadArgument> {
+        Self::on(args, &cpus::allowed())
+    }
+
+    fn on(args: &BenchArgs, allowed: &[usize]) -> Result<Self, BadArgument> {
+        let mut suites: Vec<Suite> = Vec::new();
+        for suite in &args.suites {
+            let asked: &[Suite] = match suite {
+                SuiteArg::Refs | SuiteArg::All => &[Suite::Refs],
+            };
+            for &suite in asked {
+                if !suites.contains(&suite) {
+                    suites.push(suite);
+                }
+            }
+        }
+        let n = allowed.len();
+        let mut threads = if args.threads.is_empty() { powers(n) } else { args.threads.clone() };
+        threads.sort_unstable();
+        threads.dedup();
+        if threads.first() == Some(&0) {
+            return BadArgument::new("--threads 0: nothing is measured without a thread; give 1 or more");
+        }
+        if let Some(&most) = threads.last().filter(|&&most| most > n) {
+            let plural = if n == 1 { "" } else { "s" };
+            return BadArgument::new(format!(
+                "--threads {most}: this process may use {n} CPU{plural} ({}), and threads that share one would measure the \
+                 scheduler; give at most {n}, or change the affinity mask (taskset, cpuset)",
+                cpus::list(allowed)
+            ));
+        }
+        if args.runs == Some(0) {
+            return BadArgument::new("--runs 0: nothing is measured without a run; give 1 or more");
+        }
+        Ok(Self {
+            suites,
+            threads,
+            // The first CPU tends to serve the machine's interrupts: it comes last.
+            cpus: allowed.iter().rev().copied().collect(),
+            duration: args.duration.unwrap_or(Duration::from_millis(12)),
+            runs: args.runs.unwrap_or(9),
+            budget: args.runs.is_none().then_some(BUDGET),
+        })
+    }
+
+    /// The most threads that anything is measured with.
+    pub(crate) fn most(&self) -> usize {
+        self.threads.last().copied().unwrap_or(1)
+    }
+}
+
+/// 1, 2, 4 and so on up to `n`, and `n`.
+fn powers(n: usize) -> Vec<usize> {
+    let below = std::iter::successors(Some(1usize), |p| p.checked_mul(2)).take_while(|&p| p < n);
+    below.chain([n]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn plan(args: &str, allowed: &[usize]) -> Result<Plan, String> {
+        let args = ["netmem", "bench"].into_iter().chain(args.split_whitespace());
+        let cli = Cli::try_parse_from(args).map_err(|e| e.to_string())?;
+        let Some(Command::Bench(args)) = cli.command else { return Err("not a bench".into()) };
+        Plan::on(&args, allowed).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn threads_up_to_the_cpus() {
+        assert_eq!(powers(1), [1]);
+        assert_eq!(powers(2), [1, 2]);
+        assert_eq!(powers(6), [1, 2, 4, 6]);
+        assert_eq!(powers(16), [1, 2, 4, 8, 16]);
+        assert_eq!(plan("refs", &[0, 1, 2]).unwrap().threads, [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_was_asked_for_once_and_in_order() {
+        let plan = plan("refs all refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
+        assert_eq!((plan.suites, plan.threads, plan.cpus), (vec![Suite::Refs], vec![1, 2], vec![5, 4]));
+        assert_eq!((plan.runs, plan.duration, plan.budget), (3, Duration::from_millis(20), None));
+    }
+
+    #[test]
+    fn bad_arguments_say_what_is_wrong() {
+        for (args, says) in [
+            ("", "SUITE"),
+            ("pool", "refs"),
+            ("refs --threads 0", "--threads 0"),
+            ("refs --threads 1,3", "2 CPUs (0-1)"),
+            ("refs --threads two", "--threads"),
+            ("refs --runs 0", "--runs 0"),
+            ("refs --duration 3m", "suffix `m`"),
+        ] {
+            let error = plan(args, &[0, 1]).unwrap_err();
+            assert!(error.contains(says), "{args}: {error}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What ending a per-CPU count takes: every CPU that runs a thread of the program is interrupted, and every slot is added
+//! up.
+
+use super::counts::{Count, PerCpu};
+use super::pairs::each;
+use super::{BATCH, OwnLine};
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts that are killed, one after the other, for one value.
+const KILLS: u64 = 64;
+/// And before, to warm up.
+const WARM: u64 = KILLS / 16;
+
+/// So many threads that run, one of which kills while the others get and put a count that stays alive; and so many other
+/// counts alive.
+pub(super) struct Kill {
+    head: Head,
+    others: usize,
+}
+
+impl Kill {
+    pub(super) fn new(threads: usize, others: usize) -> Self {
+        let name = format!("kill_{others}");
+        let head =
+            Head { name, section: "kill", threads, per: "kill", unit: "ns", others: Some(others), ..Head::default() };
+        Self { head, others }
+    }
+}
+
+impl Cell for Kill {
+    fn heads(&self) -> Vec<Head> {
+        vec![self.head.clone()]
+    }
+
+    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+        self.measure(lab).map(drop)
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        let make = |n| (0..n).map(|_| PerCpu::new().map(OwnLine::new)).collect::<Result<Vec<_>, _>>();
+        let doomed = make(KILLS as usize + WARM as usize)?;
+        let others = make(self.others)?;
+        let next = AtomicUsize::new(0);
+        let work = |thread: usize, blocks: u64| {
+            if thread > 0 {
+                return (0..blocks * BATCH as u64).all(|_| black_box(&others[0]).pair(&()));
+            }
+            // The first thread's blocks are kills; when none are left to kill, it waits for nobody else's count.
+            for _ in 0..blocks {
+                let Some(count) = doomed.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                if count.kill().is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        // The others have no number of their own to reach: they run as long as the first does.
+        let mut blocks = vec![0; self.head.threads];
+        blocks[0] = KILLS;
+        let timed = lab.crew(&blocks, &work)?;
+        let timed = timed.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
+        Ok(vec![each(lab, &timed[..1], &[KILLS])])
+    }
+}

@@ -1,0 +1,54 @@
+//! The put that ends a count.
+
+use super::BATCH;
+use super::counts::Last;
+use super::pairs::each;
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use std::hint::black_box;
+use std::marker::PhantomData;
+
+/// Counts that are ended, one after the other, for one value: as many lines as fit into a second-level cache.
+const MANY: usize = 4096;
+
+/// One variant. Counts are made before the time, and freed after.
+pub(super) struct FinalPut<C>(PhantomData<C>);
+
+impl<C: Last> FinalPut<C> {
+    pub(super) fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+#[inline(never)]
+fn drive<C: Last>(counts: &mut [Own<C>]) -> bool {
+    counts.chunks_mut(BATCH).all(|block| C::batch(|batch| block.iter_mut().all(|count| count.0.put(batch))))
+}
+
+/// On a line of its own, and to be changed: each has one owner.
+#[repr(align(64))]
+struct Own<C>(C);
+
+impl<C: Last> Cell for FinalPut<C> {
+    fn heads(&self) -> Vec<Head> {
+        let name = format!("final_put_{}", C::NAME);
+        vec![Head { name, section: "final put", threads: 1, per: "put", unit: "ns", ..Head::default() }]
+    }
+
+    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+        self.measure(lab).map(drop)
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        lab.alone(|| {
+            let mut counts: Vec<Own<C>> = (0..MANY).map(|_| C::new().map(Own)).collect::<Result<_, _>>()?;
+            let (timed, ok) = lab.time(|| drive(black_box(&mut counts)));
+            if !ok {
+                return Err(BenchError::Unbalanced(format!("final_put_{}", C::NAME)));
+            }
+            Ok(vec![each(lab, &[timed], &[MANY as u64])])
+        })?
+    }
+}

@@ -1,0 +1,44 @@
+//! What a count takes of memory.
+
+use super::netmem_refs;
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use netmem_refs::{PercpuRef, RcuRef, RefCount};
+
+/// Bytes of one count: those in the object, and those elsewhere.
+pub(super) struct Memory {
+    name: &'static str,
+    bytes: usize,
+}
+
+/// A cell for each count.
+pub(super) fn all() -> Vec<Memory> {
+    // Both counts of an `Arc`, and the pointer that somebody needs to have for its put.
+    let arc = 2 * size_of::<usize>();
+    let list = [
+        ("plain", size_of::<u64>()),
+        ("arc", arc),
+        ("refcount", size_of::<RefCount>()),
+        ("rcuref", size_of::<RcuRef>()),
+        ("percpuref", size_of::<PercpuRef>() + per_cpu()),
+    ];
+    list.into_iter().map(|(name, bytes)| Memory { name, bytes }).collect()
+}
+
+/// Bytes of a `PercpuRef` that are not in it.
+fn per_cpu() -> usize {
+    0
+}
+
+impl Cell for Memory {
+    fn heads(&self) -> Vec<Head> {
+        let name = format!("memory_{}", self.name);
+        vec![Head { name, section: "memory", threads: 1, per: "count", unit: "B", ..Head::default() }]
+    }
+
+    fn measure(&mut self, _lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        Ok(vec![Sample { value: self.bytes as f64, ..Sample::default() }])
+    }
+}

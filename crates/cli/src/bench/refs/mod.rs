@@ -1,0 +1,107 @@
+//! The suite `refs`: what a get and a put cost, alone and as threads share more.
+//!
+//! [`counts`] puts every count behind the same face. Measured are [`pairs`] of a get and a put, [`retries`] of the
+//! compare-and-swap loop, the [`last`] put, the [`layout`] of an object with a count, a [`kill`], and [`memory`]; [`goals`]
+//! are what the counts were built to reach.
+
+mod counts;
+mod goals;
+mod kill;
+mod last;
+mod layout;
+mod memory;
+mod pairs;
+mod retries;
+mod stub;
+
+use super::plan::Plan;
+use super::report::{Goal, Row};
+use super::rounds::{Cell, Skipped};
+use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
+use kill::Kill;
+use last::FinalPut;
+use layout::{Alone, Beside, Layout};
+use netmem_refs::{OwnLine, rcu};
+use pairs::Pairs;
+use retries::Retries;
+use stub::netmem_refs;
+
+/// Pairs in a block: what a guard is held for by those that batch it, and the number of counters used in turn.
+const BATCH: usize = 64;
+
+/// Everything that the suite measures.
+pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
+    let mut cells = Vec::new();
+    for &threads in &plan.threads {
+        all_counts::<1>(threads, &mut cells);
+        all_counts::<BATCH>(threads, &mut cells);
+        cells.push(Box::new(Pairs::<Guard, 1>::new("guard", "enter+leave", threads)));
+        cells.push(Box::new(Retries::new(threads)));
+    }
+    cells.extend::<[Box<dyn Cell>; 6]>([
+        Box::new(FinalPut::<Plain>::new()),
+        Box::new(FinalPut::<StrongLast>::new()),
+        Box::new(FinalPut::<Swapped>::new()),
+        Box::new(FinalPut::<Guarded>::new()),
+        Box::new(FinalPut::<Batched>::new()),
+        Box::new(FinalPut::<PerCpu>::new()),
+    ]);
+    let most = plan.most();
+    let layouts: [Box<dyn Cell>; 4] = [
+        Box::new(Layout::<Swapped, Beside<_>>::new(most)),
+        Box::new(Layout::<Swapped, Alone<_>>::new(most)),
+        Box::new(Layout::<Batched, Beside<_>>::new(most)),
+        Box::new(Layout::<Batched, Alone<_>>::new(most)),
+    ];
+    if most > 1 {
+        cells.extend(layouts);
+    } else {
+        let heads = layouts.iter().flat_map(|cell| cell.heads()).collect();
+        let why = "a writer and a reader need two threads, each on a CPU of its own".into();
+        cells.push(Box::new(Skipped { heads, why }));
+    }
+    for &threads in &plan.threads {
+        for others in [1, 64, 4096] {
+            cells.push(Box::new(Kill::new(threads, others)));
+        }
+    }
+    cells.extend(memory::all().into_iter().map(|memory| Box::new(memory) as Box<dyn Cell>));
+    cells
+}
+
+/// All counts, on `N` counters.
+fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
+    fn cell<C: Count + 'static, const N: usize>(threads: usize) -> Box<dyn Cell> {
+        Box::new(Pairs::<C, N>::new("get+put", "get+put", threads))
+    }
+    cells.extend([
+        cell::<Plain, N>(threads),
+        cell::<Strong, N>(threads),
+        cell::<Swapped, N>(threads),
+        cell::<Guarded, N>(threads),
+        cell::<Batched, N>(threads),
+        cell::<PerCpu, N>(threads),
+    ]);
+}
+
+/// Compares the rows with each other, and with the goals.
+pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+    let compared: Vec<_> = rows.iter().map(|row| base(rows, row).and_then(|base| row.under(base))).collect();
+    for (row, ratio) in rows.iter_mut().zip(compared) {
+        if let Some(measured) = &mut row.measured {
+            measured.vs_refcount = ratio;
+        }
+    }
+    goals::goals(rows, percpu)
+}
+
+/// What `RefCount` took for the same.
+fn base<'a>(rows: &'a [Row], row: &Row) -> Option<&'a Row> {
+    let name = match (row.head.section, row.head.counters) {
+        ("get+put", Some(1)) => "refcount",
+        ("get+put", _) => "refcount_rotating",
+        ("final put", _) => "final_put_refcount",
+        _ => return None,
+    };
+    rows.iter().find(|base| base.head.name == name && base.head.threads == row.head.threads)
+}

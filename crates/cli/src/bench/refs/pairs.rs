@@ -1,0 +1,125 @@
+//! A get and a put: on one counter, and on each of 64 in turn.
+
+use super::counts::Count;
+use super::{BATCH, OwnLine};
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, Timed};
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use std::hint::black_box;
+
+/// Counters, each on a line of its own, and all of them away from everybody else's: processors fetch lines in pairs.
+#[repr(align(128))]
+struct Counters<C, const N: usize>([OwnLine<C>; N]);
+
+/// One variant with so many threads.
+pub(super) struct Pairs<C, const N: usize> {
+    head: Head,
+    /// One for all threads, or one for each.
+    sets: Vec<Counters<C, N>>,
+    blocks: u64,
+}
+
+impl<C: Count, const N: usize> Pairs<C, N> {
+    pub(super) fn new(section: &'static str, per: &'static str, threads: usize) -> Self {
+        let rotating = if N > 1 { "_rotating" } else { "" };
+        let name = format!("{}{rotating}", C::NAME);
+        let head = Head { name, section, threads, per, unit: "ns", counters: Some(N), ..Head::default() };
+        Self { head, sets: Vec::new(), blocks: 0 }
+    }
+
+    fn make() -> Result<Counters<C, N>, BenchError> {
+        let counts: Vec<_> = (0..N).map(|_| C::new().map(OwnLine::new)).collect::<Result<_, _>>()?;
+        let counts = counts.try_into().map_err(|_| BenchError::Unbalanced(C::NAME.into()))?;
+        Ok(Counters(counts))
+    }
+
+    /// Pairs of thread `thread`, which starts at a place of its own: in step with each other, threads would meet at every
+    /// counter or at none.
+    fn work(&self, thread: usize, blocks: u64) -> bool {
+        let set = &self.sets[thread % self.sets.len()];
+        drive(black_box(set), thread * N / self.head.threads, blocks)
+    }
+}
+
+/// `blocks` blocks of 64 pairs. The compiler sees every variant's operations, and neither counters nor numbers.
+#[inline(never)]
+fn drive<C: Count, const N: usize>(set: &Counters<C, N>, start: usize, blocks: u64) -> bool {
+    let (before, after) = set.0.split_at(start.min(N));
+    for _ in 0..blocks {
+        let ok = C::batch(|batch| match &set.0[..] {
+            [count] => (0..black_box(BATCH)).all(|_| count.pair(batch)),
+            _ => after.iter().all(|count| count.pair(batch)) && before.iter().all(|count| count.pair(batch)),
+        });
+        if !ok {
+            return false;
+        }
+    }
+    true
+}
+
+impl<C: Count, const N: usize> Cell for Pairs<C, N> {
+    fn heads(&self) -> Vec<Head> {
+        vec![self.head.clone()]
+    }
+
+    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+        const { assert!(N == 1 || N == BATCH, "a block is one pass over all counters") };
+        let sets = if C::SHARED { 1 } else { self.head.threads };
+        self.sets = (0..sets).map(|_| Self::make()).collect::<Result<_, _>>()?;
+        let blocks = lab.calibrate(self.head.threads, &|thread, blocks| self.work(thread, blocks))?;
+        let blocks = blocks.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
+        self.blocks = (blocks.iter().sum::<u64>() / blocks.len() as u64).max(1);
+        Ok(())
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        let blocks = vec![self.blocks; self.head.threads];
+        let timed = lab.crew(&blocks, &|thread, blocks| self.work(thread, blocks))?;
+        let timed = timed.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
+        Ok(vec![each(lab, &timed, &vec![self.blocks * BATCH as u64; timed.len()])])
+    }
+}
+
+/// What one operation took one thread: the mean over threads, `done` operations each.
+pub(super) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
+    let mean = |of: fn(&Timed) -> u64| {
+        let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);
+        each.sum::<f64>() / timed.len().max(1) as f64
+    };
+    Sample {
+        value: mean(|t| t.ns),
+        tsc: lab.tsc.then(|| mean(|t| t.ticks)),
+        preempted: timed.iter().map(|t| t.preempted).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counts::Swapped;
+    use super::*;
+
+    #[test]
+    fn an_operation_took_a_thread_the_mean_of_all() {
+        let lab = Lab::new(&crate::bench::plan::Plan {
+            suites: Vec::new(),
+            threads: vec![1],
+            cpus: vec![0],
+            duration: std::time::Duration::from_millis(1),
+            runs: 1,
+            budget: None,
+        });
+        let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, preempted: 1 });
+        let sample = each(&lab, &timed, &[10, 10]);
+        assert_eq!((sample.value, sample.preempted), (20.0, 2));
+        assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
+    }
+
+    #[test]
+    fn every_counter_gets_its_share_wherever_a_thread_starts() {
+        for start in [0, 1, 63, 64] {
+            let set = Pairs::<Swapped, 64>::make().unwrap();
+            assert!(drive(&set, start, 3));
+        }
+    }
+}

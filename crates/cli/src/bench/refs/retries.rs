@@ -1,0 +1,83 @@
+//! How often the compare-and-swap loop of a get has to try again.
+
+use super::{BATCH, OwnLine, netmem_refs};
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use netmem_refs::RefCount;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// So many threads on one count.
+pub(super) struct Retries {
+    head: Head,
+    count: OwnLine<RefCount>,
+    blocks: u64,
+}
+
+impl Retries {
+    pub(super) fn new(threads: usize) -> Self {
+        let head = Head {
+            name: "refcount_retries".into(),
+            section: "retries",
+            threads,
+            per: "get",
+            unit: "retries",
+            counters: Some(1),
+            ..Head::default()
+        };
+        Self { head, count: OwnLine::new(RefCount::new(1)), blocks: 0 }
+    }
+
+    fn unbalanced(&self) -> BenchError {
+        BenchError::Unbalanced(self.head.name.clone())
+    }
+}
+
+/// Pairs; `None` if they do not balance, else the number of retries.
+#[inline(never)]
+fn drive(count: &RefCount, blocks: u64) -> Option<u64> {
+    let mut retries = 0;
+    for _ in 0..blocks {
+        for _ in 0..black_box(BATCH) {
+            let (got, again) = count.try_get_counting();
+            retries += u64::from(again);
+            if !got || count.put() {
+                return None;
+            }
+        }
+    }
+    Some(retries)
+}
+
+impl Cell for Retries {
+    fn heads(&self) -> Vec<Head> {
+        vec![self.head.clone()]
+    }
+
+    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+        let work = |_: usize, blocks| drive(black_box(&self.count), blocks).is_some();
+        let blocks = lab.calibrate(self.head.threads, &work)?.ok_or_else(|| self.unbalanced())?;
+        self.blocks = (blocks.iter().sum::<u64>() / blocks.len() as u64).max(1);
+        Ok(())
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        // All that was done is counted, what came before and after somebody's own time included: it is a ratio.
+        let (retried, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let work = |_: usize, blocks: u64| {
+            let Some(retries) = drive(black_box(&self.count), blocks) else { return false };
+            retried.fetch_add(retries, Ordering::Relaxed);
+            done.fetch_add(blocks * BATCH as u64, Ordering::Relaxed);
+            true
+        };
+        let blocks = vec![self.blocks; self.head.threads];
+        let timed = lab.crew(&blocks, &work)?.ok_or_else(|| self.unbalanced())?;
+        Ok(vec![Sample {
+            value: retried.into_inner() as f64 / done.into_inner().max(1) as f64,
+            tsc: None,
+            preempted: timed.iter().map(|t| t.preempted).sum(),
+        }])
+    }
+}

@@ -1,0 +1,121 @@
+//! All measurements, interleaved: whatever disturbs the machine for a while disturbs all of them alike.
+
+use super::error::BenchError;
+use super::lab::Lab;
+use super::plan::Plan;
+use super::report::{Head, Row, Sample};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What is measured once in every round, and fills one row or more.
+pub(crate) trait Cell {
+    /// The rows, in the order of what [`measure`](Self::measure) returns.
+    fn heads(&self) -> Vec<Head>;
+
+    /// Is called once, before all rounds.
+    ///
+    /// # Errors
+    ///
+    /// [`BenchError::Unavailable`] says that the rows cannot be measured here.
+    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// One value for each row.
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError>;
+}
+
+/// Rows that are not measured, and why.
+pub(crate) struct Skipped {
+    pub(crate) heads: Vec<Head>,
+    pub(crate) why: String,
+}
+
+impl Cell for Skipped {
+    fn heads(&self) -> Vec<Head> {
+        self.heads.clone()
+    }
+
+    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+        Err(BenchError::Unavailable { what: "skipped", why: self.why.clone() })
+    }
+
+    fn measure(&mut self, _lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        Ok(Vec::new())
+    }
+}
+
+/// Measures every cell as often as planned. The order is reversed from round to round, so that of two neighbours each is
+/// first as often as the other.
+pub(crate) fn run(
+    plan: &Plan,
+    cells: &mut [Box<dyn Cell>],
+    percpu: &str,
+    stop: &AtomicBool,
+) -> Result<Vec<Row>, BenchError> {
+    let lab = Lab::new(plan);
+    let heads: Vec<Vec<Head>> = cells.iter().map(|cell| cell.heads()).collect();
+    let mut samples: Vec<Vec<Vec<Sample>>> = heads.iter().map(|heads| vec![Vec::new(); heads.len()]).collect();
+    let mut skipped: Vec<Option<String>> = vec![None; cells.len()];
+    // Draws nothing where standard error is no terminal.
+    let bar = ProgressBar::new((u64::from(plan.runs) + 1) * cells.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    let step = |heads: &[Head]| {
+        bar.inc(1);
+        if let Some(head) = heads.first() {
+            bar.set_message(format!("{} x{}", head.name, head.threads));
+        }
+        if stop.load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
+    };
+    let begin = Instant::now();
+    for (i, cell) in cells.iter_mut().enumerate() {
+        step(&heads[i])?;
+        match cell.prepare(&lab) {
+            Err(BenchError::Unavailable { why, .. }) => skipped[i] = Some(why),
+            done => done?,
+        }
+    }
+    let (prepared, first) = (begin.elapsed(), Instant::now());
+    let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
+    for run in 0..plan.runs {
+        // A busy machine stretches every run. One more round must fit, if the rounds so far are anything to go by.
+        if let Some(budget) = plan.budget.filter(|_| run > 0)
+            && prepared + first.elapsed() + first.elapsed() / run > budget
+        {
+            bar.suspend(|| {
+                eprintln!("warning: the machine is busy; only {run} of {} runs fit into {budget:?}", plan.runs)
+            });
+            break;
+        }
+        let mut order = wanted.clone();
+        if run % 2 == 1 {
+            order.reverse();
+        }
+        for i in order {
+            step(&heads[i])?;
+            for (row, sample) in samples[i].iter_mut().zip(cells[i].measure(&lab)?) {
+                row.push(sample);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    warn_of_company(&samples, begin.elapsed().as_secs_f64());
+    let rows = heads.into_iter().zip(samples).zip(skipped).flat_map(|((heads, samples), skipped)| {
+        heads.into_iter().zip(samples).map(move |(head, samples)| Row::new(head, percpu, samples, skipped.clone()))
+    });
+    Ok(rows.collect())
+}
+
+fn warn_of_company(samples: &[Vec<Vec<Sample>>], seconds: f64) {
+    let preempted: u64 = samples.iter().flat_map(|rows| rows.first()).flatten().map(|s| s.preempted).sum();
+    // A quiet machine still has its timers and kernel threads.
+    if preempted as f64 > 20.0 * seconds + 20.0 {
+        eprintln!(
+            "warning: other programs were given the suite's CPUs {preempted} times in {seconds:.1} s; times are too long, and \
+             their ranges wide"
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! The report for people, within 100 columns.
+
+use super::report::{Measured, Report, Row};
+use crate::cpus;
+use crate::stats::Spread;
+use comfy_table::{CellAlignment, Table, presets};
+use std::fmt::Write;
+
+/// What a section's rows have in common.
+pub(crate) fn heading(section: &str) -> &str {
+    match section {
+        "get+put" => "A get and a put, in each thread; on one counter, and rotating over 64",
+        "guard" => "The guard alone, entered and left",
+        "retries" => "How often a get's compare-and-swap is tried again, per get, on one counter",
+        "final put" => "The put that ends a count; freeing memory is not in it",
+        "layout" => "An object with a count: one thread gets and puts, all others read members",
+        "kill" => "Killing a PercpuRef, with so many others alive, while all other threads get and put",
+        "memory" => "Memory of a count",
+        other => other,
+    }
+}
+
+/// The whole of it: machine, sections, goals.
+pub(crate) fn render(report: &Report) -> String {
+    let mut out = header(report);
+    for section in sections(&report.variants) {
+        let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == section).collect();
+        let _ = writeln!(out, "{}\n{}\n", heading(section), table(&rows));
+    }
+    if !report.goals.is_empty() {
+        let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
+    }
+    for goal in &report.goals {
+        let plural = if goal.threads == 1 { "" } else { "s" };
+        let _ = writeln!(
+            out,
+            "{} {} thread{plural}: {}: {} {} ({})",
+            if goal.reached { "reached" } else { "missed " },
+            goal.threads,
+            goal.goal,
+            show(&goal.value),
+            goal.unit,
+            goal.percpu,
+        );
+    }
+    out
+}
+
+/// What was measured where, in two lines.
+pub(crate) fn header(report: &Report) -> String {
+    let (m, p) = (&report.machine, &report.params);
+    let plural = |n: u64| if n == 1 { "" } else { "s" };
+    let threads = p.threads.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let mut used = p.cpus.clone();
+    used.sort_unstable();
+    format!(
+        "netmem {} · {} CPU{} ({} used) · Linux {} · percpu {} · huge pages {}\n\
+         suite {} · threads {threads} · {} run{} of {} s\n\n",
+        report.netmem,
+        m.cpus,
+        plural(m.cpus as u64),
+        cpus::list(&used),
+        m.kernel,
+        m.percpu,
+        m.hugepages,
+        report.suite,
+        p.runs,
+        plural(p.runs.into()),
+        p.duration_s,
+    )
+}
+
+/// Sections, in the order of their first rows.
+pub(crate) fn sections(rows: &[Row]) -> Vec<&'static str> {
+    rows.iter().fold(Vec::new(), |mut seen, row| {
+        if !seen.contains(&row.head.section) {
+            seen.push(row.head.section);
+        }
+        seen
+    })
+}
+
+fn table(rows: &[&Row]) -> Table {
+    let tsc = rows.iter().filter_map(|row| row.measured.as_ref()).any(|m| m.tsc.is_some());
+    let ratio = rows.iter().filter_map(|row| row.measured.as_ref()).any(|m| m.vs_refcount.is_some());
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let value = rows.first().map_or(String::new(), |row| {
+        let spread = if row.head.unit == "B" { "" } else { " (min..max)" };
+        format!("{}{spread}", row.head.unit)
+    });
+    let mut head = vec!["variant", "threads", &value];
+    head.extend(tsc.then_some("tsc"));
+    head.extend(ratio.then_some("x refcount"));
+    head.push("percpu");
+    table.set_header(&head);
+    for row in rows {
+        let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
+        match &row.measured {
+            Some(m) => cells.extend(figures(row, m, tsc, ratio)),
+            None => {
+                cells.push(format!("skipped: {}", row.skipped.as_deref().unwrap_or("no run")));
+                cells.extend([tsc, ratio].into_iter().filter(|&shown| shown).map(|_| String::new()));
+            }
+        }
+        cells.push(row.percpu.clone());
+        table.add_row(cells);
+    }
+    let last = head.len() - 1;
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if (1..last).contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn figures(row: &Row, m: &Measured, tsc: bool, ratio: bool) -> Vec<String> {
+    let value = if row.head.unit == "B" { format!("{:.0}", m.value.median) } else { show(&m.value) };
+    let mut cells = vec![value];
+    if tsc {
+        cells.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
+    }
+    if ratio {
+        cells.push(m.vs_refcount.map_or(String::new(), |s| show(&s)));
+    }
+    cells
+}
+
+/// Median and range.
+pub(crate) fn show(s: &Spread) -> String {
+    format!("{} ({}..{})", digits(s.median), digits(s.min), digits(s.max))
+}
+
+/// As many digits as mean something.
+fn digits(x: f64) -> String {
+    match x.abs() {
+        a if a >= 1000.0 => format!("{x:.0}"),
+        a if a >= 100.0 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_or_so() {
+        assert_eq!(digits(0.0), "0.00");
+        assert_eq!(digits(3.456), "3.46");
+        assert_eq!(digits(345.67), "345.7");
+        assert_eq!(digits(34567.8), "34568");
+        assert_eq!(show(&Spread { median: 2.0, min: 1.0, max: 123.4 }), "2.00 (1.00..123.4)");
+    }
+}

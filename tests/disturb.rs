@@ -24,13 +24,13 @@ impl Disturbed {
     pub(crate) fn during<R>(&self, work: impl FnOnce() -> R) -> R {
         // SAFETY: takes nothing.
         let tid = unsafe { libc::gettid() };
-        self.0.lock().unwrap().push(tid);
+        self.0.lock().expect("nobody panics with it").push(tid);
         let timer = signal_often(tid);
         let answer = work();
         // SAFETY: made above, and used no more.
         unsafe { libc::timer_delete(timer) };
         // Under the lock: nobody moves it once it is gone.
-        self.0.lock().unwrap().retain(|&other| other != tid);
+        self.0.lock().expect("nobody panics with it").retain(|&other| other != tid);
         answer
     }
 
@@ -42,7 +42,7 @@ impl Disturbed {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let threads = self.0.lock().unwrap();
+            let threads = self.0.lock().expect("nobody panics with it");
             for (n, &tid) in threads.iter().enumerate() {
                 // SAFETY: our own threads, which are there while the lock is held; a set of CPUs of the size that is given. A
                 // number that this process may not use is refused, and nothing happens.

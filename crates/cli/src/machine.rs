@@ -26,5 +26,5 @@ pub(crate) fn kernel() -> String {
 
 /// How per-CPU data is reached: by restartable sequences (`rseq`), or in the portable way.
 pub(crate) fn percpu() -> String {
-    "portable".into()
+    netmem_percpu::mode().to_string()
 }

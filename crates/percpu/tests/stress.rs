@@ -23,7 +23,7 @@ struct Shared {
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| Shared {
-        counter: Counter::new().unwrap(),
+        counter: Counter::new().expect("memory"),
         elsewhere: AtomicI64::new(0),
         by_signals: AtomicI64::new(0),
     })
@@ -73,7 +73,7 @@ impl Items {
 
 /// Pushes `item`, then pops one now and then; makes room as it has to. False: the item found no place.
 fn exchange_items(store: &Store, items: &Items, n: u64) {
-    let item = NonZeroUsize::new(n as usize + 1).unwrap();
+    let item = NonZeroUsize::MIN.saturating_add(n as usize);
     match store.push(item) {
         Ok(Pushed::Done) => items.put(item),
         Ok(Pushed::Missing | Pushed::Full) => {

@@ -18,7 +18,7 @@ static LASTS: AtomicU64 = AtomicU64::new(0);
 
 fn count() -> &'static PercpuRef {
     static COUNT: OnceLock<PercpuRef> = OnceLock::new();
-    COUNT.get_or_init(|| PercpuRef::new().unwrap())
+    COUNT.get_or_init(|| PercpuRef::new().expect("memory"))
 }
 
 fn put(n: u32) {

@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-use netmem_refs::{Count, Dead, Owner, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
+use netmem_refs::{Count, Dead, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -66,6 +66,7 @@ fn life_of<C: Count>(count: impl Fn() -> C) {
 #[test]
 fn each_count_releases_once_at_the_last_put() {
     life_of(|| RefCount::new(1));
+    life_of(|| PercpuRef::new().unwrap());
     life_of(|| RcuRef::new(1));
 }
 

@@ -4,7 +4,7 @@
 //! and a put that says whether it was the last. Both answers are looked at, by a branch that is never taken; only the plain
 //! increment, which is the limit, asks nothing.
 
-use super::{netmem_refs, rcu};
+use super::rcu;
 use crate::bench::error::BenchError;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
 use std::error::Error;

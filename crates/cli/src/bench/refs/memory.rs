@@ -1,6 +1,5 @@
 //! What a count takes of memory.
 
-use super::netmem_refs;
 use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Head, Sample};
@@ -29,7 +28,7 @@ pub(super) fn all() -> Vec<Memory> {
 
 /// Bytes of a `PercpuRef` that are not in it.
 fn per_cpu() -> usize {
-    0
+    netmem_percpu::cpus() * size_of::<usize>()
 }
 
 impl Cell for Memory {

@@ -12,7 +12,6 @@ mod layout;
 mod memory;
 mod pairs;
 mod retries;
-mod stub;
 
 use super::plan::Plan;
 use super::report::{Goal, Row};
@@ -24,7 +23,6 @@ use layout::{Alone, Beside, Layout};
 use netmem_refs::{OwnLine, rcu};
 use pairs::Pairs;
 use retries::Retries;
-use stub::netmem_refs;
 
 /// Pairs in a block: what a guard is held for by those that batch it, and the number of counters used in turn.
 const BATCH: usize = 64;

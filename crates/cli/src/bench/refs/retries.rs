@@ -1,6 +1,6 @@
 //! How often the compare-and-swap loop of a get has to try again.
 
-use super::{BATCH, OwnLine, netmem_refs};
+use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Head, Sample};

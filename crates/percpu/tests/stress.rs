@@ -114,7 +114,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                             }
                             shared_path.fetch_add(closed, Ordering::Relaxed);
                             for n in 0..100 {
-                                exchange_items(store, items, worker << 32 | done + n);
+                                exchange_items(store, items, (worker << 32) | (done + n));
                             }
                             done += 2000;
                         }

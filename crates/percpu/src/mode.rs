@@ -119,7 +119,7 @@ pub(crate) fn decided() -> Decided {
         let offer = offer();
         let mode = if rseq::WRITTEN { offer.mode() } else { Mode::Portable(Why::Architecture) };
         if let (Mode::Rseq(index), Some((area, _))) = (mode, offer.area) {
-            rseq::start(area, area + if index == Index::MmCid { 24 } else { 4 });
+            rseq::start(area, index);
         }
         Decided { mode, cpus: offer.cpus.unwrap_or(1).clamp(1, MAX_CPUS) }
     })

@@ -1,12 +1,13 @@
 //! Stands in for the sequences where none are written, and in loom's models: every gate looks closed to them, which sends the
 //! caller to the portable version.
 
+use crate::mode::Index;
 use crate::sequence::{Closed, Exchanged, Pushed};
 use crate::sync::AtomicUsize;
 
 pub(crate) const WRITTEN: bool = false;
 
-pub(crate) fn start(_area: isize, _index: isize) {}
+pub(crate) fn start(_area: isize, _index: Index) {}
 
 pub(crate) fn aborts() -> u64 {
     0
@@ -30,4 +31,8 @@ pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize, _length: usize) -> Result<Exchanged, Closed> {
     Err(Closed)
+}
+
+pub(crate) mod cpu_id {
+    pub(crate) use super::{add, exchange, pop, push};
 }

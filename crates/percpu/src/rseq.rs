@@ -25,8 +25,8 @@
 //! `...`. They are inlined, each copy with a descriptor of its own, in which labels start at 2 because an assembler reads
 //! `0b` and `1b` as binary numbers.
 //!
-//! **Cost.** [`add`] is thirteen instructions, two of them stores: the descriptor and the commit. It loads four words: where
-//! the area is, gate, index, and what it adds to. On a core that starts three memory operations a cycle and
+//! **Cost.** [`add`] is @@ instructions, two of them stores: the descriptor and the commit. It loads four words: where the
+//! area is, gate, index, and what it adds to. On a core that starts three memory operations a cycle and
 //! commits one store, get and put together take four cycles; there is no lock prefix among them.
 //!
 //! **Ordering.** x86-64 keeps loads in order, stores in order, and stores behind earlier loads, and the assembly is a
@@ -37,46 +37,48 @@
 //! after the sequence.
 
 use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
-use crate::mode::MAX_CPUS;
+use crate::mode::{Index, MAX_CPUS};
 use crate::sequence::{Closed, Exchanged, Pushed};
 use crate::sync::AtomicUsize;
 use std::arch::asm;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
 /// There are sequences for this target.
 pub(crate) const WRITTEN: bool = true;
 
-/// Two offsets from the thread pointer in one word, so that a sequence loads one: of the area in the low half, of the index
-/// in the high. 0: no sequences here. Written once, before the first gate is made.
-static AREA: AtomicU64 = AtomicU64::new(0);
+/// Where a thread's area is, in bytes from the thread pointer, in a process that tells CPUs apart by `mm_cid`. 0 in others.
+/// Written once, before the first gate is made, as is the next.
+static AREA: AtomicIsize = AtomicIsize::new(0);
+
+/// The same in a process that does so by `cpu_id`: on an older kernel, and off the straight line.
+static CPU_ID_AREA: AtomicIsize = AtomicIsize::new(0);
+
+/// Where the index is in the area.
+const MM_CID: i32 = 24;
+const CPU_ID: i32 = 4;
 
 /// Times that an abort handler ran, in all threads.
 static ABORTS: AtomicU64 = AtomicU64::new(0);
 
-/// Where each thread has its area and its index, in bytes from the thread pointer.
-pub(crate) fn start(area: isize, index: isize) {
-    let half = |offset: isize| i32::try_from(offset).map(i32::cast_unsigned);
-    if let (Ok(area), Ok(index)) = (half(area), half(index)) {
-        AREA.store(u64::from(index) << 32 | u64::from(area), Ordering::Relaxed);
-    }
+/// Each thread has its area `area` bytes from its thread pointer.
+pub(crate) fn start(area: isize, index: Index) {
+    let place = if index == Index::MmCid { &AREA } else { &CPU_ID_AREA };
+    place.store(area, Ordering::Relaxed);
 }
 
 pub(crate) fn aborts() -> u64 {
     ABORTS.load(Ordering::Relaxed)
 }
 
-/// Offsets of area and index, if this process has sequences.
-#[inline(always)]
-fn area() -> Option<(isize, isize)> {
-    let both = AREA.load(Ordering::Relaxed);
-    let offset = |half: u64| (half as u32).cast_signed() as isize;
-    (both != 0).then(|| (offset(both), (both.cast_signed() >> 32) as isize))
+fn some(area: &AtomicIsize) -> Result<isize, Closed> {
+    let area = area.load(Ordering::Relaxed);
+    if area == 0 { Err(Closed) } else { Ok(area) }
 }
 
 /// One sequence: from the descriptor to this CPU's word in `{word}`, then what is given, whose last instruction is the commit.
 /// `closed` is where it goes if the gate is closed or this thread has no CPU number; `cold` is code away from the line.
 macro_rules! sequence {
-    ($gate:expr, $at:expr, closed: $closed:literal, [$($body:literal),* $(,)?], cold: [$($cold:literal),*], $($operands:tt)*) => {
+    ($gate:expr, $area:expr, closed: $closed:literal, [$($body:literal),* $(,)?], cold: [$($cold:literal),*], $($operands:tt)*) => {
         asm!(
             ".pushsection __rseq_cs, \"aw\"",
             ".balign 32",
@@ -91,7 +93,7 @@ macro_rules! sequence {
             "mov {word}, qword ptr [{gate}]",
             "test {word:l}, {closed_bit}",
             concat!("jnz ", $closed),
-            "mov {cpu:e}, dword ptr fs:[{index}]",
+            "mov {cpu:e}, dword ptr fs:[{area} + {index}]",
             "cmp {cpu:e}, {cpus}",
             concat!("jae ", $closed),
             "shl {cpu}, {shift}",
@@ -106,8 +108,8 @@ macro_rules! sequence {
             $($cold,)*
             ".popsection",
             gate = in(reg) $gate.as_ptr(),
-            area = in(reg) $at.0,
-            index = in(reg) $at.1,
+            area = in(reg) $area,
+            index = const INDEX,
             closed_bit = const CLOSED_BIT,
             cpus = const MAX_CPUS,
             shift = const STRIDE_SHIFT,
@@ -128,12 +130,11 @@ macro_rules! sequence {
 ///
 /// `gate` is a gate's word: open, it is the address of a slot of this process's arena.
 #[inline(always)]
-pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
-    let Some(at) = area() else { return Err(Closed) };
+unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
     // SAFETY: an open gate's slot has a word for every CPU; only sequences of this CPU write it until the gate has closed.
     unsafe {
         sequence!(
-            gate, at, closed: "{closed}",
+            gate, area, closed: "{closed}",
             ["add qword ptr [{word} + {cpu}], {n}"],
             cold: [],
             n = in(reg) n,
@@ -157,14 +158,13 @@ pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
 ///
 /// # Safety
 ///
-/// As for [`add`]; the slot's words are null or address magazines.
+/// As for [`add_at`]; the slot's words are null or address magazines.
 #[inline(always)]
-pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
-    let Some(at) = area() else { return Err(Closed) };
+unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
     // SAFETY: as for `add`; a magazine that a word addresses is this CPU's alone.
     unsafe {
         sequence!(
-            gate, at, closed: "{closed}",
+            gate, area, closed: "{closed}",
             [
                 "mov {word}, qword ptr [{word} + {cpu}]",
                 "test {word}, {word}",
@@ -199,16 +199,15 @@ pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Clo
 ///
 /// # Safety
 ///
-/// As for [`push`].
+/// As for [`push_at`].
 #[inline(always)]
-pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
-    let Some(at) = area() else { return 0 };
+unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> usize {
     let item;
     // Labels and outputs do not go together: without an item, it is 0.
     // SAFETY: as for `push`.
     unsafe {
         sequence!(
-            gate, at, closed: "7f",
+            gate, area, closed: "7f",
             [
                 "mov {word}, qword ptr [{word} + {cpu}]",
                 "test {word}, {word}",
@@ -238,18 +237,22 @@ pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
 ///
 /// # Safety
 ///
-/// As for [`push`]; `new` is a magazine and the caller's to give.
-#[inline]
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+/// As for [`push_at`]; `new` is a magazine and the caller's to give.
+#[inline(always)]
+unsafe fn exchange_at<const INDEX: i32>(
+    area: isize,
+    gate: &AtomicUsize,
+    new: usize,
+    length: usize,
+) -> Result<Exchanged, Closed> {
     const CLOSED: usize = 1;
     const OTHER: usize = 2;
-    let Some(at) = area() else { return Err(Closed) };
     let old: usize;
     // The old magazine, or one of the two small numbers.
     // SAFETY: as for `push`.
     unsafe {
         sequence!(
-            gate, at, closed: "7f",
+            gate, area, closed: "7f",
             [
                 "mov {old}, qword ptr [{word} + {cpu}]",
                 "test {old}, {old}",
@@ -273,5 +276,92 @@ pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> 
         CLOSED => Err(Closed),
         OTHER => Ok(Exchanged::NotNeeded),
         old => Ok(Exchanged::Old(old)),
+    }
+}
+
+/// The four, for a process that tells CPUs apart by `$index`. The caller's promises are those above.
+macro_rules! operations {
+    ($area:ident, $index:ident) => {
+        #[inline(always)]
+        pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+            // SAFETY: the caller's.
+            unsafe { add_at::<$index>(some(&$area)?, gate, n) }
+        }
+
+        #[inline(always)]
+        pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+            // SAFETY: the caller's.
+            unsafe { push_at::<$index>(some(&$area)?, gate, item) }
+        }
+
+        #[inline(always)]
+        pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
+            // SAFETY: the caller's.
+            some(&$area).map_or(0, |area| unsafe { pop_at::<$index>(area, gate) })
+        }
+
+        #[inline(always)]
+        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+            // SAFETY: the caller's.
+            unsafe { exchange_at::<$index>(some(&$area)?, gate, new, length) }
+        }
+    };
+}
+
+operations!(AREA, MM_CID);
+
+/// For older kernels.
+pub(crate) mod cpu_id {
+    use super::*;
+
+    operations!(CPU_ID_AREA, CPU_ID);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::Gate;
+    use crate::mode::{Mode, mode};
+    use crate::store::Magazine;
+
+    /// What an older kernel makes of it: the same sequences with the CPU's number.
+    #[test]
+    fn by_cpu_id() {
+        let mut gate = Gate::new().unwrap();
+        let area = some(&AREA).or(some(&CPU_ID_AREA));
+        let Ok(area) = area else {
+            assert!(matches!(mode(), Mode::Portable(_)));
+            return;
+        };
+        // SAFETY: an open gate, of which nothing else uses the words; magazines are taken out at the end.
+        unsafe {
+            assert_eq!(add_at::<CPU_ID>(area, gate.word(), 5), Ok(()));
+            assert_eq!(gate.words_mut().map(|word| word.swap(0, Ordering::Relaxed)).sum::<usize>(), 5);
+            let word = gate.word();
+            let empty = || Box::into_raw(Magazine::new(1)).expose_provenance();
+            let mut left = Vec::new();
+            let (mut pushed, mut popped) = (0, 0);
+            while popped == 0 {
+                match push_at::<CPU_ID>(area, word, 7) {
+                    Ok(Pushed::Done) => pushed += 1,
+                    Ok(_) => {
+                        let new = empty();
+                        match exchange_at::<CPU_ID>(area, word, new, 1) {
+                            Ok(Exchanged::Old(0)) => (),
+                            Ok(Exchanged::Old(old)) => left.push(old),
+                            _ => left.push(new),
+                        }
+                    }
+                    Err(Closed) => panic!("closed"),
+                }
+                // Elsewhere by now, perhaps: then once more.
+                popped += usize::from(pop_at::<CPU_ID>(area, word) == 7);
+            }
+            assert!(pushed >= popped);
+            left.extend(gate.words_mut().map(|word| word.swap(0, Ordering::Relaxed)).filter(|&word| word != 0));
+            for magazine in left {
+                drop(Box::from_raw(std::ptr::with_exposed_provenance_mut::<Magazine>(magazine)));
+            }
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! What a sequence answers, and which version of it runs.
 //!
-//! The assembly goes first. It says closed for three reasons: the gate is, this thread has no area, or this process has no
-//! sequences; only in the last may the portable version touch the words, for its locks exclude each other and not sequences.
+//! The assembly for `mm_cid` goes first, and in line. When it says closed, the gate is, or this thread has no area, or this
+//! process does it another way: by `cpu_id`, or by the portable version, whose locks exclude each other but not
+//! sequences, so that a process does it in one way from beginning to end.
 
-use crate::mode::{Mode, mode};
+use crate::mode::{Index, Mode, mode};
 use crate::sync::AtomicUsize;
 use crate::{portable, rseq};
 use std::fmt;
@@ -39,10 +40,6 @@ pub(crate) enum Exchanged {
     NotNeeded,
 }
 
-fn is_portable() -> bool {
-    matches!(mode(), Mode::Portable(_))
-}
-
 /// # Safety
 ///
 /// As for [`rseq::add`].
@@ -60,7 +57,13 @@ pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
 #[inline(never)]
 unsafe fn cold_add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
     // SAFETY: the caller's.
-    if is_portable() { unsafe { portable::add(gate, n) } } else { Err(Closed) }
+    unsafe {
+        match mode() {
+            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::add(gate, n),
+            Mode::Portable(_) => portable::add(gate, n),
+        }
+    }
 }
 
 /// # Safety
@@ -80,7 +83,13 @@ pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Clo
 #[inline(never)]
 unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
     // SAFETY: the caller's.
-    if is_portable() { unsafe { portable::push(gate, item) } } else { Err(Closed) }
+    unsafe {
+        match mode() {
+            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::push(gate, item),
+            Mode::Portable(_) => portable::push(gate, item),
+        }
+    }
 }
 
 /// 0: nothing to take, or closed.
@@ -102,7 +111,13 @@ pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
 #[inline(never)]
 unsafe fn cold_pop(gate: &AtomicUsize) -> usize {
     // SAFETY: the caller's.
-    if is_portable() { unsafe { portable::pop(gate) } } else { 0 }
+    unsafe {
+        match mode() {
+            Mode::Rseq(Index::MmCid) => 0,
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::pop(gate),
+            Mode::Portable(_) => portable::pop(gate),
+        }
+    }
 }
 
 /// # Safety
@@ -112,7 +127,20 @@ pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> 
     // SAFETY: the caller's.
     match unsafe { rseq::exchange(gate, new, length) } {
         // SAFETY: the caller's.
-        Err(Closed) if is_portable() => unsafe { portable::exchange(gate, new, length) },
-        answer => answer,
+        Err(Closed) => unsafe { cold_exchange(gate, new, length) },
+        exchanged => exchanged,
+    }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn cold_exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+    // SAFETY: the caller's.
+    unsafe {
+        match mode() {
+            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new, length),
+            Mode::Portable(_) => portable::exchange(gate, new, length),
+        }
     }
 }

@@ -83,7 +83,7 @@ fn exchange_items(store: &Store, items: &Items, n: u64) {
         }
         Err(_) => (),
     }
-    if n % 3 == 0
+    if n.is_multiple_of(3)
         && let Some(item) = store.pop()
     {
         items.found(item);

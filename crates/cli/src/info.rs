@@ -16,7 +16,7 @@ struct Info {
     cpus_online: String,
     /// CPUs that this process may use.
     cpus_allowed: String,
-    rseq: Rseq,
+    percpu: PerCpu,
     /// Commands that the kernel knows.
     membarrier: Vec<&'static str>,
     hugepages: HugePages,
@@ -29,12 +29,16 @@ struct Info {
     capabilities_missing: Vec<&'static str>,
 }
 
-/// Restartable sequences, as the C library registered them.
+/// How per-CPU data is reached.
 #[derive(Debug, Serialize)]
-struct Rseq {
-    available: bool,
-    size: u32,
-    offset: isize,
+struct PerCpu {
+    /// `rseq` or `portable`.
+    mode: String,
+    /// The number that tells CPUs apart in a sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_not: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,7 +67,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         kernel: machine::kernel(),
         cpus_online: cpus::list(&cpus::online()),
         cpus_allowed: cpus::list(&cpus::allowed()),
-        rseq: rseq(),
+        percpu: percpu(),
         membarrier: membarrier(),
         hugepages: hugepages(),
         af_xdp: af_xdp(),
@@ -83,12 +87,9 @@ fn render(i: &Info) -> String {
     line("netmem", i.netmem.into());
     line("kernel", i.kernel.clone());
     line("CPUs", format!("{} online, {} for this process", i.cpus_online, i.cpus_allowed));
-    let rseq = if i.rseq.available {
-        format!("yes, {} bytes at offset {:#x} of the thread pointer", i.rseq.size, i.rseq.offset)
-    } else {
-        "no: the C library has registered none (glibc 2.35 or later does, unless told not to)".into()
-    };
-    line("rseq", rseq);
+    let index = i.percpu.index.as_ref().map(|index| format!("by {index}"));
+    let detail = index.as_ref().or(i.percpu.why_not.as_ref()).map_or(String::new(), |detail| format!(": {detail}"));
+    line("per CPU", format!("{}{detail}", i.percpu.mode));
     line("membarrier", words(&i.membarrier));
     let h = &i.hugepages;
     line("huge pages", format!("{} of 2 MiB reserved, {} free", h.reserved_2m, h.free_2m));
@@ -101,16 +102,14 @@ fn render(i: &Info) -> String {
     out
 }
 
-fn rseq() -> Rseq {
-    // SAFETY: looks names up in the libraries that are loaded; both objects, where they exist, are constants of the C
-    // library with these types, written before `main`.
-    let (size, offset) = unsafe {
-        let find = |name: &std::ffi::CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-        let size = find(c"__rseq_size").cast::<u32>();
-        let offset = find(c"__rseq_offset").cast::<isize>();
-        (size.as_ref().copied().unwrap_or(0), offset.as_ref().copied().unwrap_or(0))
+fn percpu() -> PerCpu {
+    let mode = netmem_percpu::mode();
+    let (index, why_not) = match mode {
+        netmem_percpu::Mode::Rseq(index) => (Some(index.to_string()), None),
+        netmem_percpu::Mode::Portable(why) => (None, Some(why.to_string())),
+        _ => (None, None),
     };
-    Rseq { available: size > 0, size, offset }
+    PerCpu { mode: mode.to_string(), index, why_not }
 }
 
 fn membarrier() -> Vec<&'static str> {

@@ -350,11 +350,11 @@ fn two_builds_are_compared() {
 #[test]
 fn info_tells_what_there_is() {
     let info = json(&run(&["info", "--json"]));
-    for key in ["kernel", "cpus_online", "rseq", "membarrier", "hugepages", "af_xdp", "capabilities"] {
+    for key in ["kernel", "cpus_online", "percpu", "membarrier", "hugepages", "af_xdp", "capabilities"] {
         assert!(!info[key].is_null(), "{key}");
     }
     let text = run(&["info"]);
-    assert!(text.status.success() && String::from_utf8_lossy(&text.stdout).contains("rseq"));
+    assert!(text.status.success() && String::from_utf8_lossy(&text.stdout).contains("per CPU"));
 }
 
 /// What the kernel sends into a tap is received; a tap in use is not taken, and none is left behind.

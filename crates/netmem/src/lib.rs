@@ -56,8 +56,27 @@
 //! | [`pool`] | regions of memory, page pools, pages and fragments, DMA domains, providers |
 //! | [`packet`] | packets, XDP frames and verdicts, the traits of receive and transmit queues |
 //! | [`virtio`] | the virtio-net driver, the virtio-net device, vhost-user |
+//! | [`refs`] | reference counts that scale, and smart pointers over them |
+//! | [`percpu`] | per-CPU counters and stores: restartable sequences behind a gate |
 //!
 //! The types that most programs name are here at the top, too.
+//!
+//! # Share
+//!
+//! What lives long and is used from many cores is counted per CPU: a get and a put are plain adds, until the owner goes.
+//!
+//! ```
+//! use netmem::refs::{Owner, PercpuRef};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let binding = Owner::with_release("64 pages", PercpuRef::new()?, |pages| println!("{pages} are free"));
+//! let r = binding.try_get()?; // on any thread
+//! drop(binding); // kills it: r drains
+//! assert!(r.try_get_live().is_err());
+//! drop(r); // the last reference: the release
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Rules worth knowing
 //!
@@ -68,7 +87,9 @@
 //! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
 
 pub use netmem_packet as packet;
+pub use netmem_percpu as percpu;
 pub use netmem_pool as pool;
+pub use netmem_refs as refs;
 pub use netmem_virtio as virtio;
 
 pub use packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};

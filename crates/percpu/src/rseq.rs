@@ -25,7 +25,7 @@
 //! `...`. They are inlined, each copy with a descriptor of its own, in which labels start at 2 because an assembler reads
 //! `0b` and `1b` as binary numbers.
 //!
-//! **Cost.** [`add`] is @@ instructions, two of them stores: the descriptor and the commit. It loads four words: where the
+//! **Cost.** [`add`] is thirteen instructions, two of them stores: the descriptor and the commit. It loads four words: where the
 //! area is, gate, index, and what it adds to. On a core that starts three memory operations a cycle and
 //! commits one store, get and put together take four cycles; there is no lock prefix among them.
 //!

@@ -17,7 +17,8 @@ use crate::sync::AtomicUsize;
 mod real {
     use super::*;
     use crate::gate::STRIDE;
-    use crate::portable::cpus;
+    use crate::mode::{Mode, areas, mode};
+    use crate::portable;
     use std::sync::{Mutex, PoisonError};
 
     /// Slots that are free, their words zero. The most recently used is taken first.
@@ -26,8 +27,10 @@ mod real {
     const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
 
     pub(crate) fn take() -> Result<usize, NoMemory> {
-        // Whatever mode there is, it is decided before the first gate opens.
-        let _ = crate::mode::mode();
+        // Whatever mode there is, it is decided before the first gate opens, and nothing is left for a signal handler to set up.
+        if let Mode::Portable(_) = mode() {
+            portable::prepare();
+        }
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = free.pop() {
             return Ok(slot);
@@ -42,11 +45,17 @@ mod real {
     }
 
     fn new_chunk() -> Result<usize, NoMemory> {
-        let bytes = cpus() * STRIDE;
+        let bytes = areas() * STRIDE;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory, of zeros, wherever there is room.
         let chunk = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind | libc::MAP_NORESERVE, -1, 0) };
-        if chunk == libc::MAP_FAILED { Err(NoMemory { bytes }) } else { Ok(chunk.expose_provenance()) }
+        if chunk == libc::MAP_FAILED {
+            return Err(NoMemory { bytes });
+        }
+        // A huge page would put all CPUs' areas on the node of whoever touches it first. Where there are none, that is refused.
+        // SAFETY: our own memory, and advice.
+        unsafe { libc::madvise(chunk, bytes, libc::MADV_NOHUGEPAGE) };
+        Ok(chunk.expose_provenance())
     }
 }
 

@@ -40,6 +40,11 @@ pub(crate) fn barrier() -> Result<(), BarrierError> {
         Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => {
             membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
         }
+        // Short of memory for a moment, on kernels for very many CPUs.
+        Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
+            std::thread::yield_now();
+            membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
+        }
         Err(e) => Err(BarrierError(e)),
     }
 }

@@ -22,10 +22,13 @@
 //! | it is preempted, or moved to another CPU, in a sequence | the sequence starts again; [`aborts`] counts |
 //! | a signal handler runs in a sequence, and uses the same counter | so does it |
 //! | a CPU goes away, or comes | its word is summed up with the others; there is one for each *possible* CPU |
-//! | the process forks | the child has its own copy of all words, as they were: counts that other threads held stay held; as with any lock, make counters before, or after, but not on two threads during a fork |
+//! | the process forks | the child has its own copy of all words, as they were: counts that other threads held stay held. As with any lock, no other thread may be in a call that makes, closes or collects meanwhile, nor, in portable mode, in one that adds or pushes |
 //! | it ends, or there are thousands of it | nothing is kept per thread |
 //! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`Closed`]; with `mm_cid`, which reads 0 then, it must not use the library |
-//! | the library is unloaded | it must not be: link with `-z nodelete` |
+//! | the library is unloaded | it must not be: link with `-z nodelete`, and this crate into the final object |
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("a word holds an address and a count: it must have 64 bits");
 
 mod arena;
 mod barrier;

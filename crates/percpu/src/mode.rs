@@ -108,12 +108,14 @@ impl Offer {
 
 /// What was decided: the mode, and how many CPUs have a place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decided {
-    pub(crate) mode: Mode,
-    pub(crate) cpus: usize,
+struct Decided {
+    mode: Mode,
+    cpus: usize,
+    #[cfg_attr(loom, allow(dead_code, reason = "a model has no chunks"))]
+    areas: usize,
 }
 
-pub(crate) fn decided() -> Decided {
+fn decided() -> Decided {
     static DECIDED: OnceLock<Decided> = OnceLock::new();
     *DECIDED.get_or_init(|| {
         let offer = offer();
@@ -121,7 +123,8 @@ pub(crate) fn decided() -> Decided {
         if let (Mode::Rseq(index), Some((area, _))) = (mode, offer.area) {
             rseq::start(area, index);
         }
-        Decided { mode, cpus: offer.cpus.unwrap_or(1).clamp(1, MAX_CPUS) }
+        let cpus = offer.cpus.unwrap_or(1).clamp(1, MAX_CPUS);
+        Decided { mode, cpus, areas: mask().clamp(cpus, MAX_CPUS) }
     })
 }
 
@@ -133,6 +136,20 @@ pub fn mode() -> Mode {
 /// CPUs that have a place of their own: those that the machine may ever have.
 pub fn cpus() -> usize {
     decided().cpus
+}
+
+/// Areas in a chunk: as many as there are bits in the kernel's own set of CPUs, no matter what `/sys` says, so that no index
+/// leads out of the chunk.
+#[cfg(not(loom))]
+pub(crate) fn areas() -> usize {
+    decided().areas
+}
+
+fn mask() -> usize {
+    let mut set = [0_u64; MAX_CPUS / 64];
+    // SAFETY: a place of the size that is given; the answer is the number of bytes that the kernel's set has.
+    let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&set), set.as_mut_ptr()) };
+    usize::try_from(bytes).map_or(MAX_CPUS, |bytes| bytes * 8)
 }
 
 fn offer() -> Offer {

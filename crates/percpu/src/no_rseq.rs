@@ -29,7 +29,7 @@ pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> usize {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize, _length: usize) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize, _full: bool) -> Result<Exchanged, Closed> {
     Err(Closed)
 }
 

@@ -33,6 +33,12 @@ fn locks() -> &'static [Lock] {
     LOCKS.get_or_init(new_locks)
 }
 
+/// Makes the locks, so that a signal handler does not have to.
+#[cfg(not(loom))]
+pub(crate) fn prepare() {
+    locks();
+}
+
 #[cfg(loom)]
 use model::locks;
 
@@ -114,10 +120,10 @@ pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
     item.unwrap_or(0)
 }
 
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
-        if unsafe { magazine(word) }.is_some_and(|magazine| magazine.len() != length) {
+        if unsafe { magazine(word) }.is_some_and(|m| if full { !m.is_full() } else { !m.is_empty() }) {
             return Exchanged::NotNeeded;
         }
         let old = word.load(Ordering::Relaxed);

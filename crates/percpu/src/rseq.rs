@@ -227,11 +227,11 @@ unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> usize {
     item
 }
 
-/// Puts the magazine `new` in the place of this CPU's, if that has `length` items, or there is none.
+/// Puts the magazine `new` in the place of this CPU's, if that is full, or else if it is empty, or if there is none.
 ///
 /// ```text
 ///   m = *word
-///   if m != 0 and m.length != length: exit other
+///   if m != 0 and m.length != (m.capacity & mask): exit other      mask: all ones for a full one, or 0
 ///   *word = new                          the commit; m is the caller's
 /// ```
 ///
@@ -243,7 +243,7 @@ unsafe fn exchange_at<const INDEX: i32>(
     area: isize,
     gate: &AtomicUsize,
     new: usize,
-    length: usize,
+    full: bool,
 ) -> Result<Exchanged, Closed> {
     const CLOSED: usize = 1;
     const OTHER: usize = 2;
@@ -257,6 +257,8 @@ unsafe fn exchange_at<const INDEX: i32>(
                 "mov {old}, qword ptr [{word} + {cpu}]",
                 "test {old}, {old}",
                 "jz 9f",
+                "mov {length}, qword ptr [{old} + 8]",
+                "and {length}, {mask}",
                 "cmp qword ptr [{old}], {length}",
                 "jne 8f",
                 "9:",
@@ -264,7 +266,8 @@ unsafe fn exchange_at<const INDEX: i32>(
             ],
             cold: ["7:", "mov {old:e}, {closed}", "jmp 5b", "8:", "mov {old:e}, {other}", "jmp 5b"],
             new = in(reg) new,
-            length = in(reg) length,
+            mask = in(reg) if full { usize::MAX } else { 0 },
+            length = out(reg) _,
             closed = const CLOSED,
             other = const OTHER,
             old = out(reg) old,
@@ -301,9 +304,9 @@ macro_rules! operations {
         }
 
         #[inline(always)]
-        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
             // SAFETY: the caller's.
-            unsafe { exchange_at::<$index>(some(&$area)?, gate, new, length) }
+            unsafe { exchange_at::<$index>(some(&$area)?, gate, new, full) }
         }
     };
 }
@@ -346,7 +349,7 @@ mod tests {
                     Ok(Pushed::Done) => pushed += 1,
                     Ok(_) => {
                         let new = empty();
-                        match exchange_at::<CPU_ID>(area, word, new, 1) {
+                        match exchange_at::<CPU_ID>(area, word, new, true) {
                             Ok(Exchanged::Old(0)) => (),
                             Ok(Exchanged::Old(old)) => left.push(old),
                             _ => left.push(new),

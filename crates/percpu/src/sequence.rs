@@ -22,6 +22,7 @@ impl fmt::Display for Closed {
 impl std::error::Error for Closed {}
 
 /// How a push ended.
+#[must_use = "an item that found no place is still the caller's"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
     /// The item is on this CPU's magazine.
@@ -123,24 +124,24 @@ unsafe fn cold_pop(gate: &AtomicUsize) -> usize {
 /// # Safety
 ///
 /// As for [`rseq::exchange`].
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
     // SAFETY: the caller's.
-    match unsafe { rseq::exchange(gate, new, length) } {
+    match unsafe { rseq::exchange(gate, new, full) } {
         // SAFETY: the caller's.
-        Err(Closed) => unsafe { cold_exchange(gate, new, length) },
+        Err(Closed) => unsafe { cold_exchange(gate, new, full) },
         exchanged => exchanged,
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn cold_exchange(gate: &AtomicUsize, new: usize, length: usize) -> Result<Exchanged, Closed> {
+unsafe fn cold_exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
     // SAFETY: the caller's.
     unsafe {
         match mode() {
             Mode::Rseq(Index::MmCid) => Err(Closed),
-            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new, length),
-            Mode::Portable(_) => portable::exchange(gate, new, length),
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new, full),
+            Mode::Portable(_) => portable::exchange(gate, new, full),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! An array of items on every CPU.
 
 use crate::barrier::BarrierError;
-use crate::gate::{Gate, NoMemory};
+use crate::gate::{Gate, NoMemory, clear};
 use crate::sequence::{self, Closed, Exchanged, Pushed};
 use crate::sync::{AtomicUsize, Ordering, handover};
 use std::num::NonZeroUsize;
@@ -141,11 +141,10 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `new` comes back: this CPU's magazine has room (the thread may be on another CPU than a moment ago), has another
-    /// capacity than `new`, or the store is [closed](Self::push).
+    /// `new` comes back: this CPU's magazine has room (the thread may be on another CPU than a moment ago), or the store is
+    /// [closed](Self::push).
     pub fn exchange_full(&self, new: Box<Magazine>) -> Result<Option<Box<Magazine>>, Box<Magazine>> {
-        let length = new.capacity();
-        self.exchange(new, length)
+        self.exchange(new, true)
     }
 
     /// Gives this CPU `new` for its empty magazine, which is returned, or for none.
@@ -154,14 +153,14 @@ impl Store {
     ///
     /// `new` comes back: this CPU's magazine has items, or the store is [closed](Self::push).
     pub fn exchange_empty(&self, new: Box<Magazine>) -> Result<Option<Box<Magazine>>, Box<Magazine>> {
-        self.exchange(new, 0)
+        self.exchange(new, false)
     }
 
-    fn exchange(&self, new: Box<Magazine>, length: usize) -> Result<Option<Box<Magazine>>, Box<Magazine>> {
+    fn exchange(&self, new: Box<Magazine>, full: bool) -> Result<Option<Box<Magazine>>, Box<Magazine>> {
         handover::release(self);
         let new = Box::into_raw(new);
         // SAFETY: the gate's word; the magazine is ours to give.
-        match unsafe { sequence::exchange(self.0.word(), new.expose_provenance(), length) } {
+        match unsafe { sequence::exchange(self.0.word(), new.expose_provenance(), full) } {
             Ok(Exchanged::Old(old)) => {
                 handover::acquire(self);
                 // SAFETY: a magazine that a word held, and holds no more.
@@ -172,10 +171,10 @@ impl Store {
         }
     }
 
-    /// Takes the magazines of all CPUs and hands them to `take`, then lets sequences go on. False: somebody else is at it.
+    /// Takes the magazines of all CPUs, lets sequences go on, and hands the magazines to `take`. False: somebody else is at it.
     ///
-    /// The gate is closed for the length of the call; whoever pushes or pops meanwhile is told so. One membarrier. Not for
-    /// signal handlers.
+    /// The gate is closed until all are out; whoever pushes or pops meanwhile is told so. One membarrier. If `take` panics, the
+    /// magazines that it has not seen are freed, and what was in them is forgotten. Not for signal handlers.
     ///
     /// # Errors
     ///
@@ -184,7 +183,7 @@ impl Store {
         let Some(quiet) = self.0.close()? else { return Ok(false) };
         handover::acquire(self);
         let taken: Vec<_> = quiet.words().map(|word| word.load(Ordering::Relaxed)).collect();
-        quiet.words().for_each(|word| word.store(0, Ordering::Relaxed));
+        quiet.words().for_each(clear);
         quiet.reopen();
         // Once all is as it must be: `take` may panic.
         // SAFETY: magazines that words held, and hold no more.

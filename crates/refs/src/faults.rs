@@ -15,12 +15,14 @@ pub struct Faults {
     pub saturated: u64,
     /// Puts without a get, and gets of a plain count at zero.
     pub imbalanced: u64,
+    /// Objects that could not be killed, for the kernel refused a barrier that it had promised. They are never freed.
+    pub leaked: u64,
     /// Panics in a worker's jobs, and in destructors and release callbacks that ran after a grace period. The others
     /// reach the caller.
     pub panicked: u64,
 }
 
-/// Faults contained until now. Three relaxed loads; the fields are each right, and not of one moment.
+/// Faults contained until now. Four relaxed loads; the fields are each right, and not of one moment.
 pub fn faults() -> Faults {
     counters::read()
 }
@@ -36,6 +38,13 @@ pub(crate) fn saturated() {
 pub(crate) fn imbalanced() {
     if counters::add(|f| &f.imbalanced) == 0 {
         tracing::error!("a reference was put that nobody held, or taken of a count at zero");
+    }
+}
+
+#[cold]
+pub(crate) fn leaked(why: &dyn std::fmt::Display) {
+    if counters::add(|f| &f.leaked) == 0 {
+        tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked");
     }
 }
 
@@ -68,11 +77,16 @@ mod counters {
     pub(super) struct Counters {
         pub(super) saturated: AtomicU64,
         pub(super) imbalanced: AtomicU64,
+        pub(super) leaked: AtomicU64,
         pub(super) panicked: AtomicU64,
     }
 
-    static ALL: Counters =
-        Counters { saturated: AtomicU64::new(0), imbalanced: AtomicU64::new(0), panicked: AtomicU64::new(0) };
+    static ALL: Counters = Counters {
+        saturated: AtomicU64::new(0),
+        imbalanced: AtomicU64::new(0),
+        leaked: AtomicU64::new(0),
+        panicked: AtomicU64::new(0),
+    };
 
     pub(super) fn add(which: impl FnOnce(&Counters) -> &AtomicU64) -> u64 {
         which(&ALL).fetch_add(1, Ordering::Relaxed)
@@ -80,7 +94,12 @@ mod counters {
 
     pub(super) fn read() -> Faults {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Faults { saturated: of(&ALL.saturated), imbalanced: of(&ALL.imbalanced), panicked: of(&ALL.panicked) }
+        Faults {
+            saturated: of(&ALL.saturated),
+            imbalanced: of(&ALL.imbalanced),
+            leaked: of(&ALL.leaked),
+            panicked: of(&ALL.panicked),
+        }
     }
 }
 
@@ -93,12 +112,13 @@ mod counters {
     pub(super) struct Counters {
         pub(super) saturated: Cell<u64>,
         pub(super) imbalanced: Cell<u64>,
+        pub(super) leaked: Cell<u64>,
         pub(super) panicked: Cell<u64>,
     }
 
     thread_local! {
         static MINE: Counters =
-            const { Counters { saturated: Cell::new(0), imbalanced: Cell::new(0), panicked: Cell::new(0) } };
+            const { Counters { saturated: Cell::new(0), imbalanced: Cell::new(0), leaked: Cell::new(0), panicked: Cell::new(0) } };
     }
 
     pub(super) fn add(which: impl FnOnce(&Counters) -> &Cell<u64>) -> u64 {
@@ -112,6 +132,7 @@ mod counters {
         MINE.with(|mine| Faults {
             saturated: mine.saturated.get(),
             imbalanced: mine.imbalanced.get(),
+            leaked: mine.leaked.get(),
             panicked: mine.panicked.get(),
         })
     }

@@ -1,13 +1,16 @@
 //! Reference counts that scale, and smart pointers over them.
 //!
-//! Three counts, for three kinds of object; each keeps the promise that exactly one put is told it was the last, and none
-//! frees early, whatever is done wrong: see [`faults`].
+//! Three counts, for three kinds of object; each keeps the promise that exactly one put is told it was the last. A put
+//! too many is found when there is no reference left to take it from; what is found is contained: see [`faults`]. The
+//! pointers make none.
 //!
-//! | the object | count | get + put, one thread | under contention |
+//! | the object | count | get + put | under contention |
 //! | --- | --- | --- | --- |
-//! | is used by few CPUs at once, or must be freed the moment its last user goes | [`RefCount`], 4 bytes | 5.4 ns | the compare-and-swap repeats |
-//! | is found by lookup, by many, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | 4.3 ns in a section shared by 64, 8.9 ns in two of their own | one addition each, whoever else is at it |
+//! | is used by few CPUs at once, or must be freed the moment its last user goes | [`RefCount`], 4 bytes | a compare-and-swap and an addition | the compare-and-swap repeats |
+//! | is found by lookup, by many, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | an addition each, in a critical section; share one among many | the same, whoever else is at it |
 //! | is set up once, used everywhere and torn down on purpose: a binding, a device, a table | [`PercpuRef`], 24 bytes and 8 per CPU | a plain addition each | the same: nothing is shared |
+//!
+//! `netmem bench refs` measures them side by side.
 //!
 //! * [`Owner`] holds the initial reference of an object over any of them, [`Ref`] is one of the others. [`Worker`] is where
 //!   a release that blocks belongs.

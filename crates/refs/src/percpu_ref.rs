@@ -85,6 +85,8 @@ const DYING: u64 = 1 << 63;
 const BIAS: u64 = 1 << 62;
 /// More than anybody can hold of a count that is dying, and less than a live one has: the range of what was contained.
 const TOO_MANY: u64 = BIAS / 2;
+/// What a count becomes when something was done that it cannot follow: no put brings it to zero.
+const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 
 /// A reference count without a shared line: for objects that live long and are used from many cores, and whose end has an
 /// owner, such as a binding, a pool, a device.
@@ -157,7 +159,7 @@ impl PercpuRef {
         self.get_many(1);
     }
 
-    /// Takes `n` references at once. As for [`get`](Self::get).
+    /// Takes `n` references at once: no more than 2^61 in all are ever held. As for [`get`](Self::get).
     #[inline(always)]
     pub fn get_many(&self, n: u32) {
         if self.counter.add(n as isize).is_err() {
@@ -220,8 +222,19 @@ impl PercpuRef {
     /// The count goes where no put brings it to zero.
     #[cold]
     fn imbalance(&self) {
+        // Contained before it is reported: a subscriber of events may take its time, or panic.
+        self.shared.store(CONTAINED, Ordering::Relaxed);
         faults::imbalanced();
-        self.shared.store(DYING | (BIAS + TOO_MANY), Ordering::Relaxed);
+    }
+
+    /// For a pointer that makes it its own: with anything but the reference of a new one it is contained, and no put is told
+    /// anything.
+    pub(crate) fn adopt(&mut self) -> bool {
+        let fresh = self.shared.load(Ordering::Relaxed) == BIAS + 1 && self.counter.is_open() && self.counter.is_zero();
+        if !fresh {
+            self.shared.store(CONTAINED, Ordering::Relaxed);
+        }
+        fresh
     }
 
     /// The owner lets go: gives its reference back, and ends the time of plain adds. True: it was the last, as for
@@ -235,13 +248,14 @@ impl PercpuRef {
     }
 
     /// As [`kill`](Self::kill), and calls `confirm` as soon as no [`try_get_live`](Self::try_get_live) can succeed any more,
-    /// before the initial reference goes: on this thread, with no lock held.
+    /// before the initial reference goes: on this thread, with no lock held. If `confirm` panics, the initial reference is
+    /// still there, and [`put`](Self::put) gives it back.
     ///
     /// # Errors
     ///
     /// As for [`kill`](Self::kill); then `confirm` is not called.
     pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<bool, KillError> {
-        {
+        let balanced = {
             let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
             if self.shared.fetch_or(DYING, Ordering::Relaxed) & DYING != 0 {
                 return Err(KillError::AlreadyDying);
@@ -257,9 +271,14 @@ impl PercpuRef {
             let fold = (sum as i64).cast_unsigned().wrapping_sub(BIAS);
             let folded = self.shared.fetch_add(fold, Ordering::Relaxed).wrapping_add(fold);
             // The initial reference is in it. Less than that, or more than anybody can hold, are puts without gets.
-            if folded & DYING == 0 || held(folded) == 0 || held(folded) >= TOO_MANY {
-                self.imbalance();
+            let balanced = folded & DYING != 0 && (1..TOO_MANY).contains(&held(folded));
+            if !balanced {
+                self.shared.store(CONTAINED, Ordering::Relaxed);
             }
+            balanced
+        };
+        if !balanced {
+            faults::imbalanced();
         }
         confirm();
         Ok(self.put_shared(1))

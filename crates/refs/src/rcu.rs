@@ -39,6 +39,8 @@ thread_local! {
     static READY: Cell<Option<&'static Collector>> = const { Cell::new(None) };
     /// The thread took part, and is ending.
     static ENDED: Cell<bool> = const { Cell::new(false) };
+    /// Sections that the thread is in.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
     static EXIT: Exit = const { Exit };
 }
 
@@ -61,7 +63,34 @@ impl Drop for Exit {
 /// // A guard does not leave its section.
 /// let guard = netmem_refs::rcu::read(|guard| guard);
 /// ```
-pub struct Guard(Slot);
+pub struct Guard {
+    /// Dropped first: what leaving the slot releases is released outside of the section.
+    _depth: Depth,
+    slot: Slot,
+}
+
+/// Counts the sections that the thread is in, one within the other.
+struct Depth;
+
+impl Depth {
+    #[inline]
+    fn enter() -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Depth {
+    #[inline]
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Whether this thread is in a section.
+pub(crate) fn in_section() -> bool {
+    DEPTH.get() > 0
+}
 
 /// Whose slot the section is entered in.
 enum Slot {
@@ -79,7 +108,7 @@ enum Slot {
 #[inline]
 pub fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     match READY.get() {
-        Some(collector) => section(&Guard(Slot::Thread(collector.enter()))),
+        Some(collector) => section(&Guard::new(Slot::Thread(collector.enter()))),
         None => first_read(section),
     }
 }
@@ -91,13 +120,13 @@ fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     PARTICIPANTS.fetch_add(1, Ordering::SeqCst);
     if ENDED.get() {
         let _leave = Leave;
-        return section(&Guard(Slot::Section(collector.enter_owned())));
+        return section(&Guard::new(Slot::Section(collector.enter_owned())));
     }
     // `seize` registers the destructor of its thread local, then we ours: the last registered runs first.
     drop(collector.enter());
     EXIT.with(|_| ());
     READY.set(Some(collector));
-    section(&Guard(Slot::Thread(collector.enter())))
+    section(&Guard::new(Slot::Thread(collector.enter())))
 }
 
 /// Takes a section's own slot out of the count, however the section ends. Dropped after the guard.
@@ -116,11 +145,16 @@ pub fn flush() {
 }
 
 impl Guard {
+    #[inline]
+    fn new(slot: Slot) -> Self {
+        Self { _depth: Depth::enter(), slot }
+    }
+
     /// Loads a pointer such that what it points to is there until the section ends, if whoever retires that took the
     /// pointer away first.
     #[inline]
     pub(crate) fn protect<T>(&self, at: &AtomicPtr<T>) -> *mut T {
-        match &self.0 {
+        match &self.slot {
             Slot::Thread(guard) => guard.protect(at, Ordering::Acquire),
             Slot::Section(guard) => guard.protect(at, Ordering::Acquire),
         }
@@ -145,7 +179,7 @@ impl Guard {
     ///
     /// As for [`retire`](Self::retire).
     unsafe fn defer<T>(&self, at: *mut T, release: unsafe fn(*mut T, &Collector)) {
-        match &self.0 {
+        match &self.slot {
             // SAFETY: the caller's promise.
             Slot::Thread(guard) => unsafe { guard.defer_retire(at, release) },
             // SAFETY: the caller's promise.
@@ -168,7 +202,7 @@ impl Guard {
                 unsafe { self.defer(ptr::dangling_mut::<()>(), |_, _| ()) };
             }
             entries = participants;
-            match &self.0 {
+            match &self.slot {
                 Slot::Thread(guard) => guard.flush(),
                 Slot::Section(guard) => guard.flush(),
             }

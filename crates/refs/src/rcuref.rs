@@ -188,10 +188,10 @@ impl RcuRef {
             put_back(&self.0, DEAD);
             return false;
         }
+        put_back(&self.0, SATURATED);
         if new == MAX + 1 {
             faults::saturated();
         }
-        put_back(&self.0, SATURATED);
         true
     }
 
@@ -211,8 +211,9 @@ impl RcuRef {
             return self.0.compare_exchange(NONE, DEAD, Ordering::Acquire, Ordering::Relaxed).is_ok();
         }
         if new >= DEAD_ZONE {
-            faults::imbalanced();
+            // Contained before it is reported: a subscriber of events may take its time, or panic.
             put_back(&self.0, DEAD);
+            faults::imbalanced();
         } else {
             put_back(&self.0, SATURATED);
         }
@@ -222,6 +223,15 @@ impl RcuRef {
     /// Whether somebody was told to destroy the object. Not the same as a count of zero, which a get can still raise.
     pub fn is_dead(&self) -> bool {
         is_dead(self.0.load(Ordering::Relaxed))
+    }
+
+    /// For a pointer that makes it its own: with anything but one reference it is saturated, and no put is told anything.
+    pub(crate) fn adopt(&mut self) -> bool {
+        let fresh = self.0.load(Ordering::Relaxed) == initial(1);
+        if !fresh {
+            self.0.store(SATURATED, Ordering::Relaxed);
+        }
+        fresh
     }
 
     /// Whether the count overflowed: its object will not be destroyed.

@@ -92,12 +92,13 @@ impl RefCount {
 
     #[cold]
     fn get_failed(&self, old: u32) {
+        // Contained before it is reported: a subscriber of events may take its time, or panic.
+        put_back(&self.0, SATURATED);
         match old {
             0 => faults::imbalanced(),
             MAX => faults::saturated(),
             _ => {}
         }
-        put_back(&self.0, SATURATED);
     }
 
     /// One more, unless there is none. A compare-and-swap loop.
@@ -160,15 +161,24 @@ impl RefCount {
 
     #[cold]
     fn put_failed(&self, old: u32) {
+        put_back(&self.0, SATURATED);
         if old == 0 {
             faults::imbalanced();
         }
-        put_back(&self.0, SATURATED);
     }
 
     /// References, at some moment; more than 2^31 - 1 if saturated.
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// For a pointer that makes it its own: with anything but one reference it is saturated, and no put is told anything.
+    pub(crate) fn adopt(&mut self) -> bool {
+        let fresh = self.0.load(Ordering::Relaxed) == 1;
+        if !fresh {
+            self.0.store(SATURATED, Ordering::Relaxed);
+        }
+        fresh
     }
 
     /// Whether the count overflowed or was unbalanced: its object will not be freed.

@@ -70,21 +70,72 @@ fn each_count_releases_once_at_the_last_put() {
     life_of(|| RcuRef::new(1));
 }
 
+/// Whatever was done to a count before, an object never goes while somebody has it: it is used as usual, and leaked.
 /// Proves REF-5.
 #[test]
-fn a_count_that_is_not_fresh_is_dead_or_leaks() {
-    let (value, drops) = Value::new();
-    let owner = Owner::new(value, RefCount::new(2));
-    drop(owner);
-    assert_eq!(drops.load(Ordering::SeqCst), 0);
+fn a_count_that_is_not_fresh_leaks() {
+    fn leaks<C: Count>(count: C) {
+        let (value, drops) = Value::new();
+        let owner = Owner::new(value, count);
+        let one = owner.try_get().ok();
+        let two = one.clone();
+        drop(owner);
+        assert_eq!(drops.load(Ordering::SeqCst), 0, "released under somebody's hands");
+        drop((one, two));
+        rcu::flush();
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+    }
+    leaks(RefCount::new(0));
+    leaks(RefCount::new(2));
+    leaks(RcuRef::new(0));
     let dead = RcuRef::new(1);
     assert!(dead.put());
+    leaks(dead);
+    let put = PercpuRef::new().unwrap();
+    assert!(!put.put());
+    leaks(put);
+    let got = PercpuRef::new().unwrap();
+    got.get();
+    leaks(got);
+    let killed = PercpuRef::new().unwrap();
+    assert!(killed.kill().unwrap());
+    leaks(killed);
+}
+
+/// Proves REF-4: no count's release runs in a critical section, the caller's own included.
+#[test]
+fn no_release_in_a_section() {
+    fn waits<C: Count>(count: C) {
+        let (value, drops) = Value::new();
+        let owner = Owner::new(value, count);
+        rcu::read(|_| {
+            rcu::read(|_| drop(owner));
+            assert_eq!(drops.load(Ordering::SeqCst), 0);
+        });
+        eventually(|| drops.load(Ordering::SeqCst) == 1);
+    }
+    waits(RefCount::new(1));
+    waits(RcuRef::new(1));
+    waits(PercpuRef::new().unwrap());
+}
+
+/// Proves REF-4, REF-5: killed with a confirmation, taken back to life by a reference, killed again.
+#[test]
+fn lives_of_a_pointer() {
     let (value, drops) = Value::new();
-    let owner = Owner::new(value, dead);
-    assert_eq!(owner.try_get().err(), Some(Dead));
-    // To drop it would be an imbalance; other tests want none.
-    std::mem::forget(owner);
+    let owner = Owner::new(value, PercpuRef::new().unwrap());
+    let r = owner.try_get().unwrap();
+    assert!(!r.is_dying() && r.resurrect().is_err());
+    let mut confirmed = false;
+    owner.kill_and_confirm(|| confirmed = true).map_err(|(_, e)| e).unwrap();
+    assert!(confirmed && r.is_dying());
+    assert_eq!(r.try_get_live().err(), Some(Dead));
+    let owner = r.resurrect().unwrap();
+    assert!(r.try_get_live().is_ok());
+    drop(r);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
+    owner.kill_and_confirm(|| ()).map_err(|(_, e)| e).unwrap();
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
 /// Not while the caller is in a section, and not in one of its own: what is retired in a callback is released by the time

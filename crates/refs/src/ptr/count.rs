@@ -39,17 +39,20 @@ pub trait Count: sealed::Sealed + Send + Sync + 'static {
         self.put()
     }
 
-    /// Has `free` called on `at`, which contains a count whose last reference was put: at once, or when nobody can be
-    /// looking at the count any more. `prompt`: such a delay is not to be prolonged to gather company.
+    /// Whether this is a count with one reference and nothing else; any other is made one that tells nobody, ever.
+    fn adopt(&mut self) -> bool;
+
+    /// Has `free` called on `at`, which contains a count whose last reference was put: at once, if the caller is in no
+    /// critical section, or when nobody can be in one that it was in. `prompt`: such a delay is not to be prolonged to gather
+    /// company.
     ///
     /// # Safety
     ///
     /// A put or kill of the count in `at` returned true, this is the first that is done about it, and nobody finds `at`
     /// from now on. `free` may be called on it once, on any thread.
     unsafe fn release<T: Release>(at: NonNull<T>, prompt: bool) {
-        let _ = prompt;
         // SAFETY: the caller's promise; who told nobody else looks at the count either.
-        unsafe { T::release(at) };
+        unsafe { if rcu::in_section() { after_sections(at, prompt) } else { T::release(at) } }
     }
 }
 
@@ -78,6 +81,10 @@ impl Count for RefCount {
     fn put(&self) -> bool {
         RefCount::put(self)
     }
+
+    fn adopt(&mut self) -> bool {
+        RefCount::adopt(self)
+    }
 }
 
 impl sealed::Sealed for RcuRef {}
@@ -98,20 +105,34 @@ impl Count for RcuRef {
         RcuRef::put(self)
     }
 
-    /// Past a grace period: others may be looking at the count, having lost a race, and at the object, having found it.
-    #[cold]
-    unsafe fn release<T: Release>(at: NonNull<T>, prompt: bool) {
-        /// Runs where somebody leaves a critical section: a panic must not keep others' memory from being released.
-        unsafe fn after<T: Release>(at: *mut T, _: &rcu::Collector) {
-            // SAFETY: never null: it was not when it was retired. All sections that could know it have ended.
-            let release = AssertUnwindSafe(|| unsafe { T::release(NonNull::new_unchecked(at)) });
-            if let Err(what) = catch_unwind(release) {
-                crate::faults::panicked(what);
-            }
-        }
-        // SAFETY: dead, so that whoever finds it does not get it; and the caller's promise.
-        read(|guard| unsafe { guard.retire(at, after::<T>, prompt) });
+    fn adopt(&mut self) -> bool {
+        RcuRef::adopt(self)
     }
+
+    /// Past a grace period: others may be looking at the count, having lost a race, and at the object, having found it.
+    unsafe fn release<T: Release>(at: NonNull<T>, prompt: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { after_sections(at, prompt) };
+    }
+}
+
+/// Has `at` released once every section that is open now has ended, the caller's included.
+///
+/// # Safety
+///
+/// As for [`Count::release`].
+#[cold]
+unsafe fn after_sections<T: Release>(at: NonNull<T>, prompt: bool) {
+    /// Runs where somebody leaves a critical section: a panic must not keep others' memory from being released.
+    unsafe fn after<T: Release>(at: *mut T, _: &rcu::Collector) {
+        // SAFETY: never null: it was not when it was retired. All sections that could know it have ended.
+        let release = AssertUnwindSafe(|| unsafe { T::release(NonNull::new_unchecked(at)) });
+        if let Err(what) = catch_unwind(release) {
+            crate::faults::panicked(what);
+        }
+    }
+    // SAFETY: dead, so that whoever finds it does not get it; and the caller's promise.
+    read(|guard| unsafe { guard.retire(at, after::<T>, prompt) });
 }
 
 impl sealed::Sealed for PercpuRef {}
@@ -137,13 +158,17 @@ impl Count for PercpuRef {
         PercpuRef::put(self)
     }
 
+    fn adopt(&mut self) -> bool {
+        PercpuRef::adopt(self)
+    }
+
     /// There is an owner, who is gone after this; without a barrier, its object is leaked rather than freed early.
     fn kill(&self) -> bool {
         match PercpuRef::kill(self) {
             Ok(last) => last,
             Err(KillError::AlreadyDying) => false,
             Err(KillError::Barrier(error)) => {
-                tracing::error!(%error, "an object that is counted per CPU is leaked");
+                crate::faults::leaked(&error);
                 false
             }
         }

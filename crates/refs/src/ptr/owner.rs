@@ -2,7 +2,7 @@
 
 use super::shared::Shared;
 use super::{Count, Dead, Ref};
-use crate::RcuRef;
+use crate::{KillError, PercpuRef, RcuRef};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -14,9 +14,9 @@ use std::ptr::NonNull;
 /// One allocation holds the count, on a cache line of its own, and the value.
 ///
 /// **The release** happens once, by whoever puts the last reference, or kills when there is none: with [`RefCount`] and
-/// [`PercpuRef`] there and then, like an `Arc`'s, also if the caller happens to be in a critical section; with [`RcuRef`]
-/// after a grace period, by whoever leaves the last critical section that was open, right after leaving it; so never in
-/// one, the caller's own included. No lock of this crate is held. The value is dropped, or given to a callback; cleanup
+/// [`PercpuRef`] there and then, like an `Arc`'s, unless the caller is in a critical section; if it is, and always with
+/// [`RcuRef`], after a grace period, by whoever leaves the last critical section that was open, right after leaving it; so
+/// never in one, the caller's own included. No lock of this crate is held. The value is dropped, or given to a callback; cleanup
 /// that may block should be handed to a [`Worker`](crate::Worker) from there. A panic in it reaches the caller, or after a
 /// grace period is counted in [`faults`](crate::faults()).
 ///
@@ -33,7 +33,6 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// [`RefCount`]: crate::RefCount
-/// [`PercpuRef`]: crate::PercpuRef
 pub struct Owner<T, C: Count> {
     shared: NonNull<Shared<T, C>>,
     /// For drop check and variance.
@@ -47,8 +46,8 @@ unsafe impl<T: Send + Sync, C: Count> Send for Owner<T, C> {}
 unsafe impl<T: Send + Sync, C: Count> Sync for Owner<T, C> {}
 
 impl<T: Send + 'static, C: Count> Owner<T, C> {
-    /// A counted object. `count` is fresh and has one reference, which becomes the owner's: with any other number the
-    /// object is dead or leaked, though never freed early. Allocates.
+    /// A counted object. `count` is fresh and has one reference, which becomes the owner's. An object with any other is leaked:
+    /// used as usual, and never released, which is an error event. Allocates.
     pub fn new(value: T, count: C) -> Self {
         Self { shared: Shared::allocate(value, count, None), _owns: PhantomData }
     }
@@ -60,11 +59,18 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
 }
 
 impl<T, C: Count> Owner<T, C> {
+    /// # Safety
+    ///
+    /// `shared` has an initial reference, which is the caller's.
+    pub(super) unsafe fn from_raw(shared: NonNull<Shared<T, C>>) -> Self {
+        Self { shared, _owns: PhantomData }
+    }
+
     /// A reference of one's own.
     ///
     /// # Errors
     ///
-    /// The count was not made with one reference.
+    /// None while there is an owner, but of a count that could not be adopted.
     #[inline]
     pub fn try_get(&self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: the owner keeps the memory.
@@ -82,6 +88,26 @@ impl<T> Owner<T, RcuRef> {
     pub fn into_ref(self) -> Ref<T, RcuRef> {
         // SAFETY: the initial reference, which this count cannot tell from another.
         unsafe { Ref::from_raw(ManuallyDrop::new(self).shared) }
+    }
+}
+
+impl<T> Owner<T, PercpuRef> {
+    /// Kills the object, and calls `confirm` as soon as no [`Ref::try_get_live`] can succeed any more, before the initial
+    /// reference goes.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses the barrier; the owner comes back, and the object is live as before.
+    pub fn kill_and_confirm(self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: the owner keeps it until the count is killed, and the object is finished if that was told to be the last.
+        match unsafe { &(*this.shared.as_ptr()).count }.kill_and_confirm(confirm) {
+            // SAFETY: told so.
+            Ok(true) => unsafe { Shared::finish(this.shared) },
+            Ok(false) => (),
+            Err(e) => return Err((ManuallyDrop::into_inner(this), e)),
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,8 @@
 //! A counted reference.
 
 use super::shared::Shared;
-use super::{Count, Dead};
+use super::{Count, Dead, Owner};
+use crate::{PercpuRef, ResurrectError};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -65,6 +66,26 @@ impl<T, C: Count> Ref<T, C> {
     /// Whether both are references to the same object.
     pub fn ptr_eq(&self, other: &Self) -> bool {
         self.shared == other.shared
+    }
+}
+
+impl<T> Ref<T, PercpuRef> {
+    /// Whether the object has been killed.
+    pub fn is_dying(&self) -> bool {
+        // SAFETY: this reference keeps it.
+        unsafe { &(*self.shared.as_ptr()).count }.is_dying()
+    }
+
+    /// Takes a killed object back to life, with a new owner.
+    ///
+    /// # Errors
+    ///
+    /// It is live, and has an owner.
+    pub fn resurrect(&self) -> Result<Owner<T, PercpuRef>, ResurrectError> {
+        // SAFETY: this reference keeps it.
+        unsafe { &(*self.shared.as_ptr()).count }.resurrect()?;
+        // SAFETY: the initial reference of the new life.
+        Ok(unsafe { Owner::from_raw(self.shared) })
     }
 }
 

@@ -27,12 +27,15 @@ pub(super) struct Shared<T, C> {
 }
 
 impl<T: Send + 'static, C: Count> Shared<T, C> {
-    pub(super) fn allocate(value: T, count: C, callback: Option<Callback<T>>) -> NonNull<Self> {
+    pub(super) fn allocate(value: T, mut count: C, callback: Option<Callback<T>>) -> NonNull<Self> {
         // The count's line has nothing else on it, here or in a neighbouring allocation.
         const {
             assert!(offset_of!(Self, count) == 0 && align_of::<Self>() >= CACHE_LINE);
             assert!(offset_of!(Self, value) >= CACHE_LINE && offset_of!(Self, value) >= size_of::<C>());
             assert!(size_of::<Self>().is_multiple_of(CACHE_LINE));
+        }
+        if !count.adopt() {
+            tracing::error!("an object was given a count that was in use before: it will not be released");
         }
         NonNull::from(Box::leak(Box::new(Self { count: OwnLine::new(count), value, callback })))
     }
@@ -71,7 +74,7 @@ impl<T, C: Count> Shared<T, C> {
     ///
     /// The caller was told that its put was the last.
     #[cold]
-    unsafe fn finish(this: NonNull<Self>) {
+    pub(super) unsafe fn finish(this: NonNull<Self>) {
         // SAFETY: nobody else writes it, ever.
         let prompt = needs_drop::<T>() || unsafe { &(*this.as_ptr()).callback }.is_some();
         // SAFETY: told once. Every cell that knew it had a reference, so none does any more. The value is `Send` and

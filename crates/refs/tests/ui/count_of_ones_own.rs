@@ -8,6 +8,9 @@ impl netmem_refs::Count for Never {
     fn put(&self) -> bool {
         true
     }
+    fn adopt(&mut self) -> bool {
+        true
+    }
 }
 
 fn main() {}

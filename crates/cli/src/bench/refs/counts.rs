@@ -11,43 +11,58 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
 
-/// A count, as gets and puts in pairs are measured.
-pub(super) trait Count: Send + Sync + Sized {
+/// A count that is measured.
+pub(super) trait Variant: Send + Sync + Sized {
     /// As results name it.
     const NAME: &'static str;
 
-    /// Whether one is shared by all threads; otherwise each thread has its own.
-    const SHARED: bool = true;
-
-    /// What a block of pairs has open around it.
+    /// What a block of operations has open around it.
     type Batch;
 
-    /// One reference is held from the beginning: no put below is the last.
+    /// One reference is held from the beginning.
     fn new() -> Result<Self, BenchError>;
 
     /// Runs a block.
     fn batch<R>(block: impl FnOnce(&Self::Batch) -> R) -> R;
+}
+
+/// As gets and puts in pairs are measured: no put is the last.
+pub(super) trait Count: Variant {
+    /// Whether one is shared by all threads; otherwise each thread has its own.
+    const SHARED: bool = true;
 
     /// One get and one put. `false` if the get was refused or the put told that it was the last: the count is broken.
     fn pair(&self, batch: &Self::Batch) -> bool;
 }
 
-/// A count, as the put that ends it is measured.
-pub(super) trait Last: Send + Sized {
-    /// As results name it.
-    const NAME: &'static str;
-
-    /// See [`Count::Batch`].
-    type Batch;
-
-    /// One reference is held.
-    fn new() -> Result<Self, BenchError>;
-
-    /// Runs a block.
-    fn batch<R>(block: impl FnOnce(&Self::Batch) -> R) -> R;
+/// As the put that ends it is measured.
+pub(super) trait Last: Variant {
+    /// One whose next put is the last.
+    fn last() -> Result<Self, BenchError> {
+        Self::new()
+    }
 
     /// Puts it. `false` if that was not the last: the count is broken. Memory stays allocated.
     fn put(&mut self, batch: &Self::Batch) -> bool;
+}
+
+/// What most need: nothing is open around their operations.
+macro_rules! variant {
+    ($count:ty, $name:literal, $new:expr) => {
+        impl Variant for $count {
+            const NAME: &'static str = $name;
+            type Batch = ();
+
+            fn new() -> Result<Self, BenchError> {
+                Ok($new)
+            }
+
+            #[inline(always)]
+            fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
+                block(&())
+            }
+        }
+    };
 }
 
 /// Keeps the compiler from making one operation of a get and a put, and costs no instruction.
@@ -72,19 +87,10 @@ impl Plain {
     }
 }
 
+variant!(Plain, "plain", Self(AtomicU64::new(1)));
+
 impl Count for Plain {
-    const NAME: &'static str = "plain";
     const SHARED: bool = false;
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(AtomicU64::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
 
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
@@ -97,18 +103,6 @@ impl Count for Plain {
 }
 
 impl Last for Plain {
-    const NAME: &'static str = "plain";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(AtomicU64::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn put(&mut self, (): &()) -> bool {
         self.add(1u64.wrapping_neg()) == 0
@@ -122,19 +116,9 @@ pub(super) struct Strong(Arc<Line>);
 #[derive(Default)]
 pub(super) struct Line;
 
+variant!(Strong, "arc", Self(Arc::new(Line)));
+
 impl Count for Strong {
-    const NAME: &'static str = "arc";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(Arc::new(Line)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
         let held = Arc::clone(&self.0);
@@ -151,20 +135,12 @@ pub(super) struct StrongLast {
     _memory: Weak<Line>,
 }
 
+variant!(StrongLast, "arc", {
+    let held = Arc::new(Line);
+    Self { _memory: Arc::downgrade(&held), held: Some(held) }
+});
+
 impl Last for StrongLast {
-    const NAME: &'static str = "arc";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        let held = Arc::new(Line);
-        Ok(Self { _memory: Arc::downgrade(&held), held: Some(held) })
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn put(&mut self, (): &()) -> bool {
         self.held.take().is_some()
@@ -174,19 +150,9 @@ impl Last for StrongLast {
 /// `RefCount`, whose get is a compare-and-swap loop.
 pub(super) struct Swapped(RefCount);
 
+variant!(Swapped, "refcount", Self(RefCount::new(1)));
+
 impl Count for Swapped {
-    const NAME: &'static str = "refcount";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(RefCount::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
         let got = self.0.try_get();
@@ -198,18 +164,6 @@ impl Count for Swapped {
 }
 
 impl Last for Swapped {
-    const NAME: &'static str = "refcount";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(RefCount::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn put(&mut self, (): &()) -> bool {
         self.0.put()
@@ -219,19 +173,9 @@ impl Last for Swapped {
 /// `RcuRef`, a guard for every operation: what somebody pays who looks up, and drops much later.
 pub(super) struct Guarded(RcuRef);
 
+variant!(Guarded, "rcuref", Self(RcuRef::new(1)));
+
 impl Count for Guarded {
-    const NAME: &'static str = "rcuref";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(RcuRef::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
         let got = rcu::read(|guard| self.0.get(guard));
@@ -243,18 +187,6 @@ impl Count for Guarded {
 }
 
 impl Last for Guarded {
-    const NAME: &'static str = "rcuref";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(RcuRef::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn put(&mut self, (): &()) -> bool {
         self.0.put()
@@ -264,7 +196,7 @@ impl Last for Guarded {
 /// `RcuRef`, a guard for a block of 64 pairs: what somebody pays who works in batches, as packets come.
 pub(super) struct Batched(RcuRef);
 
-impl Count for Batched {
+impl Variant for Batched {
     const NAME: &'static str = "rcuref_batched";
     type Batch = rcu::Guard;
 
@@ -276,7 +208,9 @@ impl Count for Batched {
     fn batch<R>(block: impl FnOnce(&rcu::Guard) -> R) -> R {
         rcu::read(block)
     }
+}
 
+impl Count for Batched {
     #[inline(always)]
     fn pair(&self, guard: &rcu::Guard) -> bool {
         let got = self.0.get(guard);
@@ -288,18 +222,6 @@ impl Count for Batched {
 }
 
 impl Last for Batched {
-    const NAME: &'static str = "rcuref_batched";
-    type Batch = rcu::Guard;
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(RcuRef::new(1)))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&rcu::Guard) -> R) -> R {
-        rcu::read(block)
-    }
-
     #[inline(always)]
     fn put(&mut self, guard: &rcu::Guard) -> bool {
         self.0.put_guarded(guard)
@@ -316,19 +238,9 @@ impl PerCpu {
     }
 }
 
+variant!(PerCpu, "percpuref", Self(PercpuRef::new().map_err(unavailable)?));
+
 impl Count for PerCpu {
-    const NAME: &'static str = "percpuref";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self(PercpuRef::new().map_err(unavailable)?))
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
         let got = self.0.try_get();
@@ -341,21 +253,13 @@ impl Count for PerCpu {
 
 /// `PercpuRef`, killed: while it is alive, no put can be the last.
 impl Last for PerCpu {
-    const NAME: &'static str = "percpuref";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        let count = <Self as Count>::new()?;
+    fn last() -> Result<Self, BenchError> {
+        let count = Self::new()?;
         if !count.0.try_get() {
             return Err(BenchError::Unbalanced("percpuref".into()));
         }
         count.kill()?;
         Ok(count)
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
     }
 
     #[inline(always)]
@@ -371,19 +275,9 @@ fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
 /// The guard alone, entered and left.
 pub(super) struct Guard;
 
+variant!(Guard, "guard", Self);
+
 impl Count for Guard {
-    const NAME: &'static str = "guard";
-    type Batch = ();
-
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self)
-    }
-
-    #[inline(always)]
-    fn batch<R>(block: impl FnOnce(&()) -> R) -> R {
-        block(&())
-    }
-
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
         rcu::read(|_guard| apart());
@@ -402,7 +296,7 @@ mod tests {
     }
 
     fn last<C: Last>() {
-        let mut count = C::new().unwrap();
+        let mut count = C::last().unwrap();
         assert!(C::batch(|batch| count.put(batch)), "{}", C::NAME);
     }
 

@@ -1,7 +1,7 @@
 //! What ending a per-CPU count takes: every CPU that runs a thread of the program is interrupted, and every slot is added
 //! up.
 
-use super::counts::{Count, PerCpu};
+use super::counts::{Count, PerCpu, Variant};
 use super::pairs::each;
 use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;

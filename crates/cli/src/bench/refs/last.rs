@@ -43,7 +43,7 @@ impl<C: Last> Cell for FinalPut<C> {
 
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
         lab.alone(|| {
-            let mut counts: Vec<Own<C>> = (0..MANY).map(|_| C::new().map(Own)).collect::<Result<_, _>>()?;
+            let mut counts: Vec<Own<C>> = (0..MANY).map(|_| C::last().map(Own)).collect::<Result<_, _>>()?;
             let (timed, ok) = lab.time(|| drive(black_box(&mut counts)));
             if !ok {
                 return Err(BenchError::Unbalanced(format!("final_put_{}", C::NAME)));

@@ -102,17 +102,21 @@ pub(crate) fn run(
         }
     }
     bar.finish_and_clear();
-    warn_of_company(&samples, begin.elapsed().as_secs_f64());
+    warn_of_company(&heads, &samples, begin.elapsed().as_secs_f64());
     let rows = heads.into_iter().zip(samples).zip(skipped).flat_map(|((heads, samples), skipped)| {
         heads.into_iter().zip(samples).map(move |(head, samples)| Row::new(head, percpu, samples, skipped.clone()))
     });
     Ok(rows.collect())
 }
 
-fn warn_of_company(samples: &[Vec<Vec<Sample>>], seconds: f64) {
-    let preempted: u64 = samples.iter().flat_map(|rows| rows.first()).flatten().map(|s| s.preempted).sum();
-    // A quiet machine still has its timers and kernel threads.
-    if preempted as f64 > 20.0 * seconds + 20.0 {
+fn warn_of_company(heads: &[Vec<Head>], samples: &[Vec<Vec<Sample>>], seconds: f64) {
+    // The rows of a cell are of the same threads.
+    let first = || heads.iter().zip(samples).filter_map(|(heads, rows)| heads.first().zip(rows.first()));
+    let preempted: u64 = first().flat_map(|(_, row)| row).map(|s| s.preempted).sum();
+    let threads: usize = first().map(|(head, row)| head.threads * row.len()).sum();
+    // A quiet machine still has its timers; and each thread that has just ended leaves the kernel two or three things to do,
+    // in the time of the next, for some microseconds. Another program is there every few milliseconds.
+    if preempted as f64 > 20.0 * seconds + 4.0 * threads as f64 {
         eprintln!(
             "warning: other programs were given the suite's CPUs {preempted} times in {seconds:.1} s; times are too long, and \
              their ranges wide"

@@ -6,7 +6,7 @@
 
 use super::error::BenchError;
 use super::plan::Plan;
-use crate::cpus::{pin, preempted};
+use crate::cpus::pin;
 use quanta::Clock;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,8 +21,8 @@ pub(crate) struct Timed {
     pub(crate) ns: u64,
     /// Ticks of the clock: of the time stamp counter, if there is one.
     pub(crate) ticks: u64,
-    /// Times that something else was given this thread's CPU.
-    pub(crate) preempted: u64,
+    /// Of these, how long something else had this thread's CPU.
+    pub(crate) lost_ns: u64,
 }
 
 /// Where measurements take place.
@@ -53,6 +53,12 @@ struct Meeting {
     off: AtomicBool,
 }
 
+/// Nanoseconds that this thread has had a CPU.
+fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
 impl Lab {
     pub(crate) fn new(plan: &Plan) -> Self {
         let clock = Clock::new();
@@ -64,12 +70,13 @@ impl Lab {
 
     /// Times `f` on this thread.
     pub(crate) fn time<T>(&self, f: impl FnOnce() -> T) -> (Timed, T) {
-        let before = preempted();
+        let before = cpu_time();
         let begin = self.clock.raw();
         let done = f();
         let end = self.clock.raw();
         let ns = self.clock.delta_as_nanos(begin, end);
-        (Timed { ns, ticks: end.saturating_sub(begin), preempted: preempted().saturating_sub(before) }, done)
+        let lost_ns = ns.saturating_sub(cpu_time().saturating_sub(before));
+        (Timed { ns, ticks: end.saturating_sub(begin), lost_ns }, done)
     }
 
     /// Runs `f` on a thread of its own, on the first CPU.

@@ -71,8 +71,8 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
     /// The same in ticks of the time stamp counter, where there is one and the value is a time.
     pub(crate) tsc: Option<f64>,
-    /// Times that something else was given a CPU meanwhile.
-    pub(crate) preempted: u64,
+    /// Nanoseconds for which something else had a CPU meanwhile.
+    pub(crate) lost_ns: u64,
 }
 
 /// A row, and what its runs say.
@@ -103,8 +103,8 @@ pub(crate) struct Measured {
     /// How many times as fast as `RefCount` doing the same with as many threads, run by run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vs_refcount: Option<Spread>,
-    /// Times that something else was given a CPU.
-    pub(crate) preempted: u64,
+    /// Nanoseconds for which something else had a CPU.
+    pub(crate) lost_ns: u64,
 }
 
 impl Row {
@@ -116,7 +116,7 @@ impl Row {
                 runs: samples.len(),
                 tsc: tsc.map(Spread::of),
                 vs_refcount: None,
-                preempted: samples.iter().map(|s| s.preempted).sum(),
+                lost_ns: samples.iter().map(|s| s.lost_ns).sum(),
             }
         });
         Self { head, percpu: percpu.to_owned(), skipped, measured, samples }

@@ -6,7 +6,7 @@ use super::plan::Plan;
 use super::report::{Head, Row, Sample};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What is measured once in every round, and fills one row or more.
 pub(crate) trait Cell {
@@ -102,24 +102,21 @@ pub(crate) fn run(
         }
     }
     bar.finish_and_clear();
-    warn_of_company(&heads, &samples, begin.elapsed().as_secs_f64());
+    warn_of_company(&samples, begin.elapsed());
     let rows = heads.into_iter().zip(samples).zip(skipped).flat_map(|((heads, samples), skipped)| {
         heads.into_iter().zip(samples).map(move |(head, samples)| Row::new(head, percpu, samples, skipped.clone()))
     });
     Ok(rows.collect())
 }
 
-fn warn_of_company(heads: &[Vec<Head>], samples: &[Vec<Vec<Sample>>], seconds: f64) {
+/// Times include what others had of the suite's CPUs; a thirtieth of all the time is more than timers and the kernel take.
+fn warn_of_company(samples: &[Vec<Vec<Sample>>], elapsed: Duration) {
     // The rows of a cell are of the same threads.
-    let first = || heads.iter().zip(samples).filter_map(|(heads, rows)| heads.first().zip(rows.first()));
-    let preempted: u64 = first().flat_map(|(_, row)| row).map(|s| s.preempted).sum();
-    let threads: usize = first().map(|(head, row)| head.threads * row.len()).sum();
-    // A quiet machine still has its timers; and each thread that has just ended leaves the kernel two or three things to do,
-    // in the time of the next, for some microseconds. Another program is there every few milliseconds.
-    if preempted as f64 > 20.0 * seconds + 4.0 * threads as f64 {
+    let lost_ns: u64 = samples.iter().filter_map(|rows| rows.first()).flatten().map(|s| s.lost_ns).sum();
+    let lost = Duration::from_nanos(lost_ns);
+    if lost > elapsed / 30 {
         eprintln!(
-            "warning: other programs were given the suite's CPUs {preempted} times in {seconds:.1} s; times are too long, and \
-             their ranges wide"
+            "warning: other programs had the suite's CPUs for {lost:.1?} in {elapsed:.1?}; times are too long, and their ranges wide"
         );
     }
 }

@@ -90,7 +90,7 @@ pub(super) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
     Sample {
         value: mean(|t| t.ns),
         tsc: lab.tsc.then(|| mean(|t| t.ticks)),
-        preempted: timed.iter().map(|t| t.preempted).sum(),
+        lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
     }
 }
 
@@ -109,9 +109,9 @@ mod tests {
             runs: 1,
             budget: None,
         });
-        let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, preempted: 1 });
+        let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
         let sample = each(&lab, &timed, &[10, 10]);
-        assert_eq!((sample.value, sample.preempted), (20.0, 2));
+        assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
         assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
     }
 

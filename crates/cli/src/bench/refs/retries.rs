@@ -77,7 +77,7 @@ impl Cell for Retries {
         Ok(vec![Sample {
             value: retried.into_inner() as f64 / done.into_inner().max(1) as f64,
             tsc: None,
-            preempted: timed.iter().map(|t| t.preempted).sum(),
+            lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
         }])
     }
 }

@@ -8,12 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Default)]
 pub(crate) struct Disturbed(Mutex<Vec<libc::pid_t>>);
 
-/// Operations that a stress test does at least: `NETMEM_STRESS_OPS`, or what is bearable without optimisation.
-pub(crate) fn stress_ops() -> u64 {
-    let ops = std::env::var("NETMEM_STRESS_OPS");
-    ops.map_or(10_000_000, |ops| ops.parse().expect("NETMEM_STRESS_OPS: not a number"))
-}
-
 /// Threads to do them: more than CPUs.
 pub(crate) fn stress_threads() -> u64 {
     std::thread::available_parallelism().map_or(4, |cpus| 2 * cpus.get() as u64)

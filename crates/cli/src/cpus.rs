@@ -61,17 +61,6 @@ pub(crate) fn pin(cpu: usize) {
     let _ = sched_setaffinity(None, &set);
 }
 
-/// Involuntary context switches of this thread so far.
-pub(crate) fn preempted() -> u64 {
-    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage
-    };
-    usage.ru_nivcsw.try_into().unwrap_or(0)
-}
-
 /// Who runs where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {

@@ -13,6 +13,7 @@ mod output;
 mod perf;
 mod signals;
 mod stats;
+mod turns;
 
 use args::{BadArgument, Cli, Command};
 use clap::Parser;

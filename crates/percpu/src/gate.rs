@@ -29,7 +29,6 @@ use crate::arena;
 use crate::barrier::{BarrierError, barrier};
 use crate::portable::cpus;
 use crate::sync::{AtomicUsize, Ordering};
-use std::marker::PhantomData;
 use thiserror::Error;
 
 /// Keeps sequences out.
@@ -101,7 +100,7 @@ impl Gate {
         if closing.is_err() {
             return Ok(None);
         }
-        let quiet = Quiet { gate: self, slot, _not_sync: PhantomData };
+        let quiet = Quiet { gate: self, slot };
         match barrier() {
             Ok(()) => Ok(Some(quiet)),
             Err(e) => {
@@ -137,7 +136,6 @@ impl Drop for Gate {
 pub(crate) struct Quiet<'g> {
     gate: &'g Gate,
     slot: usize,
-    _not_sync: PhantomData<*mut ()>,
 }
 
 impl Quiet<'_> {

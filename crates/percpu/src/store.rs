@@ -179,16 +179,19 @@ impl Store {
     /// # Errors
     ///
     /// The barrier failed, and the magazines are where they were.
-    pub fn collect(&self, mut take: impl FnMut(Box<Magazine>)) -> Result<bool, BarrierError> {
+    pub fn collect(&self, take: impl FnMut(Box<Magazine>)) -> Result<bool, BarrierError> {
         let Some(quiet) = self.0.close()? else { return Ok(false) };
         handover::acquire(self);
-        let taken: Vec<_> = quiet.words().map(|word| word.load(Ordering::Relaxed)).collect();
-        quiet.words().for_each(clear);
+        let out = |word: &AtomicUsize| {
+            let magazine = word.load(Ordering::Relaxed);
+            clear(word);
+            // SAFETY: a magazine that the word held, and holds no more.
+            unsafe { owned(magazine) }
+        };
+        let taken: Vec<_> = quiet.words().filter_map(out).collect();
         quiet.reopen();
         // Once all is as it must be: `take` may panic.
-        // SAFETY: magazines that words held, and hold no more.
-        let mut taken: Vec<_> = taken.into_iter().filter_map(|magazine| unsafe { owned(magazine) }).collect();
-        taken.drain(..).for_each(&mut take);
+        taken.into_iter().for_each(take);
         Ok(true)
     }
 }

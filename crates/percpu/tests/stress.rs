@@ -5,12 +5,15 @@
 
 #[path = "../../../tests/disturb.rs"]
 mod disturb;
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
 
-use disturb::{Disturbed, on_signal, stress_ops, stress_threads};
+use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Counter, Magazine, Mode, Pushed, Store, aborts, mode};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use stress_ops::stress_ops;
 
 struct Shared {
     counter: Counter,
@@ -94,7 +97,7 @@ fn exchange_items(store: &Store, items: &Items, n: u64) {
 fn sums_and_items_balance_whatever_happens_to_threads() {
     shared(); // before the first signal, which may interrupt whoever makes it
     on_signal(signalled);
-    let (ops, threads) = (stress_ops(), stress_threads());
+    let (ops, threads) = (stress_ops(10_000_000), stress_threads());
     let (store, items) = (Store::new().unwrap(), Items::default());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (mut sum, mut closes, mut reclaims) = (0, 0_u64, 0_u64);

@@ -6,12 +6,15 @@
 
 #[path = "../../../tests/disturb.rs"]
 mod disturb;
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
 
-use disturb::{Disturbed, on_signal, stress_ops, stress_threads};
+use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Mode, aborts, mode};
 use netmem_refs::{PercpuRef, faults};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use stress_ops::stress_ops;
 
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static LASTS: AtomicU64 = AtomicU64::new(0);
@@ -38,7 +41,7 @@ fn gets_and_puts_balance_through_many_lives() {
     let before = faults();
     count().get(); // the killer's, so that there is always something to resurrect
     on_signal(signalled);
-    let (ops, threads) = (stress_ops(), stress_threads());
+    let (ops, threads) = (stress_ops(10_000_000), stress_threads());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (refused, kills) = (AtomicU64::new(0), AtomicU64::new(0));
     let restarts = matches!(mode(), Mode::Rseq(_));

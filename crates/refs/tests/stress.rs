@@ -1,16 +1,20 @@
 //! Many threads on few objects, for as many operations as `NETMEM_STRESS_OPS` says.
 #![cfg(not(loom))]
 
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
+
 use netmem_refs::{Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
+use stress_ops::stress_ops;
 
 const THREADS: u64 = 4;
 
 fn operations() -> u64 {
-    std::env::var("NETMEM_STRESS_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(2_000_000)
+    stress_ops(2_000_000)
 }
 
 #[derive(Default)]

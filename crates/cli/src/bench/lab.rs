@@ -181,10 +181,6 @@ impl Meeting {
             // Who has yet to come may need this CPU to get to its own.
             if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
-        // Nor must whoever started all of them, and has yet to go to sleep, want it once times are taken.
-        for _ in 0..4 {
-            std::thread::yield_now();
-        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! All measurements, interleaved: whatever disturbs the machine for a while disturbs all of them alike.
+//! All measurements of a suite, in turns.
 
 use super::error::BenchError;
 use super::lab::Lab;
 use super::plan::Plan;
 use super::report::{Head, Row, Sample};
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::turns::{progress, take_turns};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -46,8 +46,7 @@ impl Cell for Skipped {
     }
 }
 
-/// Measures every cell as often as planned. The order is reversed from round to round, so that of two neighbours each is
-/// first as often as the other.
+/// Measures every cell as often as planned.
 pub(crate) fn run(
     plan: &Plan,
     cells: &mut [Box<dyn Cell>],
@@ -58,11 +57,7 @@ pub(crate) fn run(
     let heads: Vec<Vec<Head>> = cells.iter().map(|cell| cell.heads()).collect();
     let mut samples: Vec<Vec<Vec<Sample>>> = heads.iter().map(|heads| vec![Vec::new(); heads.len()]).collect();
     let mut skipped: Vec<Option<String>> = vec![None; cells.len()];
-    // Draws nothing where standard error is no terminal.
-    let bar = ProgressBar::new((u64::from(plan.runs) + 1) * cells.len() as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
-        bar.set_style(style);
-    }
+    let bar = progress((plan.runs as usize + 1) * cells.len());
     let step = |heads: &[Head]| {
         bar.inc(1);
         if let Some(head) = heads.first() {
@@ -78,30 +73,15 @@ pub(crate) fn run(
             done => done?,
         }
     }
-    let (prepared, first) = (begin.elapsed(), Instant::now());
+    let budget = plan.budget.map(|budget| (budget, begin.elapsed()));
     let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
-    for run in 0..plan.runs {
-        // A busy machine stretches every run. One more round must fit, if the rounds so far are anything to go by.
-        if let Some(budget) = plan.budget.filter(|_| run > 0)
-            && prepared + first.elapsed() + first.elapsed() / run > budget
-        {
-            bar.suspend(|| {
-                eprintln!("warning: the machine is busy; only {run} of {} runs fit into {budget:?}", plan.runs)
-            });
-            break;
+    take_turns(plan.runs, budget, &wanted, &bar, |i| {
+        step(&heads[i])?;
+        for (row, sample) in samples[i].iter_mut().zip(cells[i].measure(&lab)?) {
+            row.push(sample);
         }
-        let mut order = wanted.clone();
-        if run % 2 == 1 {
-            order.reverse();
-        }
-        for i in order {
-            step(&heads[i])?;
-            for (row, sample) in samples[i].iter_mut().zip(cells[i].measure(&lab)?) {
-                row.push(sample);
-            }
-        }
-    }
-    bar.finish_and_clear();
+        Ok(())
+    })?;
     warn_of_company(&samples, begin.elapsed());
     let rows = heads.into_iter().zip(samples).zip(skipped).flat_map(|((heads, samples), skipped)| {
         heads.into_iter().zip(samples).map(move |(head, samples)| Row::new(head, percpu, samples, skipped.clone()))

@@ -5,7 +5,6 @@ use super::engine::{Mailbox, drain};
 use super::error::PerfError;
 use super::plan::Variant;
 use crate::args::XdpArg;
-use crate::cpus::preempted;
 use netmem::packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem::{PeerShared, QueuePair, VirtioNet, VirtioTx};
 use quanta::Clock;
@@ -176,6 +175,17 @@ impl Driver<'_> {
             preempted: preempted().saturating_sub(preempted_before),
         })
     }
+}
+
+/// Involuntary context switches of this thread so far.
+fn preempted() -> u64 {
+    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage.ru_nivcsw.try_into().unwrap_or(0)
 }
 
 /// Frames and bytes so far.

@@ -1,0 +1,74 @@
+//! Measurements in turns: whatever disturbs the machine for a while disturbs all of them alike.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::time::{Duration, Instant};
+
+/// Progress over `steps`, each of which has a message. Draws nothing where standard error is no terminal.
+pub(crate) fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`: all there is, and what is spent. The order is
+/// reversed from run to run, so that of two neighbours each is first as often as the other.
+pub(crate) fn take_turns<E>(
+    runs: u32,
+    budget: Option<(Duration, Duration)>,
+    wanted: &[usize],
+    bar: &ProgressBar,
+    mut measure: impl FnMut(usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let begin = Instant::now();
+    for run in 0..runs {
+        // A busy machine stretches every run. One more round must fit, if the rounds so far are anything to go by.
+        if let Some((budget, spent)) = budget.filter(|_| run > 0)
+            && spent + begin.elapsed() + begin.elapsed() / run > budget
+        {
+            bar.suspend(|| eprintln!("warning: the machine is busy; only {run} of {runs} runs fit into {budget:?}"));
+            break;
+        }
+        let forwards = wanted.iter().copied();
+        if run % 2 == 0 {
+            forwards.clone().try_for_each(&mut measure)
+        } else {
+            forwards.rev().try_for_each(&mut measure)
+        }?;
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn order(runs: u32, budget: Option<(Duration, Duration)>) -> Vec<usize> {
+        let mut order = Vec::new();
+        let Ok(()) = take_turns(runs, budget, &[0, 2, 3], &ProgressBar::hidden(), |i| {
+            order.push(i);
+            Ok::<(), Infallible>(())
+        });
+        order
+    }
+
+    #[test]
+    fn turns_go_forwards_and_backwards() {
+        assert_eq!(order(3, None), [0, 2, 3, 3, 2, 0, 0, 2, 3]);
+    }
+
+    #[test]
+    fn a_budget_that_is_spent_ends_it_after_one_run() {
+        let second = Duration::from_secs(1);
+        assert_eq!(order(3, Some((second, 2 * second))), [0, 2, 3]);
+    }
+
+    #[test]
+    fn an_error_ends_it() {
+        let failed = take_turns(3, None, &[0, 1, 2], &ProgressBar::hidden(), |i| if i == 1 { Err(i) } else { Ok(()) });
+        assert_eq!(failed, Err(1));
+    }
+}

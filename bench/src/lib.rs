@@ -3,8 +3,17 @@
 //! * [`PageAllocator`] is a page per packet: the general-purpose allocator that a driver without a page pool asks for every
 //!   buffer. Put a pool with [`cache(0)`](netmem_pool::PoolOptions::cache) in front of it, and every allocation takes and
 //!   maps, every drop unmaps and gives back.
+//! * [`LockedPool`] is a page pool whose pages come back through a locked ring, one by one.
+//! * [`DPDK_POOL`] is DPDK's answer, a program of its own.
 
 mod buddy;
+mod locked;
 mod pages;
 
+pub use locked::{LockedPage, LockedPool};
 pub use pages::PageAllocator;
+
+/// Source text in C of a program that measures DPDK's mempools and mbufs when it is told to; it says there how.
+///
+/// To be built where it is to run: with `-O3 -march=native` and what `pkg-config --cflags --libs libdpdk` prints.
+pub const DPDK_POOL: &str = include_str!("../peers/pool/dpdk.c");

@@ -115,7 +115,8 @@ pub(crate) struct BenchArgs {
     /// What to measure
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
-    /// Threads, each on a CPU of its own, one measurement for each number [default: 1,2,4.. up to the CPUs]
+    /// Threads, each on a CPU of its own, one measurement for each number; in `pool`, one takes pages and all others drop
+    /// them [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms]
@@ -124,7 +125,7 @@ pub(crate) struct BenchArgs {
     /// Runs of every variant, interleaved [default: 9]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Print one JSON object on standard output, and nothing else there
+    /// Print one JSON object on standard output, and nothing else there; with several suites, they are its `suites`
     #[arg(long)]
     pub(crate) json: bool,
     /// Write a report with charts, which needs nothing but itself
@@ -136,7 +137,9 @@ pub(crate) struct BenchArgs {
 pub(crate) enum SuiteArg {
     /// Reference counts: what a get and a put cost as threads share more
     Refs,
-    /// Every suite
+    /// Pages: what taking one and giving it back costs, here and from other CPUs, beside what others use
+    Pool,
+    /// Every suite, one after the other
     All,
 }
 

@@ -12,6 +12,11 @@ pub(crate) enum BenchError {
     Unavailable { what: &'static str, why: String },
     #[error("{0}: gets and puts do not balance; this is a bug of netmem, please report it with the command line")]
     Unbalanced(String),
+    /// Whoever measures takes no more pages than the pool was made for.
+    #[error(
+        "{0}: a pool had no page where it should have; this is a bug of netmem, please report it with the command line"
+    )]
+    NoPage(&'static str),
     #[error("interrupted")]
     Interrupted,
     #[error("a chart: {0}")]

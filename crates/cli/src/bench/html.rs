@@ -32,8 +32,8 @@ impl Html {
         }
     }
 
-    pub(crate) fn write(mut self, report: &Report) -> Result<(), BenchError> {
-        let page = page(report)?;
+    pub(crate) fn write(mut self, reports: &[Report]) -> Result<(), BenchError> {
+        let page = page(reports)?;
         // What is no regular file, such as a pipe, has no length to be set.
         let regular = self.file.metadata().is_ok_and(|m| m.is_file());
         let cut = if regular { self.file.set_len(0) } else { Ok(()) };
@@ -59,10 +59,24 @@ const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:960px;margin:2em au
     pre{overflow-x:auto;font-size:13px;line-height:1.35}svg{max-width:100%;height:auto}h2{margin-top:2em}\
     td{padding:.1em 1em .1em 0;vertical-align:top}.reached{color:#00694d}.missed{color:#b03a00}";
 
-fn page(report: &Report) -> Result<String, BenchError> {
+fn page(reports: &[Report]) -> Result<String, BenchError> {
+    let suites: Vec<_> = reports.iter().map(|report| report.suite).collect();
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>netmem bench {suite}</title>\n\
-         <style>{STYLE}</style>\n</head>\n<body>\n<h1>netmem bench {suite}</h1>\n<pre>{header}</pre>\n\
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>netmem bench {}</title>\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n",
+        escape(&suites.join(" ")),
+    );
+    for report in reports {
+        out.push_str(&chapter(report)?);
+    }
+    out.push_str("</body>\n</html>\n");
+    Ok(out)
+}
+
+/// A suite.
+fn chapter(report: &Report) -> Result<String, BenchError> {
+    let mut out = format!(
+        "<h1>netmem bench {suite}</h1>\n<pre>{header}</pre>\n\
          <p>Medians of runs that took turns, the order reversed from run to run; whiskers are the least and the most.</p>\n",
         suite = escape(report.suite),
         header = escape(table::header(report).trim_end()),
@@ -92,7 +106,7 @@ fn page(report: &Report) -> Result<String, BenchError> {
             let _ = writeln!(out, "<figure>{chart}</figure>");
         }
     }
-    let _ = writeln!(out, "<h2>All figures</h2>\n<pre>{}</pre>\n</body>\n</html>", escape(&table::render(report)));
+    let _ = writeln!(out, "<h2>All figures</h2>\n<pre>{}</pre>", escape(&table::render(report)));
     Ok(out)
 }
 

@@ -6,6 +6,7 @@
 
 use super::error::BenchError;
 use super::plan::Plan;
+use super::report::Sample;
 use crate::cpus::pin;
 use quanta::Clock;
 use std::panic::resume_unwind;
@@ -44,6 +45,15 @@ impl Drop for Counted<'_> {
     }
 }
 
+/// Raises a flag, however somebody ends.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Who has come, and who has done their counted part.
 #[derive(Default)]
 struct Meeting {
@@ -79,12 +89,55 @@ impl Lab {
         (Timed { ns, ticks: end.saturating_sub(begin), lost_ns }, done)
     }
 
+    /// How long each thread is to work for one value.
+    pub(crate) fn duration_ns(&self) -> u64 {
+        self.duration_ns
+    }
+
+    /// Where as many threads run, the first thread first.
+    pub(crate) fn cpus(&self, threads: usize) -> &[usize] {
+        &self.cpus[..threads.min(self.cpus.len())]
+    }
+
+    /// What somebody else timed, who had the CPU for `cpu_ns` of it.
+    pub(crate) fn timed_elsewhere(&self, ns: u64, cpu_ns: u64) -> Timed {
+        let scale = 1u64 << 40;
+        let ticks = ns as f64 * scale as f64 / self.clock.delta_as_nanos(0, scale).max(1) as f64;
+        Timed { ns, ticks: ticks as u64, lost_ns: ns.saturating_sub(cpu_ns) }
+    }
+
     /// Runs `f` on a thread of its own, on the first CPU.
     pub(crate) fn alone<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, BenchError> {
+        self.served(Vec::<fn(&AtomicBool)>::new(), f)
+    }
+
+    /// Runs `first` on the first CPU while each of `others` runs on the next: from before it begins, until the flag that
+    /// they are given says that it has ended.
+    pub(crate) fn served<T, O>(&self, others: Vec<O>, first: impl FnOnce() -> T + Send) -> Result<T, BenchError>
+    where
+        T: Send,
+        O: FnOnce(&AtomicBool) + Send,
+    {
+        let meeting = Meeting::default();
+        let ended = AtomicBool::new(false);
+        let crew = others.len();
         std::thread::scope(|scope| {
+            let _ends = Raised(&ended);
+            for (other, thread) in others.into_iter().zip(1usize..) {
+                let (meeting, ended) = (&meeting, &ended);
+                let work = move || {
+                    self.pin(thread);
+                    drop(Counted(&meeting.arrived));
+                    other(ended);
+                };
+                let name = format!("netmem-bench-{thread}");
+                Builder::new().name(name).spawn_scoped(scope, work).map_err(BenchError::Thread)?;
+            }
             let work = || {
+                let _ends = Raised(&ended);
                 self.pin(0);
-                f()
+                meeting.begin(crew);
+                first()
             };
             let thread = Builder::new().name("netmem-bench-0".into()).spawn_scoped(scope, work);
             Ok(thread.map_err(BenchError::Thread)?.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -184,6 +237,19 @@ impl Meeting {
     }
 }
 
+/// What one operation took one thread: the mean over threads, `done` operations each.
+pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
+    let mean = |of: fn(&Timed) -> u64| {
+        let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);
+        each.sum::<f64>() / timed.len().max(1) as f64
+    };
+    Sample {
+        value: mean(|t| t.ns),
+        tsc: lab.tsc.then(|| mean(|t| t.ticks)),
+        lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +282,40 @@ mod tests {
         };
         let blocks = lab().calibrate(1, &work).unwrap().unwrap();
         assert!(blocks[0] > 0);
+    }
+
+    #[test]
+    fn an_operation_took_a_thread_the_mean_of_all() {
+        let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
+        let sample = each(&lab(), &timed, &[10, 10]);
+        assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
+        assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
+    }
+
+    #[test]
+    fn others_are_there_from_before_the_first_begins_until_it_has_ended() {
+        let there = AtomicU64::new(0);
+        let other = |ended: &AtomicBool| {
+            there.fetch_add(1, Ordering::Relaxed);
+            while !ended.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        };
+        let first = || {
+            // Ends only if both of them run at the same time as this.
+            while there.load(Ordering::Relaxed) < 2 {
+                std::thread::yield_now();
+            }
+            7
+        };
+        assert_eq!(lab().served(vec![other, other], first).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_somebody_else_timed_has_ticks() {
+        let timed = lab().timed_elsewhere(1_000_000, 900_000);
+        assert_eq!((timed.ns, timed.lost_ns), (1_000_000, 100_000));
+        assert!(timed.ticks > 0);
     }
 
     #[test]

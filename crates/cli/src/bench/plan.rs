@@ -11,12 +11,14 @@ const BUDGET: Duration = Duration::from_secs(27);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suite {
     Refs,
+    Pool,
 }
 
 impl Suite {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Refs => "refs",
+            Self::Pool => "pool",
         }
     }
 }
@@ -45,7 +47,9 @@ impl Plan {
         let mut suites: Vec<Suite> = Vec::new();
         for suite in &args.suites {
             let asked: &[Suite] = match suite {
-                SuiteArg::Refs | SuiteArg::All => &[Suite::Refs],
+                SuiteArg::Refs => &[Suite::Refs],
+                SuiteArg::Pool => &[Suite::Pool],
+                SuiteArg::All => &[Suite::Refs, Suite::Pool],
             };
             for &suite in asked {
                 if !suites.contains(&suite) {
@@ -118,8 +122,8 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_once_and_in_order() {
-        let plan = plan("refs all refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
-        assert_eq!((plan.suites, plan.threads, plan.cpus), (vec![Suite::Refs], vec![1, 2], vec![5, 4]));
+        let plan = plan("refs all pool refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
+        assert_eq!((plan.suites, plan.threads, plan.cpus), (vec![Suite::Refs, Suite::Pool], vec![1, 2], vec![5, 4]));
         assert_eq!((plan.runs, plan.duration, plan.budget), (3, Duration::from_millis(20), None));
     }
 
@@ -127,7 +131,7 @@ mod tests {
     fn bad_arguments_say_what_is_wrong() {
         for (args, says) in [
             ("", "SUITE"),
-            ("pool", "refs"),
+            ("tokens", "pool"),
             ("refs --threads 0", "--threads 0"),
             ("refs --threads 1,3", "2 CPUs (0-1)"),
             ("refs --threads two", "--threads"),

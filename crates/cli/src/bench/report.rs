@@ -5,9 +5,10 @@ use super::plan::Plan;
 use crate::machine::Machine;
 use crate::perf::PoolReport;
 use crate::stats::Spread;
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
-/// One object on standard output.
+/// One suite: an object on standard output, or one of several in it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) netmem: &'static str,
@@ -20,6 +21,14 @@ pub(crate) struct Report {
     pub(crate) goals: Vec<Goal>,
     /// Pages that the suite moved.
     pub(crate) pool: PoolReport,
+}
+
+/// Several suites, as one object.
+#[derive(Debug, Serialize)]
+pub(crate) struct Reports<'a> {
+    pub(crate) netmem: &'static str,
+    pub(crate) command: &'static str,
+    pub(crate) suites: &'a [Report],
 }
 
 #[derive(Debug, Serialize)]
@@ -57,6 +66,9 @@ pub(crate) struct Head {
     /// Counters that each thread uses in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counters: Option<usize>,
+    /// Page order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) order: Option<u8>,
     /// Where the count of an object lies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) layout: Option<&'static str>,
@@ -85,6 +97,9 @@ pub(crate) struct Row {
     /// Why it was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
+    /// What is to be known of how it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
     #[serde(flatten)]
     pub(crate) measured: Option<Measured>,
     /// Run by run.
@@ -100,11 +115,77 @@ pub(crate) struct Measured {
     pub(crate) runs: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tsc: Option<Spread>,
-    /// How many times as fast as `RefCount` doing the same with as many threads, run by run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) vs_refcount: Option<Spread>,
+    /// Against the row that it is compared with, which does the same with as many threads.
+    #[serde(flatten)]
+    pub(crate) versus: Option<Versus>,
+    /// Of what is done for every packet.
+    #[serde(flatten)]
+    pub(crate) packet: Option<PacketCost>,
     /// Nanoseconds for which something else had a CPU.
     pub(crate) lost_ns: u64,
+}
+
+/// How many times as fast as another row, run by run. In JSON a field whose name has the other's: `vs_refcount`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Versus {
+    pub(crate) base: &'static str,
+    pub(crate) ratio: Spread,
+}
+
+impl Serialize for Versus {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(1))?;
+        map.serialize_entry(&format!("vs_{}", self.base), &self.ratio)?;
+        map.end()
+    }
+}
+
+/// The median as a packet has to pay for it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct PacketCost {
+    /// Ticks of the time stamp counter, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tsc_cycles: Option<f64>,
+    /// Share of the time from one 64-byte frame to the next on 10 Gbit/s Ethernet, in percent.
+    pub(crate) budget_10g_pct: f64,
+    /// The same on 100 Gbit/s.
+    pub(crate) budget_100g_pct: f64,
+}
+
+impl PacketCost {
+    /// Of a row that takes nanoseconds for a packet.
+    pub(crate) fn of(measured: &Measured) -> Self {
+        // 64 bytes, preamble and start of 8, and a gap of 12.
+        let wire_ns = |gbps: f64| f64::from((64 + 8 + 12) * 8) / gbps;
+        let ns = measured.value.median;
+        Self {
+            tsc_cycles: measured.tsc.map(|tsc| tsc.median),
+            budget_10g_pct: ns / wire_ns(10.0) * 100.0,
+            budget_100g_pct: ns / wire_ns(100.0) * 100.0,
+        }
+    }
+}
+
+/// A row to compare others with.
+pub(crate) struct Base {
+    pub(crate) name: &'static str,
+    /// As results call it.
+    pub(crate) called: &'static str,
+}
+
+/// Compares rows with each other: `base` says with which, of as many threads.
+pub(crate) fn compare(rows: &mut [Row], base: impl Fn(&Head) -> Option<Base>) {
+    let versus = |row: &Row| {
+        let Base { name, called } = base(&row.head)?;
+        let base = rows.iter().find(|base| base.head.name == name && base.head.threads == row.head.threads)?;
+        Some(Versus { base: called, ratio: row.under(base)? })
+    };
+    let compared: Vec<_> = rows.iter().map(versus).collect();
+    for (row, versus) in rows.iter_mut().zip(compared) {
+        if let Some(measured) = &mut row.measured {
+            measured.versus = versus;
+        }
+    }
 }
 
 impl Row {
@@ -115,11 +196,12 @@ impl Row {
                 value: Spread::of(samples.iter().map(|s| s.value)),
                 runs: samples.len(),
                 tsc: tsc.map(Spread::of),
-                vs_refcount: None,
+                versus: None,
+                packet: None,
                 lost_ns: samples.iter().map(|s| s.lost_ns).sum(),
             }
         });
-        Self { head, percpu: percpu.to_owned(), skipped, measured, samples }
+        Self { head, percpu: percpu.to_owned(), skipped, note: None, measured, samples }
     }
 
     /// How many times as much `over` took as this row, run by run.

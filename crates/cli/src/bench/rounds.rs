@@ -23,7 +23,16 @@ pub(crate) trait Cell {
     }
 
     /// One value for each row.
+    ///
+    /// # Errors
+    ///
+    /// [`BenchError::Unavailable`] says that the rows can no longer be measured.
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError>;
+
+    /// What is to be known of how it was measured.
+    fn note(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Rows that are not measured, and why.
@@ -77,15 +86,29 @@ pub(crate) fn run(
     let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
     take_turns(plan.runs, budget, &wanted, &bar, |i| {
         step(&heads[i])?;
-        for (row, sample) in samples[i].iter_mut().zip(cells[i].measure(&lab)?) {
-            row.push(sample);
+        if skipped[i].is_some() {
+            return Ok(());
+        }
+        match cells[i].measure(&lab) {
+            Ok(values) => samples[i].iter_mut().zip(values).for_each(|(row, sample)| row.push(sample)),
+            // Runs that a peer did not live to end are no medians.
+            Err(BenchError::Unavailable { why, .. }) => {
+                skipped[i] = Some(why);
+                samples[i].iter_mut().for_each(Vec::clear);
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     })?;
     warn_of_company(&samples, begin.elapsed());
-    let rows = heads.into_iter().zip(samples).zip(skipped).flat_map(|((heads, samples), skipped)| {
-        heads.into_iter().zip(samples).map(move |(head, samples)| Row::new(head, percpu, samples, skipped.clone()))
-    });
+    let notes = cells.iter().map(|cell| cell.note());
+    let rows =
+        heads.into_iter().zip(samples).zip(skipped).zip(notes).flat_map(|(((heads, samples), skipped), note)| {
+            heads.into_iter().zip(samples).map(move |(head, samples)| Row {
+                note: note.clone(),
+                ..Row::new(head, percpu, samples, skipped.clone())
+            })
+        });
     Ok(rows.collect())
 }
 

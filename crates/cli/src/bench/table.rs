@@ -1,4 +1,4 @@
-//! The report for people, within 100 columns.
+//! The report for people, within 100 columns as long as nothing is missing.
 
 use super::report::{Measured, Report, Row};
 use crate::cpus;
@@ -16,6 +16,13 @@ pub(crate) fn heading(section: &str) -> &str {
         "layout" => "An object with a count: one thread gets and puts, all others read members",
         "kill" => "Killing a PercpuRef, with so many others alive, while all other threads get and put",
         "memory" => "Memory of a count",
+        "one CPU" => "Taking a page and giving it back, in the poll context; and what others do in its place",
+        "other CPUs" => "Pages taken on one CPU and dropped on all others, for each page",
+        "fragments" => "A page cloned or split, and both parts dropped: on the same CPU, or on others",
+        "failed redirect" => "64 frames handed to a target that refuses all of them, and dropped, for each frame",
+        "slow path" => "A page by page order: out of the cache, and without one, mapped and unmapped each time",
+        "starved" => "An allocation when all pages lie where another CPU dropped them",
+        "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }
 }
@@ -25,7 +32,7 @@ pub(crate) fn render(report: &Report) -> String {
     let mut out = header(report);
     for section in sections(&report.variants) {
         let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == section).collect();
-        let _ = writeln!(out, "{}\n{}\n", heading(section), table(&rows));
+        let _ = writeln!(out, "{}\n{}\n{}", heading(section), table(&rows), remarks(&rows));
     }
     if !report.goals.is_empty() {
         let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
@@ -41,6 +48,14 @@ pub(crate) fn render(report: &Report) -> String {
             show(&goal.value),
             goal.unit,
             goal.percpu,
+        );
+    }
+    let p = &report.pool;
+    if p.allocated > 0 {
+        let _ = writeln!(
+            out,
+            "\nPages of all pools: allocated {}, returned {}; mapped {}, unmapped {}; in flight {}, leaked {}",
+            p.allocated, p.returned, p.mapped, p.unmapped, p.inflight, p.leaked,
         );
     }
     out
@@ -81,32 +96,31 @@ pub(crate) fn sections(rows: &[Row]) -> Vec<&'static str> {
 }
 
 fn table(rows: &[&Row]) -> Table {
-    let tsc = rows.iter().filter_map(|row| row.measured.as_ref()).any(|m| m.tsc.is_some());
-    let ratio = rows.iter().filter_map(|row| row.measured.as_ref()).any(|m| m.vs_refcount.is_some());
+    let shown = Shown::of(rows);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let value = rows.first().map_or(String::new(), |row| {
         let spread = if row.head.unit == "B" { "" } else { " (min..max)" };
         format!("{}{spread}", row.head.unit)
     });
+    let versus = shown.versus.map_or(String::new(), |base| format!("x {base}"));
     let mut head = vec!["variant", "threads", &value];
-    head.extend(tsc.then_some("tsc"));
-    head.extend(ratio.then_some("x refcount"));
-    head.push("percpu");
+    head.extend(shown.tsc.then_some("tsc"));
+    head.extend(shown.packet.then_some(["of 10G", "of 100G"]).into_iter().flatten());
+    head.extend(shown.versus.map(|_| versus.as_str()));
+    head.extend((!shown.packet).then_some("percpu"));
     table.set_header(&head);
     for row in rows {
         let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
         match &row.measured {
-            Some(m) => cells.extend(figures(row, m, tsc, ratio)),
-            None => {
-                cells.push(format!("skipped: {}", row.skipped.as_deref().unwrap_or("no run")));
-                cells.extend([tsc, ratio].into_iter().filter(|&shown| shown).map(|_| String::new()));
-            }
+            Some(m) => cells.extend(figures(row, m, &shown)),
+            None => cells.push("skipped".into()),
         }
-        cells.push(row.percpu.clone());
+        cells.resize(head.len() - usize::from(!shown.packet), String::new());
+        cells.extend((!shown.packet).then(|| row.percpu.clone()));
         table.add_row(cells);
     }
-    let last = head.len() - 1;
+    let last = head.len() - usize::from(!shown.packet);
     for (i, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 1));
         if (1..last).contains(&i) {
@@ -116,16 +130,56 @@ fn table(rows: &[&Row]) -> Table {
     table
 }
 
-fn figures(row: &Row, m: &Measured, tsc: bool, ratio: bool) -> Vec<String> {
+/// Columns that a section has.
+struct Shown {
+    tsc: bool,
+    packet: bool,
+    versus: Option<&'static str>,
+}
+
+impl Shown {
+    fn of(rows: &[&Row]) -> Self {
+        let measured = || rows.iter().filter_map(|row| row.measured.as_ref());
+        Self {
+            tsc: measured().any(|m| m.tsc.is_some()),
+            packet: measured().any(|m| m.packet.is_some()),
+            versus: measured().find_map(|m| Some(m.versus?.base)),
+        }
+    }
+}
+
+fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
     let value = if row.head.unit == "B" { format!("{:.0}", m.value.median) } else { show(&m.value) };
     let mut cells = vec![value];
-    if tsc {
+    if shown.tsc {
         cells.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
     }
-    if ratio {
-        cells.push(m.vs_refcount.map_or(String::new(), |s| show(&s)));
+    if shown.packet {
+        let percent = |p: f64| if p < 10.0 { format!("{p:.1} %") } else { format!("{p:.0} %") };
+        let shares = m.packet.map(|p| [p.budget_10g_pct, p.budget_100g_pct].map(percent));
+        cells.extend(shares.unwrap_or_default());
+    }
+    if shown.versus.is_some() {
+        cells.push(m.versus.map_or(String::new(), |v| show(&v.ratio)));
     }
     cells
+}
+
+/// Why rows are missing, and what is to be known of those that are not: each reason once, with the rows that it is for.
+fn remarks(rows: &[&Row]) -> String {
+    let mut said: Vec<(String, Vec<String>)> = Vec::new();
+    for row in rows {
+        let skipped =
+            row.measured.is_none().then(|| format!("skipped: {}", row.skipped.as_deref().unwrap_or("no run")));
+        for what in skipped.into_iter().chain(row.note.as_ref().map(|note| format!("note: {note}"))) {
+            match said.iter_mut().find(|(said, _)| *said == what) {
+                Some((_, names)) if names.contains(&row.head.name) => {}
+                Some((_, names)) => names.push(row.head.name.clone()),
+                None => said.push((what, vec![row.head.name.clone()])),
+            }
+        }
+    }
+    said.into_iter().map(|(what, names)| format!("  {what} ({})\n", names.join(", "))).collect()
 }
 
 /// Median and range.

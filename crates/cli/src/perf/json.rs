@@ -107,21 +107,29 @@ pub(crate) struct PoolReport {
 
 impl PoolReport {
     fn of<'a>(samples: impl Iterator<Item = &'a Sample>) -> Self {
-        let (mut stats, mut report) = (PoolStats::default(), Self::default());
+        let (mut stats, mut leaked, mut errors) = (PoolStats::default(), 0, BTreeMap::new());
         for sample in samples {
             stats += sample.pool;
-            report.leaked += sample.leaked;
-            merge(&mut report.errors, &sample.errors);
+            leaked += sample.leaked;
+            merge(&mut errors, &sample.errors);
         }
-        report.allocated = stats.allocated();
-        report.returned = stats.returned();
-        report.mapped = stats.mapped;
-        report.unmapped = stats.unmapped;
-        report.inflight = stats.inflight();
-        report
+        Self { leaked, errors, ..Self::new(stats) }
     }
 
-    fn balance(&self) -> Result<(), PerfError> {
+    /// What the pools counted, all of them together.
+    pub(crate) fn new(stats: PoolStats) -> Self {
+        Self {
+            allocated: stats.allocated(),
+            returned: stats.returned(),
+            mapped: stats.mapped,
+            unmapped: stats.unmapped,
+            inflight: stats.inflight(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether every page came back.
+    pub(crate) fn balance(&self) -> Result<(), PerfError> {
         let Self { leaked, mapped, unmapped, .. } = *self;
         if leaked > 0 || mapped != unmapped {
             return Err(PerfError::Unbalanced { leaked, mapped, unmapped });

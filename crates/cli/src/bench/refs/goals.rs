@@ -1,54 +1,25 @@
-//! What the counts were built to reach, held against what was measured.
+//! What the counts were built to reach.
 
+use crate::bench::goals::{Target, judge, ratio, time};
 use crate::bench::report::{Goal, Row};
-use crate::stats::Spread;
-
-/// A goal for the median of ratios, or of times, of a run each.
-struct Target {
-    threads: usize,
-    /// Names stand for their times, with as many threads, or with one (`x1`).
-    what: &'static str,
-    value: Option<Spread>,
-    unit: &'static str,
-    bound: f64,
-    at_least: bool,
-}
 
 /// All goals whose rows were measured.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
-    let row = |name: &str, threads: usize| rows.iter().find(|row| row.head.name == name && row.head.threads == threads);
-    // How many times as much `over` takes as `own`, each with its number of threads.
-    let ratio = |over: &str, n: usize, own: &str, m: usize| {
-        row(own, m).zip(row(over, n)).and_then(|(own, over)| own.under(over))
-    };
-    let time = |name: &str, n: usize| row(name, n).and_then(|row| row.measured.as_ref()).map(|m| m.value);
-    let most = |threads, what, value, unit, bound| Target { threads, what, value, unit, bound, at_least: false };
-    let least = |threads, what, value, unit, bound| Target { threads, what, value, unit, bound, at_least: true };
-    let targets = [
-        most(1, "percpuref / plain <= 1.3", ratio("percpuref", 1, "plain", 1), "x", 1.3),
-        most(1, "percpuref_rotating <= 5 ns", time("percpuref_rotating", 1), "ns", 5.0),
-        most(1, "rcuref_batched / refcount <= 1", ratio("rcuref_batched", 1, "refcount", 1), "x", 1.0),
-        least(2, "refcount / percpuref >= 20", ratio("refcount", 2, "percpuref", 2), "x", 20.0),
-        most(2, "percpuref / percpuref x1 <= 1.1", ratio("percpuref", 2, "percpuref", 1), "x", 1.1),
-        least(2, "refcount / rcuref_batched >= 1.4", ratio("refcount", 2, "rcuref_batched", 2), "x", 1.4),
-        most(16, "percpuref / percpuref x1 <= 1.1", ratio("percpuref", 16, "percpuref", 1), "x", 1.1),
-        least(16, "refcount / rcuref_batched >= 4", ratio("refcount", 16, "rcuref_batched", 16), "x", 4.0),
-    ];
-    let goal = |t: Target| {
-        let value = t.value?;
-        let reached = if t.at_least { value.median >= t.bound } else { value.median <= t.bound };
-        Some(Goal {
-            goal: t.what.into(),
-            threads: t.threads,
-            unit: t.unit,
-            percpu: percpu.to_owned(),
-            bound: t.bound,
-            at_least: t.at_least,
-            value,
-            reached,
-        })
-    };
-    targets.into_iter().filter_map(goal).collect()
+    let ratio = |over: &str, n: usize, own: &str, m: usize| ratio(rows, (over, n), (own, m));
+    let (most, least) = (Target::most, Target::least);
+    judge(
+        [
+            most(1, "percpuref / plain <= 1.3", ratio("percpuref", 1, "plain", 1), "x", 1.3),
+            most(1, "percpuref_rotating <= 5 ns", time(rows, "percpuref_rotating", 1), "ns", 5.0),
+            most(1, "rcuref_batched / refcount <= 1", ratio("rcuref_batched", 1, "refcount", 1), "x", 1.0),
+            least(2, "refcount / percpuref >= 20", ratio("refcount", 2, "percpuref", 2), "x", 20.0),
+            most(2, "percpuref / percpuref x1 <= 1.1", ratio("percpuref", 2, "percpuref", 1), "x", 1.1),
+            least(2, "refcount / rcuref_batched >= 1.4", ratio("refcount", 2, "rcuref_batched", 2), "x", 1.4),
+            most(16, "percpuref / percpuref x1 <= 1.1", ratio("percpuref", 16, "percpuref", 1), "x", 1.1),
+            least(16, "refcount / rcuref_batched >= 4", ratio("refcount", 16, "rcuref_batched", 16), "x", 4.0),
+        ],
+        percpu,
+    )
 }
 
 #[cfg(test)]

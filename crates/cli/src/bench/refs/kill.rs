@@ -2,10 +2,9 @@
 //! up.
 
 use super::counts::{Count, PerCpu, Variant};
-use super::pairs::each;
 use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
+use crate::bench::lab::{Lab, each};
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use std::hint::black_box;

@@ -2,9 +2,8 @@
 
 use super::BATCH;
 use super::counts::Last;
-use super::pairs::each;
 use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
+use crate::bench::lab::{Lab, each};
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use std::hint::black_box;

@@ -5,10 +5,9 @@
 //! every reader, once per get and once per put.
 
 use super::counts::Count;
-use super::pairs::each;
 use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
+use crate::bench::lab::{Lab, each};
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use std::hint::black_box;

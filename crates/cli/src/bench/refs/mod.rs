@@ -14,7 +14,7 @@ mod pairs;
 mod retries;
 
 use super::plan::Plan;
-use super::report::{Goal, Row};
+use super::report::{Base, Goal, Row, compare};
 use super::rounds::{Cell, Skipped};
 use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
@@ -84,22 +84,14 @@ fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
 
 /// Compares the rows with each other, and with the goals.
 pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
-    let compared: Vec<_> = rows.iter().map(|row| base(rows, row).and_then(|base| row.under(base))).collect();
-    for (row, ratio) in rows.iter_mut().zip(compared) {
-        if let Some(measured) = &mut row.measured {
-            measured.vs_refcount = ratio;
-        }
-    }
+    compare(rows, |head| {
+        let name = match (head.section, head.counters) {
+            ("get+put", Some(1)) => "refcount",
+            ("get+put", _) => "refcount_rotating",
+            ("final put", _) => "final_put_refcount",
+            _ => return None,
+        };
+        Some(Base { name, called: "refcount" })
+    });
     goals::goals(rows, percpu)
-}
-
-/// What `RefCount` took for the same.
-fn base<'a>(rows: &'a [Row], row: &Row) -> Option<&'a Row> {
-    let name = match (row.head.section, row.head.counters) {
-        ("get+put", Some(1)) => "refcount",
-        ("get+put", _) => "refcount_rotating",
-        ("final put", _) => "final_put_refcount",
-        _ => return None,
-    };
-    rows.iter().find(|base| base.head.name == name && base.head.threads == row.head.threads)
 }

@@ -3,7 +3,7 @@
 use super::counts::Count;
 use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
+use crate::bench::lab::{Lab, each};
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use std::hint::black_box;
@@ -81,39 +81,10 @@ impl<C: Count, const N: usize> Cell for Pairs<C, N> {
     }
 }
 
-/// What one operation took one thread: the mean over threads, `done` operations each.
-pub(super) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
-    let mean = |of: fn(&Timed) -> u64| {
-        let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);
-        each.sum::<f64>() / timed.len().max(1) as f64
-    };
-    Sample {
-        value: mean(|t| t.ns),
-        tsc: lab.tsc.then(|| mean(|t| t.ticks)),
-        lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::counts::Swapped;
     use super::*;
-
-    #[test]
-    fn an_operation_took_a_thread_the_mean_of_all() {
-        let lab = Lab::new(&crate::bench::plan::Plan {
-            suites: Vec::new(),
-            threads: vec![1],
-            cpus: vec![0],
-            duration: std::time::Duration::from_millis(1),
-            runs: 1,
-            budget: None,
-        });
-        let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
-        let sample = each(&lab, &timed, &[10, 10]);
-        assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
-        assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
-    }
 
     #[test]
     fn every_counter_gets_its_share_wherever_a_thread_starts() {

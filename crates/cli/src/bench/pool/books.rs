@@ -1,0 +1,133 @@
+//! The pools that are measured, and what all of them counted in the end.
+
+use crate::bench::error::BenchError;
+use netmem::pool::{MemoryTable, Napi, Page, PoolStats, Provider, RegionProvider};
+use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions};
+use netmem_bench::PageAllocator;
+use std::error::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The kind of memory that a back end writes into, as receive queues have it.
+pub(super) type M = PeerShared;
+
+/// Pages in the array cache of every pool that has one: what `PoolOptions` says if nobody else does.
+pub(super) const CACHE: usize = 512;
+
+/// What pools have counted that are closed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Books(Arc<Mutex<Entries>>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    stats: PoolStats,
+    outstanding: u64,
+    backing: Option<String>,
+}
+
+impl Books {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        self.entries().stats
+    }
+
+    /// Pages that did not come back.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.entries().outstanding
+    }
+
+    /// What the first pool's pages are made of.
+    pub(crate) fn backing(&self) -> String {
+        self.entries().backing.clone().unwrap_or_else(|| "none".into())
+    }
+
+    /// A pool over `pages` pages of its own, mapped for a device as virtio's are.
+    pub(super) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
+        // Nobody looks into the pages. Large ones need not be there: it is descriptors and addresses that are passed on.
+        let region = RegionOptions::new(pages).order(order).populate(order == 0).build::<M>().map_err(unavailable)?;
+        self.over(options, RegionProvider::new(region), |provider| provider.region().clone())
+    }
+
+    /// A page per packet from a general-purpose allocator.
+    pub(super) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
+        let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
+        let options = PoolOptions::new("page per packet").cache(0);
+        self.over(options, PageAllocator::new(region), |provider| provider.region().clone())
+    }
+
+    fn over<P: Provider<M> + 'static>(
+        &self,
+        options: PoolOptions,
+        provider: Arc<P>,
+        region: impl FnOnce(&P) -> Arc<netmem::Region<M>>,
+    ) -> Result<Pool, BenchError> {
+        let region = region(&provider);
+        self.entries().backing.get_or_insert_with(|| region.backing().to_string());
+        let domain = Arc::new(MemoryTable::new(&[region]));
+        let pool = options.build(provider as Arc<dyn Provider<M>>, Some(domain)).map_err(unavailable)?;
+        Ok(Pool { pool: Some(pool), books: self.clone() })
+    }
+}
+
+fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
+    BenchError::Unavailable { what: "a pool", why: format!("{:#}", anyhow::Error::new(error)) }
+}
+
+/// A pool that enters what it counted when it goes.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// `None` once it has gone.
+    pool: Option<PagePool<M>>,
+    books: Books,
+}
+
+impl Pool {
+    /// Runs `f` in the poll context. `None` if `f` says so.
+    #[inline(always)]
+    pub(super) fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> Option<R>) -> Option<R> {
+        self.pool.as_mut()?.poll(f)
+    }
+
+    /// Takes up to `n` pages.
+    pub(super) fn take(&mut self, n: usize) -> Vec<Page<M>> {
+        self.poll(|napi| Some(std::iter::from_fn(|| napi.alloc()).take(n).collect())).unwrap_or_default()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            let closed = pool.close();
+            let mut entries = self.books.entries();
+            entries.stats += closed.stats;
+            entries.outstanding += closed.outstanding;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_goes_enters_what_it_counted() {
+        let books = Books::default();
+        let mut pool = books.pool(PoolOptions::new("test"), 64, 0).unwrap();
+        let pages = pool.take(10);
+        assert_eq!(pages.len(), 10);
+        drop(pages);
+        assert_eq!(books.stats().allocated(), 0);
+        drop(pool);
+        let stats = books.stats();
+        assert_eq!((stats.allocated(), stats.returned(), books.outstanding()), (10, 10, 0));
+        assert!(stats.mapped >= 10 && stats.mapped == stats.unmapped);
+
+        let mut pool = books.page_per_packet(64).unwrap();
+        let kept = pool.take(1);
+        drop(pool);
+        assert_eq!((books.outstanding(), books.stats().inflight()), (1, 1));
+        drop(kept);
+    }
+}

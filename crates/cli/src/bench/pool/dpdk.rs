@@ -1,0 +1,206 @@
+//! DPDK's memory pools: a program of its own, built where libdpdk is installed, which measures when it is told to.
+//!
+//! It is started once, sleeps between two measurements, and dies with this command. What it is told and what it answers is said
+//! in its source.
+
+use super::BATCH;
+use super::timing::Work;
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, Timed};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::rc::Rc;
+use tempfile::TempDir;
+
+/// The program, which is built and started when the first of several asks for it. An error is kept for the others.
+#[derive(Clone)]
+pub(super) struct Dpdk {
+    /// The most threads that anything is measured with.
+    threads: usize,
+    peer: Rc<RefCell<Option<Result<Peer, String>>>>,
+}
+
+impl Dpdk {
+    pub(super) fn new(threads: usize) -> Self {
+        Self { threads, peer: Rc::default() }
+    }
+
+    /// Has `what` measured, with as many other threads as there are to be.
+    pub(super) fn work(&self, lab: &Lab, what: &'static str, others: usize) -> Result<Asked, BenchError> {
+        let mut peer = self.peer.borrow_mut();
+        match peer.get_or_insert_with(|| Peer::start(lab.cpus(self.threads))) {
+            Ok(_) => Ok(Asked { dpdk: self.clone(), what, others }),
+            Err(why) => Err(unavailable(why.clone())),
+        }
+    }
+}
+
+fn unavailable(why: String) -> BenchError {
+    BenchError::Unavailable { what: "DPDK", why }
+}
+
+/// One of the program's measurements.
+pub(super) struct Asked {
+    dpdk: Dpdk,
+    what: &'static str,
+    others: usize,
+}
+
+impl Work for Asked {
+    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+        let mut peer = self.dpdk.peer.borrow_mut();
+        let asked = match &mut *peer {
+            Some(Ok(peer)) => peer.ask(&format!("{} {} {}", self.what, blocks * BATCH, self.others)),
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("it was not started".into()),
+        };
+        match asked {
+            Ok((ns, cpu_ns)) => Ok(lab.timed_elsewhere(ns, cpu_ns)),
+            Err(why) => {
+                *peer = Some(Err(why.clone()));
+                Err(unavailable(why))
+            }
+        }
+    }
+
+    fn least(&self) -> u64 {
+        // A few microseconds are lost on the way into and out of it.
+        1024
+    }
+
+    fn note(&self) -> Option<String> {
+        match &*self.dpdk.peer.borrow() {
+            Some(Ok(peer)) if !peer.huge => {
+                Some("DPDK found no huge pages, and ran without (vm.nr_hugepages=128)".into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The program, running.
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    huge: bool,
+    /// Where it was built, and what it complains of.
+    dir: Rc<TempDir>,
+}
+
+impl Peer {
+    fn start(cpus: &[usize]) -> Result<Self, String> {
+        let dir = tempfile::Builder::new().prefix("netmem-dpdk.").tempdir().map_err(|e| format!("a directory: {e}"))?;
+        build(dir.path())?;
+        let dir = Rc::new(dir);
+        // Without huge pages DPDK refuses to do without files, unless it is told to share none.
+        Self::launch(&dir, cpus, true).or_else(|_| Self::launch(&dir, cpus, false))
+    }
+
+    fn launch(dir: &Rc<TempDir>, cpus: &[usize], huge: bool) -> Result<Self, String> {
+        let list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let first = cpus.first().map_or(String::new(), usize::to_string);
+        let errors = File::create(dir.path().join(ERRORS)).map_err(|e| format!("{ERRORS}: {e}"))?;
+        let mut child = Command::new(dir.path().join("dpdk"))
+            .args(["-l", &list, "--main-lcore", &first, "--no-pci", "--no-telemetry", "-m", "256"])
+            .args(if huge { &["--in-memory"][..] } else { &["--no-huge", "--no-shconf"] })
+            .arg("--log-level=lib.eal:error")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .map_err(|e| format!("the program for it cannot be run: {e}"))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("the program for it has no pipes".into());
+        };
+        let mut peer = Self { child, input, output: BufReader::new(output), huge, dir: dir.clone() };
+        // What comes first is its usage, where it does not like its arguments.
+        match peer.line()?.as_str() {
+            "ready" => Ok(peer),
+            _ => Err(peer.complaint()),
+        }
+    }
+
+    /// Nanoseconds, and how many of them the program had its CPU.
+    fn ask(&mut self, what: &str) -> Result<(u64, u64), String> {
+        // A program that has died says why in its errors.
+        if writeln!(self.input, "{what}").is_err() {
+            return Err(self.complaint());
+        }
+        let line = self.line()?;
+        let (ns, cpu_ns) = line.split_once(' ').unwrap_or_default();
+        ns.parse().ok().zip(cpu_ns.parse().ok()).ok_or_else(|| format!("`{what}` was answered by `{line}`"))
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        match self.output.read_line(&mut line) {
+            Ok(1..) => Ok(line.trim_end().into()),
+            _ => Err(self.complaint()),
+        }
+    }
+
+    /// Why the program ended, or is about to: it is told to.
+    fn complaint(&mut self) -> String {
+        self.end();
+        first_line(&std::fs::read(self.dir.path().join(ERRORS)).unwrap_or_default())
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The file that has what the program complains of.
+const ERRORS: &str = "errors";
+
+/// Runs a tool of the system. What it prints, or the first line of its complaint.
+fn tool(what: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<String, String> {
+    let done = Command::new(what).args(arguments).stdin(Stdio::null()).output();
+    let done = done.map_err(|e| format!("`{what}` cannot be run: {e}"))?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => Err(first_line(&done.stderr)),
+    }
+}
+
+fn first_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").into()
+}
+
+fn build(dir: &Path) -> Result<(), String> {
+    let flags = ["--cflags", "--libs", "libdpdk"].map(OsString::from);
+    // Not its own words, which go over several lines.
+    let flags = tool("pkg-config", flags).map_err(|_| "libdpdk is not installed (Debian: libdpdk-dev, pkg-config)")?;
+    let source = dir.join("dpdk.c");
+    std::fs::write(&source, netmem_bench::DPDK_POOL).map_err(|e| format!("{}: {e}", source.display()))?;
+    let mut arguments: Vec<OsString> = ["-O3", "-march=native", "-o"].map(OsString::from).into();
+    arguments.extend([dir.join("dpdk").into(), source.into()]);
+    arguments.extend(flags.split_whitespace().map(OsString::from));
+    tool("cc", arguments).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_in_a_line() {
+        assert_eq!(first_line(b"\n  EAL: no memory\nEAL: really\n"), "EAL: no memory");
+        assert_eq!(first_line(b""), "it said nothing");
+        let missing = tool("netmem-no-such-tool", []).unwrap_err();
+        assert!(missing.contains("netmem-no-such-tool"), "{missing}");
+    }
+}

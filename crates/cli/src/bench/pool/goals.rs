@@ -1,0 +1,44 @@
+//! What the pool was built to reach.
+
+use crate::bench::goals::{Target, judge, ratio};
+use crate::bench::report::{Goal, Row};
+
+/// All goals whose rows were measured.
+pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
+    let ratio = |over: &str, n: usize, own: &str, m: usize| ratio(rows, (over, n), (own, m));
+    let mut targets = vec![
+        Target::most(1, "in_context / limit <= 1.5", ratio("in_context", 1, "limit", 1), "x", 1.5),
+        Target::least(1, "dpdk_mbuf / in_context >= 2.5", ratio("dpdk_mbuf", 1, "in_context", 1), "x", 2.5),
+        Target::least(2, "dpdk_mbuf_remote / remote >= 4", ratio("dpdk_mbuf_remote", 2, "remote", 2), "x", 4.0),
+        Target::least(2, "locked_ring / remote >= 2.5", ratio("locked_ring", 2, "remote", 2), "x", 2.5),
+    ];
+    let mut threads: Vec<usize> = rows.iter().map(|row| row.head.threads).filter(|&n| n > 2).collect();
+    threads.dedup();
+    targets.extend(
+        threads
+            .into_iter()
+            .map(|n| Target::most(n, "remote / remote x2 <= 1.1", ratio("remote", n, "remote", 2), "x", 1.1)),
+    );
+    judge(targets, percpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::{Head, Sample};
+
+    #[test]
+    fn as_many_goals_as_there_are_rows_for() {
+        let row = |name: &str, threads, value| {
+            let head = Head { name: name.into(), threads, unit: "ns", ..Head::default() };
+            Row::new(head, "rseq", vec![Sample { value, ..Sample::default() }], None)
+        };
+        let mut rows = vec![row("limit", 1, 2.0), row("in_context", 1, 3.0), row("remote", 2, 10.0)];
+        let reached = |rows: &[Row]| -> Vec<_> {
+            goals(rows, "rseq").iter().map(|g| (g.threads, g.value.median, g.reached)).collect()
+        };
+        assert_eq!(reached(&rows), [(1, 1.5, true)]);
+        rows.extend([row("locked_ring", 2, 20.0), row("remote", 4, 11.0), row("remote", 8, 30.0)]);
+        assert_eq!(reached(&rows), [(1, 1.5, true), (2, 2.0, false), (4, 1.1, true), (8, 3.0, false)]);
+    }
+}

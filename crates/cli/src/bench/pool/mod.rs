@@ -1,0 +1,192 @@
+//! The suite `pool`: what taking a page and giving it back costs, in the poll context and from other CPUs.
+//!
+//! [`solo`] is what one thread does, and what others do in its place; [`pipeline`] has one thread take pages that others drop;
+//! [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
+//! them are [`timing`]s of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
+
+mod books;
+mod dpdk;
+mod goals;
+mod live_frames;
+mod pipeline;
+mod solo;
+mod starved;
+mod timing;
+
+pub(super) use books::Books;
+
+use super::error::BenchError;
+use super::plan::Plan;
+use super::report::{Base, Goal, Head, PacketCost, Row, compare};
+use super::rounds::{Cell, Skipped};
+use books::{CACHE, M, Pool};
+use dpdk::Dpdk;
+use live_frames::LiveFrames;
+use netmem::PoolOptions;
+use netmem::pool::Page;
+use netmem_bench::LockedPool;
+use pipeline::{Busy, Malloc, Pages, Pipeline, Source};
+use starved::Starved;
+use std::sync::atomic::{Ordering, compiler_fence};
+use timing::{Alone, Timing};
+
+/// Operations in a block: frames that a driver is given at a time.
+const BATCH: u64 = 64;
+
+/// Keeps the compiler from making one operation of a pop and a push, and costs no instruction.
+#[inline(always)]
+fn apart() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Everything that the suite measures.
+pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
+    let dpdk = Dpdk::new(plan.most());
+    let mut cells = one_cpu(books, &dpdk);
+    for threads in plan.threads.iter().copied().filter(|&n| n > 1) {
+        cells.extend(other_cpus(books, &dpdk, threads));
+    }
+    if plan.most() == 1 {
+        // The same rows, of the fewest threads that they could have.
+        let heads = other_cpus(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()).collect();
+        let why = "one thread takes pages and another drops them, each on a CPU of its own".into();
+        cells.push(Box::new(Skipped { heads, why }));
+    }
+    cells.extend(more_of_one_cpu(books));
+    cells
+}
+
+fn head(name: &str, section: &'static str, threads: usize, per: &'static str) -> Head {
+    Head { name: name.into(), section, threads, per, unit: "ns", ..Head::default() }
+}
+
+/// Work of one thread that needs nothing.
+fn plain<F>(name: &'static str, section: &'static str, make: impl FnOnce() -> F + 'static) -> Box<dyn Cell>
+where
+    F: FnMut(u64) -> bool + Send + 'static,
+{
+    Timing::cell(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make())))
+}
+
+/// Work of one thread on a pool.
+fn pooled<F>(
+    books: &Books,
+    name: &'static str,
+    section: &'static str,
+    make: impl FnOnce(Pool) -> F + 'static,
+) -> Box<dyn Cell>
+where
+    F: FnMut(u64) -> bool + Send + 'static,
+{
+    let books = books.clone();
+    let pool = move || books.pool(PoolOptions::new(name).cache(CACHE), 2 * CACHE, 0);
+    Timing::cell(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
+}
+
+/// A page by order, out of the cache or without one.
+fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dyn Cell> {
+    let books = books.clone();
+    let head = Head { order: Some(order), ..head(name, "slow path", 1, "page") };
+    let pool = move || books.pool(PoolOptions::new(name).cache(cache), 64, order);
+    Timing::cell(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
+}
+
+/// A page, as one thread takes it and gives it back.
+fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
+    let asked = |name: &'static str| {
+        let dpdk = dpdk.clone();
+        let what = name.trim_start_matches("dpdk_");
+        Timing::cell(head(name, "one CPU", 1, "page"), move |lab| dpdk.work(lab, what, 0))
+    };
+    vec![
+        plain("limit", "one CPU", || solo::limit(CACHE)),
+        pooled(books, "in_context", "one CPU", solo::lifo),
+        pooled(books, "in_context_burst64", "one CPU", solo::burst),
+        pooled(books, "in_context_fifo", "one CPU", solo::fifo),
+        plain("malloc", "one CPU", solo::malloc),
+        asked("dpdk_mempool"),
+        asked("dpdk_mbuf"),
+        asked("dpdk_mbuf_bulk64"),
+        asked("dpdk_mbuf_burst64"),
+    ]
+}
+
+/// The other rows of one thread.
+fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Cell>> {
+    let page_per_packet = books.clone();
+    vec![
+        Timing::cell(head("kernel_live_frames", "kernel", 1, "frame"), |_| LiveFrames::new()),
+        pooled(books, "frag_clone", "fragments", |pool| solo::parts(pool, solo::cloned)),
+        pooled(books, "frag_split", "fragments", |pool| solo::parts(pool, solo::split)),
+        pooled(books, "failed_redirect_in_context", "failed redirect", |pool| solo::refused(pool, true)),
+        pooled(books, "failed_redirect_remote", "failed redirect", |pool| solo::refused(pool, false)),
+        plain("locked_ring_in_context", "failed redirect", || solo::refused_locked(LockedPool::new(2 * CACHE as u32))),
+        ordered(books, "slow_path", 0, 0),
+        ordered(books, "slow_path_order_3", 0, 3),
+        ordered(books, "slow_path_order_9", 0, 9),
+        Timing::cell(head("page_per_packet", "slow path", 1, "page"), move |_| {
+            Ok(Alone::new("page_per_packet", solo::lifo(page_per_packet.page_per_packet(2 * CACHE)?)))
+        }),
+        ordered(books, "order_0", CACHE, 0),
+        ordered(books, "order_3", CACHE, 3),
+        ordered(books, "order_9", CACHE, 9),
+    ]
+}
+
+/// A pipeline with so many threads.
+fn piped<S: Source + 'static>(
+    name: &'static str,
+    section: &'static str,
+    threads: usize,
+    source: impl FnOnce() -> Result<S, BenchError> + 'static,
+) -> Box<dyn Cell> {
+    Timing::cell(head(name, section, threads, "page"), move |_| Ok(Pipeline::new(name, source()?, threads - 1)))
+}
+
+/// Rows of one thread that takes pages, and all others that drop them.
+fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> {
+    let pages = pipeline::pages(threads - 1);
+    let pool = |name: &'static str| {
+        let books = books.clone();
+        move || books.pool(PoolOptions::new(name).cache(CACHE), pages, 0)
+    };
+    let (remote, busy, clone, split) =
+        (pool("remote"), pool("remote_busy_poll"), pool("frag_clone"), pool("frag_split"));
+    let whole: fn(Page<M>) -> Page<M> = |page| page;
+    let dpdk = dpdk.clone();
+    let mut cells = vec![
+        piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, whole))),
+        piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, whole)))),
+        piped("locked_ring", "other CPUs", threads, move || Ok(LockedPool::new(pages as u32))),
+        piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
+        Timing::cell(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |lab| {
+            dpdk.work(lab, "mbuf_remote", threads - 1)
+        }),
+        piped("frag_clone_remote", "fragments", threads, move || Ok(Pages::new(clone()?, solo::cloned))),
+        piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
+    ];
+    if threads == 2 {
+        let books = books.clone();
+        let pool = move || books.pool(PoolOptions::new("starved").cache(CACHE), starved::PAGES, 0);
+        cells.push(Timing::cell(head("starved", "starved", 2, "page"), move |_| Ok(Starved(pool()?))));
+    }
+    cells
+}
+
+/// Puts what packets have to pay beside the rows, compares them with each other, and with the goals.
+pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+    for measured in rows.iter_mut().filter_map(|row| row.measured.as_mut()) {
+        measured.packet = Some(PacketCost::of(measured));
+    }
+    compare(rows, |head| {
+        let name = match head.section {
+            "one CPU" => "malloc",
+            "other CPUs" => "locked_ring",
+            "failed redirect" => "locked_ring_in_context",
+            "slow path" => "slow_path",
+            _ => return None,
+        };
+        Some(Base { name, called: name })
+    });
+    goals::goals(rows, percpu)
+}

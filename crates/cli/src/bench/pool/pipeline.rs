@@ -1,0 +1,187 @@
+//! Pages that one thread takes and others drop.
+//!
+//! ```text
+//!   first CPU                                  each of the other CPUs
+//!   take 32 ──► ring of 1024, one each ──────► drop up to 32
+//!      ▲                                          │
+//!      └──────────── whatever way home ◄──────────┘
+//! ```
+//!
+//! What is timed is the first thread, from empty rings to empty rings: every page that was taken meanwhile was dropped. Rings,
+//! batches and the loops around them are the same for all that are compared.
+
+use super::BATCH as BLOCK;
+use super::books::{M, Pool};
+use super::solo::{Buffer, buffer};
+use super::timing::Work;
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, Timed};
+use netmem::pool::Page;
+use netmem_bench::{LockedPage, LockedPool};
+use rtrb::chunks::WriteChunkUninit;
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::hint::spin_loop;
+use std::iter::from_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Places in a ring.
+const RING: usize = 1024;
+/// Pages that are passed on at a time.
+const BATCH: usize = 32;
+/// Pages that a pool needs at least: for the rings, and as many again for all the places where returned ones wait.
+pub(super) fn pages(droppers: usize) -> usize {
+    4 * RING * droppers.max(1)
+}
+
+/// What is taken.
+pub(super) trait Source: Send {
+    type Item: Send;
+
+    /// Fills as many places as there is something for; says how many.
+    fn fill(&mut self, places: WriteChunkUninit<'_, Self::Item>) -> usize;
+
+    /// Is called once for every turn in which there is nothing to do.
+    fn idle(&mut self) {
+        spin_loop();
+    }
+}
+
+/// Pages of a pool, or what is made of them.
+pub(super) struct Pages<F> {
+    pool: Pool,
+    make: F,
+}
+
+impl<F> Pages<F> {
+    pub(super) fn new(pool: Pool, make: F) -> Self {
+        Self { pool, make }
+    }
+}
+
+impl<T: Send, F: Fn(Page<M>) -> T + Send> Source for Pages<F> {
+    type Item = T;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, T>) -> usize {
+        let make = &self.make;
+        let filled = self.pool.poll(|napi| Some(places.fill_from_iter(from_fn(|| napi.alloc().map(make)))));
+        filled.unwrap_or(0)
+    }
+}
+
+/// Pages of a pool that is polled all the time, mostly for nothing: an empty poll for each page, and for each idle turn.
+pub(super) struct Busy(pub(super) Pages<fn(Page<M>) -> Page<M>>);
+
+impl Source for Busy {
+    type Item = Page<M>;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, Page<M>>) -> usize {
+        let filled = self.0.fill(places);
+        for _ in 0..filled {
+            self.idle();
+        }
+        filled
+    }
+
+    fn idle(&mut self) {
+        self.0.pool.poll(|napi| {
+            std::hint::black_box(napi);
+            Some(())
+        });
+    }
+}
+
+/// Pages with a locked ring as their way home.
+impl Source for LockedPool {
+    type Item = LockedPage;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, LockedPage>) -> usize {
+        places.fill_from_iter(from_fn(|| self.alloc()))
+    }
+}
+
+/// Buffers of the system's allocator.
+pub(super) struct Malloc;
+
+impl Source for Malloc {
+    type Item = Buffer;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, Buffer>) -> usize {
+        places.fill_from_iter(from_fn(|| Some(buffer())))
+    }
+}
+
+/// One source, and so many that drop what comes of it.
+pub(super) struct Pipeline<S> {
+    name: &'static str,
+    source: S,
+    droppers: usize,
+}
+
+impl<S: Source> Pipeline<S> {
+    pub(super) fn new(name: &'static str, source: S, droppers: usize) -> Self {
+        Self { name, source, droppers }
+    }
+}
+
+impl<S: Source> Work for Pipeline<S> {
+    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+        let (mut rings, ends): (Vec<_>, Vec<_>) = (0..self.droppers).map(|_| RingBuffer::new(RING)).unzip();
+        let droppers = ends.into_iter().map(|ring| move |ended: &AtomicBool| drop_all(ring, ended)).collect();
+        let source = &mut self.source;
+        let (timed, ok) = lab.served(droppers, || {
+            let warm = send(source, &mut rings, (blocks / 16).max(1) * BLOCK);
+            let (timed, ok) = lab.time(|| send(source, &mut rings, blocks * BLOCK));
+            (timed, warm && ok)
+        })?;
+        ok.then_some(timed).ok_or(BenchError::NoPage(self.name))
+    }
+}
+
+/// Sends so many in turn, and waits until all of them are dropped. `false` if nobody drops them any more.
+fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u64) -> bool {
+    let mut at = 0;
+    while left > 0 {
+        // Whose ring is full is behind, and passed over.
+        at = if at + 1 < rings.len() { at + 1 } else { 0 };
+        let ring = &mut rings[at];
+        let want = BATCH.min(usize::try_from(left).unwrap_or(BATCH));
+        match ring.write_chunk_uninit(want) {
+            Ok(places) => {
+                let filled = source.fill(places);
+                left -= filled as u64;
+                if filled < want {
+                    source.idle();
+                }
+            }
+            Err(_) => {
+                if rings.iter().any(Producer::is_abandoned) {
+                    return false;
+                }
+                source.idle();
+            }
+        }
+    }
+    rings.iter().all(|ring| {
+        while ring.slots() < RING && !ring.is_abandoned() {
+            spin_loop();
+        }
+        ring.slots() == RING
+    })
+}
+
+/// Drops what comes until nothing more will.
+pub(super) fn drop_all<T>(mut ring: Consumer<T>, ended: &AtomicBool) {
+    loop {
+        // Before the look into the ring: what was sent before the end is seen.
+        let last = ended.load(Ordering::Acquire);
+        match ring.slots().min(BATCH) {
+            0 if last => return,
+            0 => spin_loop(),
+            n => {
+                if let Ok(chunk) = ring.read_chunk(n) {
+                    chunk.into_iter().for_each(drop);
+                }
+            }
+        }
+    }
+}

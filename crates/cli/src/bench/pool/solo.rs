@@ -1,0 +1,187 @@
+//! What one thread does in its poll context, and what others do in its place.
+//!
+//! Each function makes the work of a row: blocks of 64 operations, a poll each, as a driver that is given 64 frames has it.
+
+use super::books::{M, Pool};
+use super::{BATCH, apart};
+use netmem::pool::{Frag, Napi, Page};
+use netmem_bench::{LockedPage, LockedPool};
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+
+/// Bytes of a buffer of a general-purpose allocator: a frame and its headroom.
+pub(super) type Buffer = Box<[MaybeUninit<u8>; 2048]>;
+
+pub(super) fn buffer() -> Buffer {
+    Box::new([const { MaybeUninit::uninit() }; 2048])
+}
+
+/// The limit: an array of as many pointers as a pool's cache has places, popped and pushed.
+///
+/// It knows when it is empty and when it is full, as every cache must, and nothing else.
+pub(super) fn limit(capacity: usize) -> impl FnMut(u64) -> bool {
+    struct Array {
+        len: usize,
+        slots: Box<[usize]>,
+    }
+    let mut array = Array { len: capacity / 2, slots: (0..capacity).collect() };
+    move |blocks| {
+        let array = black_box(&mut array);
+        (0..blocks).all(|_| {
+            (0..black_box(BATCH)).all(|_| {
+                let Some(n) = array.len.checked_sub(1) else { return false };
+                array.len = n;
+                let page = array.slots[n];
+                apart();
+                let n = array.len;
+                if n == array.slots.len() {
+                    return false;
+                }
+                array.slots[n] = page;
+                array.len = n + 1;
+                apart();
+                true
+            })
+        })
+    }
+}
+
+/// One operation after the other, each with the poll context.
+fn each(mut pool: Pool, mut one: impl FnMut(&mut Napi<'_, M>) -> Option<()>) -> impl FnMut(u64) -> bool {
+    move |blocks| (0..blocks).all(|_| pool.poll(|napi| (0..black_box(BATCH)).try_for_each(|_| one(napi))).is_some())
+}
+
+/// A page taken and dropped, then the next: the same page as before.
+pub(super) fn lifo(pool: Pool) -> impl FnMut(u64) -> bool {
+    each(pool, |napi| {
+        let page = napi.alloc()?;
+        apart();
+        drop(page);
+        apart();
+        Some(())
+    })
+}
+
+/// 64 pages taken, then 64 dropped, in the order they were taken.
+pub(super) fn burst(mut pool: Pool) -> impl FnMut(u64) -> bool {
+    let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
+    move |blocks| {
+        (0..blocks).all(|_| {
+            let all = pool.poll(|napi| {
+                for place in &mut held {
+                    *place = Some(napi.alloc()?);
+                }
+                apart();
+                held.iter_mut().for_each(|place| drop(place.take()));
+                Some(())
+            });
+            all.is_some()
+        })
+    }
+}
+
+/// 64 pages are held at any time: for each that is taken the oldest is dropped.
+pub(super) fn fifo(mut pool: Pool) -> impl FnMut(u64) -> bool {
+    move |blocks| {
+        let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
+        let all = (0..blocks).all(|_| {
+            let all = pool.poll(|napi| {
+                for place in &mut held {
+                    *place = Some(napi.alloc()?);
+                }
+                Some(())
+            });
+            all.is_some()
+        });
+        pool.poll(|_| {
+            drop(held);
+            Some(())
+        });
+        all
+    }
+}
+
+/// The system's allocator.
+pub(super) fn malloc() -> impl FnMut(u64) -> bool {
+    |blocks| {
+        for _ in 0..blocks * BATCH {
+            drop(black_box(buffer()));
+        }
+        true
+    }
+}
+
+/// Two fragments of the same bytes.
+pub(super) fn cloned(page: Page<M>) -> (Frag<M>, Frag<M>) {
+    let frag = page.freeze();
+    (frag.clone(), frag)
+}
+
+/// Two halves, to be written to.
+pub(super) fn split(mut page: Page<M>) -> (Page<M>, Page<M>) {
+    let half = page.len() / 2;
+    let rest = page.split_off(half);
+    (page, rest)
+}
+
+/// A page taken, made two of, and both dropped.
+pub(super) fn parts<T>(pool: Pool, parts: impl Fn(Page<M>) -> T) -> impl FnMut(u64) -> bool {
+    each(pool, move |napi| {
+        let parts = parts(napi.alloc()?);
+        apart();
+        drop(parts);
+        apart();
+        Some(())
+    })
+}
+
+/// A redirect whose target is down.
+///
+/// A call, as it would be through a device's operations, and nothing that the compiler could see to fail.
+#[inline(never)]
+fn redirect<T>(frame: T, target: &mut bool) -> Result<(), T> {
+    if *black_box(target) {
+        drop(frame);
+        return Ok(());
+    }
+    Err(frame)
+}
+
+/// 64 frames are handed to a target that takes none of them, and dropped: in the poll context, or just after it.
+pub(super) fn refused(mut pool: Pool, in_context: bool) -> impl FnMut(u64) -> bool {
+    let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
+    move |blocks| {
+        (0..blocks).all(|_| {
+            let all = pool.poll(|napi| {
+                for place in &mut held {
+                    *place = redirect(napi.alloc()?, &mut false).err();
+                }
+                apart();
+                if in_context {
+                    held.iter_mut().for_each(|place| drop(place.take()));
+                }
+                Some(())
+            });
+            if !in_context {
+                held.iter_mut().for_each(|place| drop(place.take()));
+            }
+            all.is_some()
+        })
+    }
+}
+
+/// The same with pages that only know the locked way home.
+pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
+    let mut held: [Option<LockedPage>; BATCH as usize] = [const { None }; _];
+    move |blocks| {
+        (0..blocks).all(|_| {
+            for place in &mut held {
+                let Some(page) = pool.alloc() else { return false };
+                *place = redirect(page, &mut false).err();
+            }
+            apart();
+            held.iter_mut().for_each(|place| drop(place.take()));
+            true
+        })
+    }
+}

@@ -23,7 +23,7 @@
 #include <rte_pause.h>
 #include <rte_ring.h>
 
-enum { MBUFS = 8191, CACHE = 256, ROOM = 2176, RING = 1024, BURST = 32, BLOCK = 64 };
+enum { MBUFS = 8191, MBUFS_PER_LCORE = 512, CACHE = 256, ROOM = 2176, RING = 1024, BURST = 32, BLOCK = 64 };
 
 static struct rte_mempool *pool;
 static struct rte_ring *rings[RTE_MAX_LCORE];
@@ -179,7 +179,8 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (rte_eal_init(argc, argv) < 0)
         return 1;
-    pool = rte_pktmbuf_pool_create("pool", MBUFS, CACHE, 0, ROOM, SOCKET_ID_ANY);
+    unsigned mbufs = RTE_MAX((unsigned)MBUFS, MBUFS_PER_LCORE * rte_lcore_count());
+    pool = rte_pktmbuf_pool_create("pool", mbufs, CACHE, 0, ROOM, SOCKET_ID_ANY);
     for (unsigned i = 0; i + 1 < rte_lcore_count(); i++) {
         char name[16];
         snprintf(name, sizeof name, "ring%u", i);
@@ -188,7 +189,7 @@ int main(int argc, char **argv)
             pool = NULL;
     }
     if (pool == NULL) {
-        fprintf(stderr, "no memory for %d mbufs and a ring for each lcore\n", MBUFS);
+        fprintf(stderr, "no memory for %u mbufs and a ring for each lcore\n", mbufs);
         return 1;
     }
     puts("ready");

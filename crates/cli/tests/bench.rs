@@ -106,24 +106,140 @@ fn layouts_need_a_writer_and_a_reader() {
     }
 }
 
+/// Pages by every way, or the reason why not; and none of them is lost. Proves PERF-1 and PERF-3.
+#[test]
+fn pool_has_every_variant_and_keeps_its_books() {
+    let report: Value = serde_json::from_str(&short(&["bench", "pool", "--json"])).unwrap();
+    assert_eq!((&report["command"], &report["suite"]), (&"bench".into(), &"pool".into()));
+    let rows = report["variants"].as_array().unwrap();
+    let find = |name: &str, threads: u64| {
+        let found: Vec<_> = rows.iter().filter(|row| row["name"] == name && row["threads"] == threads).collect();
+        assert_eq!(found.len(), 1, "{name} with {threads} threads");
+        found[0]
+    };
+    let alone = [
+        ("limit", "vs_malloc"),
+        ("in_context", "vs_malloc"),
+        ("in_context_burst64", "vs_malloc"),
+        ("in_context_fifo", "vs_malloc"),
+        ("malloc", "vs_malloc"),
+        ("frag_clone", ""),
+        ("frag_split", ""),
+        ("failed_redirect_in_context", "vs_locked_ring_in_context"),
+        ("failed_redirect_remote", "vs_locked_ring_in_context"),
+        ("locked_ring_in_context", "vs_locked_ring_in_context"),
+        ("slow_path", "vs_slow_path"),
+        ("slow_path_order_3", "vs_slow_path"),
+        ("slow_path_order_9", "vs_slow_path"),
+        ("page_per_packet", "vs_slow_path"),
+        ("order_0", "vs_slow_path"),
+        ("order_3", "vs_slow_path"),
+        ("order_9", "vs_slow_path"),
+    ];
+    let with_others = [
+        ("remote", "vs_locked_ring"),
+        ("remote_busy_poll", "vs_locked_ring"),
+        ("locked_ring", "vs_locked_ring"),
+        ("malloc_remote", "vs_locked_ring"),
+        ("frag_clone_remote", ""),
+        ("frag_split_remote", ""),
+    ];
+    let peers = ["dpdk_mempool", "dpdk_mbuf", "dpdk_mbuf_bulk64", "dpdk_mbuf_burst64"];
+    let measured = |row: &Value, versus: &str| {
+        let [median, min, max] = figures(row);
+        assert!(0.0 < min && min <= median && median <= max && max.is_finite(), "{row}");
+        assert_eq!(row["unit"], "ns");
+        assert!(versus.is_empty() || figures(&row[versus])[0] > 0.0, "{row}");
+        // 64 bytes and what is around them on the wire take 67.2 ns at 10 Gbit/s.
+        let share = row["budget_10g_pct"].as_f64().unwrap();
+        assert!((share - median / 67.2 * 100.0).abs() < 1e-6 * share, "{row}");
+        assert!((row["budget_100g_pct"].as_f64().unwrap() / share - 10.0).abs() < 1e-6, "{row}");
+        assert!(cfg!(not(target_arch = "x86_64")) || row["tsc_cycles"].as_f64() > Some(0.0), "{row}");
+    };
+    // Where everything is installed that there is, a peer must be there.
+    let complete = std::env::var("NETMEM_NO_SKIP").as_deref() == Ok("1");
+    let measured_or_not = |row: &Value, versus: &str, complete: bool| match row["skipped"].as_str() {
+        Some(why) => assert!(!complete && !why.is_empty() && row["median"].is_null(), "{row}"),
+        None => measured(row, versus),
+    };
+    for (name, versus) in alone {
+        measured(find(name, 1), versus);
+    }
+    for name in peers {
+        measured_or_not(find(name, 1), "vs_malloc", complete);
+    }
+    // What the kernel lets us do is not a matter of what is installed.
+    measured_or_not(find("kernel_live_frames", 1), "", false);
+    let cpus = report["machine"]["cpus"].as_u64().unwrap();
+    let threads = report["params"]["threads"].as_array().unwrap();
+    for n in threads.iter().map(|n| n.as_u64().unwrap()).filter(|&n| n > 1) {
+        for (name, versus) in with_others {
+            measured(find(name, n), versus);
+        }
+        measured_or_not(find("dpdk_mbuf_remote", n), "vs_locked_ring", complete);
+    }
+    if cpus > 1 {
+        measured(find("starved", 2), "");
+    } else {
+        assert!(find("remote", 2)["skipped"].as_str().unwrap().contains("CPU"));
+    }
+    let pool = &report["pool"];
+    let count = |key: &str| pool[key].as_u64().unwrap();
+    assert!(count("allocated") > 0 && count("mapped") > 0);
+    assert_eq!((count("allocated"), count("mapped")), (count("returned"), count("unmapped")), "{pool}");
+    assert_eq!((count("inflight"), count("leaked")), (0, 0));
+}
+
+/// What is missing is said, and the rest is measured: here no tool is found that could build DPDK's program.
+#[test]
+fn a_peer_that_is_missing_is_listed_with_the_reason() {
+    let output = Command::new(env!("CARGO_BIN_EXE_netmem"))
+        .args(["bench", "pool", "--json", "--threads", "1"])
+        .args(SHORT)
+        .env("PATH", "/nowhere")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", errors(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["variants"].as_array().unwrap();
+    let why = |name: &str| {
+        let row = rows.iter().find(|row| row["name"] == name).unwrap();
+        row["skipped"].as_str().unwrap_or_else(|| panic!("{row}")).to_owned()
+    };
+    assert!(why("dpdk_mbuf").contains("libdpdk is not installed"), "{}", why("dpdk_mbuf"));
+    assert!(why("remote").contains("a CPU of its own"), "{}", why("remote"));
+    assert!(rows.iter().any(|row| row["name"] == "in_context" && row["median"].is_f64()));
+}
+
 #[test]
 fn a_table_and_a_page_that_loads_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("refs.html");
     std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
     let table = short(&["bench", "all", "--threads", "1", "--html", file.to_str().unwrap()]);
-    for word in ["suite refs", "percpuref_rotating", "x refcount", "percpu", "skipped: ", "Goals"] {
+    let words = ["suite refs", "percpuref_rotating", "x refcount", "percpu", "skipped: ", "Goals"];
+    for word in words.into_iter().chain(["suite pool", "in_context_fifo", "of 100G", "x malloc", "leaked 0"]) {
         assert!(table.contains(word), "{word}: {table}");
     }
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
-    assert!(page.matches("<svg").count() >= 4, "charts");
+    assert!(page.matches("<svg").count() >= 8, "charts");
+    assert!(page.contains("netmem bench refs") && page.contains("netmem bench pool"));
     // The name of SVG's own language is the only address.
     let addresses = page.matches("://").count() - page.matches("\"http://www.w3.org/2000/svg\"").count();
     assert_eq!(addresses, 0);
     for loads in ["<script", "<link", "src=", "@import"] {
         assert!(!page.contains(loads), "{loads}");
     }
+}
+
+/// Proves PERF-3: whatever is asked for is one object.
+#[test]
+fn several_suites_are_one_object() {
+    let report: Value = serde_json::from_str(&short(&["bench", "pool", "refs", "--json", "--threads", "1"])).unwrap();
+    assert_eq!(report["command"], "bench");
+    let suites: Vec<_> = report["suites"].as_array().unwrap().iter().map(|suite| suite["suite"].clone()).collect();
+    assert_eq!(suites, ["pool", "refs"]);
 }
 
 #[test]
@@ -133,7 +249,7 @@ fn bad_arguments_end_it_before_anything_is_measured() {
     let missing = missing.to_str().unwrap();
     for (args, says) in [
         (&["bench"][..], "SUITE"),
-        (&["bench", "pool"], "refs"),
+        (&["bench", "tokens"], "pool"),
         (&["bench", "refs", "--threads", "0"], "--threads 0"),
         (&["bench", "refs", "--threads", "100000"], "at most"),
         (&["bench", "refs", "--runs", "0"], "--runs 0"),

@@ -102,11 +102,11 @@ impl Peer {
     }
 
     fn launch(dir: &Rc<TempDir>, cpus: &[usize], huge: bool) -> Result<Self, String> {
-        let list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let first = cpus.first().map_or(String::new(), usize::to_string);
+        // Their threads are numbered as ours are, wherever they run.
+        let lcores: Vec<_> = cpus.iter().enumerate().map(|(thread, cpu)| format!("{thread}@{cpu}")).collect();
         let errors = File::create(dir.path().join(ERRORS)).map_err(|e| format!("{ERRORS}: {e}"))?;
         let mut child = Command::new(dir.path().join("dpdk"))
-            .args(["-l", &list, "--main-lcore", &first, "--no-pci", "--no-telemetry", "-m", "256"])
+            .args(["--lcores", &lcores.join(","), "--main-lcore", "0", "--no-pci", "--no-telemetry", "-m", "256"])
             .args(if huge { &["--in-memory"][..] } else { &["--no-huge", "--no-shconf"] })
             .arg("--log-level=lib.eal:error")
             .stdin(Stdio::piped())

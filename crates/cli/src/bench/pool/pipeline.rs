@@ -28,9 +28,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const RING: usize = 1024;
 /// Pages that are passed on at a time.
 const BATCH: usize = 32;
-/// Pages that a pool needs at least: for the rings, and as many again for all the places where returned ones wait.
+/// Pages that a pool has: the same for any number of droppers, or their working set would be measured, as long as each of
+/// them can have some in its hands.
 pub(super) fn pages(droppers: usize) -> usize {
-    4 * RING * droppers.max(1)
+    (4 * RING).max(256 * droppers)
 }
 
 /// What is taken.
@@ -183,5 +184,52 @@ pub(super) fn drop_all<T>(mut ring: Consumer<T>, ended: &AtomicBool) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::books::Books;
+    use super::super::solo::{cloned, split};
+    use super::*;
+    use crate::bench::plan::Plan;
+    use netmem::PoolOptions;
+    use std::time::Duration;
+
+    fn lab() -> Lab {
+        let (threads, cpus) = (vec![1], crate::cpus::allowed());
+        let duration = Duration::from_millis(1);
+        Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
+    }
+
+    fn runs<S: Source>(source: S) {
+        let timed = Pipeline::new("test", source, 3).run(&lab(), 20).unwrap();
+        assert!(timed.ns > 0);
+    }
+
+    /// More droppers than most machines that test this have CPUs. Proves POOL-5: every page is back in the end.
+    #[test]
+    fn whatever_is_taken_is_dropped_by_some_of_many() {
+        let books = Books::default();
+        let pool = || books.pool(PoolOptions::new("test").cache(64), 256, 0).unwrap();
+        let whole: fn(Page<M>) -> Page<M> = |page| page;
+        runs(Pages::new(pool(), whole));
+        runs(Busy(Pages::new(pool(), whole)));
+        runs(Pages::new(pool(), cloned));
+        runs(Pages::new(pool(), split));
+        runs(LockedPool::new(256));
+        runs(Malloc);
+        let stats = books.stats();
+        // Counted ones, and those to warm up.
+        assert_eq!((stats.allocated(), stats.inflight()), (4 * 21 * BLOCK, 0));
+        assert_eq!(books.outstanding(), 0);
+    }
+
+    #[test]
+    fn a_source_does_not_wait_for_droppers_that_are_gone() {
+        let (mut rings, ends): (Vec<_>, Vec<_>) = (0..2).map(|_| RingBuffer::new(RING)).unzip();
+        drop(ends);
+        assert!(!send(&mut Malloc, &mut rings, 10_000));
+        assert!(!send(&mut Malloc, &mut rings, 0));
     }
 }

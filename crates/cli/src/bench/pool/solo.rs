@@ -185,3 +185,45 @@ pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::books::{Books, CACHE};
+    use super::*;
+    use netmem::PoolOptions;
+
+    /// Every kind of work can go on for ever: what it takes it gives back.
+    #[test]
+    fn nothing_is_kept() {
+        let books = Books::default();
+        let pool = || books.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
+        let works: [Box<dyn FnMut(u64) -> bool>; 10] = [
+            Box::new(limit(CACHE)),
+            Box::new(lifo(pool())),
+            Box::new(burst(pool())),
+            Box::new(fifo(pool())),
+            Box::new(malloc()),
+            Box::new(parts(pool(), cloned)),
+            Box::new(parts(pool(), split)),
+            Box::new(refused(pool(), true)),
+            Box::new(refused(pool(), false)),
+            Box::new(refused_locked(LockedPool::new(2 * CACHE as u32))),
+        ];
+        for mut work in works {
+            assert!((0..10).all(|_| work(100)));
+        }
+        let stats = books.stats();
+        assert_eq!((stats.allocated(), stats.inflight(), books.outstanding()), (7 * 1000 * BATCH, 0, 0));
+    }
+
+    /// The two rows differ in the way that pages take, and in nothing else. Proves POOL-3.
+    #[test]
+    fn a_refused_frame_goes_into_the_cache_in_the_poll_context_only() {
+        for (in_context, cached) in [(true, 640), (false, 0)] {
+            let books = Books::default();
+            let pool = books.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
+            assert!(refused(pool, in_context)(10));
+            assert_eq!((books.stats().recycle_cached, books.stats().returned()), (cached, 640));
+        }
+    }
+}

@@ -68,3 +68,27 @@ fn wait_for_one(pool: &mut Pool) {
         spin_loop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::books::Books;
+    use super::*;
+    use crate::bench::plan::Plan;
+    use netmem::PoolOptions;
+    use std::time::Duration;
+
+    /// No page is stranded: every one that was dropped elsewhere is had again. Proves POOL-4.
+    #[test]
+    fn a_starved_pool_gets_its_pages_back() {
+        let (threads, cpus) = (vec![1], crate::cpus::allowed());
+        let duration = Duration::from_millis(1);
+        let lab = Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None });
+        let books = Books::default();
+        let pool = books.pool(PoolOptions::new("test"), PAGES, 0).unwrap();
+        let mut work = Starved(pool);
+        assert!(work.run(&lab, 1).unwrap().ns > 0);
+        drop(work);
+        let stats = books.stats();
+        assert_eq!((stats.allocated(), stats.inflight()), (BATCH * (PAGES as u64 + 1), 0));
+    }
+}

@@ -10,11 +10,10 @@ use crate::bench::lab::{Lab, Timed};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
-use tempfile::TempDir;
 
 /// The program, which is built and started when the first of several asks for it. An error is kept for the others.
 #[derive(Clone)]
@@ -87,37 +86,37 @@ struct Peer {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    /// What it complains of.
+    errors: File,
     huge: bool,
-    /// Where it was built, and what it complains of.
-    dir: Rc<TempDir>,
 }
 
 impl Peer {
     fn start(cpus: &[usize]) -> Result<Self, String> {
         let dir = tempfile::Builder::new().prefix("netmem-dpdk.").tempdir().map_err(|e| format!("a directory: {e}"))?;
-        build(dir.path())?;
-        let dir = Rc::new(dir);
-        // Without huge pages DPDK refuses to do without files, unless it is told to share none.
-        Self::launch(&dir, cpus, true).or_else(|_| Self::launch(&dir, cpus, false))
+        let program = build(dir.path())?;
+        // Without huge pages DPDK refuses to do without files, unless it is told to share none. When it runs, its directory goes.
+        Self::launch(&program, cpus, true).or_else(|_| Self::launch(&program, cpus, false))
     }
 
-    fn launch(dir: &Rc<TempDir>, cpus: &[usize], huge: bool) -> Result<Self, String> {
+    fn launch(program: &Path, cpus: &[usize], huge: bool) -> Result<Self, String> {
         // Their threads are numbered as ours are, wherever they run.
         let lcores: Vec<_> = cpus.iter().enumerate().map(|(thread, cpu)| format!("{thread}@{cpu}")).collect();
-        let errors = File::create(dir.path().join(ERRORS)).map_err(|e| format!("{ERRORS}: {e}"))?;
-        let mut child = Command::new(dir.path().join("dpdk"))
+        let errors = tempfile::tempfile().and_then(|errors| Ok((errors.try_clone()?, errors)));
+        let (errors, stderr) = errors.map_err(|e| format!("a temporary file: {e}"))?;
+        let mut child = Command::new(program)
             .args(["--lcores", &lcores.join(","), "--main-lcore", "0", "--no-pci", "--no-telemetry", "-m", "256"])
             .args(if huge { &["--in-memory"][..] } else { &["--no-huge", "--no-shconf"] })
             .arg("--log-level=lib.eal:error")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(errors)
+            .stderr(stderr)
             .spawn()
             .map_err(|e| format!("the program for it cannot be run: {e}"))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("the program for it has no pipes".into());
         };
-        let mut peer = Self { child, input, output: BufReader::new(output), huge, dir: dir.clone() };
+        let mut peer = Self { child, input, output: BufReader::new(output), errors, huge };
         // What comes first is its usage, where it does not like its arguments.
         match peer.line()?.as_str() {
             "ready" => Ok(peer),
@@ -147,7 +146,9 @@ impl Peer {
     /// Why the program ended, or is about to: it is told to.
     fn complaint(&mut self) -> String {
         self.end();
-        first_line(&std::fs::read(self.dir.path().join(ERRORS)).unwrap_or_default())
+        let mut said = Vec::new();
+        let _ = self.errors.rewind().and_then(|()| self.errors.read_to_end(&mut said));
+        first_line(&said)
     }
 
     fn end(&mut self) {
@@ -161,9 +162,6 @@ impl Drop for Peer {
         self.end();
     }
 }
-
-/// The file that has what the program complains of.
-const ERRORS: &str = "errors";
 
 /// Runs a tool of the system. What it prints, or the first line of its complaint.
 fn tool(what: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<String, String> {
@@ -180,16 +178,17 @@ fn first_line(text: &[u8]) -> String {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").into()
 }
 
-fn build(dir: &Path) -> Result<(), String> {
+/// Builds the program in a directory; says where it is.
+fn build(dir: &Path) -> Result<PathBuf, String> {
     let flags = ["--cflags", "--libs", "libdpdk"].map(OsString::from);
     // Not its own words, which go over several lines.
     let flags = tool("pkg-config", flags).map_err(|_| "libdpdk is not installed (Debian: libdpdk-dev, pkg-config)")?;
-    let source = dir.join("dpdk.c");
+    let (source, program) = (dir.join("dpdk.c"), dir.join("dpdk"));
     std::fs::write(&source, netmem_bench::DPDK_POOL).map_err(|e| format!("{}: {e}", source.display()))?;
     let mut arguments: Vec<OsString> = ["-O3", "-march=native", "-o"].map(OsString::from).into();
-    arguments.extend([dir.join("dpdk").into(), source.into()]);
+    arguments.extend([program.clone().into(), source.into()]);
     arguments.extend(flags.split_whitespace().map(OsString::from));
-    tool("cc", arguments).map(drop)
+    tool("cc", arguments).map(|_| program)
 }
 
 #[cfg(test)]

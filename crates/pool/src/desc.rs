@@ -133,12 +133,24 @@ impl Desc {
 /// The caller owns a count of this page (*one owner*) and gives it up.
 #[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
+    // SAFETY: the caller's. *home stays*, and the page is now ours alone to send there.
+    unsafe {
+        if put_last(desc) {
+            Home::take_back(NonNull::new_unchecked(desc.as_ref().home()), desc);
+        }
+    }
+}
+
+/// The same, but the page, if it was the last count, is the caller's to send home.
+///
+/// # Safety
+///
+/// As for [`put`].
+#[inline(always)]
+pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // SAFETY: the count keeps the descriptor's memory.
     let d = unsafe { desc.as_ref() };
-    if d.is_sole() || d.put() {
-        // SAFETY: *home stays*, and the page is now ours alone to send there.
-        unsafe { Home::take_back(NonNull::new_unchecked(d.home()), desc) }
-    }
+    d.is_sole() || d.put()
 }
 
 #[cfg(all(test, loom))]

@@ -82,7 +82,7 @@ pub struct Depot {
     empty: Line<AtomicU64>,
     /// Read wherever a giver touches the depot, and written by whoever frees it.
     #[cfg(loom)]
-    pub(crate) witness: loom::cell::UnsafeCell<()>,
+    witness: loom::cell::UnsafeCell<()>,
 }
 
 #[cfg(loom)]
@@ -122,6 +122,12 @@ impl Depot {
     /// Items in a magazine.
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// For models: says that nobody touches the depot any more.
+    #[cfg(loom)]
+    pub fn witness(&self) {
+        self.witness.with_mut(|_| ());
     }
 
     /// In a model, says that a giver is here.

@@ -23,6 +23,8 @@ mod frag;
 mod home;
 mod linger;
 mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod page;
 mod pool;
 mod provider;

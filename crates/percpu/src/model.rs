@@ -145,8 +145,10 @@ fn give(depot: &Depot, n: usize) -> bool {
     unsafe { Depot::give(depot, item(n), |_| unreachable!("nobody has closed it")) }
 }
 
-/// What is found on the list and in the CPUs' magazines.
+/// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that decides (whether there is anything);
+/// a yield has it do so.
 fn take_all(depot: &Depot, pending: &mut Pending, found: &mut Vec<NonZeroUsize>) {
+    thread::yield_now();
     while depot.refill(pending, |item| found.push(item)) {}
     depot.reclaim(|item| found.push(item)).unwrap();
 }
@@ -187,6 +189,7 @@ fn exchange_against_refill() {
             on(0, move || give(&depot, 8))
         };
         let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
         while depot.refill(&mut pending, |item| found.push(item)) {}
         let early = found.len();
         assert!(early == 0 || found == [item(7)] && contents.read() == 1);
@@ -234,6 +237,7 @@ fn hand_overs_against_refill() {
             (giver, contents)
         });
         let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
         while depot.refill(&mut pending, |item| found.push(item)) {}
         for item in &found {
             assert_eq!(givers[item.get() - 1].1.read(), 1);
@@ -276,6 +280,7 @@ fn empties_are_handed_over() {
             on(1, move || unsafe { Depot::give_many(&*depot, &[item(8)]) })
         };
         let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
         while depot.refill(&mut pending, |item| found.push(item)) {}
         let given = giver.join().unwrap();
         while depot.refill(&mut pending, |item| found.push(item)) {}
@@ -288,20 +293,24 @@ fn empties_are_handed_over() {
 #[test]
 fn give_against_close() {
     loom::model(|| {
-        let depot = depot();
+        let (depot, contents) = (depot(), Contents::new());
         assert!(give(&depot, 7));
         let giver = {
-            let depot = depot.clone();
+            let (depot, contents) = (depot.clone(), contents.clone());
             on(0, move || {
                 let mut back = Vec::new();
                 // SAFETY: the model keeps the memory, and the item stands for the right to touch it.
                 if !unsafe { Depot::give(&*depot, item(8), |item| back.push(item)) } {
                     back.push(item(8));
                 }
+                if !back.is_empty() {
+                    assert_eq!(contents.read(), 1, "what was done before closing");
+                }
                 back
             })
         };
         let (mut found, mut pending) = (Vec::new(), Pending::default());
+        contents.write();
         depot.close(&mut pending, |item| found.push(item)).unwrap();
         if found.len() == 2 {
             // All are here, so nobody has a reason to touch the depot.

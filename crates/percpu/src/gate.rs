@@ -116,6 +116,13 @@ impl Gate {
         self.0.compare_exchange(slot | CLOSED, slot, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
+    /// What the words are just now, for a guess: by rights they are the CPUs'.
+    pub(crate) fn peek(&self) -> impl Iterator<Item = usize> {
+        let slot = self.0.load(Ordering::Relaxed) & !STATE;
+        // SAFETY: the gate's slot, and the gate is borrowed.
+        (0..cpus()).map(move |cpu| unsafe { word(slot, cpu) }.load(Ordering::Relaxed))
+    }
+
     /// All CPUs' words: with nobody else about, they need no barrier.
     pub(crate) fn words_mut(&mut self) -> impl Iterator<Item = &AtomicUsize> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;

@@ -9,8 +9,8 @@
 //!     gate closed? Err(Closed): the shared path        leaves it closed, or reopens it
 //! ```
 //!
-//! * [`Counter`] is a number; [`Store`] an array of items, in [`Magazine`]s that are handed on whole.
-//! * Both are one word, the gate, and a word per CPU in an arena where counters and stores lie side by side, CPU by CPU.
+//! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole.
+//! * Each is one word, the gate, and a word per CPU in an arena where those of all lie side by side, CPU by CPU.
 //! * [`mode`] says whether the process has sequences. Where it has none (another architecture, an old C library, one that was
 //!   told `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same contract with a lock per
 //!   CPU.
@@ -33,7 +33,9 @@ compile_error!("a word holds an address and a count: it must have 64 bits");
 mod arena;
 mod barrier;
 mod counter;
+mod depot;
 mod gate;
+mod magazine;
 mod mode;
 #[cfg(all(test, loom))]
 mod model;
@@ -44,17 +46,17 @@ mod rseq;
 #[path = "no_rseq.rs"]
 mod rseq;
 mod sequence;
-mod store;
 mod sync;
 
 pub use barrier::BarrierError;
 pub use counter::Counter;
+pub use depot::{Depot, Pending};
 pub use gate::NoMemory;
+pub use magazine::MAGAZINE;
 pub use mode::{Index, Mode, Why, cpus, mode};
 #[cfg(loom)]
 pub use portable::model::run_on;
-pub use sequence::{Closed, Pushed};
-pub use store::{MAGAZINE, Magazine, Store};
+pub use sequence::Closed;
 
 /// Sequences that were restarted so far, in all threads of this process.
 pub fn aborts() -> u64 {

@@ -2,7 +2,7 @@
 //! interleaved with anybody's, but for a barrier, which waits for it. `docs/percpu.md` says what each model proves, and how
 //! to see it fail.
 
-use crate::{Closed, Counter, Magazine, Pushed, Store, run_on};
+use crate::{Closed, Counter, Depot, Pending, run_on};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
@@ -134,80 +134,193 @@ fn item(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
-/// Puts one item on this CPU's magazine, or keeps it.
-fn put(store: &Store, n: usize) -> bool {
-    for _ in 0..2 {
-        match store.push(item(n)) {
-            Ok(Pushed::Done) => return true,
-            Err(Closed) => return false,
-            Ok(Pushed::Missing | Pushed::Full) => drop(store.exchange_full(Magazine::new(1))),
-        }
-    }
-    false
+/// A depot of three magazines, each of which one item fills.
+fn depot() -> Arc<Depot> {
+    Arc::new(Depot::new(1, 3).unwrap())
 }
 
-/// Push against reclaim: an item is found once, with what was written before it was pushed.
+/// Gives one item. False: it was refused. No other comes back.
+fn give(depot: &Depot, n: usize) -> bool {
+    // SAFETY: the model keeps the depot.
+    unsafe { Depot::give(depot, item(n), |_| unreachable!("nobody has closed it")) }
+}
+
+/// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that decides (whether there is anything);
+/// a yield has it do so.
+fn take_all(depot: &Depot, pending: &mut Pending, found: &mut Vec<NonZeroUsize>) {
+    thread::yield_now();
+    while depot.refill(pending, |item| found.push(item)) {}
+    depot.reclaim(|item| found.push(item)).unwrap();
+}
+
+/// Give against reclaim: an item is found once, with what was written before it was given.
 #[test]
-fn push_against_collect() {
+fn give_against_reclaim() {
     loom::model(|| {
-        let store = Arc::new(Store::new().unwrap());
-        let contents = Contents::new();
-        let pusher = {
-            let (store, contents) = (store.clone(), contents.clone());
+        let (depot, contents) = (depot(), Contents::new());
+        let giver = {
+            let (depot, contents) = (depot.clone(), contents.clone());
             on(1, move || {
                 contents.write();
-                put(&store, 7)
+                give(&depot, 7)
             })
         };
-        let mut found = Vec::new();
-        let mut take = |mut m: Box<Magazine>| found.extend(std::iter::from_fn(|| m.pop()));
-        assert!(store.collect(&mut take).unwrap());
-        let pushed = pusher.join().unwrap();
-        store.collect(take).unwrap();
-        assert_eq!(found, if pushed { vec![item(7)] } else { vec![] });
-        assert_eq!(contents.read(), 1);
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        take_all(&depot, &mut pending, &mut found);
+        if !found.is_empty() {
+            assert_eq!(contents.read(), 1);
+        }
+        let given = giver.join().unwrap();
+        take_all(&depot, &mut pending, &mut found);
+        assert_eq!(found, if given { vec![item(7)] } else { vec![] });
     });
 }
 
-/// Pop against reclaim: either has the item.
+/// The hand-over of a full magazine against the taker: each item is found once, with what was written before, also what another
+/// thread on the same CPU had given.
 #[test]
-fn pop_against_collect() {
+fn exchange_against_refill() {
     loom::model(|| {
-        let store = Arc::new(Store::new().unwrap());
-        assert!(put(&store, 7));
+        let (depot, contents) = (depot(), Contents::new());
+        contents.write();
+        assert!(give(&depot, 7));
+        let giver = {
+            let depot = depot.clone();
+            on(0, move || give(&depot, 8))
+        };
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
+        while depot.refill(&mut pending, |item| found.push(item)) {}
+        let early = found.len();
+        assert!(early == 0 || found == [item(7)] && contents.read() == 1);
+        assert!(giver.join().unwrap());
+        take_all(&depot, &mut pending, &mut found);
+        assert_eq!(found, [item(7), item(8)]);
+    });
+}
+
+/// The same against reclaim: either has the old magazine.
+#[test]
+fn exchange_against_reclaim() {
+    loom::model(|| {
+        let depot = depot();
+        assert!(give(&depot, 7));
+        let giver = {
+            let depot = depot.clone();
+            on(0, move || give(&depot, 8))
+        };
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        depot.reclaim(|item| found.push(item)).unwrap();
+        let given = giver.join().unwrap();
+        take_all(&depot, &mut pending, &mut found);
+        found.sort();
+        assert_eq!(found, if given { vec![item(7), item(8)] } else { vec![item(7)] });
+    });
+}
+
+/// Two threads that push full magazines while the taker takes the list: none is lost, and what was in them is seen.
+#[test]
+fn hand_overs_against_refill() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let depot = depot();
+        let givers = [1, 2].map(|n| {
+            let depot = depot.clone();
+            let contents = Contents::new();
+            let written = contents.clone();
+            let giver = on(n, move || {
+                written.write();
+                // SAFETY: the model keeps the depot.
+                assert_eq!(unsafe { Depot::give_many(&*depot, &[item(n)]) }, 1);
+            });
+            (giver, contents)
+        });
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
+        while depot.refill(&mut pending, |item| found.push(item)) {}
+        for item in &found {
+            assert_eq!(givers[item.get() - 1].1.read(), 1);
+        }
+        givers.into_iter().for_each(|(giver, _)| giver.join().unwrap());
+        while depot.refill(&mut pending, |item| found.push(item)) {}
+        found.sort();
+        assert_eq!(found, [item(1), item(2)]);
+    });
+}
+
+/// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
+#[test]
+fn pop_against_pop_and_push() {
+    loom::model(|| {
+        let depot = depot();
         let popper = {
-            let store = store.clone();
-            on(0, move || store.pop())
+            let depot = depot.clone();
+            thread::spawn(move || depot.pop_empty().map(|m| m.index))
         };
-        let mut found = Vec::new();
-        let mut take = |mut m: Box<Magazine>| found.extend(std::iter::from_fn(|| m.pop()));
-        assert!(store.collect(&mut take).unwrap());
-        found.extend(popper.join().unwrap());
-        assert_eq!(found, [item(7)]);
+        let mut mine: Vec<_> = [(); 2].iter().filter_map(|()| depot.pop_empty()).collect();
+        depot.push_empty(mine.remove(0));
+        let mut all = vec![mine[0].index, popper.join().unwrap().unwrap()];
+        all.extend(std::iter::from_fn(|| depot.pop_empty()).map(|m| m.index));
+        all.sort();
+        assert_eq!(all, [1, 2, 3], "popped twice, or lost");
     });
 }
 
-/// Exchange of a full magazine against reclaim, on one CPU: each magazine has one owner, each item is found once.
+/// A magazine that comes back is empty for its next user, whoever emptied it.
 #[test]
-fn exchange_against_collect() {
+fn empties_are_handed_over() {
     loom::model(|| {
-        let store = Arc::new(Store::new().unwrap());
-        assert!(put(&store, 7));
-        let pusher = {
-            let store = store.clone();
+        let depot = Arc::new(Depot::new(1, 1).unwrap());
+        // SAFETY: the model keeps the depot.
+        assert_eq!(unsafe { Depot::give_many(&*depot, &[item(7)]) }, 1);
+        let giver = {
+            let depot = depot.clone();
+            // SAFETY: as above.
+            on(1, move || unsafe { Depot::give_many(&*depot, &[item(8)]) })
+        };
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        thread::yield_now();
+        while depot.refill(&mut pending, |item| found.push(item)) {}
+        let given = giver.join().unwrap();
+        while depot.refill(&mut pending, |item| found.push(item)) {}
+        assert_eq!(found, if given == 1 { vec![item(7), item(8)] } else { vec![item(7)] });
+    });
+}
+
+/// Give against the depot's end: each item is the taker's, refused, or handed back; and whoever has them all frees the depot, after
+/// the giver's last touch.
+#[test]
+fn give_against_close() {
+    loom::model(|| {
+        let (depot, contents) = (depot(), Contents::new());
+        assert!(give(&depot, 7));
+        let giver = {
+            let (depot, contents) = (depot.clone(), contents.clone());
             on(0, move || {
-                let mut out = Vec::new();
-                if let Ok(Some(mut old)) = store.exchange_full(Magazine::new(1)) {
-                    out.extend(std::iter::from_fn(|| old.pop()));
+                let mut back = Vec::new();
+                // SAFETY: the model keeps the memory, and the item stands for the right to touch it.
+                if !unsafe { Depot::give(&*depot, item(8), |item| back.push(item)) } {
+                    back.push(item(8));
                 }
-                out
+                if !back.is_empty() {
+                    assert_eq!(contents.read(), 1, "what was done before closing");
+                }
+                back
             })
         };
-        let mut found = Vec::new();
-        let mut take = |mut m: Box<Magazine>| found.extend(std::iter::from_fn(|| m.pop()));
-        assert!(store.collect(&mut take).unwrap());
-        found.extend(pusher.join().unwrap());
-        store.collect(|mut m| found.extend(std::iter::from_fn(|| m.pop()))).unwrap();
-        assert_eq!(found, [item(7)]);
+        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        contents.write();
+        depot.close(&mut pending, |item| found.push(item)).unwrap();
+        if found.len() == 2 {
+            // All are here, so nobody has a reason to touch the depot.
+            depot.witness();
+        }
+        found.extend(giver.join().unwrap());
+        found.sort();
+        assert_eq!(found, [item(7), item(8)]);
+        assert!(!give(&depot, 9));
+        // SAFETY: the model keeps the depot.
+        assert_eq!(unsafe { Depot::give_many(&*depot, &[item(9)]) }, 0);
     });
 }

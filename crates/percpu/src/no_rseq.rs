@@ -24,15 +24,10 @@ pub(crate) unsafe fn push(_gate: &AtomicUsize, _item: usize) -> Result<Pushed, C
 }
 
 #[inline(always)]
-pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> usize {
-    0
-}
-
-#[inline(always)]
-pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize, _full: bool) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize) -> Result<Exchanged, Closed> {
     Err(Closed)
 }
 
 pub(crate) mod cpu_id {
-    pub(crate) use super::{add, exchange, pop, push};
+    pub(crate) use super::{add, exchange, push};
 }

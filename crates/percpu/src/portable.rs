@@ -15,8 +15,9 @@
 //! The lock, not the CPU's number, is what keeps a word to one thread: a number that is out of date only costs time.
 
 use crate::gate::{self, CLOSED_BIT};
+use crate::magazine::Magazine;
 use crate::sequence::{Closed, Exchanged, Pushed};
-use crate::store::Magazine;
+
 use crate::sync::{AtomicUsize, Mutex, Ordering, handover};
 
 /// A line for each, so that CPUs do not disturb each other.
@@ -108,22 +109,16 @@ pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Clo
         // SAFETY: the caller's, and the lock.
         match unsafe { magazine(word) } {
             None => Pushed::Missing,
-            Some(magazine) if magazine.push_shared(item) => Pushed::Done,
+            Some(magazine) if magazine.push(item) => Pushed::Done,
             Some(_) => Pushed::Full,
         }
     })
 }
 
-pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
-    // SAFETY: the caller's, and the lock.
-    let item = sequence(gate, |word| unsafe { magazine(word) }.map_or(0, Magazine::pop_shared));
-    item.unwrap_or(0)
-}
-
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
-        if unsafe { magazine(word) }.is_some_and(|m| if full { !m.is_full() } else { !m.is_empty() }) {
+        if unsafe { magazine(word) }.is_some_and(|m| !m.is_full()) {
             return Exchanged::NotNeeded;
         }
         let old = word.load(Ordering::Relaxed);

@@ -37,6 +37,7 @@
 //! after the sequence.
 
 use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
+use crate::magazine::{CAPACITY_AT, ITEMS_AT};
 use crate::mode::{Index, MAX_CPUS};
 use crate::sequence::{Closed, Exchanged, Pushed};
 use crate::sync::AtomicUsize;
@@ -169,15 +170,17 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
                 "mov {word}, qword ptr [{word} + {cpu}]",
                 "test {word}, {word}",
                 "jz {missing}",
-                "mov {cpu}, qword ptr [{word}]",
-                "cmp {cpu}, qword ptr [{word} + 8]",
+                "mov {cpu:e}, dword ptr [{word}]",
+                "cmp {cpu:e}, dword ptr [{word} + {capacity}]",
                 "jae {full}",
-                "mov qword ptr [{word} + 8 * {cpu} + 16], {item}",
-                "inc {cpu}",
-                "mov qword ptr [{word}], {cpu}",
+                "mov qword ptr [{word} + 8 * {cpu} + {items}], {item}",
+                "inc {cpu:e}",
+                "mov dword ptr [{word}], {cpu:e}",
             ],
             cold: [],
             item = in(reg) item,
+            capacity = const CAPACITY_AT,
+            items = const ITEMS_AT,
             word = out(reg) _,
             cpu = out(reg) _,
             closed = label { return Err(Closed) },
@@ -188,50 +191,11 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
     Ok(Pushed::Done)
 }
 
-/// Takes the newest item from this CPU's magazine. 0: there is none, or the gate is closed.
+/// Puts the magazine `new` in the place of this CPU's, if that is full or if there is none.
 ///
 /// ```text
 ///   m = *word
-///   if m == 0 or m.length == 0: exit empty
-///   item = m.items[m.length - 1]
-///   m.length -= 1                        the commit
-/// ```
-///
-/// # Safety
-///
-/// As for [`push_at`].
-#[inline(always)]
-unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> usize {
-    let item;
-    // Labels and outputs do not go together: without an item, it is 0.
-    // SAFETY: as for `push`.
-    unsafe {
-        sequence!(
-            gate, area, closed: "7f",
-            [
-                "mov {word}, qword ptr [{word} + {cpu}]",
-                "test {word}, {word}",
-                "jz 7f",
-                "mov {cpu}, qword ptr [{word}]",
-                "sub {cpu}, 1",
-                "jb 7f",
-                "mov {item}, qword ptr [{word} + 8 * {cpu} + 16]",
-                "mov qword ptr [{word}], {cpu}",
-            ],
-            cold: ["7:", "xor {item:e}, {item:e}", "jmp 5b"],
-            item = out(reg) item,
-            word = out(reg) _,
-            cpu = out(reg) _,
-        );
-    }
-    item
-}
-
-/// Puts the magazine `new` in the place of this CPU's, if that is full, or else if it is empty, or if there is none.
-///
-/// ```text
-///   m = *word
-///   if m != 0 and m.length != (m.capacity & mask): exit other      mask: all ones for a full one, or 0
+///   if m != 0 and m.length != m.capacity: exit other
 ///   *word = new                          the commit; m is the caller's
 /// ```
 ///
@@ -239,12 +203,7 @@ unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> usize {
 ///
 /// As for [`push_at`]; `new` is a magazine and the caller's to give.
 #[inline(always)]
-unsafe fn exchange_at<const INDEX: i32>(
-    area: isize,
-    gate: &AtomicUsize,
-    new: usize,
-    full: bool,
-) -> Result<Exchanged, Closed> {
+unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
     const CLOSED: usize = 1;
     const OTHER: usize = 2;
     let old: usize;
@@ -257,16 +216,15 @@ unsafe fn exchange_at<const INDEX: i32>(
                 "mov {old}, qword ptr [{word} + {cpu}]",
                 "test {old}, {old}",
                 "jz 9f",
-                "mov {length}, qword ptr [{old} + 8]",
-                "and {length}, {mask}",
-                "cmp qword ptr [{old}], {length}",
+                "mov {length:e}, dword ptr [{old} + {capacity}]",
+                "cmp dword ptr [{old}], {length:e}",
                 "jne 8f",
                 "9:",
                 "mov qword ptr [{word} + {cpu}], {new}",
             ],
             cold: ["7:", "mov {old:e}, {closed}", "jmp 5b", "8:", "mov {old:e}, {other}", "jmp 5b"],
             new = in(reg) new,
-            mask = in(reg) if full { usize::MAX } else { 0 },
+            capacity = const CAPACITY_AT,
             length = out(reg) _,
             closed = const CLOSED,
             other = const OTHER,
@@ -282,7 +240,7 @@ unsafe fn exchange_at<const INDEX: i32>(
     }
 }
 
-/// The four, for a process that tells CPUs apart by `$index`. The caller's promises are those above.
+/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those above.
 macro_rules! operations {
     ($area:ident, $index:ident) => {
         #[inline(always)]
@@ -298,15 +256,9 @@ macro_rules! operations {
         }
 
         #[inline(always)]
-        pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
+        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
             // SAFETY: the caller's.
-            some(&$area).map_or(0, |area| unsafe { pop_at::<$index>(area, gate) })
-        }
-
-        #[inline(always)]
-        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
-            // SAFETY: the caller's.
-            unsafe { exchange_at::<$index>(some(&$area)?, gate, new, full) }
+            unsafe { exchange_at::<$index>(some(&$area)?, gate, new) }
         }
     };
 }
@@ -324,8 +276,8 @@ pub(crate) mod cpu_id {
 mod tests {
     use super::*;
     use crate::gate::Gate;
+    use crate::magazine::Magazine;
     use crate::mode::{Mode, mode};
-    use crate::store::Magazine;
 
     /// What an older kernel makes of it: the same sequences with the CPU's number.
     #[test]
@@ -336,35 +288,27 @@ mod tests {
             assert!(matches!(mode(), Mode::Portable(_)));
             return;
         };
-        // SAFETY: an open gate, of which nothing else uses the words; magazines are taken out at the end.
+        let magazines: Vec<_> = (1..=8).map(|index| Magazine::new(1, index)).collect();
+        let mut fresh = magazines.iter();
+        // SAFETY: an open gate, of which nothing else uses the words; magazines outlive it.
         unsafe {
             assert_eq!(add_at::<CPU_ID>(area, gate.word(), 5), Ok(()));
             assert_eq!(gate.words_mut().map(|word| word.swap(0, Ordering::Relaxed)).sum::<usize>(), 5);
-            let word = gate.word();
-            let empty = || Box::into_raw(Magazine::new(1)).expose_provenance();
-            let mut left = Vec::new();
-            let (mut pushed, mut popped) = (0, 0);
-            while popped == 0 {
-                match push_at::<CPU_ID>(area, word, 7) {
-                    Ok(Pushed::Done) => pushed += 1,
+            let mut full = 0;
+            while full == 0 {
+                match push_at::<CPU_ID>(area, gate.word(), 7) {
+                    Ok(Pushed::Done) => (),
                     Ok(_) => {
-                        let new = empty();
-                        match exchange_at::<CPU_ID>(area, word, new, true) {
-                            Ok(Exchanged::Old(0)) => (),
-                            Ok(Exchanged::Old(old)) => left.push(old),
-                            _ => left.push(new),
+                        let new = std::ptr::from_ref(fresh.next().unwrap()).expose_provenance();
+                        if let Ok(Exchanged::Old(old)) = exchange_at::<CPU_ID>(area, gate.word(), new) {
+                            full = old;
                         }
                     }
                     Err(Closed) => panic!("closed"),
                 }
-                // Elsewhere by now, perhaps: then once more.
-                popped += usize::from(pop_at::<CPU_ID>(area, word) == 7);
             }
-            assert!(pushed >= popped);
-            left.extend(gate.words_mut().map(|word| word.swap(0, Ordering::Relaxed)).filter(|&word| word != 0));
-            for magazine in left {
-                drop(Box::from_raw(std::ptr::with_exposed_provenance_mut::<Magazine>(magazine)));
-            }
+            let full = &*std::ptr::with_exposed_provenance::<Magazine>(full);
+            assert_eq!(full.items().collect::<Vec<_>>(), [7]);
         }
     }
 }

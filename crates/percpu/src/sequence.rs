@@ -22,9 +22,8 @@ impl fmt::Display for Closed {
 impl std::error::Error for Closed {}
 
 /// How a push ended.
-#[must_use = "an item that found no place is still the caller's"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub(crate) enum Pushed {
     /// The item is on this CPU's magazine.
     Done,
     /// The magazine is full.
@@ -37,7 +36,7 @@ pub enum Pushed {
 pub(crate) enum Exchanged {
     /// The old magazine; 0 if there was none.
     Old(usize),
-    /// The magazine in place is not as expected.
+    /// The magazine in place has room.
     NotNeeded,
 }
 
@@ -93,55 +92,27 @@ unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
     }
 }
 
-/// 0: nothing to take, or closed.
-///
-/// # Safety
-///
-/// As for [`rseq::pop`].
-#[inline(always)]
-pub(crate) unsafe fn pop(gate: &AtomicUsize) -> usize {
-    // SAFETY: the caller's.
-    match unsafe { rseq::pop(gate) } {
-        // SAFETY: the caller's.
-        0 => unsafe { cold_pop(gate) },
-        item => item,
-    }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn cold_pop(gate: &AtomicUsize) -> usize {
-    // SAFETY: the caller's.
-    unsafe {
-        match mode() {
-            Mode::Rseq(Index::MmCid) => 0,
-            Mode::Rseq(Index::CpuId) => rseq::cpu_id::pop(gate),
-            Mode::Portable(_) => portable::pop(gate),
-        }
-    }
-}
-
 /// # Safety
 ///
 /// As for [`rseq::exchange`].
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
     // SAFETY: the caller's.
-    match unsafe { rseq::exchange(gate, new, full) } {
+    match unsafe { rseq::exchange(gate, new) } {
         // SAFETY: the caller's.
-        Err(Closed) => unsafe { cold_exchange(gate, new, full) },
+        Err(Closed) => unsafe { cold_exchange(gate, new) },
         exchanged => exchanged,
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn cold_exchange(gate: &AtomicUsize, new: usize, full: bool) -> Result<Exchanged, Closed> {
+unsafe fn cold_exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
     // SAFETY: the caller's.
     unsafe {
         match mode() {
             Mode::Rseq(Index::MmCid) => Err(Closed),
-            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new, full),
-            Mode::Portable(_) => portable::exchange(gate, new, full),
+            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new),
+            Mode::Portable(_) => portable::exchange(gate, new),
         }
     }
 }

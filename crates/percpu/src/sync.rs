@@ -1,9 +1,15 @@
 //! The atomics, once: loom's in its models, the standard library's elsewhere.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Mutex, atomic::AtomicUsize};
+pub(crate) use loom::sync::{
+    Mutex,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize},
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Mutex, atomic::AtomicUsize};
+pub(crate) use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize},
+};
 
 pub(crate) use std::sync::atomic::Ordering;
 

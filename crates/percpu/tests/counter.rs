@@ -1,6 +1,6 @@
 //! Counters in a whole process: many of them, many threads, forks, CPUs that threads are moved between.
 
-use netmem_percpu::{Closed, Counter, Magazine, Mode, Pushed, Store, cpus, mode};
+use netmem_percpu::{Closed, Counter, Depot, Mode, Pending, cpus, mode};
 use std::num::NonZeroUsize;
 
 /// A thread on its own may find its CPU's lock taken, in portable mode: the shared path is then part of the contract.
@@ -64,47 +64,61 @@ fn thousands_of_threads() {
     assert_eq!(counter.close().unwrap(), Some(sum));
 }
 
-/// A push fills this CPU's magazine and says when it is full; items come back newest first, and all that is left is collected.
+/// Items go by full magazines, and what no magazine was filled with is reclaimed; a depot without empty magazines refuses.
 #[test]
-fn a_store() {
-    let store = Store::new().unwrap();
+fn a_depot() {
+    let depot = Depot::new(8, 12).unwrap();
+    let mut pending = Pending::default();
     let item = |n| NonZeroUsize::new(n).unwrap();
-    assert_eq!(store.pop(), None);
-    let mut full = Vec::new();
-    let mut pushed = 0;
-    for n in 1..=100 {
-        loop {
-            match store.push(item(n)) {
-                Ok(Pushed::Done) => break pushed += 1,
-                Ok(Pushed::Missing | Pushed::Full) => {
-                    full.extend(store.exchange_full(Magazine::new(8)).ok().flatten());
-                }
-                Err(Closed) => assert!(matches!(mode(), Mode::Portable(_))),
-            }
-        }
+    // SAFETY: the depot outlives the test.
+    let give = |n| unsafe { Depot::give(&depot, item(n), |_| unreachable!("it is open")) };
+    let refused = (1..=200).filter(|&n| !give(n)).count();
+    assert!((200 - 12 * 8..200).contains(&refused), "{refused}");
+    let mut found = Vec::new();
+    while depot.refill(&mut pending, |item| found.push(item)) {
+        assert!(found.len().is_multiple_of(8), "a magazine that was not full");
     }
-    assert!(full.iter().all(|magazine| magazine.is_full() && magazine.len() == 8));
-    let refused = store.exchange_empty(Magazine::new(8));
-    let popped = store.pop();
-    let mut found: Vec<_> = popped.into_iter().collect();
-    assert!(store.collect(|mut magazine| found.extend(std::iter::from_fn(|| magazine.pop()))).unwrap());
-    // On whatever CPU that was, its magazine had items; if the thread has moved since, it may have had none.
-    drop(refused);
-    full.iter_mut().for_each(|magazine| found.extend(std::iter::from_fn(|| magazine.pop())));
+    assert!(!found.is_empty());
+    assert!(depot.peek() <= 8 * cpus());
+    depot.reclaim(|item| found.push(item)).unwrap();
+    assert_eq!((found.len(), depot.peek()), (200 - refused, 0));
     found.sort();
-    assert_eq!(found, (1..=pushed).map(item).collect::<Vec<_>>());
-    assert!(store.collect(|magazine| assert!(magazine.is_empty())).unwrap());
+    found.dedup();
+    assert_eq!(found.len(), 200 - refused, "found twice");
 }
 
-/// A store that is dropped frees its magazines; a collector that panics has left the store open.
+/// Many at once do not wait on a CPU; a magazine more than there are is refused.
 #[test]
-fn a_store_survives_its_users() {
-    let store = Store::new().unwrap();
-    let fill = || while store.exchange_full(Magazine::new(1)).is_err() {};
-    fill();
-    let panics = std::panic::AssertUnwindSafe(|| store.collect(|_| panic!("on purpose")));
+fn many_at_once() {
+    let depot = Depot::new(4, 3).unwrap();
+    let items: Vec<_> = (1..=14).filter_map(NonZeroUsize::new).collect();
+    // SAFETY: the depot outlives the test.
+    assert_eq!(unsafe { Depot::give_many(&depot, &items) }, 12);
+    let (mut found, mut pending) = (Vec::new(), Pending::default());
+    assert_eq!(depot.peek(), 0);
+    while depot.refill(&mut pending, |item| found.push(item)) {}
+    found.sort();
+    assert_eq!(found, items[..12]);
+}
+
+/// A closed depot has handed out what was in it, and refuses. A taker that panics has lost what it had not seen, no more.
+#[test]
+fn a_depot_ends() {
+    let depot = Depot::new(4, 8).unwrap();
+    let mut pending = Pending::default();
+    // SAFETY: the depot outlives the test.
+    let give =
+        |n| unsafe { Depot::give(&depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("nobody is in it")) };
+    while depot.peek() == 0 {
+        give(1);
+    }
+    let panics = std::panic::AssertUnwindSafe(|| depot.reclaim(|_| panic!("on purpose")));
     assert!(std::panic::catch_unwind(panics).is_err());
-    fill();
-    assert!(store.collect(|_| ()).unwrap());
-    fill();
+    assert_eq!(depot.peek(), 0);
+    let given = (0..10).filter(|&n| give(n)).count();
+    let mut found = 0;
+    depot.close(&mut pending, |_| found += 1).unwrap();
+    assert!(found >= given);
+    assert!(!give(1));
+    assert!(!depot.refill(&mut pending, |_| unreachable!("all was taken")));
 }

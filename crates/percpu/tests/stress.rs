@@ -9,7 +9,7 @@ mod disturb;
 mod stress_ops;
 
 use disturb::{Disturbed, on_signal, stress_threads};
-use netmem_percpu::{Counter, Magazine, Mode, Pushed, Store, aborts, mode};
+use netmem_percpu::{Counter, Depot, Mode, Pending, aborts, mode};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -54,6 +54,8 @@ struct Items {
     put_sum: AtomicU64,
     found: AtomicU64,
     found_sum: AtomicU64,
+    refused: AtomicU64,
+    refilled: AtomicU64,
 }
 
 impl Items {
@@ -66,31 +68,31 @@ impl Items {
         self.found.fetch_add(1, Ordering::Relaxed);
         self.found_sum.fetch_add(item.get() as u64, Ordering::Relaxed);
     }
+}
 
-    fn found_all(&self, mut magazine: Box<Magazine>) {
-        while let Some(item) = magazine.pop() {
-            self.found(item);
-        }
+/// Gives one item, alone or with others; those that are refused are found at once.
+fn give_items(depot: &Depot, items: &Items, n: u64) {
+    let item = |n: u64| NonZeroUsize::MIN.saturating_add(n as usize);
+    let several: Vec<_> = (0..if n.is_multiple_of(16) { n / 16 % 40 } else { 0 }).map(|i| item(n + i)).collect();
+    several.iter().for_each(|&item| items.put(item));
+    // SAFETY: the depot outlives the test's threads.
+    let given = unsafe { Depot::give_many(depot, &several) };
+    several[given..].iter().for_each(|&item| items.found(item));
+    items.put(item(n));
+    // SAFETY: as above.
+    if !unsafe { Depot::give(depot, item(n), |_| unreachable!("nobody closes it")) } {
+        items.found(item(n));
+        items.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Pushes `item`, then pops one now and then; makes room as it has to. False: the item found no place.
-fn exchange_items(store: &Store, items: &Items, n: u64) {
-    let item = NonZeroUsize::MIN.saturating_add(n as usize);
-    match store.push(item) {
-        Ok(Pushed::Done) => items.put(item),
-        Ok(Pushed::Missing | Pushed::Full) => {
-            if let Ok(Some(full)) = store.exchange_full(Magazine::new(16)) {
-                items.found_all(full);
-            }
-        }
-        Err(_) => (),
-    }
-    if n.is_multiple_of(3)
-        && let Some(item) = store.pop()
-    {
+/// Takes the full magazines, and what the CPUs hold.
+fn take_items(depot: &Depot, pending: &mut Pending, items: &Items) {
+    while depot.refill(pending, |item| {
         items.found(item);
-    }
+        items.refilled.fetch_add(1, Ordering::Relaxed);
+    }) {}
+    depot.reclaim(|item| items.found(item)).expect("a barrier");
 }
 
 #[test]
@@ -98,14 +100,15 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     shared(); // before the first signal, which may interrupt whoever makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
-    let (store, items) = (Store::new().unwrap(), Items::default());
+    let (depot, items) = (Depot::new(16, 64).unwrap(), Items::default());
+    let mut pending = Pending::default();
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (mut sum, mut closes, mut reclaims) = (0, 0_u64, 0_u64);
     let shared_path = AtomicU64::new(0);
     let (done, moves) = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|worker| {
-                let (disturbed, store, items, shared_path) = (&disturbed, &store, &items, &shared_path);
+                let (disturbed, depot, items, shared_path) = (&disturbed, &depot, &items, &shared_path);
                 scope.spawn(move || {
                     let work = || {
                         let mut done = 0;
@@ -117,7 +120,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                             }
                             shared_path.fetch_add(closed, Ordering::Relaxed);
                             for n in 0..100 {
-                                exchange_items(store, items, (worker << 32) | (done + n));
+                                give_items(depot, items, (worker << 32) | (done + n));
                             }
                             done += 2000;
                         }
@@ -133,7 +136,8 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                 sum += shared().counter.close().unwrap().unwrap();
                 closes += 1;
                 assert!(shared().counter.reopen());
-                reclaims += u64::from(store.collect(|magazine| items.found_all(magazine)).unwrap());
+                take_items(&depot, &mut pending, &items);
+                reclaims += 1;
             })
         });
         let done: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
@@ -142,7 +146,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
         (done, mover.join().unwrap())
     });
     sum += shared().counter.close().unwrap().unwrap();
-    store.collect(|magazine| items.found_all(magazine)).unwrap();
+    depot.close(&mut pending, |item| items.found(item)).unwrap();
 
     let elsewhere = shared().elsewhere.load(Ordering::Relaxed);
     let by_signals = shared().by_signals.load(Ordering::Relaxed);
@@ -158,7 +162,14 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     assert_eq!(of(&items.put), of(&items.found), "items were lost, or found twice");
     assert_eq!(of(&items.put_sum), of(&items.found_sum), "items were confused");
     // It was stress.
-    assert!(by_signals > 0 && moves > 0 && closes > 0 && reclaims > 0 && of(&items.put) > 0);
+    assert!(by_signals > 0 && moves > 0 && closes > 0 && reclaims > 0);
+    println!(
+        "items: {} given, {} of them refused, {} in full magazines",
+        of(&items.put),
+        of(&items.refused),
+        of(&items.refilled)
+    );
+    assert!(of(&items.refilled) > 0 && of(&items.refused) > 0);
     assert!(!restarts() || aborts() > 0, "no sequence was ever restarted");
 }
 

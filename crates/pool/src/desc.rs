@@ -133,11 +133,39 @@ impl Desc {
 /// The caller owns a count of this page (*one owner*) and gives it up.
 #[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
+    // SAFETY: the caller's. *home stays*, and the page is now ours alone to send there.
+    unsafe {
+        if put_last(desc) {
+            Home::take_back(NonNull::new_unchecked(desc.as_ref().home()), desc);
+        }
+    }
+}
+
+/// The same, but the page, if it was the last count, is the caller's to send home.
+///
+/// # Safety
+///
+/// As for [`put`].
+#[inline(always)]
+pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // SAFETY: the count keeps the descriptor's memory.
     let d = unsafe { desc.as_ref() };
-    if d.is_sole() || d.put() {
-        // SAFETY: *home stays*, and the page is now ours alone to send there.
-        unsafe { Home::take_back(NonNull::new_unchecked(d.home()), desc) }
+    d.is_sole() || d.put()
+}
+
+#[cfg(all(test, loom))]
+impl Desc {
+    /// A page that `refs` hold.
+    pub(crate) fn for_model(refs: u32) -> Self {
+        Self {
+            refs: AtomicU32::new(refs),
+            index: Cell::new(0),
+            home: AtomicPtr::new(std::ptr::null_mut()),
+            dma: AtomicU64::new(0),
+            addr: Cell::new(std::ptr::null_mut()),
+            mapped: AtomicU64::new(0),
+            link: Link::new(),
+        }
     }
 }
 
@@ -147,7 +175,6 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
-    use std::ptr;
 
     struct Page {
         desc: Desc,
@@ -160,16 +187,7 @@ mod model {
     unsafe impl Send for Page {}
 
     fn page(refs: u32) -> Arc<Page> {
-        let desc = Desc {
-            refs: AtomicU32::new(refs),
-            index: Cell::new(0),
-            home: AtomicPtr::new(ptr::null_mut()),
-            dma: AtomicU64::new(0),
-            addr: Cell::new(ptr::null_mut()),
-            mapped: AtomicU64::new(0),
-            link: Link::new(),
-        };
-        Arc::new(Page { desc, bytes: UnsafeCell::new(0) })
+        Arc::new(Page { desc: Desc::for_model(refs), bytes: UnsafeCell::new(0) })
     }
 
     /// Last drops: of several holders that go at once, one takes the page home, after the others have read their last.
@@ -194,6 +212,38 @@ mod model {
             });
             let mine = usize::from(drops(&page));
             assert_eq!(mine + threads.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>(), 1);
+        });
+    }
+
+    /// Last drop against clone: a holder that makes another while the rest let go. Whoever is last has the page alone.
+    #[test]
+    fn last_drop_against_clone() {
+        loom::model(|| {
+            let page = page(2);
+            let reads = |page: &Page| {
+                // SAFETY: loom checks that nobody writes.
+                page.bytes.with(|b| assert_eq!(unsafe { *b }, 0));
+            };
+            let drops = |page: &Page| {
+                let last = page.desc.is_sole() || page.desc.put();
+                if last {
+                    // SAFETY: loom checks that nobody else reads or writes.
+                    page.bytes.with_mut(|b| unsafe { *b = 1 });
+                }
+                last
+            };
+            let other = page.clone();
+            let thread = thread::spawn(move || {
+                other.desc.get();
+                reads(&other);
+                let first = drops(&other);
+                assert!(!first, "its own count was left");
+                reads(&other);
+                drops(&other)
+            });
+            reads(&page);
+            let mine = drops(&page);
+            assert!(mine != thread.join().unwrap(), "one of them, and one only, takes the page home");
         });
     }
 

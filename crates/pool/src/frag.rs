@@ -1,10 +1,12 @@
 //! A slice of a page that any number of holders share.
 
 use crate::bytes::OutOfRange;
+use crate::desc::Desc;
 use crate::memory::{Mapped, Memory, Readable};
 use crate::page::Page;
 use std::fmt;
 use std::ops::{Deref, Range};
+use std::ptr::NonNull;
 
 /// Shared, read-only bytes of one page: what a packet is made of.
 ///
@@ -19,6 +21,12 @@ impl<M: Memory> Frag<M> {
     #[inline]
     pub(crate) fn from_page(page: Page<M>) -> Self {
         Self(page)
+    }
+
+    /// Gives up the value without dropping the count.
+    #[inline]
+    pub(crate) fn into_desc(self) -> NonNull<Desc> {
+        self.0.into_desc()
     }
 
     /// Bytes.

@@ -1,47 +1,74 @@
 //! Where a page goes when nobody uses it any more: the part of a pool that a dropped page meets.
 //!
-//! Reads as the cost does: the comparison that every drop makes, the array cache behind it, then the two slow ways.
+//! Reads as the cost does: the comparison that every drop makes, the array cache behind it, then the slow ways.
 //!
 //! ```text
-//!   line 0   owner, ops, domain     read by every drop on every core; written when a poll begins and ends
+//!   line 0   ops, domain            read by every drop on every core, and never written
 //!   line 1   cache                  the owner's alone
-//!   line 2   remote                 written by every core that is not the owner's
+//!   line 2   remote                 written by cores that are not the owner's, when there is no other way
 //! ```
+//!
+//! "Am I in the poll context of the pool that owns this page?" is one comparison, of the page's home with a thread-local: the
+//! context that this thread is in. Nothing of the pool is read for it, so that a core which drops pages of a pool that is
+//! polled all the time shares no line with the one that polls it.
 
 use crate::desc::Desc;
 use crate::remote::{Link, Remote};
 use crate::stats::Counters;
+use netmem_percpu::{Depot, MAGAZINE, Pending};
 use std::cell::Cell;
 use std::mem::offset_of;
+use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    // Const and without a destructor: its address is one instruction away, also while a thread ends.
-    static HERE: u8 = const { 0 };
+    /// The innermost poll context of this thread, or null. Const and without a destructor: it is one instruction away, also
+    /// while a thread ends and in signal handlers.
+    static CONTEXT: Cell<*const Home> = const { Cell::new(ptr::null()) };
 }
 
-/// A number that this thread has and no other thread that is alive.
-#[inline]
-fn here() -> usize {
-    HERE.with(|h| ptr::from_ref(h).addr())
+/// Sets the context back, also after a panic.
+pub(crate) struct InContext(*const Home);
+
+impl Drop for InContext {
+    fn drop(&mut self) {
+        CONTEXT.set(self.0);
+    }
+}
+
+/// Runs `f` as if this thread were in no poll context: pages that it drops go home as from any other thread.
+///
+/// For signal handlers. One that interrupts a poll may find the array cache half changed; what it drops must not go there.
+/// Costs two stores, allocates nothing, takes no lock.
+///
+/// ```
+/// # use netmem_pool::{Frag, Private};
+/// extern "C" fn on_signal(_: i32) {
+///     netmem_pool::outside_context(|| {
+///         // drop what was to be dropped
+///     });
+/// }
+/// ```
+pub fn outside_context<R>(f: impl FnOnce() -> R) -> R {
+    let _back = InContext(CONTEXT.replace(ptr::null()));
+    f()
 }
 
 /// The slow ways home. Each takes over the page.
 pub(crate) struct Ops {
     /// In the owner's poll context, with the cache full.
     pub(crate) overflow: unsafe fn(NonNull<Home>, NonNull<Desc>),
-    /// On any other thread, or outside a poll.
+    /// On any other thread, or outside a poll, where the depot does not take it.
     pub(crate) elsewhere: unsafe fn(NonNull<Home>, NonNull<Desc>),
 }
 
 #[repr(C, align(128))]
 pub(crate) struct Home {
-    /// [`here`] of the thread that is in this pool's poll context, or 0.
-    owner: AtomicUsize,
     ops: &'static Ops,
     /// Identity of the DMA domain that pages of this home are mapped in, or 0.
     domain: usize,
+    /// Collects what is dropped elsewhere, if the pool wants it collected.
+    pub(crate) depot: Option<Depot>,
     pub(crate) cache: Cache,
     pub(crate) remote: Line<Remote>,
 }
@@ -51,9 +78,8 @@ pub(crate) struct Home {
 pub(crate) struct Line<T>(pub(crate) T);
 
 impl Home {
-    /// A home with an array cache of `capacity` pages.
-    pub(crate) fn new(ops: &'static Ops, domain: usize, capacity: usize, remote: Remote) -> Self {
-        Self { owner: AtomicUsize::new(0), ops, domain, cache: Cache::new(capacity), remote: Line(remote) }
+    pub(crate) fn new(ops: &'static Ops, domain: usize, cache: Cache, depot: Option<Depot>, remote: Remote) -> Self {
+        Self { ops, domain, depot, cache, remote: Line(remote) }
     }
 
     #[inline]
@@ -61,12 +87,23 @@ impl Home {
         self.domain
     }
 
-    /// Makes this thread the owner until the value returned is dropped, also by a panic. The caller has the pool by
-    /// exclusive reference.
-    pub(crate) fn enter(&self) -> InContext<'_> {
-        debug_assert_eq!(self.owner.load(Ordering::Relaxed), 0);
-        self.owner.store(here(), Ordering::Relaxed);
-        InContext(self)
+    /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
+    /// keeps it so long.
+    pub(crate) fn enter(&self) -> InContext {
+        let outer = CONTEXT.get();
+        self.cache.outer.set(outer);
+        CONTEXT.set(self);
+        InContext(outer)
+    }
+
+    /// Whether this thread is in the home's context, and in another's inside of that.
+    fn is_outer_context(home: *const Self) -> bool {
+        let mut at = CONTEXT.get();
+        while !at.is_null() && at != home {
+            // SAFETY: a context that this thread is in is one of a pool that is being polled, further up on its stack.
+            at = unsafe { (*at).cache.outer.get() };
+        }
+        !at.is_null()
     }
 
     /// Takes a page that nobody uses.
@@ -79,24 +116,73 @@ impl Home {
         // No reference to the home is held across the calls below: they may end its life.
         // SAFETY: *home stays* until the page is back.
         unsafe {
-            let at = home.as_ptr();
-            if (*at).owner.load(Ordering::Relaxed) != here() {
-                return ((*at).ops.elsewhere)(home, desc);
+            if CONTEXT.get() != home.as_ptr() {
+                return Self::take_back_elsewhere(home, desc);
             }
-            // Equal: this thread is in the poll context, and a thread is in one place at a time.
+            Self::take_back_here(home, desc);
+        }
+    }
+
+    /// Equal: this thread is in the poll context, and a thread is in one place at a time.
+    #[inline(always)]
+    unsafe fn take_back_here(home: NonNull<Self>, desc: NonNull<Desc>) {
+        // SAFETY: the caller's.
+        unsafe {
+            let at = home.as_ptr();
             if !(*at).cache.push(desc) {
                 ((*at).ops.overflow)(home, desc);
             }
         }
     }
-}
 
-/// See [`Home::enter`].
-pub(crate) struct InContext<'h>(&'h Home);
+    #[inline(never)]
+    unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>) {
+        // SAFETY: the caller's. Pages that others gave, and that come back because the depot has closed, keep the pool as ours does.
+        unsafe {
+            let at = home.as_ptr();
+            if Self::is_outer_context(at) {
+                return Self::take_back_here(home, desc);
+            }
+            let past = |late| ((*at).ops.elsewhere)(home, desc_of(late));
+            if let Some(depot) = Self::depot(at)
+                && Depot::give(depot, item_of(desc), past)
+            {
+                return;
+            }
+            ((*at).ops.elsewhere)(home, desc);
+        }
+    }
 
-impl Drop for InContext<'_> {
-    fn drop(&mut self) {
-        self.0.owner.store(0, Ordering::Relaxed);
+    /// # Safety
+    ///
+    /// The home is alive; the depot, which is one of its fields, may be used as long.
+    #[inline(always)]
+    unsafe fn depot(at: *const Self) -> Option<*const Depot> {
+        // SAFETY: the caller's.
+        unsafe { (*at).depot.as_ref().map(ptr::from_ref) }
+    }
+
+    /// Takes up to [`MAGAZINE`] pages that nobody uses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take_back`](Self::take_back), of each of them; there is at least one.
+    pub(crate) unsafe fn take_back_many(home: NonNull<Self>, descs: &[NonNull<Desc>]) {
+        // SAFETY: the caller's.
+        unsafe {
+            let at = home.as_ptr();
+            if Self::is_outer_context(at) {
+                return descs.iter().for_each(|&desc| Self::take_back_here(home, desc));
+            }
+            let mut items = [NonZeroUsize::MIN; MAGAZINE];
+            items.iter_mut().zip(descs).for_each(|(item, &desc)| *item = item_of(desc));
+            let given = match Self::depot(at) {
+                Some(depot) if descs.len() >= WORTH_A_MAGAZINE => Depot::give_many(depot, &items[..descs.len()]),
+                _ => 0,
+            };
+            // Those that are left keep the pool.
+            descs[given..].iter().for_each(|&desc| Self::take_back_elsewhere(home, desc));
+        }
     }
 }
 
@@ -109,27 +195,39 @@ pub(crate) struct Cache {
     len: Cell<usize>,
     capacity: Cell<usize>,
     slots: *mut NonNull<Desc>,
-    slots_len: usize,
+    /// Bytes in a page: here, where every allocation looks anyway.
+    pub(crate) page_size: u32,
+    slots_len: u32,
     spill: Cell<*mut Link>,
+    /// Magazines that came back and are still full.
+    pub(crate) pending: Cell<Pending>,
+    /// The context that this thread was in when it entered this one.
+    outer: Cell<*const Home>,
     /// Pages taken from the provider and not given back by the owner.
     pub(crate) held: Cell<u64>,
     pub(crate) counters: Counters,
 }
 
 impl Cache {
-    fn new(capacity: usize) -> Self {
+    /// For `capacity` pages of `page_size` bytes.
+    pub(crate) fn new(capacity: u32, page_size: u32) -> Self {
+        let slots = vec![NonNull::<Desc>::dangling(); capacity as usize];
         Self {
             len: Cell::new(0),
-            capacity: Cell::new(capacity),
-            slots: Box::into_raw(vec![NonNull::<Desc>::dangling(); capacity].into_boxed_slice()).cast(),
+            capacity: Cell::new(capacity as usize),
+            slots: Box::into_raw(slots.into_boxed_slice()).cast(),
+            page_size,
             slots_len: capacity,
             spill: Cell::new(ptr::null_mut()),
+            pending: Cell::default(),
+            outer: Cell::new(ptr::null()),
             held: Cell::new(0),
             counters: Counters::default(),
         }
     }
 
-    #[inline]
+    /// The fast way out. Counts nothing: [`popped`](Self::popped) knows.
+    #[inline(always)]
     pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
         let n = self.len.get().checked_sub(1)?;
         self.len.set(n);
@@ -137,18 +235,15 @@ impl Cache {
         Some(unsafe { self.slots.add(n).read() })
     }
 
-    #[inline]
-    fn push(&self, desc: NonNull<Desc>) -> bool {
-        let pushed = self.fill(desc);
-        if pushed {
-            self.counters.recycle_cached.bump();
-        }
-        pushed
+    /// How many pages went the fast way out: those that came in and are not there any more.
+    pub(crate) fn popped(&self) -> u64 {
+        let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
+        came.wrapping_sub(self.len.get() as u64)
     }
 
-    /// Puts a page into the array, not counting it as recycled; false if it is full.
-    #[inline]
-    pub(crate) fn fill(&self, desc: NonNull<Desc>) -> bool {
+    /// The fast way in; false if the array is full.
+    #[inline(always)]
+    fn push(&self, desc: NonNull<Desc>) -> bool {
         let n = self.len.get();
         if n == self.capacity.get() {
             return false;
@@ -156,7 +251,27 @@ impl Cache {
         // SAFETY: `n` is below the capacity.
         unsafe { self.slots.add(n).write(desc) };
         self.len.set(n + 1);
+        self.counters.recycle_cached.bump();
         true
+    }
+
+    /// The slow way in: into the array, or onto the list behind it.
+    pub(crate) fn put(&self, desc: NonNull<Desc>) {
+        let n = self.len.get();
+        if n == self.capacity.get() {
+            return self.spill(desc);
+        }
+        // SAFETY: `n` is below the capacity.
+        unsafe { self.slots.add(n).write(desc) };
+        self.len.set(n + 1);
+        self.counters.filled.add(1);
+    }
+
+    /// The slow way out: of the array, or else of the list behind it.
+    pub(crate) fn take(&self) -> Option<NonNull<Desc>> {
+        let Some(desc) = self.pop() else { return self.unspill() };
+        self.counters.filled.add(u64::MAX);
+        Some(desc)
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -182,12 +297,12 @@ impl Cache {
         while self.len.get() < self.capacity.get()
             && let Some(desc) = self.unspill()
         {
-            self.fill(desc);
+            self.put(desc);
         }
     }
 
     /// Takes a page off that list.
-    pub(crate) fn unspill(&self) -> Option<NonNull<Desc>> {
+    fn unspill(&self) -> Option<NonNull<Desc>> {
         let link = self.spill.get();
         // SAFETY: what is on the list is the cache's.
         let (desc, next) = unsafe { first(link)? };
@@ -199,7 +314,33 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw` in `new`, with this length.
-        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots, self.slots_len)) });
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots, self.slots_len as usize)) });
+    }
+}
+
+/// Fewer pages than this go into this CPU's magazine one by one.
+const WORTH_A_MAGAZINE: usize = 8;
+
+/// A page as the depot knows it.
+#[inline(always)]
+pub(crate) fn item_of(desc: NonNull<Desc>) -> NonZeroUsize {
+    desc.expose_provenance()
+}
+
+/// The page that the depot knows as `item`.
+#[inline(always)]
+pub(crate) fn desc_of(item: NonZeroUsize) -> NonNull<Desc> {
+    NonNull::with_exposed_provenance(item)
+}
+
+/// Asks for a page's descriptor. A hint: costs no wait.
+#[inline(always)]
+pub(crate) fn prefetch(desc: NonNull<Desc>) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(desc.as_ptr().cast_const().cast());
     }
 }
 

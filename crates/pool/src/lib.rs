@@ -4,7 +4,7 @@
 //!   Provider ──take, map──► PagePool ──Napi::alloc──► Page ──freeze──► Frag ──clone──► Frag
 //!      ▲                       ▲  ▲                     │                │               │
 //!      │                       │  └── array cache ◄─────┴── dropped in the pool's own poll context
-//!      └──unmap, give──────────┴───── return stack ◄──────── dropped anywhere else
+//!      └──unmap, give──────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's, handed over when it is full
 //! ```
 //!
 //! * [`Region`] is the memory: mapped once, huge pages where the machine has them, its [`Memory`] kind in the type.
@@ -15,6 +15,7 @@
 //!   lookup, no call to forget.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
+mod bulk;
 mod bytes;
 mod desc;
 mod dma;
@@ -22,6 +23,8 @@ mod frag;
 mod home;
 mod linger;
 mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod page;
 mod pool;
 mod provider;
@@ -31,9 +34,11 @@ mod shared;
 mod span;
 mod stats;
 
+pub use bulk::Bulk;
 pub use bytes::OutOfRange;
 pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use frag::Frag;
+pub use home::outside_context;
 pub use linger::{Lingering, lingering};
 pub use memory::{KernelShared, Mapped, Memory, PeerShared, Private, Readable};
 pub use page::Page;

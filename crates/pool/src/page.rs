@@ -99,12 +99,7 @@ impl<M: Memory> Page<M> {
     /// Asks for the page's descriptor, which dropping the page will touch. A hint: costs no wait.
     #[inline]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch does not fault.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.desc.as_ptr().cast_const().cast());
-        }
+        crate::home::prefetch(self.desc);
     }
 
     /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none. Equal numbers, same domain.

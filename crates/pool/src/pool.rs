@@ -4,14 +4,15 @@
 
 use crate::desc::Desc;
 use crate::dma::{DmaDomain, MapError};
-use crate::home::{Home, first};
+use crate::home::{Cache, Home};
 use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::provider::Provider;
 use crate::remote::Remote;
-use crate::shared::{BATCH, Shared};
+use crate::shared::{BATCH, REST, Shared};
 use crate::stats::PoolStats;
+use netmem_percpu::{Depot, MAGAZINE, NoMemory};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,6 +21,10 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Full magazines that may wait for an owner, at most: 512 KiB of them. Whoever returns more takes the slower way.
+const MOST_FULL: usize = 1024;
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +35,9 @@ pub enum PoolError {
     /// The provider's memory is not in the domain.
     #[error("the provider's memory cannot be mapped for the device: {0}")]
     Map(#[from] MapError),
+    /// There is no memory for what the CPUs collect.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
     /// The provider has fewer pages than were asked for in advance, or the limit is below that.
     #[error(
         "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
@@ -49,13 +57,14 @@ pub struct PoolOptions {
     cache: usize,
     limit: u64,
     prefill: usize,
+    magazine: Option<usize>,
 }
 
 impl PoolOptions {
     /// A pool that keeps up to 512 pages at hand and takes as many as the provider has.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), cache: 512, limit: u64::MAX, prefill: 0 }
+        Self { name: name.into(), cache: 512, limit: u64::MAX, prefill: 0, magazine: None }
     }
 
     /// Pages in the array cache. 0 makes every allocation ask the provider and map, and every return unmap and give
@@ -79,6 +88,31 @@ impl PoolOptions {
     pub fn prefill(mut self, pages: usize) -> Self {
         self.prefill = pages;
         self
+    }
+
+    /// Pages in a magazine, in which what is dropped on a CPU waits until it is full: at most 62; 0 to have none, so that each page
+    /// comes back by one compare-and-swap. Otherwise chosen from the pool's size, so that a small pool does not strand itself:
+    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62.
+    #[must_use]
+    pub fn magazine(mut self, pages: usize) -> Self {
+        self.magazine = Some(pages);
+        self
+    }
+
+    /// The depot for what is dropped elsewhere. None for a pool that wants to see no page again.
+    fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<Depot>, PoolError> {
+        let mut pages = 0_u64;
+        provider.each(&mut |region| pages += u64::from(region.pages()));
+        let pages = usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX);
+        let slots = netmem_percpu::cpus();
+        let fair = (pages.saturating_sub(self.cache) / (4 * slots)).clamp(4, MAGAZINE);
+        let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
+        if self.cache == 0 || capacity == 0 {
+            return Ok(None);
+        }
+        // One on every CPU and one on the way to it, and as many as can be full.
+        let magazines = 2 * slots + (pages / capacity + 1).min(MOST_FULL);
+        Ok(Some(Depot::new(capacity, magazines)?))
     }
 
     /// Makes the pool. A `domain` of `None` means that the device uses this process's addresses.
@@ -118,12 +152,13 @@ pub struct Napi<'q, M: Memory> {
 }
 
 impl<M: Memory> Napi<'_, M> {
-    /// Allocates a whole page: a pop of the array cache. Only when that is empty: a refill from pages that came back
-    /// from elsewhere, then the provider. `None` if both have nothing; counted as `alloc_failed`.
+    /// Allocates a whole page: a pop of the array cache. Only when that is empty: a refill with a magazine of pages that came back
+    /// from elsewhere, then the provider, then, at most every 100 us, what waits on other CPUs. `None` if all have nothing;
+    /// counted as `alloc_failed`.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
-        unsafe { Shared::alloc(self.shared) }
+        unsafe { Shared::alloc(self.shared, REST) }
     }
 
     /// The same context for a shorter time, to be kept in a structure.
@@ -178,17 +213,21 @@ impl<M: Memory> PagePool<M> {
             return Err(PoolError::NoPages);
         }
         let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
+        let depot = o.depot(&*provider)?;
         let record = Record::new(&o.name);
         let remote = || Remote::new(record.left.clone());
+        // At most 2 MiB; and more pages than a region can have need no place.
+        let page_size = provider.page_size() as u32;
+        let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
-            home: Home::new(Shared::<M>::OPS, domain_id, o.cache, remote()),
-            kept: Home::new(Shared::<M>::KEPT, domain_id, 0, remote()),
+            home: Home::new(Shared::<M>::OPS, domain_id, Cache::new(cache, page_size), depot, remote()),
+            kept: Home::new(Shared::<M>::KEPT, domain_id, Cache::new(0, page_size), None, remote()),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            page_size: provider.page_size(),
             limit: o.limit,
             provider,
             domain,
             record,
+            reclaimed: Cell::new(None),
             gone: Cell::new(false),
             circulates: o.cache > 0,
         });
@@ -206,9 +245,7 @@ impl<M: Memory> PagePool<M> {
             }
             // SAFETY: by exclusive reference.
             let desc = unsafe { Shared::take::<BATCH>(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
-            if !s.home.cache.fill(desc) {
-                s.home.cache.spill(desc);
-            }
+            s.home.cache.put(desc);
         }
     }
 
@@ -225,17 +262,18 @@ impl<M: Memory> PagePool<M> {
         f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
-    /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`].
+    /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`], but asks the CPUs whenever
+    /// there is nothing else.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: by exclusive reference, outside of a poll, which would hold it.
-        unsafe { Shared::alloc(self.shared) }
+        unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
     /// Bytes in each page.
     #[must_use]
     pub fn page_size(&self) -> usize {
-        self.shared().page_size
+        self.shared().page_size()
     }
 
     /// The pool's name, as reports give it.
@@ -264,9 +302,8 @@ impl<M: Memory> PagePool<M> {
 
     /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first.
     pub fn stats(&mut self) -> PoolStats {
-        // SAFETY: by exclusive reference.
-        unsafe { Shared::drain(self.shared) };
         let s = self.shared();
+        s.drain();
         s.stats(s.home.remote.0.gone_past_owner())
     }
 
@@ -284,8 +321,7 @@ impl<M: Memory> PagePool<M> {
         s.unmap(desc, Desc::claim_unmap_alone);
         desc.set_home((&raw const s.kept).cast_mut());
         drop(page);
-        // SAFETY: by exclusive reference.
-        unsafe { Shared::drain(self.shared) };
+        s.drain();
     }
 
     /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
@@ -298,8 +334,7 @@ impl<M: Memory> PagePool<M> {
         s.provider.each(&mut |region| {
             region.each_desc(&mut |desc| s.unmap(desc, Desc::claim_unmap));
         });
-        // SAFETY: by exclusive reference.
-        unsafe { Shared::empty(self.shared) };
+        s.empty();
     }
 
     /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
@@ -312,16 +347,10 @@ impl<M: Memory> PagePool<M> {
         // SAFETY: by exclusive reference. Whether the pool's memory outlives `owner_leaves` is for the answer to say:
         // nothing is touched after it unless the answer is that we free it.
         unsafe {
-            Shared::empty(self.shared);
             let s = self.shared.as_ref();
+            s.empty();
             let before = s.home.remote.0.gone_past_owner();
-            let mut list = s.home.remote.0.close();
-            while let Some((desc, rest)) = first(list) {
-                list = rest;
-                if s.arrives(desc) {
-                    s.give_back(desc);
-                }
-            }
+            s.close();
             let past = s.home.remote.0.gone_past_owner();
             let mut stats = s.stats(past);
             if s.gone.get() && s.domain.is_some() {

@@ -1,7 +1,7 @@
 //! Where pages come from and go to: the general supply behind every pool.
 
 use crate::desc::Desc;
-use crate::home::{Home, Ops, first, link_of};
+use crate::home::{Cache, Home, Ops, first, link_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::region::Region;
@@ -126,7 +126,8 @@ impl<M: Memory> RegionProvider<M> {
     pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
         let region = region.into();
         let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
-        Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
+        let cache = Cache::new(0, region.page_size() as u32);
+        Arc::new(Self { home: Home::new(Self::OPS, 0, cache, None, Remote::new(Left::new())), region, supply })
     }
 
     /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.

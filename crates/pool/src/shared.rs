@@ -4,7 +4,7 @@
 
 use crate::desc::Desc;
 use crate::dma::{DmaDomain, MapError};
-use crate::home::{Home, Ops, first, link_of};
+use crate::home::{Home, Ops, desc_of, first, link_of, prefetch};
 use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
@@ -15,9 +15,13 @@ use std::cell::Cell;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Pages asked of the provider at a time.
 pub(crate) const BATCH: usize = 64;
+
+/// The least time between two reclaims in polls: each costs a membarrier, and sends those who return pages another way meanwhile.
+pub(crate) const REST: Duration = Duration::from_micros(100);
 
 /// What the owner and the pages share. Its first field is the pages' [`Home`].
 ///
@@ -28,11 +32,12 @@ pub(crate) struct Shared<M: Memory> {
     /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
     pub(crate) kept: Home,
     pub(crate) id: u64,
-    pub(crate) page_size: usize,
     pub(crate) limit: u64,
     pub(crate) provider: Arc<dyn Provider<M>>,
     pub(crate) domain: Option<Arc<dyn DmaDomain>>,
     pub(crate) record: Arc<Record>,
+    /// When the CPUs were last asked for what they hold.
+    pub(crate) reclaimed: Cell<Option<Instant>>,
     /// Set once the device is gone.
     pub(crate) gone: Cell<bool>,
     /// Whether pages that come back from elsewhere wait for the owner; else they go to the provider at once.
@@ -44,34 +49,40 @@ impl<M: Memory> Shared<M> {
     pub(crate) const OPS: &'static Ops = &Ops { overflow: Self::overflow, elsewhere: Self::elsewhere };
     pub(crate) const KEPT: &'static Ops = &Ops { overflow: Self::keep, elsewhere: Self::keep };
 
-    #[inline]
-    pub(crate) unsafe fn alloc(this: NonNull<Self>) -> Option<Page<M>> {
+    pub(crate) fn page_size(&self) -> usize {
+        self.home.cache.page_size as usize
+    }
+
+    /// A page, looking for it with the CPUs no sooner than `rest` after the last time.
+    #[inline(always)]
+    pub(crate) unsafe fn alloc(this: NonNull<Self>, rest: Duration) -> Option<Page<M>> {
         // SAFETY: the owner calls; no reference is held across `slow`, which calls strangers.
         unsafe {
             let cache = &(*this.as_ptr()).home.cache;
+            let page_size = cache.page_size;
             let desc = match cache.pop() {
-                Some(desc) => {
-                    cache.counters.alloc_fast.bump();
-                    desc
-                }
-                None => Self::slow(this)?,
+                Some(desc) => desc,
+                None => Self::slow(this, rest)?,
             };
-            Some(Page::from_desc(desc, 0, (*this.as_ptr()).page_size as u32))
+            Some(Page::from_desc(desc, 0, page_size))
         }
     }
 
+    #[cold]
     #[inline(never)]
-    unsafe fn slow(this: NonNull<Self>) -> Option<NonNull<Desc>> {
+    unsafe fn slow(this: NonNull<Self>, rest: Duration) -> Option<NonNull<Desc>> {
         // SAFETY: the owner calls. Shared references to `Shared` live across strangers' calls, but everything in it that
         // those may change is a cell or an atomic.
         let s = unsafe { this.as_ref() };
         let cache = &s.home.cache;
-        // SAFETY: as above.
-        unsafe { Self::drain(this) };
+        let refilled = || {
+            let desc = cache.take()?;
+            cache.counters.alloc_refill.bump();
+            Some(desc)
+        };
         if cache.capacity() > 0 {
-            cache.refill();
-            if let Some(desc) = cache.pop() {
-                cache.counters.alloc_refill.bump();
+            s.refill();
+            if let Some(desc) = refilled() {
                 return Some(desc);
             }
             cache.counters.alloc_empty.bump();
@@ -81,17 +92,81 @@ impl<M: Memory> Shared<M> {
         match unsafe { if cache.capacity() == 0 { Self::take::<1>(this) } else { Self::take::<BATCH>(this) } } {
             Ok(Some(desc)) => {
                 cache.counters.alloc_slow.bump();
-                Some(desc)
+                return Some(desc);
             }
-            Ok(None) => {
-                cache.counters.alloc_failed.bump();
-                None
-            }
-            Err(error) => {
-                tracing::debug!(pool = s.record.name(), %error, "a page could not be mapped");
-                cache.counters.alloc_failed.bump();
-                None
-            }
+            Ok(None) => {}
+            Err(error) => tracing::debug!(pool = s.record.name(), %error, "a page could not be mapped"),
+        }
+        s.reclaim_after(rest);
+        refilled().or_else(|| {
+            cache.counters.alloc_failed.bump();
+            None
+        })
+    }
+
+    /// Moves pages that came back into the empty cache: a magazine of them, or else all that came past the magazines.
+    fn refill(&self) {
+        if self.take_magazine() {
+            return;
+        }
+        self.drain_stack();
+        self.home.cache.refill();
+    }
+
+    /// Empties one full magazine into the cache. The next user of each page is told to come for its descriptor.
+    fn take_magazine(&self) -> bool {
+        let cache = &self.home.cache;
+        let Some(depot) = &self.home.depot else { return false };
+        let mut pending = cache.pending.take();
+        let mut n = 0;
+        let found = depot.refill(&mut pending, |item| {
+            let desc = desc_of(item);
+            prefetch(desc);
+            self.keep_or_give(desc);
+            n += 1;
+        });
+        cache.pending.set(pending);
+        cache.counters.recycle_ring.add(n);
+        found
+    }
+
+    /// For a pool that is out of pages: takes what the CPUs hold, unless that was done a moment ago.
+    fn reclaim_after(&self, rest: Duration) {
+        let now = Instant::now();
+        if self.reclaimed.get().is_none_or(|last| now.duration_since(last) >= rest) && self.reclaim() {
+            self.reclaimed.set(Some(now));
+            self.home.cache.counters.reclaims.bump();
+        }
+    }
+
+    /// Takes what the CPUs hold. False: they seem to hold nothing.
+    fn reclaim(&self) -> bool {
+        let Some(depot) = &self.home.depot else { return false };
+        if depot.peek() == 0 {
+            return false;
+        }
+        let c = &self.home.cache.counters;
+        let mut n = 0;
+        let done = depot.reclaim(|item| {
+            self.keep_or_give(desc_of(item));
+            n += 1;
+        });
+        if let Err(error) = done {
+            tracing::warn!(pool = self.record.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+        }
+        c.reclaimed.add(n);
+        c.recycle_ring.add(n);
+        // While it lasted others came past the magazines.
+        self.drain_stack();
+        true
+    }
+
+    /// A page that came back: to be used again, unless the pool has nowhere to keep it.
+    fn keep_or_give(&self, desc: NonNull<Desc>) {
+        if self.gone.get() || self.home.cache.capacity() == 0 {
+            self.give_back(desc);
+        } else {
+            self.home.cache.put(desc);
         }
     }
 
@@ -127,8 +202,8 @@ impl<M: Memory> Shared<M> {
             let desc = page.into_desc();
             if answer.is_none() {
                 answer = Some(desc);
-            } else if !cache.fill(desc) {
-                cache.spill(desc);
+            } else {
+                cache.put(desc);
             }
         }
         match (answer, error) {
@@ -143,7 +218,7 @@ impl<M: Memory> Shared<M> {
         let desc = unsafe { page.desc() };
         match &self.domain {
             Some(domain) => {
-                desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size)?);
+                desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size())?);
                 self.home.cache.counters.mapped.bump();
             }
             None => desc.set_mapped(0, desc.addr().addr() as u64),
@@ -152,25 +227,23 @@ impl<M: Memory> Shared<M> {
         Ok(())
     }
 
-    /// Moves what came back from elsewhere into the cache, and what does not fit onto the list behind it.
-    pub(crate) unsafe fn drain(this: NonNull<Self>) {
-        // SAFETY: the owner calls; see `slow`.
-        let s = unsafe { this.as_ref() };
-        let cache = &s.home.cache;
-        if s.home.remote.0.is_empty() {
+    /// Moves all that came back from elsewhere into the cache, and what does not fit onto the list behind it.
+    pub(crate) fn drain(&self) {
+        while self.take_magazine() {}
+        self.reclaim();
+        self.drain_stack();
+    }
+
+    fn drain_stack(&self) {
+        if self.home.remote.0.is_empty() {
             return;
         }
-        let mut list = s.home.remote.0.take_all();
+        let mut list = self.home.remote.0.take_all();
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
-            if !s.arrives(desc) {
-                continue;
-            }
-            if s.gone.get() || cache.capacity() == 0 {
-                s.give_back(desc);
-            } else if !cache.fill(desc) {
-                cache.spill(desc);
+            if self.arrives(desc) {
+                self.keep_or_give(desc);
             }
         }
     }
@@ -184,22 +257,44 @@ impl<M: Memory> Shared<M> {
             c.quarantined.bump();
             self.home.cache.held.set(self.home.cache.held.get() - 1);
         } else {
-            c.recycle_ring.bump();
+            c.recycle_ring_full.bump();
         }
         !kept
     }
 
     /// Gives every page at home to the provider, and keeps none from now on.
-    pub(crate) unsafe fn empty(this: NonNull<Self>) {
-        // SAFETY: the owner calls; see `slow`.
-        let s = unsafe { this.as_ref() };
-        while let Some(desc) = s.home.cache.pop().or_else(|| s.home.cache.unspill()) {
-            s.give_back(desc);
+    pub(crate) fn empty(&self) {
+        let cache = &self.home.cache;
+        while let Some(desc) = cache.take() {
+            self.give_back(desc);
         }
-        s.home.cache.disable();
-        if s.gone.get() {
-            // SAFETY: as above.
-            unsafe { Self::drain(this) };
+        cache.disable();
+        if self.gone.get() {
+            self.drain();
+        }
+    }
+
+    /// Takes all that came back, for the last time: what comes from now on leaves past the owner.
+    pub(crate) fn close(&self) {
+        if let Some(depot) = &self.home.depot {
+            let mut pending = self.home.cache.pending.take();
+            let mut n = 0;
+            let closed = depot.close(&mut pending, |item| {
+                self.give_back(desc_of(item));
+                n += 1;
+            });
+            self.home.cache.counters.recycle_ring.add(n);
+            if let Err(error) = closed {
+                tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
+            }
+        }
+        let mut list = self.home.remote.0.close();
+        // SAFETY: what was on the stack is the pool's.
+        while let Some((desc, rest)) = unsafe { first(list) } {
+            list = rest;
+            if self.arrives(desc) {
+                self.give_back(desc);
+            }
         }
     }
 
@@ -216,7 +311,7 @@ impl<M: Memory> Shared<M> {
     /// Unmaps a page if this pool has it mapped and the claim says that it is for us to do.
     pub(crate) fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> Option<u64>) {
         if let (Some(dma), Some(domain)) = (claim(desc, self.id), &self.domain) {
-            domain.unmap(dma, self.page_size);
+            domain.unmap(dma, self.page_size());
             self.home.cache.counters.unmapped.bump();
         }
     }
@@ -234,7 +329,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Any thread.
+    /// Any thread, for a page that the depot does not take.
     unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         let this = home.cast::<Self>().as_ptr();
         // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
@@ -246,7 +341,7 @@ impl<M: Memory> Shared<M> {
             }
             if let Some(domain) = &(*this).domain {
                 match desc.as_ref().claim_unmap((*this).id) {
-                    Some(dma) => domain.unmap(dma, (*this).page_size),
+                    Some(dma) => domain.unmap(dma, (*this).page_size()),
                     // The device has gone, and the owner may be unmapping this page right now: it passes the page on
                     // when it is done. An owner that has closed the stack has been done for long.
                     None if push() => return,
@@ -276,9 +371,9 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn stats(&self, released: u64) -> PoolStats {
         let c = &self.home.cache.counters;
         let slow = c.alloc_slow.get();
-        let high = self.page_size > crate::PAGE_SIZE;
+        let high = self.page_size() > crate::PAGE_SIZE;
         PoolStats {
-            alloc_fast: c.alloc_fast.get(),
+            alloc_fast: self.home.cache.popped(),
             alloc_slow: if high { 0 } else { slow },
             alloc_slow_high_order: if high { slow } else { 0 },
             alloc_empty: c.alloc_empty.get(),
@@ -287,6 +382,9 @@ impl<M: Memory> Shared<M> {
             recycle_cached: c.recycle_cached.get(),
             recycle_cache_full: c.recycle_cache_full.get(),
             recycle_ring: c.recycle_ring.get(),
+            recycle_ring_full: c.recycle_ring_full.get(),
+            reclaims: c.reclaims.get(),
+            reclaimed: c.reclaimed.get(),
             released,
             mapped: c.mapped.get(),
             unmapped: c.unmapped.get() + if self.domain.is_some() { released } else { 0 },

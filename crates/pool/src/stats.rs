@@ -25,14 +25,19 @@ impl Counter {
 /// The owner's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) alloc_fast: Counter,
+    /// Also says how many were allocated from the cache, see [`Cache::popped`](crate::home::Cache::popped).
     pub(crate) recycle_cached: Counter,
+    /// Put into the cache by a slow way, less those that a slow way took out.
+    pub(crate) filled: Counter,
     pub(crate) alloc_slow: Counter,
     pub(crate) alloc_empty: Counter,
     pub(crate) alloc_refill: Counter,
     pub(crate) alloc_failed: Counter,
     pub(crate) recycle_cache_full: Counter,
     pub(crate) recycle_ring: Counter,
+    pub(crate) recycle_ring_full: Counter,
+    pub(crate) reclaims: Counter,
+    pub(crate) reclaimed: Counter,
     pub(crate) mapped: Counter,
     pub(crate) unmapped: Counter,
     pub(crate) quarantined: Counter,
@@ -57,8 +62,15 @@ pub struct PoolStats {
     pub recycle_cached: u64,
     /// Returned in the poll context while the array cache was full.
     pub recycle_cache_full: u64,
-    /// Returned from elsewhere, and picked up by the owner.
+    /// Returned from elsewhere by a CPU's magazine, and picked up by the owner.
     pub recycle_ring: u64,
+    /// Returned from elsewhere past the magazines, by one compare-and-swap each: there was no empty magazine, or somebody was
+    /// reclaiming, or, in portable mode, the CPU's lock was taken.
+    pub recycle_ring_full: u64,
+    /// Times that what the CPUs hold was taken from them because the pool was out of pages.
+    pub reclaims: u64,
+    /// Pages taken from the CPUs, for that reason or for exact counts. They count as `recycle_ring`, too.
+    pub reclaimed: u64,
     /// Returned from elsewhere straight to the provider, by pools without a cache.
     pub released: u64,
     /// Mapped for the device.
@@ -79,7 +91,7 @@ impl PoolStats {
     /// Pages that came back.
     #[must_use]
     pub fn returned(&self) -> u64 {
-        self.recycle_cached + self.recycle_cache_full + self.recycle_ring + self.released
+        self.recycle_cached + self.recycle_cache_full + self.recycle_ring + self.recycle_ring_full + self.released
     }
 
     /// Pages out: posted to the device, or held by somebody.
@@ -100,6 +112,9 @@ impl std::ops::AddAssign for PoolStats {
         self.recycle_cached += o.recycle_cached;
         self.recycle_cache_full += o.recycle_cache_full;
         self.recycle_ring += o.recycle_ring;
+        self.recycle_ring_full += o.recycle_ring_full;
+        self.reclaims += o.reclaims;
+        self.reclaimed += o.reclaimed;
         self.released += o.released;
         self.mapped += o.mapped;
         self.unmapped += o.unmapped;

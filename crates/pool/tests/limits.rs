@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Flat, alloc, assert_balanced, close_balanced, counting, pool, provider};
+use common::{Flat, alloc, assert_balanced, close_balanced, counting, elsewhere, pool, provider};
 use netmem_pool::{CountingDomain, PoolError, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ fn growth_is_counted() {
         let again = alloc(&mut pool, 2);
         drop(again);
         let stats = close_balanced(pool, &domain);
-        assert_eq!((stats.alloc_refill, stats.recycle_ring, stats.mapped), (1, 302, 300));
+        assert_eq!((stats.alloc_refill, elsewhere(stats), stats.mapped), (1, 302, 300));
     }
 }
 
@@ -115,5 +115,5 @@ fn stats_add_up() {
     let mut two = one;
     two += one;
     assert_eq!((two.allocated(), two.returned()), (2 * one.allocated(), 2 * one.returned()));
-    assert_eq!(format!("{two:?}").split(',').count(), 13, "a new counter? add it to AddAssign, and here");
+    assert_eq!(format!("{two:?}").split(',').count(), 16, "a new counter? add it to AddAssign, and here");
 }

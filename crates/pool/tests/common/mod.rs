@@ -82,6 +82,11 @@ pub fn alloc(pool: &mut PagePool<Private>, n: usize) -> Vec<Page<Private>> {
     (0..n).map(|_| pool.alloc().unwrap()).collect()
 }
 
+/// Pages that came back from elsewhere, by whichever way.
+pub fn elsewhere(stats: PoolStats) -> u64 {
+    stats.recycle_ring + stats.recycle_ring_full
+}
+
 /// Everything that went out came back, and what was mapped and is not at home any more was unmapped.
 #[track_caller]
 pub fn assert_balanced(stats: PoolStats, domain: &Counting) {

@@ -1,0 +1,78 @@
+//! A magazine: an array of items that a CPU fills, and that is handed on whole.
+
+use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+
+/// Items in the largest magazine: with its header they fill eight lines. Two in models.
+pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
+
+/// ```text
+///   │ length │ capacity │ next │ index │ item 0 │ item 1 │ ... │ item 61 │      512 bytes
+///     u32      u32        u32    u32     word
+/// ```
+///
+/// Invariant (*one holder*): a magazine is at any time with exactly one of: a CPU's word, where sequences of that CPU fill
+/// it; a list of its depot; the thread that took it out of either. Only that holder touches `length` and the items below
+/// it, and passes them on with a release. What others read for a guess (`length`, `next`) may be out of date.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct Magazine {
+    length: AtomicU32,
+    capacity: AtomicU32,
+    /// Index and 1 of the next magazine on a list; 0 ends it.
+    pub(crate) next: AtomicU32,
+    /// Which of its depot's it is, and 1.
+    pub(crate) index: u32,
+    items: [AtomicUsize; MAGAZINE],
+}
+
+/// Where the assembly finds them.
+pub(crate) const CAPACITY_AT: usize = 4;
+pub(crate) const ITEMS_AT: usize = 16;
+#[cfg(not(loom))]
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<Magazine>() == 512 && offset_of!(Magazine, length) == 0);
+    assert!(offset_of!(Magazine, capacity) == CAPACITY_AT && offset_of!(Magazine, items) == ITEMS_AT);
+};
+
+impl Magazine {
+    /// An empty one for `capacity` items: at least 1, at most [`MAGAZINE`].
+    pub(crate) fn new(capacity: usize, index: u32) -> Self {
+        Self {
+            length: AtomicU32::new(0),
+            capacity: AtomicU32::new(capacity.clamp(1, MAGAZINE) as u32),
+            next: AtomicU32::new(0),
+            index,
+            items: std::array::from_fn(|_| AtomicUsize::new(0)),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length.load(Ordering::Relaxed) as usize
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.length.load(Ordering::Relaxed) >= self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Puts an item on it, by its holder. False: it is full.
+    pub(crate) fn push(&self, item: usize) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        let length = self.len();
+        self.items[length].store(item, Ordering::Relaxed);
+        self.length.store(length as u32 + 1, Ordering::Relaxed);
+        true
+    }
+
+    /// Forgets its items, by its holder.
+    pub(crate) fn clear(&self) {
+        self.length.store(0, Ordering::Relaxed);
+    }
+
+    /// Its items, oldest first, for its holder.
+    pub(crate) fn items(&self) -> impl Iterator<Item = usize> {
+        self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
+    }
+}

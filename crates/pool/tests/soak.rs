@@ -1,0 +1,262 @@
+//! Everything at once: queues that allocate, clone, split, forward to each other and replace their pools, consumers that stall and let
+//! go in any order, threads that are moved and interrupted. At the end everything balances to the page.
+//!
+//! `NETMEM_STRESS_OPS` says how many packets at least. One test to a process, for it sends signals.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../../tests/disturb.rs"]
+mod disturb;
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
+
+use common::{Counting, counting, provider};
+use disturb::{Disturbed, on_signal, stress_threads};
+use fastrand::Rng;
+use netmem_percpu::{Mode, aborts, mode};
+use netmem_pool::{Bulk, Frag, Page, PagePool, PoolOptions, PoolStats, Private, RegionProvider, lingering};
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+const QUEUES: usize = 2;
+/// So few that queues starve.
+const PAGES: usize = 64;
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn signalled(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What is on its way from a queue to a consumer, or to another queue to be transmitted.
+type Packet = Vec<Frag<Private>>;
+
+/// One life of a pool, to be asked at the end how it went.
+struct Life {
+    domain: Arc<Counting>,
+    memory: Weak<RegionProvider<Private>>,
+    /// Out when its owner left.
+    outstanding: u64,
+    stats: PoolStats,
+}
+
+struct Queue {
+    n: usize,
+    pool: PagePool<Private>,
+    domain: Arc<Counting>,
+    memory: Arc<RegionProvider<Private>>,
+    lives: Vec<Life>,
+    redirects: u64,
+    dropped: u64,
+}
+
+fn build(n: usize, life: usize, memory: &Arc<RegionProvider<Private>>) -> (PagePool<Private>, Arc<Counting>) {
+    let domain = counting();
+    let cache = [1, 8, 32, 32, 0][life % 5];
+    let options = PoolOptions::new(format!("soak-{n}-{life}")).cache(cache);
+    (options.build(memory.clone(), Some(domain.clone())).unwrap(), domain)
+}
+
+impl Queue {
+    fn new(n: usize) -> Self {
+        let memory = provider(PAGES);
+        let (pool, domain) = build(n, 0, &memory);
+        Self { n, pool, domain, memory, lives: Vec::new(), redirects: 0, dropped: 0 }
+    }
+
+    /// A queue restart: with the old memory or new, after its device died or not.
+    fn restart(&mut self, rng: &mut Rng) {
+        let old = Arc::downgrade(&self.memory);
+        if rng.bool() {
+            self.memory = provider(PAGES);
+        }
+        let (pool, domain) = build(self.n, self.lives.len() + 1, &self.memory);
+        let mut pool = std::mem::replace(&mut self.pool, pool);
+        let domain = std::mem::replace(&mut self.domain, domain);
+        if rng.u8(..) < 64 {
+            pool.device_gone();
+            assert_eq!(domain.maps(), domain.unmaps(), "unmapped at once");
+        }
+        let closed = pool.close();
+        self.lives.push(Life { domain, memory: old, outstanding: closed.outstanding, stats: closed.stats });
+    }
+
+    /// One poll: receives, and completes what others had it transmit.
+    fn poll(
+        &mut self,
+        rng: &mut Rng,
+        consumers: &[SyncSender<Packet>],
+        others: &[SyncSender<Packet>],
+        tx: &Receiver<Packet>,
+    ) -> u64 {
+        let (mut done, mut dropped, mut redirects) = (0, 0, 0);
+        self.pool.poll(|napi| {
+            for _ in 0..rng.usize(..48) {
+                let Some(page) = napi.alloc() else { break };
+                done += 1;
+                let packet = receive(page, rng);
+                let to = match rng.u8(..) {
+                    0..100 => continue,
+                    100..180 => &consumers[rng.usize(..consumers.len())],
+                    _ => {
+                        redirects += 1;
+                        &others[rng.usize(..others.len())]
+                    }
+                };
+                // A target that is full drops, here and now.
+                dropped += match to.try_send(packet) {
+                    Err(TrySendError::Full(packet) | TrySendError::Disconnected(packet)) => packet.len() as u64,
+                    Ok(()) => 0,
+                };
+            }
+            // Transmit completions, of other pools' pages for the most part: in bulk, or one by one.
+            let mut bulk = Bulk::new();
+            for packet in tx.try_iter().take(rng.usize(..64)) {
+                check(&packet);
+                if rng.bool() {
+                    packet.into_iter().for_each(|frag| bulk.add(frag));
+                }
+            }
+        });
+        self.dropped += dropped;
+        self.redirects += redirects;
+        done
+    }
+}
+
+/// Fills a page with a number of its own and makes a packet of it: whole, split, cloned.
+fn receive(mut page: Page<Private>, rng: &mut Rng) -> Packet {
+    let stamp = rng.u8(..);
+    page.as_mut_slice()[..256].fill(stamp);
+    match rng.u8(..4) {
+        0 => vec![page.freeze_range(0..256)],
+        1 => {
+            let rest = page.split_off(64);
+            vec![page.freeze(), rest.freeze_range(0..64)]
+        }
+        2 => {
+            let frag = page.freeze_range(0..256);
+            vec![frag.clone(), frag.slice(10..20), frag]
+        }
+        _ => {
+            let frag = page.freeze_range(0..256);
+            drop(frag.clone());
+            vec![frag]
+        }
+    }
+}
+
+/// Nobody else writes what somebody holds.
+fn check(packet: &Packet) {
+    for frag in packet {
+        assert!(frag.iter().all(|&b| b == frag[0]), "somebody else writes this page");
+    }
+}
+
+/// Takes packets and lets go of them in any order; stalls now and then, sitting on what it has.
+fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
+    let mut held: Vec<Packet> = Vec::new();
+    let mut patience = 0;
+    while let Ok(packet) = packets.recv() {
+        check(&packet);
+        held.push(packet);
+        if held.len() > patience {
+            patience = if rng.u8(..) == 0 { rng.usize(..60) } else { rng.usize(..6) };
+            while !held.is_empty() && rng.u8(..) > 8 {
+                let packet = held.swap_remove(rng.usize(..held.len()));
+                check(&packet);
+                for frag in packet {
+                    if rng.bool() {
+                        drop(frag.try_into_page());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Proves POOL-1, POOL-4, POOL-5, POOL-6 and POOL-11.
+#[test]
+fn everything_balances_to_the_page() {
+    on_signal(signalled);
+    let ops = stress_ops::stress_ops(300_000);
+    let seed = std::env::var("NETMEM_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("NETMEM_SEED={seed}");
+    let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
+    let (txs, rxs): (Vec<_>, Vec<_>) = (0..QUEUES).map(|_| sync_channel::<Packet>(48)).unzip();
+    let consumers = stress_threads() as usize;
+    let (to, from): (Vec<_>, Vec<_>) = (0..consumers).map(|_| sync_channel::<Packet>(32)).unzip();
+    let restarts = matches!(mode(), Mode::Rseq(_));
+    let (lives, redirects, dropped) = thread::scope(|scope| {
+        for (n, packets) in from.into_iter().enumerate() {
+            let (mut rng, disturbed) = (Rng::with_seed(seed + 100 + n as u64), &disturbed);
+            scope.spawn(move || disturbed.during(|| consume(&packets, &mut rng)));
+        }
+        let mover = scope.spawn(|| disturbed.move_about(&stop, || ()));
+        let queues: Vec<_> = rxs
+            .into_iter()
+            .enumerate()
+            .map(|(n, tx)| {
+                let (mut rng, to, disturbed) = (Rng::with_seed(seed + n as u64), to.clone(), &disturbed);
+                let others: Vec<_> =
+                    txs.iter().enumerate().filter(|(i, _)| *i != n).map(|(_, tx)| tx.clone()).collect();
+                scope.spawn(move || {
+                    let mut queue = Queue::new(n);
+                    let mut run = || {
+                        let mut done = 0;
+                        while done < ops / QUEUES as u64 || (restarts && aborts() == 0 && done < 100 * ops) {
+                            done += queue.poll(&mut rng, &to, &others, &tx);
+                            if rng.u16(..) < 400 {
+                                queue.restart(&mut rng);
+                            }
+                            thread::yield_now();
+                        }
+                    };
+                    disturbed.during(&mut run);
+                    drop((others, to));
+                    // What is on its way to this queue goes home from here, with no poll about.
+                    drop(tx);
+                    queue.restart(&mut rng);
+                    drop(queue.pool);
+                    (queue.lives, queue.redirects, queue.dropped)
+                })
+            })
+            .collect();
+        drop((txs, to));
+        let mut all = (Vec::new(), 0, 0);
+        for queue in queues {
+            let (lives, redirects, dropped) = queue.join().unwrap();
+            all.0.extend(lives);
+            all.1 += redirects;
+            all.2 += dropped;
+        }
+        stop.store(true, Ordering::Relaxed);
+        mover.join().unwrap();
+        all
+    });
+    let mut sum = PoolStats::default();
+    let mut lingered = 0;
+    for life in &lives {
+        assert_eq!(life.stats.inflight(), life.outstanding, "{:?}", life.stats);
+        assert_eq!(life.domain.maps(), life.domain.unmaps(), "maps and unmaps, late returns included");
+        assert!(life.memory.upgrade().is_none(), "a page kept its pool");
+        lingered += life.outstanding;
+        sum.add_assign(life.stats);
+    }
+    assert!(lingering().iter().all(|pool| !pool.name.starts_with("soak")));
+    println!(
+        "{} pools, {redirects} redirects, {dropped} dropped by full targets, {lingered} late returns, {} aborts, {} signals\n{sum:?}",
+        lives.len(),
+        aborts(),
+        SIGNALS.load(Ordering::Relaxed)
+    );
+    // It was stress.
+    assert!(lives.len() > QUEUES && redirects > 0 && dropped > 0 && lingered > 0 && sum.released > 0);
+    assert!(sum.alloc_failed > 0 && sum.alloc_refill > 0 && sum.recycle_cached > 0 && sum.recycle_cache_full > 0);
+    assert!(sum.recycle_ring > 0 && sum.recycle_ring_full > 0 && sum.reclaims > 0 && sum.reclaimed > 0, "{sum:?}");
+    assert!(!restarts || aborts() > 0, "no sequence was ever restarted");
+    assert!(SIGNALS.load(Ordering::Relaxed) > 0);
+}

@@ -139,6 +139,7 @@ fn pool_has_every_variant_and_keeps_its_books() {
     let with_others = [
         ("remote", "vs_locked_ring"),
         ("remote_busy_poll", "vs_locked_ring"),
+        ("remote_bulk", "vs_locked_ring"),
         ("locked_ring", "vs_locked_ring"),
         ("malloc_remote", "vs_locked_ring"),
         ("frag_clone_remote", ""),
@@ -180,6 +181,13 @@ fn pool_has_every_variant_and_keeps_its_books() {
     }
     if cpus > 1 {
         measured(find("starved", 2), "");
+        for magazine in [0, 4, 8, 16, 32, 62] {
+            for name in ["remote", "starved"] {
+                let row = find(&format!("{name}_magazine_{magazine}"), 2);
+                measured(row, "");
+                assert_eq!(row["magazine"], magazine);
+            }
+        }
     } else {
         assert!(find("remote", 2)["skipped"].as_str().unwrap().contains("CPU"));
     }

@@ -66,6 +66,9 @@ pub(crate) struct Head {
     /// Counters that each thread uses in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counters: Option<usize>,
+    /// Pages in a magazine of the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) magazine: Option<usize>,
     /// Page order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<u8>,

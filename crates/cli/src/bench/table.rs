@@ -18,10 +18,11 @@ pub(crate) fn heading(section: &str) -> &str {
         "memory" => "Memory of a count",
         "one CPU" => "Taking a page and giving it back, in the poll context; and what others do in its place",
         "other CPUs" => "Pages taken on one CPU and dropped on all others, for each page",
+        "magazines" => "The same with one thread that drops, by pages in a magazine; 0: pages come back one by one",
         "fragments" => "A page cloned or split, and both parts dropped: on the same CPU, or on others",
         "failed redirect" => "64 frames handed to a target that refuses all of them, and dropped, for each frame",
         "slow path" => "A page by page order: out of the cache, and without one, mapped and unmapped each time",
-        "starved" => "An allocation when all pages lie where another CPU dropped them",
+        "starved" => "An allocation when all of 64 pages lie where another CPU dropped them, by pages in a magazine",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }

@@ -25,7 +25,7 @@ use live_frames::LiveFrames;
 use netmem::PoolOptions;
 use netmem::pool::Page;
 use netmem_bench::LockedPool;
-use pipeline::{Busy, Malloc, Pages, Pipeline, Source};
+use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
 use starved::Starved;
 use std::sync::atomic::{Ordering, compiler_fence};
 use timing::{Alone, Timing};
@@ -135,12 +135,20 @@ fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Cell>> {
 
 /// A pipeline with so many threads.
 fn piped<S: Source + 'static>(
-    name: &'static str,
+    name: &str,
     section: &'static str,
     threads: usize,
     source: impl FnOnce() -> Result<S, BenchError> + 'static,
 ) -> Box<dyn Cell> {
-    Timing::cell(head(name, section, threads, "page"), move |_| Ok(Pipeline::new(name, source()?, threads - 1)))
+    piped_as(head(name, section, threads, "page"), source)
+}
+
+fn piped_as<S: Source + 'static>(
+    head: Head,
+    source: impl FnOnce() -> Result<S, BenchError> + 'static,
+) -> Box<dyn Cell> {
+    let droppers = head.threads - 1;
+    Timing::cell(head, move |_| Ok(Pipeline::new(source()?, droppers)))
 }
 
 /// Rows of one thread that takes pages, and all others that drop them.
@@ -150,13 +158,14 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         let books = books.clone();
         move || books.pool(PoolOptions::new(name).cache(CACHE), pages, 0)
     };
-    let (remote, busy, clone, split) =
-        (pool("remote"), pool("remote_busy_poll"), pool("frag_clone"), pool("frag_split"));
+    let (remote, busy, bulk) = (pool("remote"), pool("remote_busy_poll"), pool("remote_bulk"));
+    let (clone, split) = (pool("frag_clone"), pool("frag_split"));
     let whole: fn(Page<M>) -> Page<M> = |page| page;
     let dpdk = dpdk.clone();
     let mut cells = vec![
         piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, whole))),
         piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, whole)))),
+        piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, whole)))),
         piped("locked_ring", "other CPUs", threads, move || Ok(LockedPool::new(pages as u32))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
         Timing::cell(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |lab| {
@@ -166,11 +175,37 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
     ];
     if threads == 2 {
-        let books = books.clone();
-        let pool = move || books.pool(PoolOptions::new("starved").cache(CACHE), starved::PAGES, 0);
-        cells.push(Timing::cell(head("starved", "starved", 2, "page"), move |_| Ok(Starved(pool()?))));
+        cells.extend(magazines(books));
     }
     cells
+}
+
+/// Rows of two threads by pages in a magazine; 0 is to have none. The pool's own choice is `remote` and `starved`.
+fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
+    let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
+    let titled = |name: &str, section, magazine| Head {
+        name: format!("{name}_magazine_{magazine}"),
+        magazine: Some(magazine),
+        ..head(name, section, 2, "page")
+    };
+    let remote = move |books: Books, magazine: usize| {
+        let whole: fn(Page<M>) -> Page<M> = |page| page;
+        piped_as(titled("remote", "magazines", magazine), move || {
+            Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, whole))
+        })
+    };
+    let starved = move |books: Books, magazine: usize| {
+        Timing::cell(titled("starved", "starved", magazine), move |_| {
+            Ok(Starved(books.pool(options("starved", magazine), starved::PAGES, 0)?))
+        })
+    };
+    let chosen = books.clone();
+    let chosen = Timing::cell(head("starved", "starved", 2, "page"), move |_| {
+        Ok(Starved(chosen.pool(PoolOptions::new("starved").cache(CACHE), starved::PAGES, 0)?))
+    });
+    let by_size =
+        [0, 4, 8, 16, 32, 62].into_iter().flat_map(move |n| [remote(books.clone(), n), starved(books.clone(), n)]);
+    std::iter::once(chosen).chain(by_size)
 }
 
 /// Puts what packets have to pay beside the rows, compares them with each other, and with the goals.

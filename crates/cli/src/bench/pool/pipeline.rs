@@ -16,9 +16,9 @@ use super::solo::{Buffer, buffer};
 use super::timing::Work;
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
-use netmem::pool::Page;
+use netmem::pool::{Bulk, Page};
 use netmem_bench::{LockedPage, LockedPool};
-use rtrb::chunks::WriteChunkUninit;
+use rtrb::chunks::{ReadChunk, WriteChunkUninit};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
 use std::iter::from_fn;
@@ -40,6 +40,11 @@ pub(super) trait Source: Send {
 
     /// Fills as many places as there is something for; says how many.
     fn fill(&mut self, places: WriteChunkUninit<'_, Self::Item>) -> usize;
+
+    /// What is done with what came through a ring.
+    fn dropper() -> impl FnMut(ReadChunk<'_, Self::Item>) + Send {
+        |items| items.into_iter().for_each(drop)
+    }
 
     /// Is called once for every turn in which there is nothing to do.
     fn idle(&mut self) {
@@ -91,6 +96,25 @@ impl Source for Busy {
     }
 }
 
+/// Pages of a pool that come back in bulk, which their droppers ask for.
+pub(super) struct Bulky(pub(super) Pages<fn(Page<M>) -> Page<M>>);
+
+impl Source for Bulky {
+    type Item = Page<M>;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, Page<M>>) -> usize {
+        self.0.fill(places)
+    }
+
+    fn dropper() -> impl FnMut(ReadChunk<'_, Page<M>>) + Send {
+        let mut bulk = Bulk::new();
+        move |pages| {
+            pages.into_iter().for_each(|page| bulk.add(page));
+            bulk.flush();
+        }
+    }
+}
+
 /// Pages with a locked ring as their way home.
 impl Source for LockedPool {
     type Item = LockedPage;
@@ -113,28 +137,28 @@ impl Source for Malloc {
 
 /// One source, and so many that drop what comes of it.
 pub(super) struct Pipeline<S> {
-    name: &'static str,
     source: S,
     droppers: usize,
 }
 
 impl<S: Source> Pipeline<S> {
-    pub(super) fn new(name: &'static str, source: S, droppers: usize) -> Self {
-        Self { name, source, droppers }
+    pub(super) fn new(source: S, droppers: usize) -> Self {
+        Self { source, droppers }
     }
 }
 
 impl<S: Source> Work for Pipeline<S> {
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let (mut rings, ends): (Vec<_>, Vec<_>) = (0..self.droppers).map(|_| RingBuffer::new(RING)).unzip();
-        let droppers = ends.into_iter().map(|ring| move |ended: &AtomicBool| drop_all(ring, ended)).collect();
+        let droppers =
+            ends.into_iter().map(|ring| move |ended: &AtomicBool| drop_all(ring, S::dropper(), ended)).collect();
         let source = &mut self.source;
         let (timed, ok) = lab.served(droppers, || {
             let warm = send(source, &mut rings, (blocks / 16).max(1) * BLOCK);
             let (timed, ok) = lab.time(|| send(source, &mut rings, blocks * BLOCK));
             (timed, warm && ok)
         })?;
-        ok.then_some(timed).ok_or(BenchError::NoPage(self.name))
+        ok.then_some(timed).ok_or(BenchError::NoPage("a pipeline"))
     }
 }
 
@@ -171,7 +195,7 @@ fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u6
 }
 
 /// Drops what comes until nothing more will.
-pub(super) fn drop_all<T>(mut ring: Consumer<T>, ended: &AtomicBool) {
+pub(super) fn drop_all<T>(mut ring: Consumer<T>, mut dropper: impl FnMut(ReadChunk<'_, T>), ended: &AtomicBool) {
     loop {
         // Before the look into the ring: what was sent before the end is seen.
         let last = ended.load(Ordering::Acquire);
@@ -180,7 +204,7 @@ pub(super) fn drop_all<T>(mut ring: Consumer<T>, ended: &AtomicBool) {
             0 => spin_loop(),
             n => {
                 if let Ok(chunk) = ring.read_chunk(n) {
-                    chunk.into_iter().for_each(drop);
+                    dropper(chunk);
                 }
             }
         }
@@ -203,7 +227,7 @@ mod tests {
     }
 
     fn runs<S: Source>(source: S) {
-        let timed = Pipeline::new("test", source, 3).run(&lab(), 20).unwrap();
+        let timed = Pipeline::new(source, 3).run(&lab(), 20).unwrap();
         assert!(timed.ns > 0);
     }
 
@@ -215,13 +239,14 @@ mod tests {
         let whole: fn(Page<M>) -> Page<M> = |page| page;
         runs(Pages::new(pool(), whole));
         runs(Busy(Pages::new(pool(), whole)));
+        runs(Bulky(Pages::new(pool(), whole)));
         runs(Pages::new(pool(), cloned));
         runs(Pages::new(pool(), split));
         runs(LockedPool::new(256));
         runs(Malloc);
         let stats = books.stats();
         // Counted ones, and those to warm up.
-        assert_eq!((stats.allocated(), stats.inflight()), (4 * 21 * BLOCK, 0));
+        assert_eq!((stats.allocated(), stats.inflight()), (5 * 21 * BLOCK, 0));
         assert_eq!(books.outstanding(), 0);
     }
 

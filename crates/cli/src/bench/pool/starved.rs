@@ -11,7 +11,7 @@ use rtrb::{Producer, RingBuffer};
 use std::hint::spin_loop;
 use std::sync::atomic::AtomicBool;
 
-/// Pages of the pool: fewer than one magazine of the largest kind and one of the smallest.
+/// Pages of the pool: a little more than the largest magazine has.
 pub(super) const PAGES: usize = 64;
 
 /// A pool all of whose pages are dropped on the second CPU; then the first asks for one, until it gets it.
@@ -21,7 +21,7 @@ impl Work for Starved {
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let pool = &mut self.0;
         let (mut ring, end) = RingBuffer::new(PAGES);
-        let dropper = |ended: &AtomicBool| drop_all(end, ended);
+        let dropper = |ended: &AtomicBool| drop_all(end, |pages| pages.into_iter().for_each(drop), ended);
         let sum = lab.served(vec![dropper], || {
             let mut sum = Timed::default();
             for _ in 0..blocks {

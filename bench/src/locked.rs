@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 /// Places in the array cache, and how many of them a refill fills: the kernel's numbers.
 const CACHE: usize = 128;
 const REFILL: usize = 64;
+/// Bytes in a page.
+const PAGE_SIZE: u32 = 4096;
 
 /// A value behind a test-and-set lock.
 #[repr(align(128))]
@@ -129,17 +131,18 @@ impl LockedPool {
     /// Takes a page: a pop of the array cache, which a lock refills when it is empty. `None` if no page is at home.
     #[inline]
     pub fn alloc(&mut self) -> Option<LockedPage> {
-        match self.cache.pop() {
-            Some(page) => Some(LockedPage(page)),
-            None => self.refill(),
-        }
+        let desc = match self.cache.pop() {
+            Some(page) => page,
+            None => self.refill()?,
+        };
+        Some(LockedPage { desc, offset: 0, len: PAGE_SIZE })
     }
 
     #[inline(never)]
-    fn refill(&mut self) -> Option<LockedPage> {
+    fn refill(&mut self) -> Option<NonNull<Desc>> {
         // SAFETY: as for `ring`; the cache is borrowed beside it.
         unsafe { self.ring.as_ref() }.consume(REFILL, &mut self.cache);
-        self.cache.pop().map(LockedPage)
+        self.cache.pop()
     }
 
     /// Pages that are neither out nor on their way home.
@@ -173,8 +176,15 @@ impl fmt::Debug for LockedPool {
     }
 }
 
-/// A page that goes home through its pool's ring, from any thread.
-pub struct LockedPage(NonNull<Desc>);
+/// Bytes of a page that goes home through its pool's ring, from any thread. As large as other pages: what passes them on has as much
+/// to move.
+pub struct LockedPage {
+    desc: NonNull<Desc>,
+    offset: u32,
+    len: u32,
+}
+
+const _: () = assert!(size_of::<LockedPage>() == size_of::<netmem_pool::Page<netmem_pool::Private>>());
 
 // SAFETY: the only holder of a page, whose descriptor is made to be shared.
 unsafe impl Send for LockedPage {}
@@ -184,7 +194,13 @@ impl LockedPage {
     #[must_use]
     pub fn index(&self) -> u32 {
         // SAFETY: the page is out, and so its pool keeps the descriptor.
-        unsafe { self.0.as_ref() }.index
+        unsafe { self.desc.as_ref() }.index
+    }
+
+    /// Where its bytes begin, and how many there are.
+    #[must_use]
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset as usize..(self.offset + self.len) as usize
     }
 }
 
@@ -193,10 +209,10 @@ impl Drop for LockedPage {
     fn drop(&mut self) {
         // SAFETY: the page is out, and so its pool keeps descriptor and ring until it is back.
         unsafe {
-            let desc = self.0.as_ref();
+            let desc = self.desc.as_ref();
             // A sole owner writes nothing; the kernel's pools look at the count in the same way.
             if desc.refs.load(Ordering::Acquire) == 1 || desc.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-                desc.home.as_ref().produce(self.0);
+                desc.home.as_ref().produce(self.desc);
             }
         }
     }
@@ -204,7 +220,7 @@ impl Drop for LockedPage {
 
 impl fmt::Debug for LockedPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LockedPage(#{})", self.index())
+        write!(f, "LockedPage(#{} {:?})", self.index(), self.range())
     }
 }
 
@@ -252,7 +268,7 @@ mod tests {
         let mut pool = LockedPool::new(4);
         let page = pool.alloc().unwrap();
         drop(pool);
-        assert!(page.index() < 4);
+        assert!(page.index() < 4 && page.range() == (0..4096));
         drop(page);
     }
 }

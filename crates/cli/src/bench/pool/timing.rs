@@ -53,31 +53,38 @@ impl Cell for Timing {
         let Some(make) = self.make.take() else { return Ok(()) };
         let work = self.work.insert(make(lab)?);
         let mut blocks = work.least();
-        // All that a value takes, whatever part of it is timed.
-        let ns = loop {
+        let mut runs = 0;
+        // As far as each run is anything to go by, which something else may have stretched, and not much further.
+        while runs < 3 {
             let begin = Instant::now();
             work.run(lab, blocks)?;
-            let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
-            if ns >= lab.duration_ns() / 2 {
-                break ns;
+            match room(lab, begin) {
+                0 | 1 => runs += 1,
+                more => blocks *= more,
             }
-            // As far as this run is anything to go by, and not much further.
-            blocks *= (lab.duration_ns() / ns).clamp(2, 16);
-        };
-        let fitting = blocks as f64 * lab.duration_ns() as f64 / ns as f64;
-        self.blocks = (fitting as u64).max(work.least());
+        }
+        self.blocks = blocks;
         Ok(())
     }
 
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
         let Some(work) = &mut self.work else { return Ok(Vec::new()) };
-        let timed = work.run(lab, self.blocks)?;
-        Ok(vec![each(lab, &[timed], &[self.blocks * BATCH])])
+        let (begin, blocks) = (Instant::now(), self.blocks);
+        let timed = work.run(lab, blocks)?;
+        self.blocks *= room(lab, begin).max(1);
+        Ok(vec![each(lab, &[timed], &[blocks * BATCH])])
     }
 
     fn note(&self) -> Option<String> {
         self.work.as_ref()?.note()
     }
+}
+
+/// How many times as much as has been done since `begin` fits into the planned time: all that it took counts, whatever part is
+/// timed. At most 16.
+fn room(lab: &Lab, begin: Instant) -> u64 {
+    let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    (lab.duration_ns() / ns.max(1)).min(16)
 }
 
 /// Work of one thread: does so many blocks, and says whether it could.

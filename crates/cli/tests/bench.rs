@@ -180,7 +180,7 @@ fn pool_has_every_variant_and_keeps_its_books() {
         measured_or_not(find("dpdk_mbuf_remote", n), "vs_locked_ring", complete);
     }
     if cpus > 1 {
-        measured(find("starved", 2), "");
+        measured(find("starved_without_pause", 2), "");
         for magazine in [0, 4, 8, 16, 32, 62] {
             for name in ["remote", "starved"] {
                 let row = find(&format!("{name}_magazine_{magazine}"), 2);

@@ -22,7 +22,7 @@ pub(crate) fn heading(section: &str) -> &str {
         "fragments" => "A page cloned or split, and both parts dropped: on the same CPU, or on others",
         "failed redirect" => "64 frames handed to a target that refuses all of them, and dropped, for each frame",
         "slow path" => "A page by page order: out of the cache, and without one, mapped and unmapped each time",
-        "starved" => "An allocation when all of 64 pages lie where another CPU dropped them, by pages in a magazine",
+        "starved" => "An allocation when all pages lie in another CPU's magazine, by pages in one that is full",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }

@@ -180,7 +180,7 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
     cells
 }
 
-/// Rows of two threads by pages in a magazine; 0 is to have none. The pool's own choice is `remote` and `starved`.
+/// Rows of two threads by pages in a magazine; 0 is to have none. The pool's own choice is `remote`.
 fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
     let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
     let titled = |name: &str, section, magazine| Head {
@@ -194,18 +194,20 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
             Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, whole))
         })
     };
+    // Without magazines, as few pages as with the smallest.
     let starved = move |books: Books, magazine: usize| {
+        let pages = magazine.max(4) - 1;
         Timing::cell(titled("starved", "starved", magazine), move |_| {
-            Ok(Starved(books.pool(options("starved", magazine), starved::PAGES, 0)?))
+            Ok(Starved::new(books.pool(options("starved", magazine), pages, 0)?, pages))
         })
     };
-    let chosen = books.clone();
-    let chosen = Timing::cell(head("starved", "starved", 2, "page"), move |_| {
-        Ok(Starved(chosen.pool(PoolOptions::new("starved").cache(CACHE), starved::PAGES, 0)?))
+    let few = books.clone();
+    let again_and_again = Timing::cell(head("starved_without_pause", "starved", 2, "page"), move |_| {
+        Ok(Starved::without_pause(few.pool(options("starved", 4), 3, 0)?, 3))
     });
-    let by_size =
-        [0, 4, 8, 16, 32, 62].into_iter().flat_map(move |n| [remote(books.clone(), n), starved(books.clone(), n)]);
-    std::iter::once(chosen).chain(by_size)
+    let sizes = [0, 4, 8, 16, 32, 62];
+    let by_size = sizes.into_iter().flat_map(move |n| [remote(books.clone(), n), starved(books.clone(), n)]);
+    by_size.chain([again_and_again])
 }
 
 /// Puts what packets have to pay beside the rows, compares them with each other, and with the goals.

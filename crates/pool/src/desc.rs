@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
 /// Invariants:
-/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list or the
-///   return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
+/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list, a
+///   magazine or the return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
 ///   [`RawPage`](crate::RawPage). Only that owner writes the cells, and passes them on with a release.
 /// * (*sole*) `refs` is 1 unless the page is shared, also while it is at home: a sole owner's drop writes nothing here.
 /// * (*home stays*) `home` points to a live [`Home`] while the page is with a pool or its users.

@@ -77,6 +77,12 @@ impl Desc {
         self.mapped.store(id, Ordering::Release);
     }
 
+    /// Whether a pool has the page mapped. It says so until its device goes, wherever the page is.
+    #[inline]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.load(Ordering::Relaxed) != 0
+    }
+
     /// The address at which the caller, and nobody else, is to unmap the page for pool `id`: once per mapping.
     ///
     /// A page without an owner's claim to it may be asked, as [`PagePool::device_gone`](crate::PagePool::device_gone)

@@ -24,11 +24,13 @@ pub enum MapError {
 
 /// An address space that one device, or several, reach memory through.
 ///
-/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves. Syncs are called per
+/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves, a fragment when a device
+/// of another domain sends it and unmapped when that is done. Syncs are called per
 /// packet, and only in domains that say they need them. Pools compare domains by identity: pages go between two devices
 /// of one domain without being mapped again.
 pub trait DmaDomain: fmt::Debug + Send + Sync {
-    /// Makes `len` bytes at `addr` reachable and returns the device's address of the first.
+    /// Makes `len` bytes at `addr` reachable and returns the device's address of the first. The same bytes may be mapped
+    /// several times at once, and are then unmapped as often.
     ///
     /// # Errors
     ///
@@ -48,7 +50,7 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
         let _ = (dma, len);
     }
 
-    /// The CPU is done with these bytes, the device is about to write them.
+    /// The CPU is done with these bytes, the device is about to read or write them.
     fn sync_for_device(&self, dma: u64, len: usize) {
         let _ = (dma, len);
     }

@@ -102,12 +102,13 @@ impl<M: Memory> Page<M> {
         crate::home::prefetch(self.desc);
     }
 
-    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none. Equal numbers, same domain.
+    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none: also once the pool's device is gone, and
+    /// with it the mapping. Equal numbers, same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
         // SAFETY: *home stays* while the page is ours.
-        unsafe { (*self.desc().home()).domain() }
+        if self.desc().is_mapped() { unsafe { (*self.desc().home()).domain() } } else { 0 }
     }
 
     /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.

@@ -121,10 +121,10 @@ unsafe impl<M: Memory> Send for RegionProvider<M> {}
 impl<M: Memory> RegionProvider<M> {
     const OPS: &'static Ops = &Ops { overflow: Self::free_page, elsewhere: Self::free_page };
 
-    /// Supplies the pages of `region`.
+    /// Supplies the pages of `region`: all of them, hence takes it as a whole.
     #[must_use]
-    pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
-        let region = region.into();
+    pub fn new(region: Region<M>) -> Arc<Self> {
+        let region = Arc::new(region);
         let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
         Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }

@@ -1,7 +1,7 @@
 //! A slice of a page that any number of holders share.
 
 use crate::bytes::OutOfRange;
-use crate::memory::{Mapped, Memory, Readable};
+use crate::memory::{Device, Mapped, Memory, Readable};
 use crate::page::Page;
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -111,6 +111,15 @@ impl<M: Mapped> Frag<M> {
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool {
         self.0.desc().is_sole() && self.0.prepend(header)
+    }
+}
+
+impl Frag<Device> {
+    /// See [`Page::file_offset`].
+    #[inline]
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.0.file_offset()
     }
 }
 

@@ -15,12 +15,14 @@
 //!   lookup, no call to forget.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
+mod brought;
 mod bytes;
 mod desc;
 mod dma;
 mod frag;
 mod home;
 mod linger;
+mod mapping;
 mod memory;
 mod page;
 mod pool;
@@ -35,7 +37,7 @@ pub use bytes::OutOfRange;
 pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use frag::Frag;
 pub use linger::{Lingering, lingering};
-pub use memory::{KernelShared, Mapped, Memory, PeerShared, Private, Readable};
+pub use memory::{Device, KernelShared, Mapped, Memory, PeerShared, Private, Readable};
 pub use page::Page;
 pub use pool::{Closed, Napi, PagePool, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};

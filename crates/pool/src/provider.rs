@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///
-/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that only who
-/// does may ask it anything.
-#[must_use = "a raw page that is dropped is lost to its provider"]
+/// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take), and does not go home by itself:
+/// hand it to [`Provider::give`]. It does not keep its provider either, so that only who does may ask it anything.
+#[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
     kind: PhantomData<fn() -> M>,
@@ -69,6 +69,61 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 /// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate
 /// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet. What an
 /// implementation drops in the meantime, pages of the calling pool included, goes home as from anywhere else.
+///
+/// [`RegionProvider`] is the ordinary one. Another takes its pages from a [`Region`] that it has to itself, by number; this
+/// one hands out first what came back first:
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, Provider, RawPage, Region, RegionOptions};
+/// # use std::collections::VecDeque;
+/// # use std::sync::{Arc, Mutex, PoisonError};
+/// #[derive(Debug)]
+/// struct Fifo {
+///     region: Region<Private>,
+///     free: Mutex<VecDeque<u32>>,
+/// }
+///
+/// impl Fifo {
+///     fn new(region: Region<Private>) -> Arc<Self> {
+///         let free = Mutex::new((0..region.pages()).collect());
+///         Arc::new(Self { region, free })
+///     }
+/// }
+///
+/// // SAFETY: a number is in the list while its page is nowhere, once. There is one region, and it stays.
+/// unsafe impl Provider<Private> for Fifo {
+///     fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+///         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+///         let taken = pages.len().min(free.len());
+///         for (page, index) in pages.iter_mut().zip(free.drain(..taken)) {
+///             // SAFETY: just taken out of the list.
+///             *page = Some(unsafe { self.region.claim(index) });
+///         }
+///         taken
+///     }
+///
+///     unsafe fn give(&self, page: RawPage<Private>) {
+///         // SAFETY: the page is one of ours, and we are here.
+///         let index = unsafe { page.index() };
+///         self.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(index);
+///     }
+///
+///     fn page_size(&self) -> usize {
+///         self.region.page_size()
+///     }
+///
+///     fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+///         f(&self.region);
+///     }
+/// }
+///
+/// let pages = Fifo::new(RegionOptions::new(100).huge_pages(false).build()?);
+/// let mut pool = PoolOptions::new("rx0").build(pages.clone(), None)?;
+/// drop((pool.alloc(), pool.alloc()));
+/// drop(pool);
+/// assert_eq!(pages.free.lock().unwrap().len(), 100);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Safety
 ///

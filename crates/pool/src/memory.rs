@@ -1,11 +1,13 @@
 //! The kinds of memory, as types: who else can write a byte decides how it may be read.
 
+use std::fmt;
+
 mod sealed {
     pub trait Sealed {}
 }
 
 /// A kind of memory. What a [`Region`](crate::Region) is made of, and so its pages and fragments.
-pub trait Memory: sealed::Sealed + Send + Sync + 'static {
+pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     /// How messages call it.
     const NAME: &'static str;
     /// Whether the memory is behind a file descriptor, so that another process can be given it.

@@ -157,8 +157,9 @@ pub struct RegionProvider<M: Memory> {
     supply: Mutex<Supply>,
 }
 
+/// Pages of one region that were never handed out, and pages given back.
 #[derive(Debug)]
-struct Supply {
+pub(crate) struct Supply {
     /// Pages from here on were never handed out.
     fresh: u32,
     /// Pages given back, by their links.
@@ -167,6 +168,59 @@ struct Supply {
 
 // SAFETY: the list's pages belong to the supply, and are reached under its lock only.
 unsafe impl Send for Supply {}
+
+impl Supply {
+    pub(crate) fn new() -> Self {
+        Self { fresh: 0, free: ptr::null_mut() }
+    }
+
+    /// Fills `pages` from the front: with those given back, then with fresh ones of `region`.
+    ///
+    /// # Safety
+    ///
+    /// The supply is in charge of the region, and keeps those whose pages it was given.
+    pub(crate) unsafe fn take<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
+        let mut taken = 0;
+        for slot in pages {
+            // SAFETY: the list's pages are the supply's.
+            let desc = match unsafe { first(self.free) } {
+                Some((desc, rest)) => {
+                    self.free = rest;
+                    desc
+                }
+                None if self.fresh < region.pages() => {
+                    self.fresh += 1;
+                    region.desc(self.fresh - 1)
+                }
+                None => break,
+            };
+            // SAFETY: just taken off the list, or never handed out before.
+            *slot = Some(unsafe { RawPage::from_desc(desc) });
+            taken += 1;
+        }
+        taken
+    }
+
+    /// # Safety
+    ///
+    /// The page came from this supply, which is the caller's to keep with its regions.
+    pub(crate) unsafe fn give<M: Memory>(&mut self, page: RawPage<M>) {
+        let link = link_of(page.into_desc());
+        // SAFETY: the page is the supply's now.
+        unsafe { (*link).set(self.free) };
+        self.free = link;
+    }
+
+    /// Another region takes the place of one that has no fresh pages left.
+    pub(crate) fn next_region(&mut self) {
+        self.fresh = 0;
+    }
+
+    /// Whether a page could be had.
+    pub(crate) fn has_any<M: Memory>(&self, region: &Region<M>) -> bool {
+        !self.free.is_null() || self.fresh < region.pages()
+    }
+}
 
 // SAFETY: the home's cache has no capacity and is never used; all else is shareable.
 unsafe impl<M: Memory> Sync for RegionProvider<M> {}
@@ -180,7 +234,7 @@ impl<M: Memory> RegionProvider<M> {
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         let region = Arc::new(region);
-        let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
+        let supply = Mutex::new(Supply::new());
         Arc::new(Self { home: Home::new(Self::OPS, 0, 0, Remote::new(Left::new())), region, supply })
     }
 
@@ -237,33 +291,14 @@ impl<M: Memory> RegionProvider<M> {
 unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = 0;
-        for slot in pages {
-            // SAFETY: the list's pages are the supply's.
-            let desc = match unsafe { first(supply.free) } {
-                Some((desc, rest)) => {
-                    supply.free = rest;
-                    desc
-                }
-                None if supply.fresh < self.region.pages() => {
-                    supply.fresh += 1;
-                    self.region.desc(supply.fresh - 1)
-                }
-                None => break,
-            };
-            // SAFETY: just taken off the list, or never handed out before.
-            *slot = Some(unsafe { RawPage::from_desc(desc) });
-            taken += 1;
-        }
-        taken
+        // SAFETY: the region came as a whole, and both are in here.
+        unsafe { supply.take(&self.region, pages) }
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        let link = link_of(page.into_desc());
-        // SAFETY: the page is the supply's now.
-        unsafe { (*link).set(supply.free) };
-        supply.free = link;
+        // SAFETY: the page is one of ours, says the caller.
+        unsafe { supply.give(page) };
     }
 
     fn page_size(&self) -> usize {

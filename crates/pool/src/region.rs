@@ -370,8 +370,8 @@ impl<M: Memory> Region<M> {
     ///
     /// # Safety
     ///
-    /// The page is nowhere: it was not claimed since it was last given back, or ever, and no other provider is in charge
-    /// of the region. The region lives until the page is back.
+    /// Nobody has the page: whatever was claimed of it came back to the caller or was dropped as a [`RawPage`]. No other
+    /// provider is in charge of the region, which lives until the page is back.
     ///
     /// # Panics
     ///

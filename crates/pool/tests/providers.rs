@@ -5,8 +5,8 @@ mod common;
 
 use common::{Strict, counting};
 use netmem_pool::{
-    CountingDomain, GrowingProvider, Mapped, PagePool, PeerShared, PoolOptions, Private, Provider, RawPage, Region,
-    RegionError, RegionOptions,
+    CountingDomain, DmaDomain, GrowingProvider, MapError, Mapped, Page, PagePool, PeerShared, PoolOptions, Private,
+    Provider, RawPage, Region, RegionError, RegionOptions,
 };
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier, Mutex};
@@ -139,7 +139,7 @@ fn growing(step: usize, limit: usize) -> Arc<GrowingProvider<Private>> {
     GrowingProvider::new(sparse(step), limit).unwrap()
 }
 
-fn all(pool: &mut PagePool<Private>) -> Vec<netmem_pool::Page<Private>> {
+fn all(pool: &mut PagePool<Private>) -> Vec<Page<Private>> {
     std::iter::from_fn(|| pool.alloc()).collect()
 }
 
@@ -192,6 +192,49 @@ fn a_consumer_who_sits_on_everything() {
     drop((hoard, greedy));
     assert_eq!(all(&mut starved).len(), 150, "the greedy pool has gone, and its pages are here");
     assert_eq!((domain.maps(), starved.close().stats.mapped), (300, 150));
+}
+
+/// Drops pages in the middle of an unmap.
+#[derive(Debug, Default)]
+struct Dropping(Mutex<Vec<Page<Private>>>);
+
+impl DmaDomain for Dropping {
+    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+        Ok(addr.addr() as u64)
+    }
+
+    fn unmap(&self, _dma: u64, _len: usize) {
+        let page = self.0.lock().unwrap().pop();
+        drop(page);
+    }
+}
+
+/// Proves POOL-1 and POOL-10: a device that goes is unmapped from the pages of every region, and a domain may give pages
+/// back to the provider meanwhile.
+#[test]
+fn a_device_that_goes_after_growth() {
+    for cache in [0, 64] {
+        let memory = growing(10, 50);
+        let domain = Arc::new(CountingDomain::new(Dropping::default()));
+        let mut pool = PoolOptions::new("goes").cache(cache).build(memory.clone(), Some(domain.clone())).unwrap();
+        let out = all(&mut pool);
+        assert_eq!(out.len(), 50);
+        pool.device_gone();
+        assert_eq!((domain.maps(), domain.unmaps()), (50, 50));
+        drop(out);
+        assert_eq!(pool.close().outstanding, 0);
+
+        let domain = Arc::new(Dropping::default());
+        let mut pool = PoolOptions::new("drops").cache(cache).build(memory.clone(), Some(domain.clone())).unwrap();
+        let mut out = all(&mut pool);
+        domain.0.lock().unwrap().extend(out.drain(..20));
+        pool.device_gone();
+        assert!(domain.0.lock().unwrap().is_empty());
+        drop(out);
+        assert_eq!(pool.close().outstanding, 0);
+        let mut next = PoolOptions::new("next").build(memory, None).unwrap();
+        assert_eq!(all(&mut next).len(), 50);
+    }
 }
 
 /// Proves POOL-13: growth that cannot be is refused with the figures.

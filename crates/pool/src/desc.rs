@@ -4,6 +4,7 @@ use crate::home::Home;
 use crate::remote::Link;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use rustix::fd::RawFd;
 use std::cell::Cell;
 use std::ptr::NonNull;
 #[cfg(not(loom))]
@@ -28,12 +29,14 @@ pub(crate) struct Desc {
     home: AtomicPtr<Home>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
-    /// The first byte in this process.
+    /// The first byte in this process; of memory that is not mapped here its offset in the file, which nobody follows.
     addr: Cell<*mut u8>,
     /// Identity of the pool that mapped the page, or 0: whoever sets it back to 0 unmaps.
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
+    /// The region's file, which lives as long as the region does, or -1.
+    file: Cell<RawFd>,
 }
 
 #[cfg(not(loom))]
@@ -41,9 +44,10 @@ const _: () = assert!(size_of::<Desc>() == 64);
 
 impl Desc {
     /// Fills in what never changes. All callers write the same values, and only the provider calls.
-    pub(crate) fn describe(&self, index: u32, addr: *mut u8) {
+    pub(crate) fn describe(&self, index: u32, addr: *mut u8, file: RawFd) {
         self.index.set(index);
         self.addr.set(addr);
+        self.file.set(file);
         self.refs.store(1, Ordering::Relaxed);
     }
 
@@ -55,6 +59,10 @@ impl Desc {
     #[inline]
     pub(crate) fn addr(&self) -> *mut u8 {
         self.addr.get()
+    }
+
+    pub(crate) fn file(&self) -> RawFd {
+        self.file.get()
     }
 
     #[inline]
@@ -171,6 +179,7 @@ impl Desc {
             addr: Cell::new(std::ptr::null_mut()),
             mapped: AtomicU64::new(0),
             link: Link::new(),
+            file: Cell::new(-1),
         }
     }
 }

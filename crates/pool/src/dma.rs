@@ -1,7 +1,9 @@
 //! DMA domains: which addresses a device knows memory by, and what has to be done before it or the CPU looks.
 
-use crate::memory::PeerShared;
+use crate::desc::Desc;
+use crate::memory::{Memory, PeerShared};
 use crate::region::Region;
+use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +16,17 @@ pub enum MapError {
     Outside {
         /// Where the memory began.
         addr: usize,
+        /// How long it was.
+        len: usize,
+    },
+    /// The domain does not know the file.
+    #[error(
+        "{len} bytes at offset {offset} of a file that this process does not map are nothing that the DMA domain can reach; \
+         use a domain that was given the file"
+    )]
+    File {
+        /// Where in the file the memory began.
+        offset: u64,
         /// How long it was.
         len: usize,
     },
@@ -37,7 +50,19 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
     /// [`MapError`]; nothing is mapped then.
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError>;
 
-    /// Takes back what [`map`](Self::map) gave, once.
+    /// The same for memory that this process has not mapped ([`Device`](crate::Device)): `len` bytes from `offset` of
+    /// `file`, which is the descriptor that [`Region::fd`] gives, the same number while the region lives. Domains that
+    /// know of no files refuse.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError`]; nothing is mapped then.
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        let _ = file;
+        Err(MapError::File { offset, len })
+    }
+
+    /// Takes back what [`map`](Self::map) or [`map_file`](Self::map_file) gave, once.
     fn unmap(&self, dma: u64, len: usize);
 
     /// Whether the two syncs do anything.
@@ -54,6 +79,20 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
     fn sync_for_device(&self, dma: u64, len: usize) {
         let _ = (dma, len);
     }
+}
+
+/// Maps a page of a kind of memory that is mapped here, or not.
+///
+/// # Safety
+///
+/// The page's region is alive.
+pub(crate) unsafe fn map_page<M: Memory>(domain: &dyn DmaDomain, desc: &Desc, len: usize) -> Result<u64, MapError> {
+    if M::MAPPED {
+        return domain.map(desc.addr(), len);
+    }
+    // SAFETY: memory that is not mapped is a file, which the region keeps open.
+    let file = unsafe { BorrowedFd::borrow_raw(desc.file()) };
+    domain.map_file(file, desc.addr().addr() as u64, len)
 }
 
 /// One region of a [`MemoryTable`].
@@ -148,6 +187,12 @@ impl<D> CountingDomain<D> {
 impl<D: DmaDomain> DmaDomain for CountingDomain<D> {
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
         let dma = self.inner.map(addr, len)?;
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        Ok(dma)
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        let dma = self.inner.map_file(file, offset, len)?;
         self.maps.fetch_add(1, Ordering::Relaxed);
         Ok(dma)
     }

@@ -186,7 +186,7 @@ impl<M: Memory> Napi<'_, M> {
     fn live_domain(&self) -> Option<&dyn DmaDomain> {
         // SAFETY: the context exists inside of its pool's `poll`.
         let s = unsafe { self.shared.as_ref() };
-        s.domain.as_deref().filter(|_| !s.gone.get())
+        s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
     }
 }
 
@@ -297,7 +297,7 @@ impl<M: Memory> PagePool<M> {
     /// Whether [`Napi::sync_for_cpu`] and its counterpart do anything. Ask once, not per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {
-        self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
+        M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
     /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first.

@@ -3,7 +3,7 @@
 //! Reads top-down as the cost does: the array cache, refill from what came back, the provider; then how pages leave.
 
 use crate::desc::Desc;
-use crate::dma::{DmaDomain, MapError};
+use crate::dma::{self, DmaDomain, MapError};
 use crate::home::{Home, Ops, desc_of, first, link_of, prefetch};
 use crate::linger::Record;
 use crate::memory::Memory;
@@ -218,7 +218,9 @@ impl<M: Memory> Shared<M> {
         let desc = unsafe { page.desc() };
         match &self.domain {
             Some(domain) => {
-                desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size())?);
+                // SAFETY: the provider keeps the page's region.
+                let dma = unsafe { dma::map_page::<M>(&**domain, desc, self.page_size())? };
+                desc.set_mapped(self.id, dma);
                 self.home.cache.counters.mapped.bump();
             }
             None => desc.set_mapped(0, desc.addr().addr() as u64),

@@ -223,7 +223,7 @@ impl<M: Memory> PagePool<M> {
             home: Home::new(Shared::<M>::OPS, domain_id, Cache::new(cache, page_size), depot, remote()),
             kept: Home::new(Shared::<M>::KEPT, domain_id, Cache::new(0, page_size), None, remote()),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            limit: o.limit,
+            limit: Cell::new(o.limit),
             provider,
             domain,
             record,
@@ -268,6 +268,33 @@ impl<M: Memory> PagePool<M> {
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: by exclusive reference, outside of a poll, which would hold it.
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
+    }
+
+    /// Pages that the pool has from its provider: at home, posted, or held by somebody.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let s = self.shared();
+        (s.home.cache.held.get() - s.home.remote.0.gone_past_owner()) as usize
+    }
+
+    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
+    /// [`shrink`](Self::shrink).
+    pub fn set_limit(&mut self, pages: usize) {
+        self.shared().limit.set(pages as u64);
+    }
+
+    /// Unmaps idle pages and gives them back to the provider, those that wait on other CPUs included, until the pool
+    /// [holds](Self::held) no more than `pages` or none is idle. Returns how many went.
+    pub fn shrink(&mut self, pages: usize) -> usize {
+        self.shared().drain();
+        let mut gone = 0;
+        while self.held() > pages
+            && let Some(desc) = self.shared().home.cache.take()
+        {
+            self.shared().give_back(desc);
+            gone += 1;
+        }
+        gone
     }
 
     /// Bytes in each page.

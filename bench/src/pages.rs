@@ -165,7 +165,7 @@ fn fill(places: &mut [Option<RawPage<M>>], mut take: impl FnMut() -> Option<RawP
 impl PageAllocator {
     /// Serves the pages of `region`.
     #[must_use]
-    pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
+    pub fn new(region: Region<M>) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let source = RegionProvider::new(region);
         let count = source.region().pages();

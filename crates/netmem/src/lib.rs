@@ -7,7 +7,7 @@
 //! ```text
 //!   device writes into a posted page
 //!     -> queue.poll(|poll| poll.receive(budget, &mut handler))     the poll context: one thread owns queue and pool
-//!     -> Handler::run      the XDP program: drop · tx · pass · aborted
+//!     -> Handler::run      the XDP program: drop · tx · redirect · pass · aborted
 //!     -> Handler::pass     a Packet: a head and up to 17 fragments, each a counted slice of a page
 //!     -> drop              wherever that is: the page goes home to its own pool
 //! ```
@@ -92,7 +92,7 @@ pub use netmem_pool as pool;
 pub use netmem_refs as refs;
 pub use netmem_virtio as virtio;
 
-pub use packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
+pub use packet::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
     RegionOptions, RegionProvider,

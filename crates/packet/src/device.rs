@@ -3,7 +3,7 @@
 
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
-use netmem_pool::{Memory, Napi};
+use netmem_pool::{Frag, Memory, Napi};
 
 /// What happens to received frames. A closure that takes a [`Packet`] is a handler that passes all of them.
 pub trait Handler<M: Memory> {
@@ -25,6 +25,18 @@ pub trait Handler<M: Memory> {
     fn tx(&mut self, packet: Packet<M>) {
         drop(packet);
     }
+
+    /// Takes a frame that is to leave by another device: which one is what [`run`](Self::run) has noted. Without a queue
+    /// of one, see [`TxBulk`](crate::TxBulk), it is dropped.
+    #[inline]
+    fn redirect(&mut self, packet: Packet<M>) {
+        drop(packet);
+    }
+
+    /// No more frames for now: the end of each [`receive`](Poll::receive), in the poll context. The place to flush what
+    /// was gathered for transmit queues.
+    #[inline]
+    fn flush(&mut self) {}
 }
 
 impl<M: Memory, F: FnMut(Packet<M>)> Handler<M> for F {
@@ -67,10 +79,12 @@ pub trait TxQueue {
 
     /// Queues a packet; the device hears of it at the next [`flush`](Self::flush).
     ///
+    /// A packet of another DMA domain is mapped for this device until the device is done with it.
+    ///
     /// # Errors
     ///
-    /// The packet itself if it can't be sent: the queue is full or stopped, or the packet's pages are of another DMA
-    /// domain.
+    /// The packet itself, as it was, if it can't be sent: the queue is full or stopped, or the device cannot reach the
+    /// packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
 
     /// Makes the device see what was queued.
@@ -79,4 +93,43 @@ pub trait TxQueue {
     /// Drops the packets that the device is done with; returns how many. Inside the poll that owns their pool, their
     /// pages take the fast way home.
     fn complete(&mut self) -> usize;
+
+    /// Whether `frag` is of this device's DMA domain, and with which address. Two comparisons; maps nothing.
+    fn reach(&self, frag: &Frag<Self::Mem>) -> Reach;
+}
+
+/// A queue that is lent is a queue.
+impl<T: TxQueue + ?Sized> TxQueue for &mut T {
+    type Mem = T::Mem;
+
+    #[inline]
+    fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>> {
+        (**self).send(packet)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    #[inline]
+    fn complete(&mut self) -> usize {
+        (**self).complete()
+    }
+
+    #[inline]
+    fn reach(&self, frag: &Frag<Self::Mem>) -> Reach {
+        (**self).reach(frag)
+    }
+}
+
+/// How a device reaches a fragment: "same domain?", answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Same domain: the device knows the first byte by this address. Sending syncs, and maps nothing.
+    Mapped(u64),
+    /// Another domain, or none any more: sending maps the fragment for this device, and refuses it if the domain cannot.
+    Map,
+    /// The device can't be made to reach it: sending refuses it.
+    Never,
 }

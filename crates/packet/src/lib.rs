@@ -3,18 +3,22 @@
 //! ```text
 //!   RxQueue::poll ──► XdpFrame ──► Handler::run ──► Verdict::Drop, Aborted   the pages go home at once
 //!                                                   Verdict::Tx              Packet to Handler::tx
+//!                                                   Verdict::Redirect        Packet to Handler::redirect
 //!                                                   Verdict::Pass            Packet to Handler::pass
+//!                     Handler::flush                the end of the poll: bulks go to their queues
 //! ```
 //!
 //! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
 
+mod bulk;
 mod device;
 mod frags;
 mod meta;
 mod packet;
 mod xdp;
 
-pub use device::{Handler, Poll, RxQueue, TxQueue};
+pub use bulk::{BulkStats, TxBulk};
+pub use device::{Handler, Poll, Reach, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{Packet, TooManyFrags};

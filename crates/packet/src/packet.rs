@@ -78,6 +78,18 @@ impl<M: Memory> Packet<M> {
         std::iter::once(&self.head).chain(self.frags())
     }
 
+    /// Takes `n` bytes off the front of the head.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if the head is shorter; nothing has changed then.
+    pub fn pull(&mut self, n: usize) -> Result<(), OutOfRange> {
+        OutOfRange::check(0, n, self.head.len())?;
+        self.head = self.head.slice(n..self.head.len());
+        self.len -= n as u32;
+        Ok(())
+    }
+
     /// Takes the packet apart: the head, and the rest in order.
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
         (self.head, self.frags.into_vec().into_iter())

@@ -14,6 +14,8 @@ pub enum Verdict {
     Drop,
     /// It leaves by a transmit queue.
     Tx,
+    /// It leaves by another device's transmit queue.
+    Redirect,
     /// The program failed: as `Drop`, and counted.
     Aborted,
 }

@@ -134,9 +134,13 @@ fn item(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
-/// A depot of three magazines, each of which one item fills.
+/// A depot of three magazines, each of which `capacity` items fill.
+fn depot_of(capacity: usize) -> Arc<Depot> {
+    Arc::new(Depot::new(capacity, 3).unwrap())
+}
+
 fn depot() -> Arc<Depot> {
-    Arc::new(Depot::new(1, 3).unwrap())
+    depot_of(1)
 }
 
 /// Gives one item. False: it was refused. No other comes back.
@@ -199,11 +203,21 @@ fn exchange_against_refill() {
     });
 }
 
-/// The same against reclaim: either has the old magazine.
+/// The same against reclaim: either has the old magazine, and what it holds.
 #[test]
 fn exchange_against_reclaim() {
-    loom::model(|| {
-        let depot = depot();
+    against_reclaim(1);
+}
+
+/// Push onto a magazine that holds something, against reclaim.
+#[test]
+fn push_against_reclaim() {
+    against_reclaim(2);
+}
+
+fn against_reclaim(capacity: usize) {
+    loom::model(move || {
+        let depot = depot_of(capacity);
         assert!(give(&depot, 7));
         let giver = {
             let depot = depot.clone();
@@ -292,8 +306,18 @@ fn empties_are_handed_over() {
 /// the giver's last touch.
 #[test]
 fn give_against_close() {
-    loom::model(|| {
-        let (depot, contents) = (depot(), Contents::new());
+    against_close(2);
+}
+
+/// The same of a giver that has a full magazine in hand.
+#[test]
+fn exchange_against_close() {
+    against_close(1);
+}
+
+fn against_close(capacity: usize) {
+    loom::model(move || {
+        let (depot, contents) = (depot_of(capacity), Contents::new());
         assert!(give(&depot, 7));
         let giver = {
             let (depot, contents) = (depot.clone(), contents.clone());

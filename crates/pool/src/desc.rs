@@ -4,6 +4,7 @@ use crate::home::Home;
 use crate::remote::Link;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use rustix::fd::RawFd;
 use std::cell::Cell;
 use std::ptr::NonNull;
 #[cfg(not(loom))]
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
 /// Invariants:
-/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list or the
-///   return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
+/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list, a
+///   magazine or the return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
 ///   [`RawPage`](crate::RawPage). Only that owner writes the cells, and passes them on with a release.
 /// * (*sole*) `refs` is 1 unless the page is shared, also while it is at home: a sole owner's drop writes nothing here.
 /// * (*home stays*) `home` points to a live [`Home`] while the page is with a pool or its users.
@@ -28,12 +29,14 @@ pub(crate) struct Desc {
     home: AtomicPtr<Home>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
-    /// The first byte in this process.
+    /// The first byte in this process; of memory that is not mapped here its offset in the file, which nobody follows.
     addr: Cell<*mut u8>,
     /// Identity of the pool that mapped the page, or 0: whoever sets it back to 0 unmaps.
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
+    /// The region's file, which lives as long as the region does, or -1.
+    file: Cell<RawFd>,
 }
 
 #[cfg(not(loom))]
@@ -41,9 +44,10 @@ const _: () = assert!(size_of::<Desc>() == 64);
 
 impl Desc {
     /// Fills in what never changes. All callers write the same values, and only the provider calls.
-    pub(crate) fn describe(&self, index: u32, addr: *mut u8) {
+    pub(crate) fn describe(&self, index: u32, addr: *mut u8, file: RawFd) {
         self.index.set(index);
         self.addr.set(addr);
+        self.file.set(file);
         self.refs.store(1, Ordering::Relaxed);
     }
 
@@ -55,6 +59,10 @@ impl Desc {
     #[inline]
     pub(crate) fn addr(&self) -> *mut u8 {
         self.addr.get()
+    }
+
+    pub(crate) fn file(&self) -> RawFd {
+        self.file.get()
     }
 
     #[inline]
@@ -75,6 +83,12 @@ impl Desc {
     pub(crate) fn set_mapped(&self, id: u64, dma: u64) {
         self.dma.store(dma, Ordering::Relaxed);
         self.mapped.store(id, Ordering::Release);
+    }
+
+    /// Whether a pool has the page mapped. It says so until its device goes, wherever the page is.
+    #[inline]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.load(Ordering::Relaxed) != 0
     }
 
     /// The address at which the caller, and nobody else, is to unmap the page for pool `id`: once per mapping.
@@ -165,6 +179,7 @@ impl Desc {
             addr: Cell::new(std::ptr::null_mut()),
             mapped: AtomicU64::new(0),
             link: Link::new(),
+            file: Cell::new(-1),
         }
     }
 }

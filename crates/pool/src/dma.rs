@@ -1,7 +1,9 @@
 //! DMA domains: which addresses a device knows memory by, and what has to be done before it or the CPU looks.
 
-use crate::memory::PeerShared;
+use crate::desc::Desc;
+use crate::memory::{Memory, PeerShared};
 use crate::region::Region;
+use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +19,17 @@ pub enum MapError {
         /// How long it was.
         len: usize,
     },
+    /// The domain does not know the file.
+    #[error(
+        "{len} bytes at offset {offset} of a file that this process does not map are nothing that the DMA domain can reach; \
+         use a domain that was given the file"
+    )]
+    File {
+        /// Where in the file the memory began.
+        offset: u64,
+        /// How long it was.
+        len: usize,
+    },
     /// The domain can take no more.
     #[error("the DMA domain is full: {0}")]
     Full(String),
@@ -24,18 +37,32 @@ pub enum MapError {
 
 /// An address space that one device, or several, reach memory through.
 ///
-/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves. Syncs are called per
+/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves, a fragment when a device
+/// of another domain sends it and unmapped when that is done. Syncs are called per
 /// packet, and only in domains that say they need them. Pools compare domains by identity: pages go between two devices
 /// of one domain without being mapped again.
 pub trait DmaDomain: fmt::Debug + Send + Sync {
-    /// Makes `len` bytes at `addr` reachable and returns the device's address of the first.
+    /// Makes `len` bytes at `addr` reachable and returns the device's address of the first. The same bytes may be mapped
+    /// several times at once, and are then unmapped as often.
     ///
     /// # Errors
     ///
     /// [`MapError`]; nothing is mapped then.
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError>;
 
-    /// Takes back what [`map`](Self::map) gave, once.
+    /// The same for memory that this process has not mapped ([`Device`](crate::Device)): `len` bytes from `offset` of
+    /// `file`, which is the descriptor that [`Region::fd`] gives, the same number while the region lives. Domains that
+    /// know of no files refuse.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError`]; nothing is mapped then.
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        let _ = file;
+        Err(MapError::File { offset, len })
+    }
+
+    /// Takes back what [`map`](Self::map) or [`map_file`](Self::map_file) gave, once.
     fn unmap(&self, dma: u64, len: usize);
 
     /// Whether the two syncs do anything.
@@ -48,10 +75,24 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
         let _ = (dma, len);
     }
 
-    /// The CPU is done with these bytes, the device is about to write them.
+    /// The CPU is done with these bytes, the device is about to read or write them.
     fn sync_for_device(&self, dma: u64, len: usize) {
         let _ = (dma, len);
     }
+}
+
+/// Maps a page of a kind of memory that is mapped here, or not.
+///
+/// # Safety
+///
+/// The page's region is alive.
+pub(crate) unsafe fn map_page<M: Memory>(domain: &dyn DmaDomain, desc: &Desc, len: usize) -> Result<u64, MapError> {
+    if M::MAPPED {
+        return domain.map(desc.addr(), len);
+    }
+    // SAFETY: memory that is not mapped is a file, which the region keeps open.
+    let file = unsafe { BorrowedFd::borrow_raw(desc.file()) };
+    domain.map_file(file, desc.addr().addr() as u64, len)
 }
 
 /// One region of a [`MemoryTable`].
@@ -146,6 +187,12 @@ impl<D> CountingDomain<D> {
 impl<D: DmaDomain> DmaDomain for CountingDomain<D> {
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
         let dma = self.inner.map(addr, len)?;
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        Ok(dma)
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        let dma = self.inner.map_file(file, offset, len)?;
         self.maps.fetch_add(1, Ordering::Relaxed);
         Ok(dma)
     }

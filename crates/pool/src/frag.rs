@@ -2,7 +2,7 @@
 
 use crate::bytes::OutOfRange;
 use crate::desc::Desc;
-use crate::memory::{Mapped, Memory, Readable};
+use crate::memory::{Device, Mapped, Memory, Readable};
 use crate::page::Page;
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -122,11 +122,49 @@ impl<M: Mapped> Frag<M> {
     }
 }
 
+impl Frag<Device> {
+    /// See [`Page::file_offset`].
+    #[inline]
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.0.file_offset()
+    }
+}
+
 impl<M: Readable> Deref for Frag<M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         self.0.as_slice()
+    }
+}
+
+impl<M: Readable> AsRef<[u8]> for Frag<M> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Without copying: the `Bytes` and its slices and clones hold the fragment, and with the last of them, on whichever
+/// thread, the page goes home. One allocation, of what the clones share.
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// # let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+/// let mut page = pool.alloc().expect("a new pool has pages");
+/// page.copy_from(0, b"GET / HTTP/1.1")?;
+/// let bytes = bytes::Bytes::from(page.freeze_range(0..14));
+/// let path = bytes.slice(4..5);
+/// drop(bytes);
+/// assert_eq!((&path[..], pool.stats().inflight()), (&b"/"[..], 1));
+/// drop(path);
+/// assert_eq!(pool.stats().inflight(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl<M: Readable> From<Frag<M>> for ::bytes::Bytes {
+    fn from(frag: Frag<M>) -> Self {
+        Self::from_owner(frag)
     }
 }
 

@@ -7,21 +7,27 @@
 //!      └──unmap, give──────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's, handed over when it is full
 //! ```
 //!
-//! * [`Region`] is the memory: mapped once, huge pages where the machine has them, its [`Memory`] kind in the type.
-//! * [`Provider`] hands out pages of it; [`RegionProvider`] is the ordinary one.
+//! * [`Region`] is the memory, its [`Memory`] kind in the type: the system's, mapped once, in huge pages where the machine
+//!   has them; a range or a file that the user brings; a device's, which is never mapped.
+//! * [`Provider`] hands out pages of it; [`RegionProvider`] is the ordinary one, [`GrowingProvider`] adds regions, and others
+//!   can be written.
 //! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when the page enters and
 //!   unmaps it when it leaves; in between the page circulates.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
 //!   lookup, no call to forget.
+//! * [`WaitQueue`] keeps pages that are lent to somebody who cannot drop them, and looks whether he is done.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
+mod brought;
 mod bulk;
 mod bytes;
 mod desc;
 mod dma;
 mod frag;
+mod grow;
 mod home;
 mod linger;
+mod mapping;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
@@ -33,19 +39,22 @@ mod remote;
 mod shared;
 mod span;
 mod stats;
+mod waiting;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
 pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use frag::Frag;
+pub use grow::GrowingProvider;
 pub use home::outside_context;
 pub use linger::{Lingering, lingering};
-pub use memory::{KernelShared, Mapped, Memory, PeerShared, Private, Readable};
+pub use memory::{Device, KernelShared, Mapped, Memory, PeerShared, Private, Readable};
 pub use page::Page;
 pub use pool::{Closed, Napi, PagePool, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};
 pub use region::{Backing, Region, RegionError, RegionOptions};
 pub use stats::PoolStats;
+pub use waiting::{Stays, WaitQueue, WaitStats};
 
 /// Bytes in the smallest page.
 pub const PAGE_SIZE: usize = 4096;

@@ -3,7 +3,7 @@
 use crate::bytes::{self, OutOfRange};
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
-use crate::memory::{Mapped, Memory, Readable};
+use crate::memory::{Device, Mapped, Memory, Readable};
 use crate::span::Span;
 use std::fmt;
 use std::marker::PhantomData;
@@ -89,7 +89,8 @@ impl<M: Memory> Page<M> {
     }
 
     /// The device's address of the first byte, if the pool maps pages for a [domain](crate::DmaDomain); else the address
-    /// of [`as_ptr`](Self::as_ptr). Meaningless for pages from no pool.
+    /// of [`as_ptr`](Self::as_ptr) or, where nothing is mapped, the [`file_offset`](Page::file_offset). Meaningless for
+    /// pages from no pool.
     #[inline]
     #[must_use]
     pub fn dma_addr(&self) -> u64 {
@@ -102,12 +103,13 @@ impl<M: Memory> Page<M> {
         crate::home::prefetch(self.desc);
     }
 
-    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none. Equal numbers, same domain.
+    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none: also once the pool's device is gone, and
+    /// with it the mapping. Equal numbers, same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
         // SAFETY: *home stays* while the page is ours.
-        unsafe { (*self.desc().home()).domain() }
+        if self.desc().is_mapped() { unsafe { (*self.desc().home()).domain() } } else { 0 }
     }
 
     /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
@@ -212,6 +214,15 @@ impl<M: Mapped> Page<M> {
         // SAFETY: the bytes lie in the page and are ours, by exclusive reference.
         unsafe { bytes::copy_in(header, self.as_ptr()) };
         true
+    }
+}
+
+impl Page<Device> {
+    /// Where these bytes begin in their region's file.
+    #[inline]
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.desc().addr().addr() as u64 + u64::from(self.span.offset())
     }
 }
 

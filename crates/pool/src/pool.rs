@@ -186,7 +186,7 @@ impl<M: Memory> Napi<'_, M> {
     fn live_domain(&self) -> Option<&dyn DmaDomain> {
         // SAFETY: the context exists inside of its pool's `poll`.
         let s = unsafe { self.shared.as_ref() };
-        s.domain.as_deref().filter(|_| !s.gone.get())
+        s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
     }
 }
 
@@ -223,7 +223,7 @@ impl<M: Memory> PagePool<M> {
             home: Home::new(Shared::<M>::OPS, domain_id, Cache::new(cache, page_size), depot, remote()),
             kept: Home::new(Shared::<M>::KEPT, domain_id, Cache::new(0, page_size), None, remote()),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            limit: o.limit,
+            limit: Cell::new(o.limit),
             provider,
             domain,
             record,
@@ -270,6 +270,33 @@ impl<M: Memory> PagePool<M> {
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
+    /// Pages that the pool has from its provider: at home, posted, or held by somebody.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let s = self.shared();
+        (s.home.cache.held.get() - s.home.remote.0.gone_past_owner()) as usize
+    }
+
+    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
+    /// [`shrink`](Self::shrink).
+    pub fn set_limit(&mut self, pages: usize) {
+        self.shared().limit.set(pages as u64);
+    }
+
+    /// Unmaps idle pages and gives them back to the provider, those that wait on other CPUs included, until the pool
+    /// [holds](Self::held) no more than `pages` or none is idle. Returns how many went.
+    pub fn shrink(&mut self, pages: usize) -> usize {
+        self.shared().drain();
+        let mut gone = 0;
+        while self.held() > pages
+            && let Some(desc) = self.shared().home.cache.take()
+        {
+            self.shared().give_back(desc);
+            gone += 1;
+        }
+        gone
+    }
+
     /// Bytes in each page.
     #[must_use]
     pub fn page_size(&self) -> usize {
@@ -297,7 +324,7 @@ impl<M: Memory> PagePool<M> {
     /// Whether [`Napi::sync_for_cpu`] and its counterpart do anything. Ask once, not per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {
-        self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
+        M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
     /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first.

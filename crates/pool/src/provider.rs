@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///
-/// It does not go home by itself: hand it to [`Provider::give`]. It does not keep its provider either, so that only who
-/// does may ask it anything.
-#[must_use = "a raw page that is dropped is lost to its provider"]
+/// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take), and does not go home by itself:
+/// hand it to [`Provider::give`]. It does not keep its provider either, so that only who does may ask it anything.
+#[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
     kind: PhantomData<fn() -> M>,
@@ -70,6 +70,61 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 /// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet. What an
 /// implementation drops in the meantime, pages of the calling pool included, goes home as from anywhere else.
 ///
+/// [`RegionProvider`] is the ordinary one. Another takes its pages from a [`Region`] that it has to itself, by number; this
+/// one hands out first what came back first:
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, Provider, RawPage, Region, RegionOptions};
+/// # use std::collections::VecDeque;
+/// # use std::sync::{Arc, Mutex, PoisonError};
+/// #[derive(Debug)]
+/// struct Fifo {
+///     region: Region<Private>,
+///     free: Mutex<VecDeque<u32>>,
+/// }
+///
+/// impl Fifo {
+///     fn new(region: Region<Private>) -> Arc<Self> {
+///         let free = Mutex::new((0..region.pages()).collect());
+///         Arc::new(Self { region, free })
+///     }
+/// }
+///
+/// // SAFETY: a number is in the list while its page is nowhere, once. There is one region, and it stays.
+/// unsafe impl Provider<Private> for Fifo {
+///     fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+///         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+///         let taken = pages.len().min(free.len());
+///         for (page, index) in pages.iter_mut().zip(free.drain(..taken)) {
+///             // SAFETY: just taken out of the list.
+///             *page = Some(unsafe { self.region.claim(index) });
+///         }
+///         taken
+///     }
+///
+///     unsafe fn give(&self, page: RawPage<Private>) {
+///         // SAFETY: the page is one of ours, and we are here.
+///         let index = unsafe { page.index() };
+///         self.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(index);
+///     }
+///
+///     fn page_size(&self) -> usize {
+///         self.region.page_size()
+///     }
+///
+///     fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+///         f(&self.region);
+///     }
+/// }
+///
+/// let pages = Fifo::new(RegionOptions::new(100).huge_pages(false).build()?);
+/// let mut pool = PoolOptions::new("rx0").build(pages.clone(), None)?;
+/// drop((pool.alloc(), pool.alloc()));
+/// drop(pool);
+/// assert_eq!(pages.free.lock().unwrap().len(), 100);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Safety
 ///
 /// The implementation hands every page out to one holder at a time, keeps the [`Region`] of every page that is out,
@@ -102,8 +157,9 @@ pub struct RegionProvider<M: Memory> {
     supply: Mutex<Supply>,
 }
 
+/// Pages of one region that were never handed out, and pages given back.
 #[derive(Debug)]
-struct Supply {
+pub(crate) struct Supply {
     /// Pages from here on were never handed out.
     fresh: u32,
     /// Pages given back, by their links.
@@ -113,6 +169,59 @@ struct Supply {
 // SAFETY: the list's pages belong to the supply, and are reached under its lock only.
 unsafe impl Send for Supply {}
 
+impl Supply {
+    pub(crate) fn new() -> Self {
+        Self { fresh: 0, free: ptr::null_mut() }
+    }
+
+    /// Fills `pages` from the front: with those given back, then with fresh ones of `region`.
+    ///
+    /// # Safety
+    ///
+    /// The supply is in charge of the region, and keeps those whose pages it was given.
+    pub(crate) unsafe fn take<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
+        let mut taken = 0;
+        for slot in pages {
+            // SAFETY: the list's pages are the supply's.
+            let desc = match unsafe { first(self.free) } {
+                Some((desc, rest)) => {
+                    self.free = rest;
+                    desc
+                }
+                None if self.fresh < region.pages() => {
+                    self.fresh += 1;
+                    region.desc(self.fresh - 1)
+                }
+                None => break,
+            };
+            // SAFETY: just taken off the list, or never handed out before.
+            *slot = Some(unsafe { RawPage::from_desc(desc) });
+            taken += 1;
+        }
+        taken
+    }
+
+    /// # Safety
+    ///
+    /// The page came from this supply, which is the caller's to keep with its regions.
+    pub(crate) unsafe fn give<M: Memory>(&mut self, page: RawPage<M>) {
+        let link = link_of(page.into_desc());
+        // SAFETY: the page is the supply's now.
+        unsafe { (*link).set(self.free) };
+        self.free = link;
+    }
+
+    /// Another region takes the place of one that has no fresh pages left.
+    pub(crate) fn next_region(&mut self) {
+        self.fresh = 0;
+    }
+
+    /// Whether a page could be had.
+    pub(crate) fn has_any<M: Memory>(&self, region: &Region<M>) -> bool {
+        !self.free.is_null() || self.fresh < region.pages()
+    }
+}
+
 // SAFETY: the home's cache has no capacity and is never used; all else is shareable.
 unsafe impl<M: Memory> Sync for RegionProvider<M> {}
 // SAFETY: as above.
@@ -121,12 +230,12 @@ unsafe impl<M: Memory> Send for RegionProvider<M> {}
 impl<M: Memory> RegionProvider<M> {
     const OPS: &'static Ops = &Ops { overflow: Self::free_page, elsewhere: Self::free_page };
 
-    /// Supplies the pages of `region`.
+    /// Supplies the pages of `region`: all of them, hence takes it as a whole.
     #[must_use]
-    pub fn new(region: impl Into<Arc<Region<M>>>) -> Arc<Self> {
-        let region = region.into();
-        let supply = Mutex::new(Supply { fresh: 0, free: ptr::null_mut() });
+    pub fn new(region: Region<M>) -> Arc<Self> {
+        let region = Arc::new(region);
         let cache = Cache::new(0, region.page_size() as u32);
+        let supply = Mutex::new(Supply::new());
         Arc::new(Self { home: Home::new(Self::OPS, 0, cache, None, Remote::new(Left::new())), region, supply })
     }
 
@@ -183,33 +292,14 @@ impl<M: Memory> RegionProvider<M> {
 unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = 0;
-        for slot in pages {
-            // SAFETY: the list's pages are the supply's.
-            let desc = match unsafe { first(supply.free) } {
-                Some((desc, rest)) => {
-                    supply.free = rest;
-                    desc
-                }
-                None if supply.fresh < self.region.pages() => {
-                    supply.fresh += 1;
-                    self.region.desc(supply.fresh - 1)
-                }
-                None => break,
-            };
-            // SAFETY: just taken off the list, or never handed out before.
-            *slot = Some(unsafe { RawPage::from_desc(desc) });
-            taken += 1;
-        }
-        taken
+        // SAFETY: the region came as a whole, and both are in here.
+        unsafe { supply.take(&self.region, pages) }
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        let link = link_of(page.into_desc());
-        // SAFETY: the page is the supply's now.
-        unsafe { (*link).set(supply.free) };
-        supply.free = link;
+        // SAFETY: the page is one of ours, says the caller.
+        unsafe { supply.give(page) };
     }
 
     fn page_size(&self) -> usize {

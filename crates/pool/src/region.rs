@@ -7,17 +7,16 @@
 
 use crate::PAGE_SIZE;
 use crate::desc::Desc;
-use crate::memory::Memory;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
-use std::ffi::c_void;
+use crate::mapping::{self, HUGE, Mapping};
+use crate::memory::{Mapped, Memory};
+use crate::provider::RawPage;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::MemfdFlags;
+use rustix::mm::MapFlags;
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fmt, io};
-
-const HUGE: usize = 2 << 20;
 
 /// What a region's memory turned out to be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +27,8 @@ pub enum Backing {
     Transparent,
     /// Pages of 4 KiB.
     Plain,
+    /// Whatever the user brought: nobody asked.
+    Brought,
 }
 
 impl fmt::Display for Backing {
@@ -36,6 +37,7 @@ impl fmt::Display for Backing {
             Self::Huge => "2M",
             Self::Transparent => "thp",
             Self::Plain => "none",
+            Self::Brought => "brought",
         })
     }
 }
@@ -88,6 +90,55 @@ pub enum RegionError {
         /// The process's limit.
         limit: u64,
     },
+    /// Memory that the user brought does not begin where a page can.
+    #[error(
+        "memory at {addr:#x} does not begin at a multiple of the page size, {page_size} bytes; bring memory that does, or \
+         use a smaller page order"
+    )]
+    Unaligned {
+        /// Where it begins.
+        addr: usize,
+        /// Bytes in a page.
+        page_size: usize,
+    },
+    /// Memory that the user brought is too small.
+    #[error("{bytes} bytes hold no page of {page_size}; bring more memory, or use a smaller page order")]
+    Small {
+        /// How much there is.
+        bytes: usize,
+        /// Bytes in a page.
+        page_size: usize,
+    },
+    /// A file that the user brought cannot be used.
+    #[error(
+        "cannot {step} the file that was brought: {source}; it must have a size, be open for reading and writing, and be \
+         of a kind that can be mapped"
+    )]
+    File {
+        /// What was attempted.
+        step: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Somebody could make a memory file that the user brought shorter, and it cannot be sealed against that.
+    #[error(
+        "the memfd that was brought cannot be sealed against shrinking: {source}; seal it with F_SEAL_SHRINK, or make it \
+         with MFD_ALLOW_SEALING"
+    )]
+    Shrinkable {
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A provider that may not even grow to its first region.
+    #[error(
+        "{limit} pages are the limit of growth, and it grows by {step} at a time; raise the limit or make the step smaller"
+    )]
+    Growth {
+        /// The most pages that there may be.
+        limit: usize,
+        /// Pages in a region.
+        step: usize,
+    },
     /// The NUMA node does not exist, or has no memory for us.
     #[error("cannot bind memory to NUMA node {node}: {source}")]
     Node {
@@ -101,7 +152,7 @@ pub enum RegionError {
 /// What a [`Region`] is to be. Start with [`RegionOptions::new`].
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
-    pages: usize,
+    pub(crate) pages: usize,
     order: u8,
     huge: bool,
     node: Option<u32>,
@@ -156,84 +207,25 @@ impl RegionOptions {
     /// # Errors
     ///
     /// See [`RegionError`]; nothing is left behind.
-    pub fn build<M: Memory>(self) -> Result<Region<M>, RegionError> {
+    pub fn build<M: Mapped>(self) -> Result<Region<M>, RegionError> {
         Region::build(&self)
-    }
-}
-
-/// An address range of this process, unmapped on drop.
-struct Mapping {
-    at: NonNull<c_void>,
-    len: usize,
-}
-
-impl Mapping {
-    /// Maps `len` bytes of reserved huge pages, of `fd` or anonymous. The kernel aligns them. There are often none, and
-    /// a fixed mapping that fails would leave a hole which another thread's mapping may have taken when we clean up.
-    fn huge(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
-        let at = unsafe {
-            match fd {
-                Some(fd) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?,
-                None => {
-                    let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-                    rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
-                }
-            }
-        };
-        NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    /// Maps `len` bytes (whole huge pages), of `fd` or anonymous, aligned to a huge page.
-    fn new(fd: Option<BorrowedFd<'_>>, len: usize, extra: MapFlags) -> io::Result<Self> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing. What is mapped over it and
-        // unmapped from its ends lies within it.
-        unsafe {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            let start = rustix::mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags)?;
-            let before = start.addr().next_multiple_of(HUGE) - start.addr();
-            let at = start.byte_add(before);
-            let whole = Self { at: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len: room };
-            match fd {
-                Some(fd) => rustix::mm::mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED | extra, fd, 0)?,
-                None => rustix::mm::mmap_anonymous(at, len, prot, MapFlags::PRIVATE | MapFlags::FIXED | extra)?,
-            };
-            std::mem::forget(whole);
-            for (end, bytes) in [(start, before), (at.byte_add(len), HUGE - before)] {
-                if bytes > 0 {
-                    rustix::mm::munmap(end, bytes)?;
-                }
-            }
-            NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-        }
-    }
-
-    fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is ours, and none of the advice that this file gives discards contents.
-        match unsafe { libc::madvise(self.at.as_ptr(), self.len, advice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range is ours, and whoever owned this value let go of all pointers into it.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
-            tracing::error!(%error, len = self.len, "a region could not be unmapped");
-        }
     }
 }
 
 /// Memory for pages, of one [kind](Memory), with a descriptor for each page.
 ///
+/// | made by | kind | the memory is |
+/// | --- | --- | --- |
+/// | [`RegionOptions::build`] | every one that is [`Mapped`] | ours: taken from the system |
+/// | [`Region::from_raw`] | every one that is [`Readable`](crate::Readable) | a range of this process that the user brings |
+/// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`](crate::PeerShared) | a file that the user brings, mapped here |
+/// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file that the user brings, never mapped here |
+///
 /// Invariant (*described*): descriptor `i` is beside page `i`; both stay where they are while the region lives.
 pub struct Region<M: Memory> {
-    memory: Mapping,
+    /// The first byte in this process; null where the memory is not mapped.
+    at: *mut u8,
+    len: usize,
     descs: Mapping,
     fd: Option<OwnedFd>,
     pages: u32,
@@ -241,21 +233,30 @@ pub struct Region<M: Memory> {
     used: AtomicU32,
     order: u8,
     backing: Backing,
+    /// What keeps the memory; let go with the region.
+    _owner: Box<dyn Send>,
     kind: PhantomData<M>,
 }
 
-// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never references.
+/// Memory that is to become a region.
+pub(crate) struct Ground {
+    pub(crate) at: *mut u8,
+    pub(crate) len: usize,
+    pub(crate) fd: Option<OwnedFd>,
+    pub(crate) backing: Backing,
+    pub(crate) owner: Box<dyn Send>,
+}
+
+// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never references. The owner is touched
+// by nobody but the drop.
 unsafe impl<M: Memory> Send for Region<M> {}
 // SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone writes.
 unsafe impl<M: Memory> Sync for Region<M> {}
 
-impl<M: Memory> Region<M> {
+impl<M: Mapped> Region<M> {
     fn build(o: &RegionOptions) -> Result<Self, RegionError> {
-        if o.order > 9 {
-            return Err(RegionError::Order { order: o.order });
-        }
+        check_order(o.order)?;
         let pages = u32::try_from(o.pages).ok().filter(|&n| n > 0).ok_or(RegionError::Pages { pages: o.pages })?;
-        let system = |step, bytes| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
         let bytes = (o.pages.checked_mul(PAGE_SIZE << o.order))
             .and_then(|b| b.checked_next_multiple_of(HUGE))
             .ok_or(RegionError::Pages { pages: o.pages })?;
@@ -266,14 +267,14 @@ impl<M: Memory> Region<M> {
             None => Self::prepare(o, bytes, Backing::Plain)?,
         };
         if o.lock {
-            lock(&memory).map_err(|_| RegionError::Memlock { bytes, limit: memlock_limit() })?;
+            let limit = mapping::memlock_limit();
+            mapping::lock(&memory).map_err(|_| RegionError::Memlock { bytes, limit })?;
         }
         // A child that shared these pages copy-on-write would silently part the device from its driver.
-        memory.advise(libc::MADV_DONTFORK).map_err(system("keep from child processes", bytes))?;
-        let desc_bytes = (o.pages * size_of::<Desc>()).next_multiple_of(HUGE);
-        let descs =
-            Mapping::new(None, desc_bytes, MapFlags::NORESERVE).map_err(system("map descriptors for", bytes))?;
-        Ok(Self { memory, descs, fd, pages, used: AtomicU32::new(0), order: o.order, backing, kind: PhantomData })
+        let system = |source| RegionError::System { step: "keep from child processes", bytes, kind: M::NAME, source };
+        memory.advise(libc::MADV_DONTFORK).map_err(system)?;
+        let (at, len) = (memory.at.as_ptr().cast(), memory.len);
+        Self::on(Ground { at, len, fd, backing, owner: Box::new(memory) }, pages, o.order)
     }
 
     /// Maps, places and populates the memory, of reserved huge pages or of whatever else can be had.
@@ -285,13 +286,13 @@ impl<M: Memory> Region<M> {
         let system = |step| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
         let huge = want == Backing::Huge;
         // Reserved huge pages are counted by the system; of the rest it promises more than it has.
-        if let Some(available) = available().filter(|&a| !huge && o.populate && bytes > a) {
+        if let Some(available) = mapping::available().filter(|&a| !huge && o.populate && bytes > a) {
             return Err(RegionError::TooLittle { bytes, available });
         }
         let fd = match (M::SHARED_BY_FD, huge) {
             (false, _) => None,
-            (true, true) => Some(memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)),
-            (true, false) => Some(memfd(bytes, MemfdFlags::empty())),
+            (true, true) => Some(mapping::memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)),
+            (true, false) => Some(mapping::memfd(bytes, MemfdFlags::empty())),
         };
         let fd = fd.transpose().map_err(system("create a file of"))?;
         // What is to be resident only where it is touched may be larger than the machine's memory.
@@ -300,13 +301,33 @@ impl<M: Memory> Region<M> {
         let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file, bytes, flags) };
         let memory = memory.map_err(system("map"))?;
         if let Some(node) = o.node {
-            bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
+            mapping::bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
         }
         if o.populate {
-            populate(&memory).map_err(system("populate"))?;
+            mapping::populate(&memory).map_err(system("populate"))?;
         }
-        let found = if o.huge && !huge { make_transparent(&memory, M::SHARED_BY_FD, o.populate) } else { want };
-        Ok((memory, fd, found))
+        let transparent = o.huge && !huge && mapping::make_transparent(&memory, M::SHARED_BY_FD, o.populate);
+        Ok((memory, fd, if transparent { Backing::Transparent } else { want }))
+    }
+
+    /// The first byte's address in this process.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at
+    }
+}
+
+impl<M: Memory> Region<M> {
+    /// Puts `pages` pages on memory that has room for them, and descriptors beside it.
+    pub(crate) fn on(ground: Ground, pages: u32, order: u8) -> Result<Self, RegionError> {
+        let Ground { at, len, fd, backing, owner } = ground;
+        let bytes = (pages as usize * size_of::<Desc>()).next_multiple_of(HUGE);
+        let descs = Mapping::new(None, bytes, MapFlags::NORESERVE).map_err(|source| {
+            let step = "map descriptors for";
+            RegionError::System { step, bytes: len, kind: M::NAME, source }
+        })?;
+        let used = AtomicU32::new(0);
+        Ok(Self { at, len, descs, fd, pages, used, order, backing, _owner: owner, kind: PhantomData })
     }
 
     /// How many pages there are.
@@ -321,10 +342,10 @@ impl<M: Memory> Region<M> {
         PAGE_SIZE << self.order
     }
 
-    /// Bytes mapped: whole huge pages, so possibly more than the pages take.
+    /// Bytes of memory: whole huge pages where it is ours, so possibly more than the pages take.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.memory.len
+        self.len
     }
 
     /// Never: a region has at least one page.
@@ -339,16 +360,25 @@ impl<M: Memory> Region<M> {
         self.backing
     }
 
-    /// The first byte's address in this process.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.at.as_ptr().cast()
-    }
-
-    /// The file to give to a peer, if the kind of memory has one. It is sealed: nobody can shrink it under us.
+    /// The file that the memory is, to give to a peer, if it is one. Ours is sealed: nobody can shrink it under us.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Page `index` as a [`Provider`](crate::Provider) hands it out: for providers that keep their pages by number.
+    ///
+    /// # Safety
+    ///
+    /// Nobody has the page: whatever was claimed of it came back to the caller or was dropped as a [`RawPage`]. No other
+    /// provider is in charge of the region, which lives until the page is back.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such page.
+    pub unsafe fn claim(&self, index: u32) -> RawPage<M> {
+        // SAFETY: the page has no other owner, says the caller.
+        unsafe { RawPage::from_desc(self.desc(index)) }
     }
 
     /// The descriptor of page `index`, its constant fields filled in.
@@ -356,10 +386,13 @@ impl<M: Memory> Region<M> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // Relaxed: whoever looks for its own pages has taken them before.
         self.used.fetch_max(index + 1, Ordering::Relaxed);
+        // Where nothing is mapped this is the offset, in the shape of a pointer.
+        let addr = self.at.wrapping_add(index as usize * self.page_size());
+        let file = self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         // SAFETY: *described*: the index was just checked; an all-zero descriptor is a valid one.
         unsafe {
             let desc = self.descs.at.cast::<Desc>().add(index as usize);
-            desc.as_ref().describe(index, self.as_ptr().add(index as usize * self.page_size()));
+            desc.as_ref().describe(index, addr, file);
             desc
         }
     }
@@ -379,71 +412,9 @@ impl<M: Memory> fmt::Debug for Region<M> {
     }
 }
 
-/// A file without a name, which nobody can make shorter: a peer's `ftruncate` would be our SIGBUS.
-fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("netmem", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, bytes as u64)?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(fd)
-}
-
-/// Asks for transparent huge pages. `MADV_COLLAPSE` gives them to a memfd even where the system-wide setting for shared
-/// memory is "never", as it is on most distributions, but makes every page resident.
-fn make_transparent(memory: &Mapping, shared: bool, populated: bool) -> Backing {
-    const MADV_COLLAPSE: libc::c_int = 25;
-    let wanted = memory.advise(libc::MADV_HUGEPAGE).is_ok();
-    let transparent = if populated {
-        wanted && memory.advise(MADV_COLLAPSE).is_ok()
-    } else {
-        let setting = if shared { "shmem_enabled" } else { "enabled" };
-        wanted
-            && std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{setting}"))
-                .is_ok_and(|s| !s.contains("[never]") && !s.contains("[deny]"))
-    };
-    if transparent { Backing::Transparent } else { Backing::Plain }
-}
-
-fn populate(memory: &Mapping) -> io::Result<()> {
-    match memory.advise(libc::MADV_POPULATE_WRITE) {
-        // Kernels before 5.14 do not know the advice: touch the pages instead.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            for at in (0..memory.len).step_by(PAGE_SIZE) {
-                // SAFETY: `at` is within the mapping, which nobody else has seen yet.
-                unsafe { memory.at.cast::<u8>().add(at).write_volatile(0) };
-            }
-            Ok(())
-        }
-        other => other,
-    }
-}
-
-/// Bytes that could be had without swapping; `None` where the system does not say. Limits of a control group are not
-/// looked at.
-fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
-}
-
-fn lock(memory: &Mapping) -> io::Result<()> {
-    // SAFETY: locking a range of ours changes no contents.
-    Ok(unsafe { rustix::mm::mlock(memory.at.as_ptr(), memory.len) }?)
-}
-
-fn memlock_limit() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)
-}
-
-fn bind(memory: &Mapping, node: u32) -> io::Result<()> {
-    if node >= 1024 {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    let mut mask = [0u64; 16];
-    mask[node as usize / 64] = 1 << (node % 64);
-    // SAFETY: the range is ours; the mask is 1024 bits long, and the kernel reads one bit less than `maxnode`.
-    let done = unsafe {
-        let (at, len) = (memory.at.as_ptr(), memory.len);
-        libc::syscall(libc::SYS_mbind, at, len, libc::MPOL_BIND, mask.as_ptr(), 1025usize, 0usize)
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// # Errors
+///
+/// [`RegionError::Order`].
+pub(crate) fn check_order(order: u8) -> Result<(), RegionError> {
+    if order > 9 { Err(RegionError::Order { order }) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! The return stack: how a page comes home from a thread that does not own the pool, and how a pool dies.
+//! The return stack: how a page comes home that the depot refused, and how a pool dies.
 //!
 //! A Treiber stack of which one thread, the owner, takes everything at once. Nobody pops a single page, so there is no
 //! ABA: a push compares with the head it linked to, and if that head came back meanwhile, linking to it is right again.

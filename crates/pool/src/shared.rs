@@ -3,7 +3,7 @@
 //! Reads top-down as the cost does: the array cache, refill from what came back, the provider; then how pages leave.
 
 use crate::desc::Desc;
-use crate::dma::{DmaDomain, MapError};
+use crate::dma::{self, DmaDomain, MapError};
 use crate::home::{Home, Ops, desc_of, first, link_of, prefetch};
 use crate::linger::Record;
 use crate::memory::Memory;
@@ -32,7 +32,7 @@ pub(crate) struct Shared<M: Memory> {
     /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
     pub(crate) kept: Home,
     pub(crate) id: u64,
-    pub(crate) limit: u64,
+    pub(crate) limit: Cell<u64>,
     pub(crate) provider: Arc<dyn Provider<M>>,
     pub(crate) domain: Option<Arc<dyn DmaDomain>>,
     pub(crate) record: Arc<Record>,
@@ -175,10 +175,10 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the owner calls; see `slow`.
         let s = unsafe { this.as_ref() };
         let cache = &s.home.cache;
-        let mut room = s.limit.saturating_sub(cache.held.get());
+        let mut room = s.limit.get().saturating_sub(cache.held.get());
         if room == 0 {
             // Pages that went past the owner are out of the pool, though it had counted them as held.
-            room = (s.limit + s.home.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
+            room = s.limit.get().saturating_add(s.home.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
         }
         if room == 0 || s.gone.get() {
             return Ok(None);
@@ -218,7 +218,9 @@ impl<M: Memory> Shared<M> {
         let desc = unsafe { page.desc() };
         match &self.domain {
             Some(domain) => {
-                desc.set_mapped(self.id, domain.map(desc.addr(), self.page_size())?);
+                // SAFETY: the provider keeps the page's region.
+                let dma = unsafe { dma::map_page::<M>(&**domain, desc, self.page_size())? };
+                desc.set_mapped(self.id, dma);
                 self.home.cache.counters.mapped.bump();
             }
             None => desc.set_mapped(0, desc.addr().addr() as u64),

@@ -1,4 +1,4 @@
-//! The poll context: which drops stay in the array cache, and which go by the return stack.
+//! The poll context: which drops stay in the array cache, and which go by the magazines of CPUs.
 #![allow(clippy::unwrap_used)]
 
 mod common;

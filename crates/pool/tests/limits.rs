@@ -106,6 +106,26 @@ fn growth_is_counted() {
     }
 }
 
+/// Proves POOL-13: a pool shrinks to what is asked, or to what is out, wherever the idle pages are; and grows again to its limit.
+#[test]
+fn shrinking() {
+    for cache in [8, 512] {
+        let (mut pool, domain) = pool(PoolOptions::new("shrinks").cache(cache).prefill(64), 100);
+        assert_eq!(pool.held(), 64);
+        let out = alloc(&mut pool, 20);
+        std::thread::scope(|s| s.spawn(|| drop(alloc(&mut pool, 10))).join().unwrap());
+        assert_eq!(pool.shrink(50), pool.stats().unmapped as usize);
+        assert!(pool.held() <= 50 && pool.held() >= 20);
+        pool.shrink(0);
+        assert_eq!(pool.held(), 20, "what is out stays");
+        pool.set_limit(30);
+        assert_eq!((0..).map_while(|_| pool.alloc().map(std::mem::forget)).take(100).count(), 10);
+        drop(out);
+        assert_eq!(pool.shrink(0), 20);
+        assert_eq!(domain.maps() - domain.unmaps(), 10);
+    }
+}
+
 /// Proves POOL-12: sums add every counter.
 #[test]
 fn stats_add_up() {

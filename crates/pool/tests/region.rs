@@ -7,14 +7,14 @@ mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
-    Backing, DmaDomain, KernelShared, MapError, Memory, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
+    Backing, DmaDomain, KernelShared, MapError, Mapped, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
     Region, RegionError, RegionOptions, RegionProvider,
 };
 use skip::skip;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-fn plain<M: Memory>(pages: usize) -> Region<M> {
+fn plain<M: Mapped>(pages: usize) -> Region<M> {
     RegionOptions::new(pages).huge_pages(false).build().unwrap()
 }
 
@@ -79,11 +79,27 @@ fn errors() {
     assert!(error.to_string().contains("private"), "{error}");
 }
 
+/// Proves POOL-13: more than there is to be had is refused beforehand, with both figures, unless it is to be had bit by bit.
+#[test]
+fn more_than_there_is() {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = kilobytes(&info, "MemTotal:") << 10;
+    let options = RegionOptions::new(2 * total / PAGE_SIZE).huge_pages(false);
+    let error = options.clone().build::<Private>().unwrap_err();
+    assert!(matches!(error, RegionError::TooLittle { bytes, available } if bytes >= 2 * total && available <= total));
+    assert!(error.to_string().contains("ask for fewer pages"), "{error}");
+    assert!(options.populate(false).build::<Private>().is_ok());
+}
+
 /// Proves POOL-13: a region goes to the NUMA node that was asked for.
 #[test]
 fn the_first_node_exists() {
     match RegionOptions::new(1).huge_pages(false).node(0).build::<Private>() {
-        Ok(region) => assert_eq!(region.pages(), 1),
+        Ok(region) => {
+            let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+            let line = maps.lines().find(|l| l.starts_with(&format!("{:x} ", region.as_ptr().addr()))).unwrap();
+            assert!(line.contains(" bind:0 ") && line.contains(" N0="), "{line}");
+        }
         Err(error) => skip(&format!("this machine cannot place memory: {error}")),
     }
 }
@@ -122,7 +138,7 @@ fn sparse_regions_are_free() {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * PAGE_SIZE
     }
-    fn check<M: Memory>() {
+    fn check<M: Mapped>() {
         let before = resident();
         let provider = provider::<M>(80 << 18);
         let at = provider.region().as_ptr();

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
 use driver_common::*;
-use netmem_pool::{PeerShared, RegionError, RegionOptions, RegionProvider};
+use netmem_packet::{RxQueue, TxQueue};
+use netmem_pool::{Memory, PeerShared, RegionError, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::Gen;
-use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet};
+use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet, VirtioRx, VirtioTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
 
@@ -283,4 +284,16 @@ fn memory_of_the_users() {
     }
     // All of it is back.
     assert_eq!(std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len(), 1024);
+}
+
+/// Proves POOL-8: queues declare what memory they deliver from and take, to whoever is generic over queues.
+#[test]
+fn queues_declare_their_memory() {
+    fn delivers<Q: RxQueue>() -> &'static str {
+        <Q::Mem as Memory>::NAME
+    }
+    fn takes<Q: TxQueue>() -> &'static str {
+        <Q::Mem as Memory>::NAME
+    }
+    assert_eq!((delivers::<VirtioRx>(), takes::<VirtioTx>()), (PeerShared::NAME, PeerShared::NAME));
 }

@@ -19,11 +19,12 @@ const SHAPES: [(Mode, usize, usize); 5] = [
     (Mode::Big, 65549, 9000),
 ];
 
-/// Proves NET-3: each verdict on frames of one buffer and of up to 17, each page back exactly once.
+/// Proves NET-3 and POOL-9: each verdict on frames of one buffer and of up to 17, each counted, each page back exactly once.
 #[test]
 fn verdicts() {
     for (mode, max, size) in SHAPES {
-        for verdict in [Verdict::Pass, Verdict::Drop, Verdict::Tx, Verdict::Aborted] {
+        let which = [Verdict::Pass, Verdict::Drop, Verdict::Tx, Verdict::Redirect, Verdict::Aborted];
+        for verdict in which {
             let mut bench = Bench::new(NetOptions::new(mode).max_frame(max));
             let posted = bench.pair.rx.posted();
             let (mut passed, mut sent) = (Vec::new(), Vec::new());
@@ -45,14 +46,13 @@ fn verdicts() {
                 assert_eq!(
                     kept.map(|p: Packet<PeerShared>| p.to_vec() == frame(i, size)),
                     match verdict {
-                        Verdict::Pass | Verdict::Tx => Some(true),
+                        Verdict::Pass | Verdict::Tx | Verdict::Redirect => Some(true),
                         _ => None,
                     }
                 );
             }
             let s = bench.pair.rx.stats();
-            let counts = [s.passed, s.dropped, s.transmitted, s.aborted];
-            let which = [Verdict::Pass, Verdict::Drop, Verdict::Tx, Verdict::Aborted];
+            let counts = [s.passed, s.dropped, s.transmitted, s.redirected, s.aborted];
             assert_eq!(counts, which.map(|v| if v == verdict { 40 } else { 0 }));
             assert_eq!((s.frames, s.bytes, s.stopped), (40, 40 * size as u64, None));
             assert_eq!(s.multi_buffer, if size > 4096 { 40 } else { 0 });
@@ -63,20 +63,23 @@ fn verdicts() {
     }
 }
 
-/// A handler that says nothing of `tx` drops what it transmits.
+/// A handler that says nothing of `tx` and `redirect` drops what it transmits.
 #[test]
 fn tx_without_a_queue() {
-    struct Bounce;
+    struct Bounce(Verdict);
     impl netmem_packet::Handler<PeerShared> for Bounce {
         fn run(&mut self, _: &mut XdpFrame<PeerShared>) -> Verdict {
-            Verdict::Tx
+            self.0
         }
         fn pass(&mut self, _: Packet<PeerShared>) {}
     }
     let mut bench = Bench::new(NetOptions::new(Mode::Small));
-    bench.deliver(&frame(1, 60));
-    assert_eq!(receive(&mut bench.pair.rx, &mut Bounce), 1);
-    assert_eq!(bench.pair.rx.stats().transmitted, 1);
+    for verdict in [Verdict::Tx, Verdict::Redirect] {
+        bench.deliver(&frame(1, 60));
+        assert_eq!(receive(&mut bench.pair.rx, &mut Bounce(verdict)), 1);
+    }
+    let s = bench.pair.rx.stats();
+    assert_eq!((s.transmitted, s.redirected), (1, 1));
     bench.assert_home(Mode::Small);
     bench.close();
 }

@@ -262,9 +262,8 @@ impl<'a> Engine<'a> {
         if v.alloc == Alloc::Pool || v.mode == Mode::Big {
             return Ok((options, None));
         }
-        let region = Arc::new(RegionOptions::new(pages).lock(plan.lock).build()?);
-        let pages = PageAllocator::new(region.clone());
-        Ok((options.cache(0).memory(region, pages.clone()), Some(pages)))
+        let pages = PageAllocator::new(RegionOptions::new(pages).lock(plan.lock).build()?);
+        Ok((options.cache(0).memory(pages.region().clone(), pages.clone()), Some(pages)))
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses some of it")]
 
 use netmem_pool::{
-    CountingDomain, DmaDomain, MapError, Memory, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
+    CountingDomain, DmaDomain, MapError, Mapped, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
     RegionProvider,
 };
 use std::collections::{HashMap, HashSet};
@@ -68,7 +68,7 @@ pub fn counting() -> Arc<Counting> {
     Arc::new(CountingDomain::new(Flat::default()))
 }
 
-pub fn provider<M: Memory>(pages: usize) -> Arc<RegionProvider<M>> {
+pub fn provider<M: Mapped>(pages: usize) -> Arc<RegionProvider<M>> {
     RegionProvider::new(RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap())
 }
 

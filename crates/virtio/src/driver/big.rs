@@ -101,6 +101,7 @@ impl BigRing {
                 Err(error) => self.stats.stop(error),
             }
         }
+        handler.flush();
         self.ring.notify();
         done
     }

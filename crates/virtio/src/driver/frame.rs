@@ -49,6 +49,11 @@ pub(super) fn deliver<H: Handler<PeerShared>>(
             handler.tx(frame.into_packet());
             return None;
         }
+        Verdict::Redirect => {
+            stats.redirected += 1;
+            handler.redirect(frame.into_packet());
+            return None;
+        }
     }
     Some(frame.into_page())
 }

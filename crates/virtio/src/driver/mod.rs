@@ -5,11 +5,13 @@
 //! * [`VirtioNet`] stays behind to change how many pairs are in use, and to tell whether the device is there.
 
 mod big;
+mod chains;
 mod ctrl;
 mod frame;
 mod options;
 mod ring;
 mod rx;
+mod space;
 mod stats;
 mod tx;
 
@@ -21,6 +23,7 @@ pub use tx::VirtioTx;
 use crate::ring::SplitLayout;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use big::BigRing;
+use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
     DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolError, PoolOptions, Region, RegionError,
@@ -28,10 +31,10 @@ use netmem_pool::{
 };
 use options::Supply;
 use ring::DriverRing;
+use space::Memory;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use tx::{HEADER_STRIDE, HeaderArray, Reach};
 
 /// Why a device could not be taken into use, or did not do as told.
 #[derive(Debug, thiserror::Error)]
@@ -199,7 +202,8 @@ impl VirtioNet {
         let region = supply.region();
         let plan = Plan::new(&options);
         let rings = Arc::new(RegionOptions::new(plan.total.div_ceil(PAGE_SIZE)).build::<PeerShared>()?);
-        let regions = [rings.clone(), region.clone()];
+        // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
+        let regions = [region.clone(), rings.clone()];
         let table = MemoryTable::new(&regions);
         let entries: Vec<TableEntry> = if options.premapped {
             table.entries().to_vec()
@@ -207,7 +211,7 @@ impl VirtioNet {
             regions.iter().map(|r| TableEntry { region: r.clone(), bus: r.as_ptr().addr() as u64 }).collect()
         };
         backend.set_memory(&entries)?;
-        let bus = entries[0].bus;
+        let bus = entries[1].bus;
         let domain: Option<Arc<dyn DmaDomain>> = match (options.premapped, options.domain.take()) {
             (false, _) => None,
             (true, None) => Some(Arc::new(table)),
@@ -234,12 +238,12 @@ impl VirtioNet {
             };
             let offset = plan.headers(pair);
             let headers = HeaderArray { region: rings.clone(), offset, dma: bus + offset as u64 };
-            let reach = match &domain {
-                Some(domain) => Reach::Domain(domain.clone()),
-                None => Reach::Memory(region.clone()),
+            let memory = match &domain {
+                Some(domain) => Memory::Domain(domain.clone()),
+                None => Memory::Plain(region.clone()),
             };
             let ring = DriverRing::new(&rings, plan.ring(tx_index), options.ring_size)?;
-            let tx = VirtioTx::new(ring, headers, reach, features, tx_index, link.clone());
+            let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {
                     b.start_ring(index, ring.addresses(), &ring.call, &ring.kick)?;

@@ -150,14 +150,16 @@ impl NetOptions {
     }
 
     /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are from
-    /// no pool.
+    /// no pool. Several devices may: each then reaches the frames of the others, and can transmit them.
     #[must_use]
     pub fn memory(mut self, region: Arc<Region<PeerShared>>, provider: Arc<dyn Provider<PeerShared>>) -> Self {
         self.memory = Some((region, provider));
         self
     }
 
-    /// Makes another DMA domain of the device's memory table.
+    /// Makes another DMA domain of the device's memory table. Devices whose pages come from one region
+    /// ([`memory`](Self::memory)) can be put into one domain: give the second that of the first, and frames go from one to
+    /// the other without being mapped again.
     #[must_use]
     pub fn domain(mut self, wrap: impl FnOnce(MemoryTable) -> Arc<dyn DmaDomain> + 'static) -> Self {
         self.domain = Some(Box::new(wrap));

@@ -272,6 +272,7 @@ impl RxRing {
                 break;
             }
         }
+        handler.flush();
         self.ring.notify();
         done
     }

@@ -79,6 +79,8 @@ pub struct RxStats {
     pub dropped: u64,
     /// Verdicts: transmit.
     pub transmitted: u64,
+    /// Verdicts: redirect.
+    pub redirected: u64,
     /// Verdicts: the program failed.
     pub aborted: u64,
     /// Frames dropped because they did not become one buffer for a program that needs it.
@@ -123,9 +125,11 @@ pub struct TxStats {
     pub frames: u64,
     /// Bytes in them.
     pub bytes: u64,
+    /// Frames among them that were of another DMA domain, and were mapped for this device.
+    pub mapped: u64,
     /// Frames refused because the queue was full.
     pub full: u64,
-    /// Frames refused because their pages are of another DMA domain.
+    /// Frames refused because the device's DMA domain does not cover their pages.
     pub wrong_domain: u64,
     /// Frames refused because they need an offload that the device does not offer.
     pub no_offload: u64,

@@ -1,80 +1,32 @@
 //! The transmit queue: packets given to the device, and dropped when it is done with them.
 //!
 //! A packet's head carries the virtio-net header in its own headroom where it may be written; else the header comes from
-//! an array beside the ring, in a descriptor of its own.
+//! an array beside the ring, in a descriptor of its own. Packets of the device's DMA domain take the straight line through
+//! [`send`](TxQueue::send); those of another are mapped on the way.
 
 use super::Link;
+use super::chains::{Chains, HeaderArray};
 use super::ring::DriverRing;
+use super::space::{Memory, Space};
 use super::stats::{QueueError, TxStats, state};
 use crate::net::{VnetHdr, feature};
-use netmem_packet::{Checksum, GsoKind, Meta, Packet, TxQueue};
-use netmem_pool::{DmaDomain, Frag, PeerShared, Region};
+use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, TxQueue};
+use netmem_pool::{Frag, PeerShared};
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-
-/// Bytes between two headers of the array.
-pub(super) const HEADER_STRIDE: usize = 16;
-
-/// The headers for packets that have no room for their own: one per descriptor, in memory that the device sees.
-pub(super) struct HeaderArray {
-    pub(super) region: Arc<Region<PeerShared>>,
-    pub(super) offset: usize,
-    pub(super) dma: u64,
-}
-
-impl HeaderArray {
-    /// Writes the header of the chain that begins at `id`; returns its device address.
-    fn write(&self, id: u16, header: [u8; VnetHdr::LEN]) -> u64 {
-        let at = usize::from(id) * HEADER_STRIDE;
-        // SAFETY: the array has a place for every descriptor, inside of a region that it keeps; the device may read it
-        // meanwhile, hence volatile.
-        unsafe {
-            let to = self.region.as_ptr().add(self.offset + at).cast::<[u8; VnetHdr::LEN]>();
-            to.write_volatile(header);
-        }
-        self.dma + at as u64
-    }
-}
-
-/// Which pages the device can be told of.
-pub(super) enum Reach {
-    /// Those that are mapped in this domain, which is kept so that no other can have its identity.
-    Domain(Arc<dyn DmaDomain>),
-    /// Those that lie in this memory, by their addresses in this process.
-    Memory(Arc<Region<PeerShared>>),
-}
-
-impl Reach {
-    /// The identity of pages that are within reach, and the addresses between which they must lie.
-    fn limits(&self) -> (usize, Range<usize>) {
-        match self {
-            Self::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..usize::MAX),
-            Self::Memory(region) => {
-                let start = region.as_ptr().addr();
-                (0, start..start + region.len())
-            }
-        }
-    }
-}
 
 /// A transmit queue. See [`TxQueue`].
 ///
-/// Dropping it stops the ring and drops what the device still has: a device that does not stop may read pages that are in
-/// use again, and writes none.
+/// A packet of another DMA domain, a redirected one for instance, is mapped in this device's when it is sent, if that
+/// covers it, and unmapped when the device is done with it.
+///
+/// Dropping it stops the ring, unmaps and drops what the device still has: a device that does not stop may read pages that
+/// are in use again, and writes none.
 pub struct VirtioTx {
-    ring: DriverRing,
+    chains: Chains,
     /// What the device has, by head.
     packets: Box<[Option<Packet<PeerShared>>]>,
-    /// The private copy of each descriptor's successor.
-    next: Box<[Option<u16>]>,
-    free: Vec<u16>,
-    headers: HeaderArray,
-    reach: Reach,
-    /// What `reach` comes down to.
-    domain: usize,
-    within: Range<usize>,
-    needs_sync: bool,
+    space: Space,
     /// What was negotiated.
     features: u64,
     /// Whether anything was exposed since the last flush.
@@ -88,34 +40,26 @@ impl VirtioTx {
     pub(super) fn new(
         ring: DriverRing,
         headers: HeaderArray,
-        reach: Reach,
+        memory: Memory,
         features: u64,
         index: usize,
         link: Arc<Link>,
     ) -> Self {
         let size = ring.size();
-        let (domain, within) = reach.limits();
-        let needs_sync = matches!(&reach, Reach::Domain(d) if d.needs_sync());
         Self {
             packets: (0..size).map(|_| None).collect(),
-            next: vec![None; usize::from(size)].into(),
-            free: (0..size).rev().collect(),
-            headers,
-            reach,
-            domain,
-            within,
-            needs_sync,
+            space: Space::new(memory, size),
             features,
             dirty: false,
             stats: TxStats::default(),
             index,
             link,
-            ring,
+            chains: Chains::new(ring, headers),
         }
     }
 
     pub(super) fn ring(&self) -> &DriverRing {
-        &self.ring
+        &self.chains.ring
     }
 
     /// The queue's counters.
@@ -130,31 +74,61 @@ impl VirtioTx {
         self.packets.iter().flatten().count()
     }
 
-    #[inline]
-    fn reaches(&self, frag: &Frag<PeerShared>) -> bool {
-        frag.dma_domain() == self.domain && self.within.contains(&frag.as_ptr().addr())
+    /// A packet that is of another DMA domain, at least in part, as the chain that begins at `head`.
+    #[cold]
+    #[inline(never)]
+    fn send_mapped(&mut self, head: u16, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+        let header = header(packet.meta).to_bytes();
+        let len = packet.len();
+        let slot = &mut self.packets[usize::from(head)];
+        let packet = slot.insert(packet);
+        // Before the head is mapped, so that the header is, too.
+        let in_place = packet.prepend(&header);
+        if let Err(error) = self.space.map(packet, self.chains.next_ids(head, in_place)) {
+            tracing::debug!(queue = self.index, %error, "a packet cannot be mapped");
+            self.stats.wrong_domain += 1;
+            if in_place {
+                let undone = packet.pull(header.len());
+                debug_assert!(undone.is_ok());
+            }
+            self.chains.free(head);
+            // It is there still.
+            return slot.take().map_or(Ok(()), Err);
+        }
+        self.chains.post(head, packet, header, in_place, |id, _| self.space.place(id));
+        self.stats.mapped += 1;
+        self.count(len);
+        Ok(())
     }
 
-    /// The CPU is done with the packet's bytes, the device is about to read them.
+    #[inline]
+    fn count(&mut self, bytes: usize) {
+        self.stats.frames += 1;
+        self.stats.bytes += bytes as u64;
+        self.dirty = true;
+    }
+
+    /// The device is done with the chain that begins at `head`, in which something may be mapped for it alone.
     #[cold]
-    fn sync(&self, packet: &Packet<PeerShared>) {
-        if let Reach::Domain(domain) = &self.reach {
-            packet.fragments().filter(|f| f.len() > 0).for_each(|f| domain.sync_for_device(f.dma_addr(), f.len()));
-        }
+    fn release(&mut self, head: u16) {
+        self.chains.ids(head).for_each(|id| self.space.release(id));
     }
 
     fn reap(&mut self) -> Result<usize, QueueError> {
-        let pending = self.ring.pending()?;
+        let pending = self.chains.ring.pending()?;
         for _ in 0..pending {
-            let (id, _) = self.ring.used(0);
-            let packet = self.packets.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
-            drop(packet.take().ok_or(QueueError::NotPosted { id: id as u16 })?);
-            self.ring.consume(1);
-            let mut at = Some(id as u16);
-            while let Some(id) = at {
-                self.free.push(id);
-                at = self.next[usize::from(id)].take();
+            let (id, _) = self.chains.ring.used(0);
+            let packet = self.packets.get(id as usize).ok_or(QueueError::BadId { id })?;
+            let id = id as u16;
+            if packet.is_none() {
+                return Err(QueueError::NotPosted { id });
             }
+            self.chains.ring.consume(1);
+            if self.space.has_mapped() {
+                self.release(id);
+            }
+            self.packets[usize::from(id)] = None;
+            self.chains.free(id);
             self.stats.completed += 1;
         }
         Ok(usize::from(pending))
@@ -164,12 +138,8 @@ impl VirtioTx {
 impl TxQueue for VirtioTx {
     type Mem = PeerShared;
 
-    fn send(&mut self, mut packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+    fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
         if self.stats.stopped.is_some() {
-            return Err(packet);
-        }
-        if !packet.fragments().all(|f| self.reaches(f)) {
-            self.stats.wrong_domain += 1;
             return Err(packet);
         }
         if packet.meta != Meta::default() && needs(packet.meta) & !self.features != 0 {
@@ -178,43 +148,28 @@ impl TxQueue for VirtioTx {
         }
         // Checked before anything is written, for a header of its own: a packet that is refused comes back as it was.
         let needs = packet.frags().len() + 2;
-        if needs > self.free.len() {
+        if needs > self.chains.room() {
             self.stats.full += 1;
             return Err(packet);
         }
+        let Some(head) = self.chains.head() else { return Err(packet) };
+        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
+            return self.send_mapped(head, packet);
+        }
+        self.count(packet.len());
         let header = header(packet.meta).to_bytes();
-        let len = packet.len() as u64;
-        let Some(head) = self.free.pop() else { return Err(packet) };
+        // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
+        let packet = self.packets[usize::from(head)].insert(packet);
         let in_place = packet.prepend(&header);
-        let mut last = if in_place {
-            (head, packet.head().dma_addr(), packet.head().len() as u32)
-        } else {
-            (head, self.headers.write(head, header), VnetHdr::LEN as u32)
-        };
-        if self.needs_sync {
-            self.sync(&packet);
-        }
-        // A descriptor of no bytes is an error to many devices.
-        for frag in packet.fragments().skip(usize::from(in_place)).filter(|f| f.len() > 0) {
-            // There are enough: `needs` was checked.
-            let Some(id) = self.free.pop() else { break };
-            self.next[usize::from(last.0)] = Some(id);
-            self.ring.describe(last.0, last.1, last.2, false, Some(id));
-            last = (id, frag.dma_addr(), frag.len() as u32);
-        }
-        self.ring.describe(last.0, last.1, last.2, false, None);
-        self.ring.expose(head);
-        self.packets[usize::from(head)] = Some(packet);
-        self.dirty = true;
-        self.stats.frames += 1;
-        self.stats.bytes += len;
+        self.space.sync(packet);
+        self.chains.post(head, packet, header, in_place, |_, frag| self.space.known(frag));
         Ok(())
     }
 
     fn flush(&mut self) {
         if std::mem::take(&mut self.dirty) {
-            self.ring.publish();
-            self.ring.notify();
+            self.chains.ring.publish();
+            self.chains.ring.notify();
         }
     }
 
@@ -228,6 +183,11 @@ impl TxQueue for VirtioTx {
             0
         })
     }
+
+    #[inline]
+    fn reach(&self, frag: &Frag<PeerShared>) -> Reach {
+        self.space.reach(frag)
+    }
 }
 
 impl Drop for VirtioTx {
@@ -235,6 +195,8 @@ impl Drop for VirtioTx {
         if let Err(error) = self.link.stop_ring(self.index) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
+        // Before the packets go, whose pages may be somebody's again at once.
+        self.space.release_all();
     }
 }
 

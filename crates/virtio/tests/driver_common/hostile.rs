@@ -279,9 +279,19 @@ impl Bench {
     }
 
     pub fn with(behaviour: Behaviour, options: NetOptions) -> Self {
-        let (device, backend) = Hostile::new(behaviour);
         let books = Books::default();
-        let (net, mut pairs) = VirtioNet::probe(backend, books.keep(options)).unwrap();
+        Self::over(behaviour, books.keep(options), books)
+    }
+
+    /// A second device in this one's domain.
+    pub fn beside(&self, behaviour: Behaviour, options: NetOptions) -> Self {
+        Self::over(behaviour, self.books.share(options), self.books.clone())
+    }
+
+    /// A device whose domain is in the options already.
+    pub fn over(behaviour: Behaviour, options: NetOptions, books: Books) -> Self {
+        let (device, backend) = Hostile::new(behaviour);
+        let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
         Self { ring: device.ring(0), tx: device.ring(1), device, net, pair: pairs.remove(0), books }
     }
 

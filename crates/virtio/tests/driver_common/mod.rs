@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
-use netmem_pool::{Closed, CountingDomain, DmaDomain, MapError, MemoryTable, PeerShared};
+use netmem_packet::{Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
+use netmem_pool::{
+    Closed, CountingDomain, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, RegionOptions, RegionProvider,
+};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Pcap, Play, Port};
 use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
-use netmem_virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx};
+use netmem_virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx, VirtioTx};
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
@@ -77,12 +79,13 @@ impl<P: Port + 'static> Drop for Rig<P> {
     }
 }
 
-/// A memory table that knows what is mapped: a page is mapped once at a time and unmapped once, and what is synced is
-/// mapped.
+/// A memory table that knows what is mapped: a page is mapped once at a time, a fragment that is to be sent any number of
+/// times, each is unmapped as often, and what is synced is mapped.
 #[derive(Debug)]
 pub struct Ledger {
     table: MemoryTable,
-    mapped: Mutex<BTreeMap<u64, usize>>,
+    /// How often, by address and length.
+    mapped: Mutex<BTreeMap<(u64, usize), usize>>,
     synced: Arc<Synced>,
 }
 
@@ -96,20 +99,29 @@ pub struct Synced {
 impl Ledger {
     fn assert_mapped(&self, dma: u64, len: usize) {
         let mapped = self.mapped.lock().unwrap();
-        let (&at, &size) = mapped.range(..=dma).next_back().expect("nothing is mapped there");
-        assert!(dma + len as u64 <= at + size as u64, "a sync beyond the page");
+        let mut below = mapped.range(..=(dma, usize::MAX)).rev().take_while(|((at, _), _)| dma - at < 1 << 21);
+        let covers = below.any(|((at, size), _)| dma + len as u64 <= at + *size as u64);
+        assert!(covers, "{len} bytes at {dma:#x} are synced and not mapped");
     }
 }
 
 impl DmaDomain for Ledger {
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
         let dma = self.table.map(addr, len)?;
-        assert_eq!(self.mapped.lock().unwrap().insert(dma, len), None, "mapped while it was mapped");
+        let mut mapped = self.mapped.lock().unwrap();
+        let times = mapped.entry((dma, len)).or_default();
+        *times += 1;
+        assert!(*times == 1 || len < PAGE_SIZE, "mapped while it was mapped");
         Ok(dma)
     }
 
     fn unmap(&self, dma: u64, len: usize) {
-        assert_eq!(self.mapped.lock().unwrap().remove(&dma), Some(len), "unmapped what was not mapped");
+        let mut mapped = self.mapped.lock().unwrap();
+        let times = mapped.get_mut(&(dma, len)).expect("unmapped what was not mapped");
+        *times -= 1;
+        if *times == 0 {
+            mapped.remove(&(dma, len));
+        }
     }
 
     fn sync_for_cpu(&self, dma: u64, len: usize) {
@@ -131,6 +143,12 @@ pub struct Books {
 }
 
 impl Books {
+    /// Puts the device of these options into the same domain.
+    pub fn share(&self, options: NetOptions) -> NetOptions {
+        let domain = Arc::clone(self.domain.get().unwrap());
+        options.domain(move |_| domain)
+    }
+
     /// Makes the device of these options count.
     pub fn keep(&self, options: NetOptions) -> NetOptions {
         let this = self.clone();
@@ -155,6 +173,12 @@ impl Books {
     }
 }
 
+/// Options of devices that take their pages from the same memory.
+pub fn common_memory(pages: usize) -> impl Fn(Mode) -> NetOptions {
+    let supply = RegionProvider::new(RegionOptions::new(pages).build::<PeerShared>().unwrap());
+    move |mode| NetOptions::new(mode).memory(Arc::clone(supply.region()), supply.clone())
+}
+
 /// Everything that went out came back, or was quarantined; what was mapped was unmapped.
 #[track_caller]
 pub fn assert_closed(closed: &Closed, quarantined: u64) {
@@ -172,7 +196,7 @@ pub fn close_clean(pair: QueuePair) {
     assert_closed(&pair.rx.close().unwrap(), 0);
 }
 
-/// A program from closures: `run` decides, `pass` and `tx` take what it decided on.
+/// A program from closures: `run` decides, `pass` and `tx` take what it decided on, `tx` also what it redirects.
 pub struct Program<const LINEAR: bool, R, P, T> {
     pub run: R,
     pub pass: P,
@@ -197,6 +221,60 @@ where
 
     fn tx(&mut self, packet: Packet<PeerShared>) {
         (self.tx)(packet);
+    }
+
+    fn redirect(&mut self, packet: Packet<PeerShared>) {
+        (self.tx)(packet);
+    }
+}
+
+/// What two devices have in common beside the region of their pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domains {
+    /// All.
+    One,
+    /// Nothing.
+    Two,
+    /// The target has no domain and takes this process's addresses.
+    Plain,
+}
+
+pub const DOMAINS: [Domains; 3] = [Domains::One, Domains::Two, Domains::Plain];
+
+/// Redirects every frame whose first byte is even; the program fails on the others.
+pub struct Forward<'t> {
+    pub bulk: TxBulk<&'t mut VirtioTx>,
+    /// What the target said of each fragment.
+    pub reach: Vec<Vec<Reach>>,
+    /// Panics instead.
+    pub fail: bool,
+}
+
+impl<'t> Forward<'t> {
+    pub fn to(target: &'t mut VirtioTx) -> Self {
+        Self { bulk: TxBulk::new(target), reach: Vec::new(), fail: false }
+    }
+}
+
+impl Handler<PeerShared> for Forward<'_> {
+    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+        let [first] = frame.read_at(0).unwrap();
+        if self.fail {
+            std::panic::resume_unwind(Box::new("as the test wants it"));
+        }
+        if first % 2 == 0 { Verdict::Redirect } else { Verdict::Aborted }
+    }
+
+    fn pass(&mut self, _: Packet<PeerShared>) {}
+
+    fn redirect(&mut self, packet: Packet<PeerShared>) {
+        let target = self.bulk.target();
+        self.reach.push(packet.fragments().map(|f| target.reach(f)).collect());
+        self.bulk.push(packet);
+    }
+
+    fn flush(&mut self) {
+        self.bulk.flush();
     }
 }
 

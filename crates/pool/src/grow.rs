@@ -1,0 +1,173 @@
+//! A provider that takes more memory when it has none left, up to a limit.
+//!
+//! ```text
+//!   take ◄── pages given back ◄── give          one list for all regions: a page knows where it is from
+//!        ◄── fresh pages of the newest region
+//!        ◄── a new region, while the limit allows
+//! ```
+
+use crate::memory::Mapped;
+use crate::provider::{Provider, RawPage, Supply};
+use crate::region::{Region, RegionError, RegionOptions};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// For how many more requests the system's refusal of a region is believed. Asking costs system calls, and a starving queue
+/// makes a request with every poll.
+const BELIEVED: u32 = 1024;
+
+/// A provider that begins with one region and adds another of the same kind whenever all pages are out, up to a limit.
+///
+/// What it added it keeps: pages that come back are handed out again, the latest first. At the limit, or when the system has
+/// no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
+/// [`starved`](Self::starved).
+///
+/// For domains that map what they are asked to. A [`MemoryTable`](crate::MemoryTable) knows the regions that it was made of
+/// and none that came later; there, a sparse region ([`RegionOptions::populate`]) grows by being touched, and the pools'
+/// limits are the limit of growth. [`Page::index`](crate::Page::index) is the page's number in its region, of which there
+/// are several here.
+///
+/// Whoever asks for the page that makes it grow waits for the region to be made, and so does everybody who finds nothing
+/// meanwhile; pages can be given back at any time.
+pub struct GrowingProvider<M: Mapped> {
+    step: RegionOptions,
+    limit: usize,
+    state: Mutex<State<M>>,
+    /// Requests for which the latest refusal is still believed. Who holds it may be making a region; before `state`.
+    growth: Mutex<u32>,
+}
+
+struct State<M: Mapped> {
+    supply: Supply,
+    /// The newest last; never empty.
+    regions: Vec<Arc<Region<M>>>,
+    pages: usize,
+    starved: u64,
+}
+
+impl<M: Mapped> State<M> {
+    fn newest(&self) -> &Arc<Region<M>> {
+        &self.regions[self.regions.len() - 1]
+    }
+}
+
+impl<M: Mapped> GrowingProvider<M> {
+    /// Makes the first region, and every further one, as `step` says; the last is smaller if the `limit`, in pages, is not
+    /// a multiple.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Growth`] if the limit does not allow for one region; whatever else prevents the first.
+    pub fn new(step: RegionOptions, limit: usize) -> Result<Arc<Self>, RegionError> {
+        if limit < step.pages {
+            return Err(RegionError::Growth { limit, step: step.pages });
+        }
+        let pages = step.pages;
+        let regions = vec![Arc::new(step.clone().build()?)];
+        let state = Mutex::new(State { supply: Supply::new(), regions, pages, starved: 0 });
+        Ok(Arc::new(Self { step, limit, state, growth: Mutex::new(0) }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<M>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pages that there are by now, out or not.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.state().pages
+    }
+
+    /// Pages that there may be.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// How often somebody asked for pages and there was none to be had, because of the limit or the system.
+    #[must_use]
+    pub fn starved(&self) -> u64 {
+        self.state().starved
+    }
+
+    /// Sees to it that there are pages to take, though others may take them first. False if there cannot be any.
+    fn grow(&self) -> bool {
+        let mut believed = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = {
+            let mut state = self.state();
+            if state.supply.has_any(state.newest()) {
+                return true;
+            }
+            let room = self.limit - state.pages;
+            if room == 0 || *believed > 0 {
+                state.starved += 1;
+                *believed = believed.saturating_sub(1);
+                return false;
+            }
+            room
+        };
+        let mut step = self.step.clone();
+        step.pages = step.pages.min(room);
+        let pages = step.pages;
+        match step.build() {
+            Ok(region) => {
+                let mut state = self.state();
+                state.supply.next_region();
+                state.regions.push(Arc::new(region));
+                state.pages += pages;
+                tracing::debug!(pages = state.pages, limit = self.limit, "a provider grew");
+                true
+            }
+            Err(error) => {
+                let mut state = self.state();
+                state.starved += 1;
+                tracing::warn!(%error, pages = state.pages, limit = self.limit, "a provider cannot grow");
+                *believed = BELIEVED;
+                false
+            }
+        }
+    }
+}
+
+// SAFETY: the newest region's fresh pages are handed out once, before there is a newer, and a page is on the supply's list
+// once; regions are made of one set of options and stay until the provider goes.
+unsafe impl<M: Mapped> Provider<M> for GrowingProvider<M> {
+    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+        if pages.is_empty() {
+            return 0;
+        }
+        loop {
+            let mut state = self.state();
+            let newest = state.newest().clone();
+            // SAFETY: the regions are ours, and kept beside the supply.
+            let taken = unsafe { state.supply.take(&newest, pages) };
+            drop(state);
+            if taken > 0 || !self.grow() {
+                return taken;
+            }
+        }
+    }
+
+    unsafe fn give(&self, page: RawPage<M>) {
+        // SAFETY: the page is one of ours, says the caller.
+        unsafe { self.state().supply.give(page) };
+    }
+
+    fn page_size(&self) -> usize {
+        self.state().newest().page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<M>)) {
+        // Without the lock: domains may do anything, returning pages included.
+        let regions = self.state().regions.clone();
+        regions.iter().for_each(|region| f(region));
+    }
+}
+
+impl<M: Mapped> fmt::Debug for GrowingProvider<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        let (pages, regions) = (state.pages, state.regions.len());
+        write!(f, "GrowingProvider<{}>({pages} of {} pages, {regions} regions)", M::NAME, self.limit)
+    }
+}

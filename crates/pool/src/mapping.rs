@@ -1,0 +1,151 @@
+//! Mappings: address ranges of this process, and what the system is asked to do with them.
+
+use crate::PAGE_SIZE;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{self, NonNull};
+
+/// Bytes in a huge page.
+pub(crate) const HUGE: usize = 2 << 20;
+
+/// An address range of this process, unmapped on drop.
+pub(crate) struct Mapping {
+    pub(crate) at: NonNull<c_void>,
+    pub(crate) len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes of reserved huge pages, of `fd` or anonymous. The kernel aligns them. There are often none, and
+    /// a fixed mapping that fails would leave a hole which another thread's mapping may have taken when we clean up.
+    pub(crate) fn huge(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
+        let at = unsafe {
+            match fd {
+                Some(fd) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?,
+                None => {
+                    let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+                    rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
+                }
+            }
+        };
+        NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Maps `len` bytes (whole pages), of `fd` or anonymous, aligned to a huge page.
+    pub(crate) fn new(fd: Option<BorrowedFd<'_>>, len: usize, extra: MapFlags) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing. What is mapped over it and
+        // unmapped from its ends lies within it.
+        unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            let start = rustix::mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags)?;
+            let before = start.addr().next_multiple_of(HUGE) - start.addr();
+            let at = start.byte_add(before);
+            let whole = Self { at: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len: room };
+            match fd {
+                Some(fd) => rustix::mm::mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED | extra, fd, 0)?,
+                None => rustix::mm::mmap_anonymous(at, len, prot, MapFlags::PRIVATE | MapFlags::FIXED | extra)?,
+            };
+            std::mem::forget(whole);
+            for (end, bytes) in [(start, before), (at.byte_add(len), HUGE - before)] {
+                if bytes > 0 {
+                    rustix::mm::munmap(end, bytes)?;
+                }
+            }
+            NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        }
+    }
+
+    pub(crate) fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is ours, and none of the advice that this file gives discards contents.
+        match unsafe { libc::madvise(self.at.as_ptr(), self.len, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+// SAFETY: an address range, which belongs to nobody else and to no thread.
+unsafe impl Send for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and whoever owned this value let go of all pointers into it.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
+            tracing::error!(%error, len = self.len, "a region could not be unmapped");
+        }
+    }
+}
+
+/// A file without a name, which nobody can make shorter: a peer's `ftruncate` would be our SIGBUS.
+pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("netmem", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Asks for transparent huge pages; says whether they are to be had. `MADV_COLLAPSE` gives them to a memfd even where the
+/// system-wide setting for shared memory is "never", as it is on most distributions, but makes every page resident.
+pub(crate) fn make_transparent(memory: &Mapping, shared: bool, populated: bool) -> bool {
+    const MADV_COLLAPSE: libc::c_int = 25;
+    let wanted = memory.advise(libc::MADV_HUGEPAGE).is_ok();
+    if populated {
+        return wanted && memory.advise(MADV_COLLAPSE).is_ok();
+    }
+    let setting = if shared { "shmem_enabled" } else { "enabled" };
+    wanted
+        && std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{setting}"))
+            .is_ok_and(|s| !s.contains("[never]") && !s.contains("[deny]"))
+}
+
+/// Makes every page resident.
+pub(crate) fn populate(memory: &Mapping) -> io::Result<()> {
+    match memory.advise(libc::MADV_POPULATE_WRITE) {
+        // Kernels before 5.14 do not know the advice: touch the pages instead.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            for at in (0..memory.len).step_by(PAGE_SIZE) {
+                // SAFETY: `at` is within the mapping, which nobody else has seen yet.
+                unsafe { memory.at.cast::<u8>().add(at).write_volatile(0) };
+            }
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// Bytes that could be had without swapping; `None` where the system does not say. Limits of a control group are not
+/// looked at.
+pub(crate) fn available() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
+pub(crate) fn lock(memory: &Mapping) -> io::Result<()> {
+    // SAFETY: locking a range of ours changes no contents.
+    Ok(unsafe { rustix::mm::mlock(memory.at.as_ptr(), memory.len) }?)
+}
+
+pub(crate) fn memlock_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)
+}
+
+pub(crate) fn bind(memory: &Mapping, node: u32) -> io::Result<()> {
+    if node >= 1024 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut mask = [0u64; 16];
+    mask[node as usize / 64] = 1 << (node % 64);
+    // SAFETY: the range is ours; the mask is 1024 bits long, and the kernel reads one bit less than `maxnode`.
+    let done = unsafe {
+        let (at, len) = (memory.at.as_ptr(), memory.len);
+        libc::syscall(libc::SYS_mbind, at, len, libc::MPOL_BIND, mask.as_ptr(), 1025usize, 0usize)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,205 @@
+//! Memory that the user brings: ranges, and files that get mapped.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::alloc;
+use netmem_pool::{
+    Backing, KernelShared, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region, RegionError,
+    RegionProvider,
+};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A mapping of the user's own, and a count of those that are still there.
+struct Range(NonNull<u8>, usize, Arc<AtomicUsize>);
+
+// SAFETY: an address range is no thread's.
+unsafe impl Send for Range {}
+
+impl Range {
+    fn new(len: usize, there: &Arc<AtomicUsize>) -> Self {
+        // SAFETY: a fresh range replaces nothing.
+        let at = unsafe {
+            rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        };
+        there.fetch_add(1, Ordering::Relaxed);
+        Self(NonNull::new(at.unwrap().cast()).unwrap(), len, there.clone())
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nobody has pointers into it any more.
+        unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.1) }.unwrap();
+        self.2.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn memfd(bytes: u64, flags: MemfdFlags) -> OwnedFd {
+    let file = memfd_create("brought", MemfdFlags::CLOEXEC | flags).unwrap();
+    ftruncate(&file, bytes).unwrap();
+    file
+}
+
+/// Proves POOL-10: a range of the user's is memory like any other, of the kind that the user says, and is let go when
+/// pool, provider and the last page are gone: not before, not later.
+#[test]
+fn a_range_of_the_users() {
+    fn check<M: Readable>(order: u8) {
+        let there = Arc::default();
+        let range = Range::new(64 << 12, &there);
+        let (at, len) = (range.0, range.1 - 100);
+        let page_size = PAGE_SIZE << order;
+        // A mapping begins at a page; at a larger one, it does by the choice of where in it to begin.
+        let skip = at.addr().get().next_multiple_of(page_size) - at.addr().get();
+        // SAFETY: the range is there as long as its owner, and nobody else's.
+        let region = unsafe { Region::<M>::from_raw(at.add(skip), len - skip, order, range) }.unwrap();
+        assert_eq!((region.page_size(), region.backing()), (page_size, Backing::Brought));
+        assert_eq!(
+            (region.pages() as usize, region.as_ptr()),
+            ((len - skip) / page_size, at.as_ptr().wrapping_add(skip))
+        );
+        assert_eq!((region.len(), region.fd().is_none()), (region.pages() as usize * page_size, true));
+        let pages = region.pages();
+        let mut pool = PoolOptions::new("range").build(RegionProvider::new(region), None).unwrap();
+        let mut out: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        assert_eq!(out.len() as u32, pages);
+        for page in &mut out {
+            let n = page.index() as u8 + 1;
+            page.as_mut_slice().fill(n);
+        }
+        assert!(out.iter().all(|p| p.as_slice().iter().all(|&b| u32::from(b) == p.index() + 1)), "pages overlap");
+        let last = out.pop().unwrap().freeze();
+        drop((out, pool));
+        assert_eq!(there.load(Ordering::Relaxed), 1, "a fragment is still out");
+        assert_eq!(last[0], last[page_size - 1]);
+        drop(last);
+        assert_eq!(there.load(Ordering::Relaxed), 0);
+    }
+    check::<Private>(0);
+    check::<KernelShared>(0);
+    check::<Private>(3);
+}
+
+/// Proves POOL-13: a range that cannot hold pages is refused with what was wrong, and its owner let go.
+#[test]
+fn ranges_that_cannot_be() {
+    let there = Arc::default();
+    let build = |skip: usize, len: usize, order: u8| {
+        let range = Range::new(16 << 12, &there);
+        // SAFETY: as above; a length beyond the range is refused before anybody looks.
+        let refused = unsafe { Region::<Private>::from_raw(range.0.add(skip), len, order, range) }.unwrap_err();
+        assert_eq!(there.load(Ordering::Relaxed), 0);
+        refused
+    };
+    let error = build(8, 4096, 0);
+    assert!(matches!(error, RegionError::Unaligned { page_size: 4096, .. }), "{error}");
+    assert!(error.to_string().contains("multiple of the page size, 4096 bytes"), "{error}");
+    assert!(matches!(build(0, 4095, 0), RegionError::Small { bytes: 4095, page_size: 4096 }));
+    assert!(matches!(build(0, 8191, 1), RegionError::Small { bytes: 8191, page_size: 8192 }));
+    assert!(matches!(build(0, 1 << 44, 0), RegionError::Pages { pages: 0x1_0000_0000 }));
+    assert!(matches!(build(0, 4096, 10), RegionError::Order { order: 10 }));
+}
+
+/// Proves POOL-10: a file of the user's is mapped whole, both sides see what the other writes, and a vhost table takes it.
+#[test]
+fn a_file_of_the_users() {
+    for (bytes, order) in [(4096, 0), (600 * 4096, 0), (512 * 4096, 9), (64 * 4096 + 100, 2)] {
+        let file = memfd(bytes, MemfdFlags::ALLOW_SEALING);
+        let peer = File::from(file.try_clone().unwrap());
+        let memory = RegionProvider::new(Region::from_fd(file, order).unwrap());
+        let region = memory.region().clone();
+        assert_eq!(
+            (region.len() as u64, region.pages()),
+            (bytes & !((4096 << order) - 1), (bytes >> (12 + order)) as u32)
+        );
+        assert_eq!((region.backing(), region.page_size()), (Backing::Brought, 4096 << order));
+        let table = MemoryTable::new(&[region]);
+        let bus = table.entries()[0].bus;
+        let mut pool = PoolOptions::new("brought").build(memory, Some(Arc::new(table))).unwrap();
+        let mut page = pool.alloc().unwrap();
+        page.copy_from(5, b"from here").unwrap();
+        let mut seen = [0; 9];
+        let offset = page.dma_addr() - bus;
+        peer.read_exact_at(&mut seen, offset + 5).unwrap();
+        assert_eq!(&seen, b"from here");
+        peer.write_all_at(b"from there", offset).unwrap();
+        assert_eq!(&page.read_at::<10>(0).unwrap(), b"from there");
+    }
+}
+
+/// Proves POOL-10 and decision 4: a memfd that the user brings cannot become shorter any more; one that refuses the seal is
+/// refused, and files without seals are taken at their word.
+#[test]
+fn files_and_their_seals() {
+    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), 0).unwrap();
+    assert!(fcntl_get_seals(region.fd().unwrap()).unwrap().contains(SealFlags::SHRINK));
+    assert_eq!(ftruncate(region.fd().unwrap(), 0).unwrap_err(), rustix::io::Errno::PERM);
+    assert!(ftruncate(region.fd().unwrap(), 1 << 20).is_ok(), "longer harms nobody");
+
+    let sealed = memfd(8192, MemfdFlags::ALLOW_SEALING);
+    fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
+    assert!(Region::from_fd(sealed, 0).is_ok());
+
+    let error = Region::from_fd(memfd(8192, MemfdFlags::empty()), 0).unwrap_err();
+    assert!(matches!(error, RegionError::Shrinkable { .. }), "{error}");
+    assert!(error.to_string().contains("MFD_ALLOW_SEALING"), "{error}");
+
+    // In memory, with seals to show and none to set; and on a disk.
+    for dir in ["/dev/shm".into(), std::env::temp_dir()] {
+        let Ok(file) = tempfile::tempfile_in(&dir) else { continue };
+        file.set_len(8192).unwrap();
+        assert_eq!(Region::from_fd(file, 0).unwrap().pages(), 2, "{}", dir.display());
+    }
+}
+
+/// Proves POOL-13: a file that cannot be memory is refused with what was wrong.
+#[test]
+fn files_that_cannot_be() {
+    let build = |file: OwnedFd, order| Region::<PeerShared>::from_fd(file, order).unwrap_err();
+    assert!(matches!(build(memfd(0, MemfdFlags::ALLOW_SEALING), 0), RegionError::Small { bytes: 0, page_size: 4096 }));
+    assert!(matches!(build(memfd(4096, MemfdFlags::ALLOW_SEALING), 1), RegionError::Small { bytes: 4096, .. }));
+    assert!(matches!(build(memfd(4096, MemfdFlags::ALLOW_SEALING), 10), RegionError::Order { order: 10 }));
+    assert!(matches!(build(memfd(1 << 44, MemfdFlags::ALLOW_SEALING), 0), RegionError::Pages { pages: 0x1_0000_0000 }));
+    let (pipe, _end) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(build(pipe, 0), RegionError::Small { bytes: 0, .. }));
+    let file = memfd(4096, MemfdFlags::ALLOW_SEALING);
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let read_only = File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).unwrap();
+    let error = build(read_only.into(), 0);
+    assert!(matches!(error, RegionError::File { step: "map", .. }), "{error}");
+    assert!(error.to_string().contains("open for reading and writing"), "{error}");
+}
+
+/// Proves decision 4: no child process gets a copy of a file's mapping.
+#[test]
+fn children_do_not_inherit() {
+    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), 0).unwrap();
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let from = all.find(&format!("{:x}-", region.as_ptr().addr())).unwrap();
+    let flags = all[from..].lines().find(|l| l.starts_with("VmFlags")).unwrap();
+    assert!(flags.contains(" dc"), "{flags}");
+}
+
+/// Proves POOL-10: memory of the system's and memory of the user's go through the same pools, side by side.
+#[test]
+fn beside_memory_of_the_systems() {
+    let there = Arc::default();
+    let range = Range::new(8 << 12, &there);
+    // SAFETY: the range is there as long as its owner, and nobody else's.
+    let region = unsafe { Region::<Private>::from_raw(range.0, range.1, 0, range) }.unwrap();
+    let mut brought = PoolOptions::new("brought").build(RegionProvider::new(region), None).unwrap();
+    let (mut own, domain) = common::pool(PoolOptions::new("own"), 8);
+    let mut mixed = alloc(&mut brought, 8);
+    mixed.extend(alloc(&mut own, 8));
+    drop(mixed);
+    assert_eq!((brought.stats().inflight(), own.stats().inflight()), (0, 0));
+    common::close_balanced(own, &domain);
+}

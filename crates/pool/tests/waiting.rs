@@ -1,0 +1,192 @@
+//! Pages lent to somebody who cannot give them back: in order, within bounds, and by the policy.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{alloc, close_balanced, pool};
+use netmem_pool::{Page, PoolOptions, Private, Stays, WaitQueue, WaitStats};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// A borrower's flag, and the question after it.
+fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
+    let busy = Rc::new(Cell::new(true));
+    (busy.clone(), move || busy.get())
+}
+
+/// Proves POOL-14: a head that stays busy is waited for if it is to be kept, with all that is behind it; then they come
+/// out in order.
+#[test]
+fn a_head_that_is_kept() {
+    let (mut pool, domain) = pool(PoolOptions::new("kept"), 4);
+    let mut waiting = WaitQueue::new(4, Stays::Keep);
+    assert!(waiting.take().is_none() && waiting.is_empty());
+    let mut flags = Vec::new();
+    let mut indices = Vec::new();
+    for page in alloc(&mut pool, 3) {
+        let (flag, busy) = borrower();
+        indices.push(page.index());
+        waiting.lend(page, busy).unwrap();
+        flags.push(flag);
+    }
+    flags[1].set(false);
+    flags[2].set(false);
+    for _ in 0..100 {
+        assert!(waiting.take().is_none(), "the head is busy");
+    }
+    assert_eq!((waiting.len(), pool.stats().inflight()), (3, 3));
+    flags[0].set(false);
+    let order: Vec<_> = std::iter::from_fn(|| waiting.take()).map(|p| p.index()).collect();
+    assert_eq!(order, indices);
+    assert_eq!(waiting.stats(), WaitStats { lent: 3, taken: 3, busy: 100, ..WaitStats::default() });
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-14: the queue is bounded, and a page that finds no room is the caller's again.
+#[test]
+fn the_bound() {
+    let (mut pool, domain) = pool(PoolOptions::new("bound"), 8);
+    for capacity in [0, 1, 5] {
+        let mut waiting = WaitQueue::new(capacity, Stays::Keep);
+        let busy = Rc::new(Cell::new(true));
+        let ask = || {
+            let busy = busy.clone();
+            move || busy.get()
+        };
+        let mut pages = alloc(&mut pool, capacity + 1);
+        let last = pages.pop().unwrap();
+        pages.into_iter().for_each(|page| waiting.lend(page, ask()).unwrap());
+        let last = waiting.lend(last, ask()).unwrap_err();
+        assert_eq!((waiting.len(), waiting.stats().full), (capacity, 1));
+        busy.set(false);
+        assert_eq!(waiting.take().is_some(), capacity > 0);
+        assert_eq!(waiting.lend(last, ask()).is_ok(), capacity > 0);
+    }
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-14: a head that is to be released is given up at the look that the policy says, not before, and what is
+/// behind it is looked at then.
+#[test]
+fn a_head_that_is_released() {
+    let (mut pool, domain) = pool(PoolOptions::new("released"), 8);
+    let given_up = Arc::new(Mutex::new(Vec::<Page<Private>>::new()));
+    let to = given_up.clone();
+    let mut waiting = WaitQueue::new(8, Stays::Release { after: 3, to: Box::new(move |p| to.lock().unwrap().push(p)) });
+    let (mut flags, mut indices) = (Vec::new(), Vec::new());
+    for page in alloc(&mut pool, 4) {
+        let (flag, busy) = borrower();
+        indices.push(page.index());
+        waiting.lend(page, busy).unwrap();
+        flags.push(flag);
+    }
+    flags[2].set(false);
+    assert!(waiting.take().is_none() && waiting.take().is_none());
+    assert!(given_up.lock().unwrap().is_empty());
+    // The third look gives the head up, and is the first at the next.
+    assert!(waiting.take().is_none() && waiting.take().is_none());
+    assert_eq!(given_up.lock().unwrap().len(), 1);
+    // Looks do not add up over a head that was done in time.
+    flags[1].set(false);
+    assert_eq!([waiting.take(), waiting.take()].map(|p| p.unwrap().index()), indices[1..3]);
+    assert!(waiting.take().is_none() && waiting.take().is_none());
+    assert_eq!((given_up.lock().unwrap().len(), waiting.len()), (1, 1));
+    assert!(waiting.take().is_none());
+    let released: Vec<_> = given_up.lock().unwrap().iter().map(Page::index).collect();
+    assert_eq!((released, waiting.len()), (vec![indices[0], indices[3]], 0));
+    assert_eq!(waiting.stats(), WaitStats { lent: 4, taken: 2, busy: 8, released: 2, full: 0 });
+    // They are out until their receiver lets them go; one that a device may still write is quarantined.
+    assert_eq!(pool.stats().inflight(), 2);
+    let mut left = given_up.lock().unwrap();
+    pool.quarantine(left.pop().unwrap());
+    left.clear();
+    assert_eq!((pool.stats().inflight(), pool.stats().quarantined), (0, 1));
+    assert_eq!(pool.close().stats.quarantined, 1);
+    assert_eq!(domain.maps(), domain.unmaps());
+}
+
+/// Proves POOL-14 and POOL-5: when the queue goes, nothing that is still lent goes home, and all else does.
+#[test]
+fn a_queue_that_goes() {
+    for release in [false, true] {
+        let (mut pool, _domain) = pool(PoolOptions::new("goes"), 8);
+        let given_up = Arc::new(AtomicUsize::new(0));
+        let count = given_up.clone();
+        let stays = match release {
+            false => Stays::Keep,
+            true => Stays::Release {
+                after: 1,
+                to: Box::new(move |page| {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    drop(page);
+                }),
+            },
+        };
+        let mut waiting = WaitQueue::new(8, stays);
+        for (n, page) in alloc(&mut pool, 6).into_iter().enumerate() {
+            waiting.lend(page, move || n % 3 == 0).unwrap();
+        }
+        drop(waiting);
+        let away = if release { 0 } else { 2 };
+        assert_eq!((pool.stats().inflight(), given_up.load(Ordering::Relaxed)), (away, 2 - away as usize));
+    }
+}
+
+/// Proves POOL-14: a borrower on another thread that polls and sets a flag, and never finds a page written that it still
+/// uses.
+#[test]
+fn a_borrower_that_polls() {
+    const SLOTS: usize = 16;
+    const PAGES: u64 = 50_000;
+    struct Slot {
+        /// The address of a lent page, or 0: written by the owner if it is 0, by the borrower if it is not.
+        page: AtomicUsize,
+        busy: AtomicBool,
+    }
+    let slots: Vec<Slot> =
+        (0..SLOTS).map(|_| Slot { page: AtomicUsize::new(0), busy: AtomicBool::new(false) }).collect();
+    let (mut pool, domain) = pool(PoolOptions::new("polls"), SLOTS);
+    let halt = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !halt.load(Ordering::Relaxed) {
+                for slot in &slots {
+                    let page = slot.page.swap(0, Ordering::Acquire) as *const [u64; 64];
+                    if page.is_null() {
+                        continue;
+                    }
+                    // SAFETY: the owner keeps the page, and off it, until we are done.
+                    let words = unsafe { &*page };
+                    assert!(words.iter().all(|&word| word == words[0]), "written while it was lent");
+                    slot.busy.store(false, Ordering::Release);
+                }
+            }
+        });
+        let mut waiting = WaitQueue::new(SLOTS, Stays::Keep);
+        let mut lent = 0;
+        while lent < PAGES {
+            let Some(mut page) = waiting.take().or_else(|| pool.alloc()) else {
+                thread::yield_now();
+                continue;
+            };
+            page.as_mut_slice()[..512].chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&lent.to_ne_bytes()));
+            // In the queue's order a slot's last page is back before its next is lent.
+            let slot = &slots[(lent % SLOTS as u64) as usize];
+            let at = page.as_ptr().expose_provenance();
+            slot.busy.store(true, Ordering::Relaxed);
+            waiting.lend(page, || slot.busy.load(Ordering::Acquire)).unwrap();
+            slot.page.store(at, Ordering::Release);
+            lent += 1;
+        }
+        while !waiting.is_empty() {
+            drop(waiting.take());
+        }
+        halt.store(true, Ordering::Relaxed);
+        assert_eq!(waiting.stats().taken, PAGES);
+    });
+    assert!(pool.stats().allocated() <= SLOTS as u64, "pages go round: {:?}", pool.stats());
+    close_balanced(pool, &domain);
+}

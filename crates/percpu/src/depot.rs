@@ -140,6 +140,23 @@ impl Depot {
         }
     }
 
+    /// Gives `item` to the taker if this CPU's magazine has room: the straight line of [`give`](Self::give), for callers who have
+    /// something to do in between. False: the item is the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give`](Self::give).
+    #[inline(always)]
+    pub unsafe fn give_at_once(this: *const Self, item: NonZeroUsize) -> bool {
+        // By pointer: a reference to the whole would have to be good until the return, and the depot need not be.
+        // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
+        unsafe {
+            Self::touch(this);
+            handover::release(&(*this).gate);
+            sequence::push_at_once((*this).gate.word(), item.get())
+        }
+    }
+
     /// Gives `item` to the taker. False: it was refused, and is the caller's. No lock, and no atomic but for one item in
     /// [`capacity`](Self::capacity); can be called by signal handlers.
     ///
@@ -149,10 +166,8 @@ impl Depot {
     /// # Safety
     ///
     /// `this` lives until `item` is given, and whatever is given keeps it until it is taken.
-    #[inline(always)]
     pub unsafe fn give(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
-        // By pointer: a reference to the whole would have to be good until the return, and the depot need not be.
-        // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
+        // SAFETY: as above.
         unsafe {
             Self::touch(this);
             handover::release(&(*this).gate);
@@ -165,12 +180,11 @@ impl Depot {
     }
 
     /// Gives `item` in a new magazine for this CPU, and hands on the old one.
-    #[cold]
-    #[inline(never)]
     unsafe fn exchange(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until the exchange has succeeded.
         unsafe {
             let Some(new) = (*this).pop_empty() else { return false };
+            new.prefetch_to_write();
             let _ = new.push(item.get());
             let address = std::ptr::from_ref(new).expose_provenance();
             match sequence::exchange((*this).gate.word(), address) {
@@ -282,9 +296,11 @@ impl Depot {
             }
             pending.0 = self.full.0.swap(0, Ordering::Acquire);
             handover::acquire(&self.gate);
+            self.magazine(pending.0).into_iter().for_each(Magazine::prefetch);
         }
         let Some(magazine) = self.magazine(pending.0) else { return false };
         pending.0 = magazine.next.load(Ordering::Relaxed);
+        self.magazine(pending.0).into_iter().for_each(Magazine::prefetch);
         magazine.items().filter_map(NonZeroUsize::new).for_each(&mut take);
         magazine.clear();
         self.push_empty(magazine);

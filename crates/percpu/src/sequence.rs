@@ -66,10 +66,20 @@ unsafe fn cold_add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
     }
 }
 
+/// The straight line alone. False: whatever it is, [`push`] knows.
+///
 /// # Safety
 ///
 /// As for [`rseq::push`].
 #[inline(always)]
+pub(crate) unsafe fn push_at_once(gate: &AtomicUsize, item: usize) -> bool {
+    // SAFETY: the caller's.
+    matches!(unsafe { rseq::push(gate, item) }, Ok(Pushed::Done))
+}
+
+/// # Safety
+///
+/// As for [`rseq::push`].
 pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
     // SAFETY: the caller's.
     match unsafe { rseq::push(gate, item) } {

@@ -135,8 +135,25 @@ impl Home {
         }
     }
 
+    /// Onto this CPU's magazine, if that has room. Nothing else, so that it needs no register but those it is called with.
     #[inline(never)]
     unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>) {
+        // SAFETY: the caller's.
+        unsafe {
+            if CONTEXT.get().is_null()
+                && let Some(depot) = Self::depot(home.as_ptr())
+                && Depot::give_at_once(depot, item_of(desc))
+            {
+                return;
+            }
+            Self::take_back_slowly(home, desc);
+        }
+    }
+
+    /// In a context inside of this home's; or with a full magazine; or another way.
+    #[cold]
+    #[inline(never)]
+    unsafe fn take_back_slowly(home: NonNull<Self>, desc: NonNull<Desc>) {
         // SAFETY: the caller's. Pages that others gave, and that come back because the depot has closed, keep the pool as ours does.
         unsafe {
             let at = home.as_ptr();
@@ -265,6 +282,20 @@ impl Cache {
         unsafe { self.slots.add(n).write(desc) };
         self.len.set(n + 1);
         self.counters.filled.add(1);
+    }
+
+    /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and says
+    /// [`grew`](Self::grew), before anybody else uses the cache.
+    pub(crate) fn room_for_magazine(&self) -> Option<*mut NonNull<Desc>> {
+        let n = self.len.get();
+        // SAFETY: `n` is at most the capacity.
+        (self.capacity.get() - n >= MAGAZINE).then(|| unsafe { self.slots.add(n) })
+    }
+
+    /// So many pages were written to [`room_for_magazine`](Self::room_for_magazine).
+    pub(crate) fn grew(&self, n: usize) {
+        self.len.set(self.len.get() + n);
+        self.counters.filled.add(n as u64);
     }
 
     /// The slow way out: of the array, or else of the list behind it.

@@ -119,14 +119,25 @@ impl<M: Memory> Shared<M> {
         let Some(depot) = &self.home.depot else { return false };
         let mut pending = cache.pending.take();
         let mut n = 0;
-        let found = depot.refill(&mut pending, |item| {
-            let desc = desc_of(item);
-            prefetch(desc);
-            self.keep_or_give(desc);
-            n += 1;
-        });
+        let found = match cache.room_for_magazine() {
+            Some(room) => {
+                let found = depot.refill(&mut pending, |item| {
+                    let desc = desc_of(item);
+                    prefetch(desc);
+                    // SAFETY: a magazine at most, for which there is room.
+                    unsafe { room.add(n).write(desc) };
+                    n += 1;
+                });
+                cache.grew(n);
+                found
+            }
+            None => depot.refill(&mut pending, |item| {
+                self.keep_or_give(desc_of(item));
+                n += 1;
+            }),
+        };
         cache.pending.set(pending);
-        cache.counters.recycle_ring.add(n);
+        cache.counters.recycle_ring.add(n as u64);
         found
     }
 

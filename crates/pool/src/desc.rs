@@ -6,6 +6,7 @@ use crate::remote::Link;
 use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::RawFd;
 use std::cell::Cell;
+use std::hint::cold_path;
 use std::ptr::NonNull;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -164,7 +165,12 @@ pub(crate) unsafe fn put(desc: NonNull<Desc>) {
 pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // SAFETY: the count keeps the descriptor's memory.
     let d = unsafe { desc.as_ref() };
-    d.is_sole() || d.put()
+    if d.is_sole() {
+        return true;
+    }
+    // Out of the straight line, which is the sole owner's.
+    cold_path();
+    d.put()
 }
 
 #[cfg(all(test, loom))]

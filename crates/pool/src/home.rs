@@ -17,6 +17,7 @@ use crate::remote::{Link, Remote};
 use crate::stats::Counters;
 use netmem_percpu::{Depot, MAGAZINE, Pending};
 use std::cell::Cell;
+use std::hint::cold_path;
 use std::mem::offset_of;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
@@ -116,10 +117,12 @@ impl Home {
         // No reference to the home is held across the calls below: they may end its life.
         // SAFETY: *home stays* until the page is back.
         unsafe {
-            if CONTEXT.get() != home.as_ptr() {
+            let context = CONTEXT.get();
+            if context != home.as_ptr() {
+                cold_path();
                 return Self::take_back_elsewhere(home, desc);
             }
-            Self::take_back_here(home, desc);
+            Self::take_back_here(by_itself(context), desc);
         }
     }
 
@@ -130,6 +133,7 @@ impl Home {
         unsafe {
             let at = home.as_ptr();
             if !(*at).cache.push(desc) {
+                cold_path();
                 ((*at).ops.overflow)(home, desc);
             }
         }
@@ -146,6 +150,7 @@ impl Home {
             {
                 return;
             }
+            cold_path();
             Self::take_back_slowly(home, desc);
         }
     }
@@ -205,16 +210,22 @@ impl Home {
 
 /// The unlocked array of pages at hand, most recently used last, and an unbounded list behind it.
 ///
+/// ```text
+///   │ null │ page │ page │ page │      │      │
+///     bottom               newest        last
+/// ```
+/// Two pointers say all: an empty cache's newest is the null at the bottom, a full one's is the last place.
+///
 /// Invariant (*owner's*): everything but the counters, which anyone may read, is touched only by whoever has the pool by
 /// exclusive reference or is in its poll context; no reference into it lives across a call that could drop a page.
 #[repr(C, align(128))]
 pub(crate) struct Cache {
-    len: Cell<usize>,
-    capacity: Cell<usize>,
-    slots: *mut NonNull<Desc>,
+    newest: Cell<*mut Place>,
+    last: Cell<*mut Place>,
+    bottom: *mut Place,
     /// Bytes in a page: here, where every allocation looks anyway.
     pub(crate) page_size: u32,
-    slots_len: u32,
+    places: u32,
     spill: Cell<*mut Link>,
     /// Magazines that came back and are still full.
     pub(crate) pending: Cell<Pending>,
@@ -225,16 +236,20 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
 }
 
+type Place = Option<NonNull<Desc>>;
+
 impl Cache {
     /// For `capacity` pages of `page_size` bytes.
     pub(crate) fn new(capacity: u32, page_size: u32) -> Self {
-        let slots = vec![NonNull::<Desc>::dangling(); capacity as usize];
+        let places: Box<[Place]> = vec![None; capacity as usize + 1].into();
+        let bottom = Box::into_raw(places).cast::<Place>();
         Self {
-            len: Cell::new(0),
-            capacity: Cell::new(capacity as usize),
-            slots: Box::into_raw(slots.into_boxed_slice()).cast(),
+            newest: Cell::new(bottom),
+            // SAFETY: the last of the places just made.
+            last: Cell::new(unsafe { bottom.add(capacity as usize) }),
+            bottom,
             page_size,
-            slots_len: capacity,
+            places: capacity,
             spill: Cell::new(ptr::null_mut()),
             pending: Cell::default(),
             outer: Cell::new(ptr::null()),
@@ -246,55 +261,69 @@ impl Cache {
     /// The fast way out. Counts nothing: [`popped`](Self::popped) knows.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
-        let n = self.len.get().checked_sub(1)?;
-        self.len.set(n);
-        // SAFETY: `n` is below the number of pages that were pushed.
-        Some(unsafe { self.slots.add(n).read() })
-    }
-
-    /// How many pages went the fast way out: those that came in and are not there any more.
-    pub(crate) fn popped(&self) -> u64 {
-        let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
-        came.wrapping_sub(self.len.get() as u64)
+        let newest = self.newest.get();
+        // SAFETY: a place that has a page, or the bottom, where there is none.
+        let desc = unsafe { *newest }?;
+        // SAFETY: not the bottom.
+        self.newest.set(unsafe { newest.sub(1) });
+        Some(desc)
     }
 
     /// The fast way in; false if the array is full.
     #[inline(always)]
     fn push(&self, desc: NonNull<Desc>) -> bool {
-        let n = self.len.get();
-        if n == self.capacity.get() {
+        let newest = self.newest.get();
+        if newest == self.last.get() {
             return false;
         }
-        // SAFETY: `n` is below the capacity.
-        unsafe { self.slots.add(n).write(desc) };
-        self.len.set(n + 1);
+        // SAFETY: there is a place behind it.
+        unsafe {
+            *newest.add(1) = Some(desc);
+            self.newest.set(newest.add(1));
+        }
         self.counters.recycle_cached.bump();
         true
     }
 
+    /// Pages in the array.
+    fn len(&self) -> usize {
+        // SAFETY: of the same array.
+        unsafe { self.newest.get().offset_from_unsigned(self.bottom) }
+    }
+
+    /// Places in the array.
+    pub(crate) fn capacity(&self) -> usize {
+        // SAFETY: of the same array.
+        unsafe { self.last.get().offset_from_unsigned(self.bottom) }
+    }
+
+    /// How many pages went the fast way out: those that came in and are not there any more.
+    pub(crate) fn popped(&self) -> u64 {
+        let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
+        came.wrapping_sub(self.len() as u64)
+    }
+
     /// The slow way in: into the array, or onto the list behind it.
     pub(crate) fn put(&self, desc: NonNull<Desc>) {
-        let n = self.len.get();
-        if n == self.capacity.get() {
+        if self.len() == self.capacity() {
             return self.spill(desc);
         }
-        // SAFETY: `n` is below the capacity.
-        unsafe { self.slots.add(n).write(desc) };
-        self.len.set(n + 1);
-        self.counters.filled.add(1);
+        // SAFETY: there is a place behind the newest.
+        unsafe { *self.newest.get().add(1) = Some(desc) };
+        self.grew(1);
     }
 
     /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and says
     /// [`grew`](Self::grew), before anybody else uses the cache.
-    pub(crate) fn room_for_magazine(&self) -> Option<*mut NonNull<Desc>> {
-        let n = self.len.get();
-        // SAFETY: `n` is at most the capacity.
-        (self.capacity.get() - n >= MAGAZINE).then(|| unsafe { self.slots.add(n) })
+    pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
+        // SAFETY: there are places behind the newest.
+        (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.get().add(1) })
     }
 
-    /// So many pages were written to [`room_for_magazine`](Self::room_for_magazine).
+    /// So many pages were written behind the newest.
     pub(crate) fn grew(&self, n: usize) {
-        self.len.set(self.len.get() + n);
+        // SAFETY: there are that many places, for they were written.
+        self.newest.set(unsafe { self.newest.get().add(n) });
         self.counters.filled.add(n as u64);
     }
 
@@ -305,14 +334,10 @@ impl Cache {
         Some(desc)
     }
 
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity.get()
-    }
-
     /// From now on every page overflows.
     pub(crate) fn disable(&self) {
-        debug_assert_eq!(self.len.get(), 0);
-        self.capacity.set(0);
+        debug_assert_eq!(self.len(), 0);
+        self.last.set(self.bottom);
     }
 
     /// Puts a page onto the list behind the array.
@@ -325,7 +350,7 @@ impl Cache {
 
     /// Moves pages from that list into the array, while there are any and room for them.
     pub(crate) fn refill(&self) {
-        while self.len.get() < self.capacity.get()
+        while self.len() < self.capacity()
             && let Some(desc) = self.unspill()
         {
             self.put(desc);
@@ -345,8 +370,27 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw` in `new`, with this length.
-        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots, self.slots_len as usize)) });
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.bottom, self.places as usize + 1)) });
     }
+}
+
+/// The home, as the thread knows it and not as the page does: the same address, but the processor has it before it has the page's
+/// descriptor, so that one drop need not wait for the other. The compiler would take whichever register is at hand.
+///
+/// # Safety
+///
+/// `context` is not null.
+#[inline(always)]
+unsafe fn by_itself(context: *const Home) -> NonNull<Home> {
+    #[allow(unused_mut)]
+    let mut context = context.cast_mut();
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) context, options(pure, nomem, nostack, preserves_flags));
+    }
+    // SAFETY: the caller's.
+    unsafe { NonNull::new_unchecked(context) }
 }
 
 /// Fewer pages than this go into this CPU's magazine one by one.

@@ -12,6 +12,7 @@ use crate::provider::{Provider, RawPage};
 use crate::remote::Remote;
 use crate::stats::PoolStats;
 use std::cell::Cell;
+use std::hint::cold_path;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -62,7 +63,10 @@ impl<M: Memory> Shared<M> {
             let page_size = cache.page_size;
             let desc = match cache.pop() {
                 Some(desc) => desc,
-                None => Self::slow(this, rest)?,
+                None => {
+                    cold_path();
+                    Self::slow(this, rest)?
+                }
             };
             Some(Page::from_desc(desc, 0, page_size))
         }
@@ -125,7 +129,7 @@ impl<M: Memory> Shared<M> {
                     let desc = desc_of(item);
                     prefetch(desc);
                     // SAFETY: a magazine at most, for which there is room.
-                    unsafe { room.add(n).write(desc) };
+                    unsafe { *room.add(n) = Some(desc) };
                     n += 1;
                 });
                 cache.grew(n);

@@ -90,7 +90,7 @@ fn give_back(returner: &impl Return, tokens: &[u32; BATCH]) -> usize {
 
 fn alone<T: Tokens>(bindings: &[Arc<Niovs>], order: &[Fragment]) -> f64 {
     let (mut receiver, returner) = T::open(bindings);
-    let mut out = vec![[0; BATCH]; WINDOW / BATCH];
+    let mut out = vec![[u32::MAX; BATCH]; WINDOW / BATCH];
     let mut run = |batches: usize| {
         let mut freed = 0;
         for (n, fragments) in order.chunks(BATCH).cycle().take(batches).enumerate() {
@@ -127,7 +127,7 @@ where
             loop {
                 match pop.pop() {
                     Ok(tokens) => mine += give_back(&returner, &tokens),
-                    Err(_) if pop.is_abandoned() => break,
+                    Err(_) if pop.is_abandoned() && pop.is_empty() => break,
                     Err(_) => spin_loop(),
                 }
             }
@@ -207,8 +207,10 @@ fn memory() {
         let start = Instant::now();
         let pages = indices.len() as f64 * sockets.len() as f64;
         for socket in &mut sockets {
-            let mut receive = socket.receive();
-            indices.clone().for_each(|index| drop(receive.reserve(&Device, index)));
+            for index in indices.clone() {
+                let mut receive = socket.receive();
+                assert!(receive.reserve(&Device, index).is_ok(), "no memory");
+            }
         }
         let bytes = (resident() - before) as f64;
         let ms = start.elapsed().as_secs_f64() * 1e3;

@@ -11,15 +11,47 @@
 
 use crate::error::DeliverError;
 use crate::sync::{AtomicPtr, AtomicU32, Mutex, Ordering};
+use netmem_percpu::prefetch_write;
 use std::ptr::{self, NonNull};
 use std::sync::PoisonError;
 
 /// Pages that share a block. 4 KiB of counts, 4 MiB of pages of 4 KiB.
 pub(crate) const BLOCK: usize = if cfg!(loom) { 2 } else { 1024 };
 
-/// On lines of its own.
+/// The counts of pages in a row, on lines of their own.
 #[repr(align(64))]
 pub(crate) struct Block([AtomicU32; BLOCK]);
+
+impl Block {
+    /// A page is delivered `n` times more.
+    #[inline]
+    pub(crate) fn give(&self, at: usize, n: u32) {
+        // Does not overflow: each is a reference to the page, of which there are fewer. Release: what the receiver did with
+        // the page before.
+        self.0[at].fetch_add(n, Ordering::Release);
+    }
+
+    /// Takes one from the count of a page, unless it is zero.
+    #[inline]
+    pub(crate) fn take_one(&self, at: usize) -> bool {
+        let count = &self.0[at];
+        let mut held = count.load(Ordering::Relaxed);
+        while held > 0 {
+            // Acquire: what the receiver did with the page before it delivered it.
+            match count.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => held = now,
+            }
+        }
+        false
+    }
+
+    /// Has the count of a page come here, for who is going to change it.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: usize) {
+        prefetch_write(&self.0[at]);
+    }
+}
 
 /// The counts of a binding's pages on one socket.
 ///
@@ -42,30 +74,26 @@ impl Counts {
         self.pages
     }
 
-    /// The counts from page `index` to the end of its block, or how many there would be if the block had been touched.
+    /// The block that page `index` is in.
     #[inline]
-    pub(crate) fn from(&self, index: u32) -> Result<&[AtomicU32], u32> {
-        let (place, at) = (index as usize / BLOCK, index as usize % BLOCK);
+    pub(crate) fn block(&self, index: u32) -> Option<&Block> {
         // Acquire: what is in the block, zeros.
-        let block = self.directory.places().get(place).map_or(ptr::null_mut(), |place| place.load(Ordering::Acquire));
+        let block = self.directory.places().get(index as usize / BLOCK)?.load(Ordering::Acquire);
         // SAFETY: a block, which stays as long as this.
-        match unsafe { block.as_ref() } {
-            Some(Block(counts)) => Ok(&counts[at..]),
-            None => Err((BLOCK - at) as u32),
-        }
+        unsafe { block.as_ref() }
     }
 
-    /// The count of page `index`, of those that there are, its block made if need be. For the receiver alone.
+    /// The block that page `index`, of those that there are, is in, made if need be. For the receiver alone.
     #[inline]
-    pub(crate) fn touch(&self, index: u32) -> Result<&AtomicU32, DeliverError> {
-        match self.from(index) {
-            Ok(counts) => Ok(&counts[0]),
-            Err(_) => self.first_touch(index),
+    pub(crate) fn touch(&self, index: u32) -> Result<&Block, DeliverError> {
+        match self.block(index) {
+            Some(block) => Ok(block),
+            None => self.first_touch(index),
         }
     }
 
     #[cold]
-    fn first_touch(&self, index: u32) -> Result<&AtomicU32, DeliverError> {
+    fn first_touch(&self, index: u32) -> Result<&Block, DeliverError> {
         let place = index as usize / BLOCK;
         let at = &self.directory.places()[place];
         let no_memory = DeliverError::NoMemory { bytes: size_of::<Block>() };
@@ -76,32 +104,20 @@ impl Counts {
         at.store(block.as_ptr(), Ordering::Release);
         touched.push(place as u32);
         // SAFETY: just made; it stays as long as this.
-        Ok(unsafe { &(*block.as_ptr()).0[index as usize % BLOCK] })
+        Ok(unsafe { block.as_ref() })
     }
 
-    /// Each count that there is, and its page.
-    fn each(&self, mut f: impl FnMut(u32, &AtomicU32)) {
+    /// All that is held: a page and how often, for each. For who is alone with them. Costs a look at each count of each
+    /// touched block.
+    pub(crate) fn held(&self, mut f: impl FnMut(u32, u32)) {
         for &place in self.touched.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let first = place * BLOCK as u32;
-            self.from(first).unwrap_or(&[]).iter().zip(first..).for_each(|(count, index)| f(index, count));
+            let Some(block) = self.block(first) else { continue };
+            (0..BLOCK).zip(first..).for_each(|(at, index)| match block.0[at].load(Ordering::Relaxed) {
+                0 => (),
+                n => f(index, n),
+            });
         }
-    }
-
-    /// Whether everything that was delivered has come back.
-    pub(crate) fn all_zero(&self) -> bool {
-        let mut held = 0;
-        self.each(|_, count| held |= count.load(Ordering::Relaxed));
-        held == 0
-    }
-
-    /// Takes all that is held: a page and how often, for each. Costs a look at each count in a touched block.
-    pub(crate) fn take_all(&self, mut f: impl FnMut(u32, u32)) {
-        self.each(|index, count| {
-            if count.load(Ordering::Relaxed) > 0 {
-                // Acquire: as in `take_one`.
-                f(index, count.swap(0, Ordering::Acquire));
-            }
-        });
     }
 
     /// Bytes of counts, without the directory.
@@ -118,27 +134,6 @@ impl Drop for Counts {
             unsafe { Block::free(block) };
         }
     }
-}
-
-/// A page was delivered `n` times. Release: what the receiver did with it before.
-#[inline]
-pub(crate) fn give(count: &AtomicU32, n: u32) {
-    // Does not overflow: each is a reference to the page, of which there are fewer.
-    count.fetch_add(n, Ordering::Release);
-}
-
-/// Takes one from a count, unless it is zero.
-#[inline]
-pub(crate) fn take_one(count: &AtomicU32) -> bool {
-    let mut held = count.load(Ordering::Relaxed);
-    while held > 0 {
-        // Acquire: what the receiver did with the page before it delivered it.
-        match count.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(now) => held = now,
-        }
-    }
-    false
 }
 
 #[cfg(not(loom))]

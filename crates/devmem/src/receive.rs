@@ -1,7 +1,7 @@
 //! The receive side of a socket.
 
-use crate::counts::{Counts, give};
-use crate::sync::{Arc, AtomicU32};
+use crate::counts::{BLOCK, Block, Counts};
+use crate::sync::Arc;
 use crate::table::Shared;
 use crate::{DeliverError, Pages, Returner, Token, TokenStats};
 use std::fmt;
@@ -15,11 +15,13 @@ pub struct TokenTable<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
     /// What is known of ranges, by the binding's id. It may list bindings that are gone, which nobody asks for.
     known: Vec<Known>,
-    /// The one that was found last.
-    last: usize,
+    /// Where in `known` a binding was when one with the same id modulo [`HINTS`] was asked for last.
+    hints: [u32; HINTS],
     /// See [`Receive`], and empty without one.
     reserved: Vec<Reserved>,
 }
+
+const HINTS: usize = 16;
 
 struct Known {
     binding: u64,
@@ -27,13 +29,14 @@ struct Known {
     counts: Arc<Counts>,
 }
 
-/// A count in the counts of something known, to which `n` is to be added.
+/// A page in a block of something known, of which `n` are to be delivered.
 struct Reserved {
-    count: NonNull<AtomicU32>,
+    block: NonNull<Block>,
+    at: u32,
     n: u32,
 }
 
-// SAFETY: an atomic in memory that the table keeps, on whatever thread it is.
+// SAFETY: atomics in memory that the table keeps, on whatever thread it is.
 unsafe impl Send for Reserved {}
 // SAFETY: as above, and by reference nothing can be done with it.
 unsafe impl Sync for Reserved {}
@@ -42,7 +45,7 @@ impl<B: Pages + Clone> TokenTable<B> {
     /// The table of a new socket. Allocates little: ranges and counts come with the first fragment of a binding.
     #[must_use]
     pub fn new() -> Self {
-        Self { shared: Arc::new(Shared::new()), known: Vec::new(), last: 0, reserved: Vec::new() }
+        Self { shared: Arc::new(Shared::new()), known: Vec::new(), hints: [0; HINTS], reserved: Vec::new() }
     }
 
     /// Another handle, which gives tokens back.
@@ -75,13 +78,15 @@ impl<B: Pages + Clone> TokenTable<B> {
     #[inline]
     fn find(&mut self, binding: &B, index: u32) -> Result<&Known, DeliverError> {
         let id = binding.id();
-        if self.known.get(self.last).is_none_or(|known| known.binding != id) {
-            self.last = match self.known.binary_search_by_key(&id, |known| known.binding) {
+        let mut at = self.hints[id as usize % HINTS] as usize;
+        if self.known.get(at).is_none_or(|known| known.binding != id) {
+            at = match self.known.binary_search_by_key(&id, |known| known.binding) {
                 Ok(at) => at,
                 Err(at) => self.meet(binding, index, at)?,
             };
+            self.hints[id as usize % HINTS] = at as u32;
         }
-        let known = &self.known[self.last];
+        let known = &self.known[at];
         let pages = known.counts.pages();
         if index < pages { Ok(known) } else { Err(DeliverError::NoSuchPage { binding: id, index, pages }) }
     }
@@ -132,11 +137,12 @@ impl<B: Pages + Clone> Receive<'_, B> {
     #[inline]
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
         let known = self.table.find(binding, index)?;
-        let count = NonNull::from(known.counts.touch(index)?);
-        let token = Token(known.first + index);
+        let (block, at, token) = (known.counts.touch(index)?, index % BLOCK as u32, Token(known.first + index));
+        block.prefetch(at as usize);
+        let block = NonNull::from(block);
         match self.table.reserved.last_mut() {
-            Some(last) if last.count == count => last.n += 1,
-            _ => self.table.reserved.push(Reserved { count, n: 1 }),
+            Some(last) if (last.block, last.at) == (block, at) => last.n += 1,
+            _ => self.table.reserved.push(Reserved { block, at, n: 1 }),
         }
         Ok(token)
     }
@@ -149,9 +155,9 @@ impl<B: Pages + Clone> Receive<'_, B> {
     /// For each fragment that was reserved a reference to its page is the caller's, and becomes the table's.
     #[inline]
     pub unsafe fn commit(self) {
-        for Reserved { count, n } in self.table.reserved.drain(..) {
-            // SAFETY: in counts that the table knows and has not let go of since: that happens only with nothing reserved.
-            give(unsafe { count.as_ref() }, n);
+        for &Reserved { block, at, n } in &self.table.reserved {
+            // SAFETY: of counts that the table knows and has not let go of since: that happens only with nothing reserved.
+            unsafe { block.as_ref() }.give(at as usize, n);
         }
     }
 }

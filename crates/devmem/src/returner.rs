@@ -1,8 +1,8 @@
 //! The handles that give tokens back.
 
-use crate::counts::take_one;
+use crate::counts::{BLOCK, Block};
 use crate::sync::Arc;
-use crate::table::{Range, Shared};
+use crate::table::{Range, Shared, Table};
 use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
 use std::fmt;
 
@@ -35,17 +35,7 @@ impl<B: Pages + Clone> Returner<B> {
         if ranges.len() > MAX_RANGES {
             return Err(TooManyRanges { ranges: ranges.len() });
         }
-        let done = self.shared.snapshot.read(|list| {
-            let mut call = Call { list, hit: None, left: MAX_FRAGMENTS, done: Done::default() };
-            for range in ranges {
-                if call.left == 0 {
-                    break;
-                }
-                call.give_back(*range);
-            }
-            call.leave();
-            call.done
-        });
+        let done = self.shared.snapshot.read(|table| Call::run(table, ranges));
         if done.foreign | done.excess > 0 {
             self.shared.ignored(done.foreign, done.excess);
         }
@@ -89,97 +79,108 @@ struct Done {
     drained: bool,
 }
 
+/// How many runs are found before they are worked off: their counts come from other cores, and so come all at once.
+const RUNS: usize = 16;
+
+/// Tokens in a row, of one block of a range.
+struct Run<'c, B> {
+    binding: &'c B,
+    block: &'c Block,
+    /// The first page.
+    index: u32,
+    n: u32,
+}
+
 /// A call that gives back.
 struct Call<'c, B> {
-    list: &'c [Range<B>],
-    /// The range that was found last: most calls are about one binding.
-    hit: Option<&'c Range<B>>,
-    left: u32,
+    table: &'c Table<B>,
+    runs: [Option<Run<'c, B>>; RUNS],
+    len: usize,
     done: Done,
 }
 
 impl<'c, B: Pages> Call<'c, B> {
     #[inline]
-    fn give_back(&mut self, range: TokenRange) {
-        let mut token = range.start;
-        let mut count = range.count.min(self.left);
-        self.left -= count;
+    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> Done {
+        let mut left = MAX_FRAGMENTS;
+        // What is looked at, of each range.
+        let attempts = ranges.iter().map_while(|range| {
+            let count = range.count.min(left);
+            let go_on = left > 0;
+            left -= count;
+            go_on.then_some((range.start, count))
+        });
+        let Some(table) = table else {
+            return Done { foreign: attempts.map(|(_, count)| count).sum(), ..Done::default() };
+        };
+        let mut call = Self { table, runs: [const { None }; RUNS], len: 0, done: Done::default() };
+        let mut hit = None;
+        attempts.for_each(|(token, count)| call.find_runs(token, count, &mut hit));
+        call.take();
+        call.done
+    }
+
+    /// Finds what `count` tokens from `token` on are.
+    #[inline]
+    fn find_runs(&mut self, mut token: u32, mut count: u32, hit: &mut Option<&'c Range<B>>) {
         while count > 0 {
-            let n = match self.find(token) {
-                Some(hit) => self.run(hit, token, count),
-                None => {
-                    let n = self.foreign(token, count);
-                    self.done.foreign += n;
-                    n
-                }
+            let n = match self.table.find(token, hit) {
+                Some(range) => self.find_run(range, token, count),
+                None => self.foreign(self.table.outside(token, count)),
             };
             count -= n;
             match token.checked_add(n) {
                 Some(next) => token = next,
                 // There are no tokens after the last.
                 None => {
-                    self.done.foreign += count;
+                    self.foreign(count);
                     return;
                 }
             }
         }
     }
 
-    /// The range that `token` is in.
+    /// Notes up to `count` tokens from `token` on, those that are in one block of a range; how many those are.
     #[inline]
-    fn find(&mut self, token: u32) -> Option<&'c Range<B>> {
-        let within = |range: &Range<B>| range.first <= token && token <= range.last;
-        if let Some(hit) = self.hit.filter(|hit| within(hit)) {
-            return Some(hit);
+    fn find_run(&mut self, range: &'c Range<B>, token: u32, count: u32) -> u32 {
+        let (index, attached) = (token - range.first, &*range.attached);
+        let at = index as usize % BLOCK;
+        let n = count.min(range.last - token + 1).min((BLOCK - at) as u32);
+        let Some(block) = attached.counts.block(index) else {
+            return self.foreign(n);
+        };
+        block.prefetch(at);
+        if self.len == RUNS {
+            self.take();
         }
-        let after = self.list.partition_point(|range| range.first <= token);
-        let found = self.list.get(after.wrapping_sub(1)).filter(|range| within(range))?;
-        self.leave();
-        self.hit = Some(found);
-        Some(found)
+        self.runs[self.len] = Some(Run { binding: &attached.binding, block, index, n });
+        self.len += 1;
+        n
     }
 
-    /// Gives back up to `count` tokens from `token` on that are in one block of a range; how many those were.
+    /// Takes one of each page of the runs that were found, and gives the pages up.
     #[inline]
-    fn run(&mut self, range: &Range<B>, token: u32, count: u32) -> u32 {
-        let (first, attached) = (token - range.first, &range.attached);
-        let count = count.min(range.last - token + 1);
-        match attached.counts.from(first) {
-            Ok(counts) => {
-                let mut freed = 0;
-                let run = counts.iter().take(count as usize);
-                let n = run.len() as u32;
-                for (count, index) in run.zip(first..) {
-                    if take_one(count) {
-                        freed += 1;
-                        // SAFETY: the count said that the table has a reference to this page, and this one is now ours.
-                        unsafe { attached.binding.put(index, 1) };
-                    }
+    fn take(&mut self) {
+        for Run { binding, block, index, n } in self.runs[..self.len].iter().flatten() {
+            let mut freed = 0;
+            for index in *index..index + n {
+                if block.take_one(index as usize % BLOCK) {
+                    freed += 1;
+                    // SAFETY: the counts said that the table has a reference to this page, and this one is now ours.
+                    unsafe { binding.put(index, 1) };
                 }
-                self.done.freed += freed;
-                self.done.excess += n - freed;
-                n
             }
-            Err(untouched) => {
-                let n = untouched.min(count);
-                self.done.foreign += n;
-                n
-            }
+            self.done.freed += freed;
+            self.done.excess += n - freed;
+            self.done.drained |= binding.drained();
         }
+        self.len = 0;
     }
 
-    /// How many of `count` tokens from `token` on are before the next range.
+    /// Notes that `n` tokens are nobody's.
     #[cold]
-    fn foreign(&self, token: u32, count: u32) -> u32 {
-        let next = self.list.iter().find(|range| range.first > token);
-        next.map_or(count, |range| count.min(range.first - token))
-    }
-
-    /// Asks whether anything is left of the binding that was returned to last.
-    #[inline]
-    fn leave(&mut self) {
-        if let Some(hit) = self.hit {
-            self.done.drained |= hit.attached.binding.drained();
-        }
+    fn foreign(&mut self, n: u32) -> u32 {
+        self.done.foreign += n;
+        n
     }
 }

@@ -1,4 +1,4 @@
-//! The atomics of the token tables, in one place, so that loom can take their place; and a list that readers find by RCU.
+//! The atomics of the token tables, in one place, so that loom can take their place; and a value that readers find by RCU.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicPtr, atomic::AtomicU32, atomic::AtomicU64};
@@ -10,15 +10,15 @@ pub(crate) use std::sync::atomic::Ordering;
 
 #[cfg(not(loom))]
 mod snapshot {
-    use netmem_refs::{Owner, RcuCell, RcuRef, Ref, rcu};
+    use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, Ref, rcu};
 
-    /// A list that is read without a lock, and replaced as a whole.
-    pub(crate) struct Snapshot<T>(RcuCell<Vec<T>>);
+    /// A value that is read without a lock, and replaced as a whole.
+    pub(crate) struct Snapshot<T>(RcuCell<T>);
 
-    /// The list that was there before. Dropping it may run anybody's destructors, so not under a lock; what it lists is
+    /// The value that was there before. Dropping this may run anybody's destructors, so not under a lock; the value is
     /// released once everybody has left who may be reading it.
     pub(crate) struct Replaced<T> {
-        _list: Option<Ref<Vec<T>, RcuRef>>,
+        _value: Option<Ref<T, RcuRef>>,
     }
 
     impl<T: Send + Sync + 'static> Snapshot<T> {
@@ -27,46 +27,42 @@ mod snapshot {
             Self(RcuCell::default())
         }
 
-        /// Runs `reader` on the list as it is now, in a critical section. About 5 ns.
+        /// Runs `reader` on the value as it is now, if there is one, in a critical section. About 5 ns.
         #[inline]
-        pub(crate) fn read<R>(&self, reader: impl FnOnce(&[T]) -> R) -> R {
-            rcu::read(|guard| match self.0.load(guard) {
-                Some(list) => reader(list.get()),
-                None => reader(&[]),
-            })
+        pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
+            rcu::read(|guard| reader(self.0.load(guard).map(Borrowed::get)))
         }
 
-        pub(crate) fn replace(&self, list: Vec<T>) -> Replaced<T> {
-            let list = Owner::new(list, RcuRef::new(1)).into_ref();
-            Replaced { _list: self.0.swap(Some(list)) }
+        pub(crate) fn replace(&self, value: T) -> Replaced<T> {
+            let value = Owner::new(value, RcuRef::new(1)).into_ref();
+            Replaced { _value: self.0.swap(Some(value)) }
         }
     }
 }
 
-/// The same for models, in which the collector cannot be. A reader keeps the list that it found, as its section would.
+/// The same for models, in which the collector cannot be. A reader keeps the value that it found, as its section would.
 #[cfg(loom)]
 mod snapshot {
     use loom::sync::{Arc, Mutex};
 
-    pub(crate) struct Snapshot<T>(Mutex<Arc<Vec<T>>>);
+    pub(crate) struct Snapshot<T>(Mutex<Option<Arc<T>>>);
 
     pub(crate) struct Replaced<T> {
-        _list: Arc<Vec<T>>,
+        _value: Option<Arc<T>>,
     }
 
     impl<T> Snapshot<T> {
         pub(crate) fn new() -> Self {
-            Self(Mutex::new(Arc::new(Vec::new())))
+            Self(Mutex::new(None))
         }
 
-        pub(crate) fn read<R>(&self, reader: impl FnOnce(&[T]) -> R) -> R {
-            let list = self.0.lock().unwrap().clone();
-            reader(&list)
+        pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
+            let value = self.0.lock().unwrap().clone();
+            reader(value.as_deref())
         }
 
-        pub(crate) fn replace(&self, list: Vec<T>) -> Replaced<T> {
-            let mut at = self.0.lock().unwrap();
-            Replaced { _list: std::mem::replace(&mut *at, Arc::new(list)) }
+        pub(crate) fn replace(&self, value: T) -> Replaced<T> {
+            Replaced { _value: self.0.lock().unwrap().replace(Arc::new(value)) }
         }
     }
 }

@@ -28,6 +28,49 @@ impl<B> Clone for Range<B> {
     }
 }
 
+/// How many ranges are compared at once.
+const FEW: usize = 8;
+
+/// The ranges in use, for who looks a token up.
+pub(crate) struct Table<B> {
+    /// The first token of each range, if there are not many. Looking at all of them is what it costs to look at one.
+    firsts: [u32; FEW],
+    ranges: Vec<Range<B>>,
+}
+
+impl<B> Table<B> {
+    fn new(ranges: &[Range<B>]) -> Self {
+        let firsts = std::array::from_fn(|n| ranges.get(n).map_or(u32::MAX, |range| range.first));
+        Self { firsts, ranges: ranges.to_vec() }
+    }
+
+    /// The range that `token` is in. `hit` is the one that was found last: with many bindings, most calls are about one.
+    #[inline]
+    pub(crate) fn find<'t>(&'t self, token: u32, hit: &mut Option<&'t Range<B>>) -> Option<&'t Range<B>> {
+        let within = |range: &&Range<B>| range.first <= token && token <= range.last;
+        let upto = if self.ranges.len() <= FEW {
+            // Without a branch: all are compared in two instructions.
+            let upto: u32 = self.firsts.iter().map(|first| u32::from(*first <= token)).sum();
+            (upto as usize).min(self.ranges.len())
+        } else {
+            if hit.as_ref().is_some_and(within) {
+                return *hit;
+            }
+            self.ranges.partition_point(|range| range.first <= token)
+        };
+        let found = self.ranges.get(upto.wrapping_sub(1)).filter(within)?;
+        *hit = Some(found);
+        Some(found)
+    }
+
+    /// How many of `count` tokens from `token` on, which is in no range, are in none.
+    #[cold]
+    pub(crate) fn outside(&self, token: u32, count: u32) -> u32 {
+        let next = self.ranges.iter().find(|range| range.first > token);
+        next.map_or(count, |range| count.min(range.first - token))
+    }
+}
+
 /// The ranges in use, in order, and where the next one goes.
 struct Ranges<B> {
     live: Vec<Range<B>>,
@@ -38,7 +81,7 @@ struct Ranges<B> {
 /// takes one from a count has that reference.
 pub(crate) struct Shared<B: Pages> {
     /// The ranges in use, for those who give back.
-    pub(crate) snapshot: Snapshot<Range<B>>,
+    pub(crate) snapshot: Snapshot<Table<B>>,
     /// The same, for those who change them. Nobody's code runs with it.
     ranges: Mutex<Ranges<B>>,
     foreign: AtomicU64,
@@ -73,7 +116,7 @@ impl<B: Pages + Clone> Shared<B> {
             };
             let at = live.partition_point(|r| r.first < first);
             live.insert(at, Range { first, last: first + (pages - 1), attached });
-            (first, self.snapshot.replace(live.clone()))
+            (first, self.snapshot.replace(Table::new(live)))
         };
         drop(replaced);
         Ok((first, counts))
@@ -84,11 +127,11 @@ impl<B: Pages + Clone> Shared<B> {
     #[cold]
     pub(crate) fn release_drained(&self) -> usize {
         let mut gone: Vec<Range<B>> = Vec::new();
-        let replaced: Option<Replaced<Range<B>>> = {
+        let replaced: Option<Replaced<Table<B>>> = {
             let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-            // No reference, so nothing counted, and none that could be counted. The second look is for the reader.
-            gone.extend(ranges.live.extract_if(.., |r| r.attached.binding.drained() && r.attached.counts.all_zero()));
-            if gone.is_empty() { None } else { Some(self.snapshot.replace(ranges.live.clone())) }
+            // No reference, so nothing is held, and nothing will be.
+            gone.extend(ranges.live.extract_if(.., |r| r.attached.binding.drained()));
+            if gone.is_empty() { None } else { Some(self.snapshot.replace(Table::new(&ranges.live))) }
         };
         drop(replaced);
         gone.len()
@@ -118,7 +161,7 @@ impl<B: Pages> Drop for Shared<B> {
         let live = mem::take(&mut self.ranges.lock().unwrap_or_else(PoisonError::into_inner).live);
         for Attached { binding, counts } in live.iter().map(|r| &*r.attached) {
             // SAFETY: the table's references (the invariant), each given up once; the page is one of the binding's.
-            counts.take_all(|index, n| unsafe { binding.put(index, n) });
+            counts.held(|index, n| unsafe { binding.put(index, n) });
         }
     }
 }

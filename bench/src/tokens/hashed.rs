@@ -31,18 +31,23 @@ impl Hasher for Multiply {
 
 type Counts = HashMap<u32, u32, BuildHasherDefault<Multiply>>;
 
+struct Shared {
+    bindings: Box<[Arc<Niovs>]>,
+    counts: Mutex<Counts>,
+}
+
 /// A handle of a socket.
 #[derive(Clone)]
-pub struct Hashed(Arc<(Box<[Arc<Niovs>]>, Mutex<Counts>)>);
+pub struct Hashed(Arc<Shared>);
 
 impl Hashed {
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.1.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, key: u32) {
         let Fragment { binding, index } = page(key);
-        self.0.0[binding as usize].put_one(index);
+        self.0.bindings[binding as usize].put_one(index);
     }
 }
 
@@ -57,7 +62,7 @@ impl Tokens for HashedCounts {
     type Returner = Hashed;
 
     fn open(bindings: &[Arc<Niovs>]) -> (Hashed, Hashed) {
-        let socket = Hashed(Arc::new((bindings.into(), Mutex::default())));
+        let socket = Hashed(Arc::new(Shared { bindings: bindings.into(), counts: Mutex::default() }));
         (socket.clone(), socket)
     }
 }

@@ -8,7 +8,7 @@ pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicPtr, atomic::AtomicU32, ato
 pub(crate) use snapshot::{Replaced, Snapshot};
 pub(crate) use std::sync::atomic::Ordering;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, tsan)))]
 mod snapshot {
     use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, Ref, rcu};
 
@@ -40,10 +40,12 @@ mod snapshot {
     }
 }
 
-/// The same for models, in which the collector cannot be. A reader keeps the value that it found, as its section would.
-#[cfg(loom)]
+/// The same for models, in which the collector cannot be, and for the thread sanitizer, which cannot judge it. A reader
+/// keeps the value that it found, as its section would.
+#[cfg(any(loom, tsan))]
 mod snapshot {
-    use loom::sync::{Arc, Mutex};
+    use super::{Arc, Mutex};
+    use std::sync::PoisonError;
 
     pub(crate) struct Snapshot<T>(Mutex<Option<Arc<T>>>);
 
@@ -57,12 +59,13 @@ mod snapshot {
         }
 
         pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
-            let value = self.0.lock().unwrap().clone();
+            let value = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
             reader(value.as_deref())
         }
 
         pub(crate) fn replace(&self, value: T) -> Replaced<T> {
-            Replaced { _value: self.0.lock().unwrap().replace(Arc::new(value)) }
+            let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Replaced { _value: at.replace(Arc::new(value)) }
         }
     }
 }

@@ -113,10 +113,12 @@ impl Counts {
         for &place in self.touched.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let first = place * BLOCK as u32;
             let Some(block) = self.block(first) else { continue };
-            (0..BLOCK).zip(first..).for_each(|(at, index)| match block.0[at].load(Ordering::Relaxed) {
-                0 => (),
-                n => f(index, n),
-            });
+            for (at, count) in block.0.iter().enumerate() {
+                let n = count.load(Ordering::Relaxed);
+                if n > 0 {
+                    f(first + at as u32, n);
+                }
+            }
         }
     }
 

@@ -22,7 +22,7 @@ use std::time::Instant;
 const PAGES: u32 = 16 * 1024;
 /// Fragments out at a time, with one thread and with more.
 const WINDOW: usize = 1024;
-const FRAGMENTS: usize = 1 << 21;
+const FRAGMENTS: usize = 1 << 19;
 
 #[derive(Clone, Copy)]
 struct Setting {
@@ -223,7 +223,7 @@ fn memory() {
 }
 
 fn main() {
-    let rounds = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(9);
+    let rounds = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(15);
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     pin(0);
     type Variant = (&'static str, fn(Setting) -> f64);
@@ -236,7 +236,7 @@ fn main() {
         ("ranges", measure::<Ranges>),
     ];
     println!("ns per fragment, received and given back; median (range) of {rounds} rounds in turns");
-    println!("x: locked_map's over this one's in the same round, median");
+    println!("map, each: locked_map's and locked_each's over this one's in the same round, median");
     let mut counts = vec![0, 1];
     counts.extend((2..cpus).filter(|n| n.is_power_of_two()));
     for returners in counts {
@@ -251,11 +251,15 @@ fn main() {
             }
             let order = if shuffled { "mixed" } else { "in order" };
             println!("\n{returners} returners, {bindings} bindings, pages {order}");
-            let baseline = samples[2].clone();
+            let (each, map) = (samples[1].clone(), samples[2].clone());
             for ((name, _), samples) in variants.iter().zip(&mut samples) {
-                let mut ratios: Vec<f64> = baseline.iter().zip(samples.iter()).map(|(b, s)| b / s).collect();
-                let ((median, min, max), (ratio, ..)) = (spread(samples), spread(&mut ratios));
-                println!("  {name:<14} {median:>7.1} ({min:.1}..{max:.1})  x {ratio:.2}");
+                let ratio = |of: &[f64]| {
+                    let mut ratios: Vec<f64> = of.iter().zip(samples.iter()).map(|(b, s)| b / s).collect();
+                    spread(&mut ratios).0
+                };
+                let (map, each) = (ratio(&map), ratio(&each));
+                let (median, min, max) = spread(samples);
+                println!("  {name:<14} {median:>7.1} ({min:.1}..{max:.1})  map {map:.2}  each {each:.2}");
             }
         }
     }

@@ -15,6 +15,7 @@ struct Device {
     contents: UnsafeCell<u32>,
     /// Everybody who uses the binding looks at it, and its end writes it.
     alive: UnsafeCell<bool>,
+    gone: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -61,14 +62,20 @@ impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: loom checks that nobody else reads or writes.
         self.alive.with_mut(|alive| unsafe { *alive = false });
+        self.gone.store(true, Ordering::Relaxed);
         let out = self.out.load(Ordering::Relaxed);
         assert!(std::thread::panicking() || out == 0, "the binding went with pages out");
     }
 }
 
 fn binding() -> Handle {
-    let (out, unbound) = (AtomicU32::new(0), AtomicBool::new(false));
-    Handle(Arc::new(Device { out, unbound, contents: UnsafeCell::new(0), alive: UnsafeCell::new(true) }))
+    Handle(Arc::new(Device {
+        out: AtomicU32::new(0),
+        unbound: AtomicBool::new(false),
+        contents: UnsafeCell::new(0),
+        alive: UnsafeCell::new(true),
+        gone: Arc::new(AtomicBool::new(false)),
+    }))
 }
 
 /// What a driver does once: data in a page.
@@ -152,7 +159,7 @@ fn last_handle_against_return() {
     loom::model(|| {
         let (binding, mut table) = (binding(), TokenTable::new());
         fill(&binding);
-        receive(&mut table, &binding, &[0, 1, 1]);
+        receive(&mut table, &binding, &[0, 1, 1, 1]);
         let returner = table.returner();
         let other = thread::spawn(move || assert_eq!(give_back(&returner, 2), 1));
         drop(table);
@@ -172,10 +179,12 @@ fn last_put_against_teardown() {
         let returner = table.returner();
         let other = thread::spawn(move || assert_eq!(give_back(&returner, 1), 1));
         binding.0.unbound.store(true, Ordering::Release);
+        let gone = binding.0.gone.clone();
         drop(binding);
         table.release_drained();
         other.join().unwrap();
         table.release_drained();
+        assert!(gone.load(Ordering::Relaxed), "the socket holds it yet");
         assert_eq!(table.stats().bindings, 0);
     });
 }

@@ -11,7 +11,6 @@
 
 use crate::error::DeliverError;
 use crate::sync::{AtomicPtr, AtomicU32, Mutex, Ordering};
-use netmem_percpu::prefetch_write;
 use std::ptr::{self, NonNull};
 use std::sync::PoisonError;
 
@@ -45,12 +44,6 @@ impl Block {
         }
         false
     }
-
-    /// Has the count of a page come here, for who is going to change it.
-    #[inline]
-    pub(crate) fn prefetch(&self, at: usize) {
-        prefetch_write(&self.0[at]);
-    }
 }
 
 /// The counts of a binding's pages on one socket.
@@ -59,19 +52,13 @@ impl Block {
 /// `touched` lists their places.
 pub(crate) struct Counts {
     directory: Directory,
-    pages: u32,
     touched: Mutex<Vec<u32>>,
 }
 
 impl Counts {
     pub(crate) fn new(pages: u32) -> Result<Self, DeliverError> {
         let directory = Directory::new((pages as usize).div_ceil(BLOCK))?;
-        Ok(Self { directory, pages, touched: Mutex::new(Vec::new()) })
-    }
-
-    #[inline]
-    pub(crate) fn pages(&self) -> u32 {
-        self.pages
+        Ok(Self { directory, touched: Mutex::new(Vec::new()) })
     }
 
     /// The block that page `index` is in.

@@ -26,6 +26,7 @@ const HINTS: usize = 16;
 struct Known {
     binding: u64,
     first: u32,
+    pages: u32,
     counts: Arc<Counts>,
 }
 
@@ -87,8 +88,10 @@ impl<B: Pages + Clone> TokenTable<B> {
             self.hints[id as usize % HINTS] = at as u32;
         }
         let known = &self.known[at];
-        let pages = known.counts.pages();
-        if index < pages { Ok(known) } else { Err(DeliverError::NoSuchPage { binding: id, index, pages }) }
+        if index < known.pages {
+            return Ok(known);
+        }
+        Err(DeliverError::NoSuchPage { binding: id, index, pages: known.pages })
     }
 
     #[cold]
@@ -103,7 +106,7 @@ impl<B: Pages + Clone> TokenTable<B> {
             self.known.retain(|known| Arc::strong_count(&known.counts) > 1);
             at = self.known.partition_point(|known| known.binding < binding.id());
         }
-        self.known.insert(at, Known { binding: binding.id(), first, counts });
+        self.known.insert(at, Known { binding: binding.id(), first, pages, counts });
         Ok(at)
     }
 }
@@ -138,7 +141,6 @@ impl<B: Pages + Clone> Receive<'_, B> {
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
         let known = self.table.find(binding, index)?;
         let (block, at, token) = (known.counts.touch(index)?, index % BLOCK as u32, Token(known.first + index));
-        block.prefetch(at as usize);
         let block = NonNull::from(block);
         match self.table.reserved.last_mut() {
             Some(last) if (last.block, last.at) == (block, at) => last.n += 1,

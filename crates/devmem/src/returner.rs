@@ -1,8 +1,8 @@
 //! The handles that give tokens back.
 
-use crate::counts::{BLOCK, Block};
+use crate::counts::BLOCK;
 use crate::sync::Arc;
-use crate::table::{Range, Shared, Table};
+use crate::table::{Attached, Range, Shared, Table};
 use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
 use std::fmt;
 
@@ -79,53 +79,36 @@ struct Done {
     drained: bool,
 }
 
-/// How many runs are found before they are worked off: their counts come from other cores, and so come all at once.
-const RUNS: usize = 16;
-
-/// Tokens in a row, of one block of a range.
-struct Run<'c, B> {
-    binding: &'c B,
-    block: &'c Block,
-    /// The first page.
-    index: u32,
-    n: u32,
-}
-
 /// A call that gives back.
 struct Call<'c, B> {
     table: &'c Table<B>,
-    runs: [Option<Run<'c, B>>; RUNS],
-    len: usize,
     done: Done,
 }
 
-impl<'c, B: Pages> Call<'c, B> {
+impl<B: Pages> Call<'_, B> {
     #[inline]
-    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> Done {
+    fn run(table: Option<&Table<B>>, ranges: &[TokenRange]) -> Done {
         let mut left = MAX_FRAGMENTS;
         // What is looked at, of each range.
-        let attempts = ranges.iter().map_while(|range| {
+        let attempts = ranges.iter().map(|range| {
             let count = range.count.min(left);
-            let go_on = left > 0;
             left -= count;
-            go_on.then_some((range.start, count))
+            (range.start, count)
         });
         let Some(table) = table else {
             return Done { foreign: attempts.map(|(_, count)| count).sum(), ..Done::default() };
         };
-        let mut call = Self { table, runs: [const { None }; RUNS], len: 0, done: Done::default() };
-        let mut hit = None;
-        attempts.for_each(|(token, count)| call.find_runs(token, count, &mut hit));
-        call.take();
+        let mut call = Call { table, done: Done::default() };
+        attempts.for_each(|(token, count)| call.give_back(token, count));
         call.done
     }
 
-    /// Finds what `count` tokens from `token` on are.
+    /// Gives back `count` tokens from `token` on.
     #[inline]
-    fn find_runs(&mut self, mut token: u32, mut count: u32, hit: &mut Option<&'c Range<B>>) {
+    fn give_back(&mut self, mut token: u32, mut count: u32) {
         while count > 0 {
-            let n = match self.table.find(token, hit) {
-                Some(range) => self.find_run(range, token, count),
+            let n = match self.table.find(token) {
+                Some(range) => self.in_block(range, token, count),
                 None => self.foreign(self.table.outside(token, count)),
             };
             count -= n;
@@ -140,41 +123,27 @@ impl<'c, B: Pages> Call<'c, B> {
         }
     }
 
-    /// Notes up to `count` tokens from `token` on, those that are in one block of a range; how many those are.
+    /// Gives back up to `count` tokens from `token` on, those that are in one block of a range; how many those are.
     #[inline]
-    fn find_run(&mut self, range: &'c Range<B>, token: u32, count: u32) -> u32 {
-        let (index, attached) = (token - range.first, &*range.attached);
-        let at = index as usize % BLOCK;
+    fn in_block(&mut self, range: &Range<B>, token: u32, count: u32) -> u32 {
+        let Attached { binding, counts } = &*range.attached;
+        let (first, at) = (token - range.first, (token - range.first) as usize % BLOCK);
         let n = count.min(range.last - token + 1).min((BLOCK - at) as u32);
-        let Some(block) = attached.counts.block(index) else {
+        let Some(block) = counts.block(first) else {
             return self.foreign(n);
         };
-        block.prefetch(at);
-        if self.len == RUNS {
-            self.take();
-        }
-        self.runs[self.len] = Some(Run { binding: &attached.binding, block, index, n });
-        self.len += 1;
-        n
-    }
-
-    /// Takes one of each page of the runs that were found, and gives the pages up.
-    #[inline]
-    fn take(&mut self) {
-        for Run { binding, block, index, n } in self.runs[..self.len].iter().flatten() {
-            let mut freed = 0;
-            for index in *index..index + n {
-                if block.take_one(index as usize % BLOCK) {
-                    freed += 1;
-                    // SAFETY: the counts said that the table has a reference to this page, and this one is now ours.
-                    unsafe { binding.put(index, 1) };
-                }
+        let mut freed = 0;
+        for index in first..first + n {
+            if block.take_one(index as usize % BLOCK) {
+                freed += 1;
+                // SAFETY: the count said that the table has a reference to this page, and this one is now ours.
+                unsafe { binding.put(index, 1) };
             }
-            self.done.freed += freed;
-            self.done.excess += n - freed;
-            self.done.drained |= binding.drained();
         }
-        self.len = 0;
+        self.done.freed += freed;
+        self.done.excess += n - freed;
+        self.done.drained |= binding.drained();
+        n
     }
 
     /// Notes that `n` tokens are nobody's.

@@ -38,7 +38,6 @@ mod mode;
 #[cfg(all(test, loom))]
 mod model;
 mod portable;
-mod prefetch;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom)))]
 mod rseq;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom))))]
@@ -54,7 +53,6 @@ pub use gate::NoMemory;
 pub use mode::{Index, Mode, Why, cpus, mode};
 #[cfg(loom)]
 pub use portable::model::run_on;
-pub use prefetch::prefetch_write;
 pub use sequence::{Closed, Pushed};
 pub use store::{MAGAZINE, Magazine, Store};
 

@@ -22,7 +22,9 @@ use std::time::Instant;
 const PAGES: u32 = 16 * 1024;
 /// Fragments out at a time, with one thread and with more.
 const WINDOW: usize = 1024;
-const FRAGMENTS: usize = 1 << 19;
+/// What is counted, and what comes before it.
+const FRAGMENTS: usize = 1 << 18;
+const WARM: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
 struct Setting {
@@ -65,10 +67,14 @@ fn pin(cpu: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// The order in which pages come: the bindings in turns, pages one after the other or mixed.
+/// The order in which pages come: the bindings in turns, pages one after the other; or mixed, and differently each time.
 fn fragments(setting: Setting) -> Vec<Fragment> {
     let each = PAGES / setting.bindings;
-    let mut order: Vec<Fragment> = (0..PAGES).map(|n| Fragment { binding: n / each, index: n % each }).collect();
+    let in_order = (0..PAGES).map(|n| Fragment { binding: n % setting.bindings, index: n / setting.bindings % each });
+    let mut pages: Vec<Fragment> = in_order.collect();
+    if !setting.shuffled {
+        return pages;
+    }
     let mut random = 0x2545_F491_4F6C_DD1D_u64;
     let mut below = |n: usize| {
         random ^= random << 13;
@@ -76,10 +82,10 @@ fn fragments(setting: Setting) -> Vec<Fragment> {
         random ^= random << 17;
         (random % n as u64) as usize
     };
-    if setting.shuffled {
-        (1..order.len()).rev().for_each(|n| order.swap(n, below(n + 1)));
-    } else {
-        order = (0..PAGES).map(|n| Fragment { binding: n % setting.bindings, index: n / setting.bindings }).collect();
+    let mut order = Vec::new();
+    for _ in 0..FRAGMENTS / pages.len() {
+        (1..pages.len()).rev().for_each(|n| pages.swap(n, below(n + 1)));
+        order.extend_from_slice(&pages);
     }
     order
 }
@@ -100,7 +106,7 @@ fn alone<T: Tokens>(bindings: &[Arc<Niovs>], order: &[Fragment]) -> f64 {
         }
         freed
     };
-    run(order.len() / BATCH);
+    run(WARM / BATCH);
     let start = Instant::now();
     let freed = run(FRAGMENTS / BATCH);
     let elapsed = start.elapsed();
@@ -113,7 +119,6 @@ where
     T::Returner: 'static,
 {
     let (mut receiver, returner) = T::open(bindings);
-    let warm = order.len();
     let freed = Arc::new(AtomicUsize::new(0));
     let mut rings = Vec::new();
     let mut threads = Vec::new();
@@ -136,8 +141,8 @@ where
     }
     let mut start = Instant::now();
     let mut tokens = [0; BATCH];
-    for (n, fragments) in order.chunks(BATCH).cycle().take((warm + FRAGMENTS) / BATCH).enumerate() {
-        if n == warm / BATCH {
+    for (n, fragments) in order.chunks(BATCH).cycle().take((WARM + FRAGMENTS) / BATCH).enumerate() {
+        if n == WARM / BATCH {
             start = Instant::now();
         }
         receiver.receive(fragments, &mut tokens);
@@ -148,7 +153,7 @@ where
     drop(rings);
     threads.into_iter().for_each(|thread| thread.join().unwrap_or_default());
     let elapsed = start.elapsed();
-    assert_eq!(freed.load(Ordering::Relaxed), warm + FRAGMENTS);
+    assert_eq!(freed.load(Ordering::Relaxed), WARM + FRAGMENTS);
     elapsed.as_secs_f64() * 1e9 / FRAGMENTS as f64
 }
 

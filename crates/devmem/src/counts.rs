@@ -34,7 +34,8 @@ impl Block {
     #[inline]
     pub(crate) fn take_one(&self, at: usize) -> bool {
         let count = &self.0[at];
-        let mut held = count.load(Ordering::Relaxed);
+        // A guess, for most pages are held once. A load would bring the line here to be read, and the exchange once more.
+        let mut held = 1;
         while held > 0 {
             // Acquire: what the receiver did with the page before it delivered it.
             match count.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {

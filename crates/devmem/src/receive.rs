@@ -17,7 +17,7 @@ pub struct TokenTable<B: Pages + Clone> {
     known: Vec<Known>,
     /// Where in `known` a binding was when one with the same id modulo [`HINTS`] was asked for last.
     hints: [u32; HINTS],
-    /// See [`Receive`], and empty without one.
+    /// See [`Receive`]; without one, what the last had.
     reserved: Vec<Reserved>,
 }
 
@@ -58,7 +58,7 @@ impl<B: Pages + Clone> TokenTable<B> {
     /// Begins a call that receives.
     #[inline]
     pub fn receive(&mut self) -> Receive<'_, B> {
-        // One that was forgotten may have left something.
+        // Of the last one, committed or not.
         self.reserved.clear();
         Receive { table: self }
     }
@@ -161,13 +161,6 @@ impl<B: Pages + Clone> Receive<'_, B> {
             // SAFETY: of counts that the table knows and has not let go of since: that happens only with nothing reserved.
             unsafe { block.as_ref() }.give(at as usize, n);
         }
-    }
-}
-
-impl<B: Pages + Clone> Drop for Receive<'_, B> {
-    #[inline]
-    fn drop(&mut self) {
-        self.table.reserved.clear();
     }
 }
 

@@ -14,6 +14,7 @@ fn two_threads_return_the_same_token() {
     const ROUNDS: u32 = 2000;
     let (binding, mut table) = (binding(64), TokenTable::new());
     let (returner, barrier) = (table.returner(), Barrier::new(3));
+    let mut unbalanced = 0;
     let freed = thread::scope(|scope| {
         let same = || {
             let returner = returner.clone();
@@ -27,14 +28,14 @@ fn two_threads_return_the_same_token() {
         };
         let threads = [scope.spawn(same), scope.spawn(same)];
         for _ in 0..ROUNDS {
-            (0..64).for_each(|index| assert_eq!(received(&mut table, &binding, index), 1 + index));
+            (0..64).for_each(|index| _ = received(&mut table, &binding, index));
             barrier.wait();
             barrier.wait();
-            assert_eq!(binding.out(), 0);
+            unbalanced += u32::from(binding.out() != 0);
         }
         threads.map(|thread| thread.join().unwrap()).iter().sum::<usize>()
     });
-    assert_eq!(freed, 64 * ROUNDS as usize);
+    assert_eq!((freed, unbalanced), (64 * ROUNDS as usize, 0));
     assert_eq!(table.stats().excess, 64 * u64::from(ROUNDS));
 }
 

@@ -23,6 +23,22 @@ fn a_token_is_returned_as_often_as_received() {
     assert_eq!((binding.out(), returner.stats().excess), (0, 3));
 }
 
+/// Fragments of a page that come in one call, in a row or not, count one each. Proves MEM-5.
+#[test]
+fn fragments_of_a_page_in_one_call() {
+    let (binding, mut table) = (binding(10), TokenTable::new());
+    let returner = table.returner();
+    let mut receive = table.receive();
+    for index in [3, 3, 3, 4, 3] {
+        binding.get(index);
+        assert_eq!(receive.reserve(&binding, index), Ok(Token(1 + index)));
+    }
+    // SAFETY: got above.
+    unsafe { receive.commit() };
+    assert_eq!(returner.give_back(&[range(4, 1); 9]), Ok(4));
+    assert_eq!(binding.out(), 1);
+}
+
 /// A receive that is cut short leaves nothing behind, and one that goes on after an error has what it had. Proves MEM-3.
 #[test]
 fn nothing_is_left_of_a_receive_that_failed() {
@@ -223,10 +239,16 @@ fn unbound_bindings_are_let_go_of() {
     netmem_refs::rcu::flush();
     assert_eq!(Arc::strong_count(&gone), 1);
     // By the receiver, when it meets another.
+    stays.get(3);
     stays.unbind();
     assert_eq!(give(&returner, tokens[2], 1), 1);
+    // SAFETY: got above.
+    unsafe { netmem_devmem::Pages::put(&stays, 3, 1) };
+    assert_eq!(table.stats().bindings, 1, "nobody has looked");
     received(&mut table, &binding(10), 0);
     assert_eq!(table.stats().bindings, 1);
+    netmem_refs::rcu::flush();
+    assert_eq!(Arc::strong_count(&stays), 1);
 }
 
 /// Running out is an error that says so, changes nothing, and passes when a binding goes. Proves MEM-4.

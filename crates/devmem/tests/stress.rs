@@ -67,7 +67,8 @@ fn receive(table: &mut TokenTable<Binding>, bindings: &[Binding], random: &mut R
     for _ in 0..BATCH {
         let binding = &bindings[random.below(bindings.len() as u64) as usize];
         // Some pages again and again, for returns to meet receives.
-        let index = random.below(if random.below(2) == 0 { 2 } else { PAGES.into() }) as u32;
+        let among = if random.below(2) == 0 { 2 } else { PAGES.into() };
+        let index = random.below(among) as u32;
         let token = receive.reserve(binding, index).expect("there is room");
         binding.get(index);
         ranges.push(token.into());

@@ -5,38 +5,45 @@ mod common;
 
 use common::{Binding, binding, give, received};
 use netmem_devmem::TokenTable;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 /// Of two threads that return the same tokens, exactly one frees each. Proves MEM-6.
 #[test]
 fn two_threads_return_the_same_token() {
-    const ROUNDS: u32 = 2000;
-    let (binding, mut table) = (binding(64), TokenTable::new());
-    let (returner, barrier) = (table.returner(), Barrier::new(3));
-    let mut unbalanced = 0;
-    let freed = thread::scope(|scope| {
-        let same = || {
-            let returner = returner.clone();
-            let freed = (0..ROUNDS).map(|_| {
-                barrier.wait();
-                let freed = give(&returner, 1, 64);
-                barrier.wait();
+    const ROUNDS: u32 = 500;
+    const PAGES: u32 = 1024;
+    let (binding, mut table) = (binding(PAGES), TokenTable::new());
+    let returner = table.returner();
+    // Rounds that were begun, and that the other has done. Both are spun on, to be there at the same time.
+    let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    let wait = |at: &AtomicU32, round| {
+        while at.load(Ordering::Acquire) < round {
+            thread::yield_now();
+        }
+    };
+    let (mut freed, mut unbalanced) = (0, 0);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let freed = (1..=ROUNDS).map(|round| {
+                wait(&begun, round);
+                let freed = give(&returner, 1, PAGES);
+                done.store(round, Ordering::Release);
                 freed
             });
             freed.sum::<usize>()
-        };
-        let threads = [scope.spawn(same), scope.spawn(same)];
-        for _ in 0..ROUNDS {
-            (0..64).for_each(|index| _ = received(&mut table, &binding, index));
-            barrier.wait();
-            barrier.wait();
+        });
+        for round in 1..=ROUNDS {
+            (0..PAGES).for_each(|index| _ = received(&mut table, &binding, index));
+            begun.store(round, Ordering::Release);
+            freed += give(&returner, 1, PAGES);
+            wait(&done, round);
             unbalanced += u32::from(binding.out() != 0);
         }
-        threads.map(|thread| thread.join().unwrap()).iter().sum::<usize>()
+        freed += other.join().unwrap();
     });
-    assert_eq!((freed, unbalanced), (64 * ROUNDS as usize, 0));
-    assert_eq!(table.stats().excess, 64 * u64::from(ROUNDS));
+    assert_eq!((freed, unbalanced), ((PAGES * ROUNDS) as usize, 0));
+    assert_eq!(table.stats().excess, u64::from(PAGES * ROUNDS));
 }
 
 /// Whatever goes last, on whichever thread, closes. Proves MEM-7.

@@ -5,10 +5,12 @@
 //!   maps, every drop unmaps and gives back.
 //! * [`LockedPool`] is a page pool whose pages come back through a locked ring, one by one.
 //! * [`DPDK_POOL`] is DPDK's answer, a program of its own.
+//! * [`tokens`] are the ways in which a socket could find the page of a token that is given back.
 
 mod buddy;
 mod locked;
 mod pages;
+pub mod tokens;
 
 pub use locked::{LockedPage, LockedPool};
 pub use pages::PageAllocator;

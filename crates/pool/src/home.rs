@@ -383,14 +383,14 @@ impl Drop for Cache {
 #[inline(always)]
 unsafe fn by_itself(context: *const Home) -> NonNull<Home> {
     #[allow(unused_mut)]
-    let mut context = context.cast_mut();
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    let mut address = context.expose_provenance();
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: no instruction.
     unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) context, options(pure, nomem, nostack, preserves_flags));
+        std::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags));
     }
     // SAFETY: the caller's.
-    unsafe { NonNull::new_unchecked(context) }
+    unsafe { NonNull::new_unchecked(ptr::with_exposed_provenance_mut(address)) }
 }
 
 /// Fewer pages than this go into this CPU's magazine one by one.

@@ -1,0 +1,111 @@
+//! Ids in a map under a lock: a batch under one hold, or each fragment under its own.
+
+use super::id_map::IdMap;
+use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
+use netmem_devmem::TokenRange;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The fair one, as Linux does it: ids are taken 16 at a time, and returned 16 at a time, their pages put without the lock.
+#[derive(Debug)]
+pub struct LockedMap;
+
+/// The naive one: the lock is taken for each fragment.
+#[derive(Debug)]
+pub struct LockedEach;
+
+struct Shared {
+    bindings: Box<[Arc<Niovs>]>,
+    map: Mutex<IdMap<u32>>,
+}
+
+impl Shared {
+    fn open(bindings: &[Arc<Niovs>]) -> Arc<Self> {
+        Arc::new(Self { bindings: bindings.into(), map: Mutex::new(IdMap::new()) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, IdMap<u32>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, key: u32) {
+        let Fragment { binding, index } = page(key);
+        self.bindings[binding as usize].put_one(index);
+    }
+}
+
+/// A handle of a socket that locks for each fragment, or not.
+#[derive(Clone)]
+pub struct Locked<const EACH: bool>(Arc<Shared>);
+
+impl<const EACH: bool> std::fmt::Debug for Locked<EACH> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locked").finish_non_exhaustive()
+    }
+}
+
+fn open<const EACH: bool>(bindings: &[Arc<Niovs>]) -> (Locked<EACH>, Locked<EACH>) {
+    let shared = Shared::open(bindings);
+    (Locked(shared.clone()), Locked(shared))
+}
+
+impl Tokens for LockedMap {
+    type Receiver = Locked<false>;
+    type Returner = Locked<false>;
+
+    fn open(bindings: &[Arc<Niovs>]) -> (Self::Receiver, Self::Returner) {
+        open(bindings)
+    }
+}
+
+impl Tokens for LockedEach {
+    type Receiver = Locked<true>;
+    type Returner = Locked<true>;
+
+    fn open(bindings: &[Arc<Niovs>]) -> (Self::Receiver, Self::Returner) {
+        open(bindings)
+    }
+}
+
+impl<const EACH: bool> Receive for Locked<EACH> {
+    fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
+        let batch = if EACH { 1 } else { BATCH };
+        for (fragments, tokens) in fragments.chunks(batch).zip(tokens.chunks_mut(batch)) {
+            let mut map = self.0.lock();
+            fragments.iter().zip(tokens).for_each(|(fragment, token)| *token = map.insert(key(*fragment)));
+        }
+    }
+}
+
+impl<const EACH: bool> Return for Locked<EACH> {
+    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+        let mut freed = 0;
+        if EACH {
+            for token in each(ranges) {
+                let found = self.0.lock().remove(token);
+                if let Some(key) = found {
+                    self.0.put(key);
+                    freed += 1;
+                }
+            }
+            return freed;
+        }
+        let (mut keys, mut n) = ([0; BATCH], 0);
+        let mut map = self.0.lock();
+        for token in each(ranges) {
+            if let Some(key) = map.remove(token) {
+                keys[n] = key;
+                n += 1;
+                if n == BATCH {
+                    drop(map);
+                    keys.iter().for_each(|key| self.0.put(*key));
+                    freed += n;
+                    n = 0;
+                    map = self.0.lock();
+                }
+            }
+        }
+        drop(map);
+        keys[..n].iter().for_each(|key| self.0.put(*key));
+        freed + n
+    }
+}

@@ -1,0 +1,110 @@
+//! Tokens of device memory, the old ways and the new one behind one face.
+//!
+//! | | a token is | receive | give back |
+//! | --- | --- | --- | --- |
+//! | [`LockedMap`] | an id in a map under a lock, as in Linux up to now | the lock for each 16 | the lock for each 16; pages put after it |
+//! | [`LockedEach`] | the same | the lock for each fragment | the lock for each fragment |
+//! | [`HashedCounts`] | a number for the page | the lock for each 16, a hash map of counts | the same |
+//! | [`RcuCounts`] | a number for the page | a tree of counters, by RCU | the same, and an atomic decrement |
+//! | [`Ranges`] | a number for the page | an atomic addition | an atomic decrement |
+//!
+//! All ignore what was not received, and put the page once for each time that it was. The map of ids is as lean as one can
+//! be: bitmaps over leaves of 64 that are never freed, and a hint where ids are free.
+
+mod hashed;
+mod id_map;
+mod locked;
+mod niovs;
+mod ranges;
+mod rcu_counts;
+
+pub use hashed::HashedCounts;
+pub use locked::{LockedEach, LockedMap};
+pub use niovs::Niovs;
+pub use ranges::Ranges;
+pub use rcu_counts::RcuCounts;
+
+use netmem_devmem::TokenRange;
+use std::sync::Arc;
+
+/// How many fragments are taken under one hold of a lock.
+pub const BATCH: usize = 16;
+
+/// A fragment that is to be received: which binding, which of its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// By its position.
+    pub binding: u32,
+    /// Below 2^24.
+    pub index: u32,
+}
+
+/// A kind of token.
+pub trait Tokens {
+    /// The one receiver.
+    type Receiver: Receive;
+    /// Who gives back.
+    type Returner: Return;
+
+    /// A new socket, which will receive from these bindings, at most 255.
+    fn open(bindings: &[Arc<Niovs>]) -> (Self::Receiver, Self::Returner);
+}
+
+/// The receive side of a socket.
+pub trait Receive: Send {
+    /// Delivers fragments, and tells the token of each.
+    fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]);
+}
+
+/// The other side, on any thread.
+pub trait Return: Clone + Send + Sync {
+    /// Gives tokens back; how many were freed.
+    fn give_back(&self, ranges: &[TokenRange]) -> usize;
+}
+
+/// All tokens of some ranges.
+fn each(ranges: &[TokenRange]) -> impl Iterator<Item = u32> {
+    ranges.iter().flat_map(|range| (0..range.count).map_while(|n| range.start.checked_add(n)))
+}
+
+/// The number of a page: one for each page of each binding.
+fn key(fragment: Fragment) -> u32 {
+    ((fragment.binding + 1) << 24) | fragment.index
+}
+
+fn page(key: u32) -> Fragment {
+    Fragment { binding: (key >> 24) - 1, index: key & 0xFF_FFFF }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn books_balance<T: Tokens>() {
+        let bindings = [Niovs::new(300), Niovs::new(300)];
+        let (mut receiver, returner) = T::open(&bindings);
+        let fragments: Vec<_> = (0..300).map(|n| Fragment { binding: n % 2, index: n / 3 }).collect();
+        let mut tokens = vec![0; fragments.len()];
+        receiver.receive(&fragments, &mut tokens);
+        let mut ranges: Vec<TokenRange> = tokens.iter().map(|&start| TokenRange { start, count: 1 }).collect();
+        assert_eq!(returner.give_back(&ranges[..100]), 100);
+        assert_eq!(bindings.iter().map(|b| b.puts()).sum::<u64>(), 100);
+        ranges[0] = TokenRange { start: u32::MAX - 3, count: 9 };
+        assert_eq!(ranges[100..].chunks(100).map(|chunk| returner.give_back(chunk)).sum::<usize>(), 200);
+        assert_eq!(
+            ranges.chunks(100).map(|chunk| returner.give_back(chunk)).sum::<usize>(),
+            0,
+            "nothing is freed twice"
+        );
+        assert_eq!(bindings.iter().map(|b| b.puts()).sum::<u64>(), 300);
+    }
+
+    #[test]
+    fn all_free_what_was_received_and_nothing_else() {
+        books_balance::<LockedMap>();
+        books_balance::<LockedEach>();
+        books_balance::<HashedCounts>();
+        books_balance::<RcuCounts>();
+        books_balance::<Ranges>();
+    }
+}

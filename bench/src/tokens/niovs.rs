@@ -1,0 +1,67 @@
+//! A binding that is nothing but descriptors.
+
+use netmem_devmem::Pages;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A page's descriptor: a line of its own, as in the page pool.
+#[repr(align(64))]
+struct Desc(AtomicU32);
+
+/// Pages of device memory. A put is what a sole owner's is before the page goes to its pool: a look at the count.
+pub struct Niovs {
+    id: u64,
+    descs: Box<[Desc]>,
+    /// In tests only: a shared count would be what is measured.
+    puts: AtomicU64,
+}
+
+impl Niovs {
+    /// A binding of so many pages.
+    #[must_use]
+    pub fn new(pages: u32) -> Arc<Self> {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        let descs = (0..pages).map(|_| Desc(AtomicU32::new(1))).collect();
+        Arc::new(Self { id: IDS.fetch_add(1, Ordering::Relaxed), descs, puts: AtomicU64::new(0) })
+    }
+
+    #[inline]
+    pub(super) fn put_one(&self, index: u32) {
+        black_box(self.descs[index as usize].0.load(Ordering::Acquire));
+        if cfg!(test) {
+            self.puts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn puts(&self) -> u64 {
+        self.puts.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Niovs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Niovs").field("id", &self.id).field("pages", &self.descs.len()).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: ids are given out once; the number of pages is fixed; it is never said to be drained.
+unsafe impl Pages for Niovs {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn pages(&self) -> u32 {
+        self.descs.len() as u32
+    }
+
+    #[inline]
+    unsafe fn put(&self, index: u32, n: u32) {
+        (0..n).for_each(|_| self.put_one(index));
+    }
+
+    fn drained(&self) -> bool {
+        false
+    }
+}

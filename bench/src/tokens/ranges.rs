@@ -1,0 +1,46 @@
+//! Netmem's token table behind the face of the others.
+
+use super::{Fragment, Niovs, Receive, Return, Tokens};
+use netmem_devmem::{Returner, TokenRange, TokenTable};
+use std::sync::Arc;
+
+/// A range for each binding, a count for each page: `netmem_devmem`.
+#[derive(Debug)]
+pub struct Ranges;
+
+/// The receive side.
+#[derive(Debug)]
+pub struct Receiver {
+    table: TokenTable<Arc<Niovs>>,
+    bindings: Box<[Arc<Niovs>]>,
+}
+
+impl Tokens for Ranges {
+    type Receiver = Receiver;
+    type Returner = Returner<Arc<Niovs>>;
+
+    fn open(bindings: &[Arc<Niovs>]) -> (Receiver, Self::Returner) {
+        let table = TokenTable::new();
+        let returner = table.returner();
+        (Receiver { table, bindings: bindings.into() }, returner)
+    }
+}
+
+impl Receive for Receiver {
+    fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
+        let mut receive = self.table.receive();
+        for (fragment, token) in fragments.iter().zip(tokens) {
+            // A token that could not be had is never freed, which the caller sees.
+            *token =
+                receive.reserve(&self.bindings[fragment.binding as usize], fragment.index).map_or(0, |token| token.0);
+        }
+        // SAFETY: a put of these pages gives up nothing.
+        unsafe { receive.commit() };
+    }
+}
+
+impl Return for Returner<Arc<Niovs>> {
+    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+        Returner::give_back(self, ranges).unwrap_or(0)
+    }
+}

@@ -1,0 +1,190 @@
+//! Loom's models of token tables. `docs/tokens.md` says what each proves, and how to see it fail.
+
+use crate::{Pages, Returner, TokenRange, TokenTable};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use loom::thread;
+
+/// A binding of two pages.
+struct Device {
+    /// References to pages that are not home.
+    out: AtomicU32,
+    unbound: AtomicBool,
+    /// What the receiver wrote, and who puts a page reads.
+    contents: UnsafeCell<u32>,
+    /// Everybody who uses the binding looks at it, and its end writes it.
+    alive: UnsafeCell<bool>,
+    gone: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+struct Handle(Arc<Device>);
+
+// SAFETY: loom checks the cells.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+// SAFETY: a model has one; nobody takes a reference once it is unbound.
+unsafe impl Pages for Handle {
+    fn id(&self) -> u64 {
+        7
+    }
+
+    fn pages(&self) -> u32 {
+        2
+    }
+
+    unsafe fn put(&self, index: u32, n: u32) {
+        assert!(index < 2);
+        self.0.touch();
+        // SAFETY: loom checks that nobody writes.
+        self.0.contents.with(|at| assert_eq!(unsafe { *at }, 1));
+        assert!(self.0.out.fetch_sub(n, Ordering::AcqRel) >= n, "more puts than references");
+        self.0.touch();
+    }
+
+    fn drained(&self) -> bool {
+        self.0.touch();
+        self.0.unbound.load(Ordering::Acquire) && self.0.out.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Device {
+    fn touch(&self) {
+        // SAFETY: loom checks that nobody writes.
+        self.alive.with(|alive| assert!(unsafe { *alive }));
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: loom checks that nobody else reads or writes.
+        self.alive.with_mut(|alive| unsafe { *alive = false });
+        self.gone.store(true, Ordering::Relaxed);
+        let out = self.out.load(Ordering::Relaxed);
+        assert!(std::thread::panicking() || out == 0, "the binding went with pages out");
+    }
+}
+
+fn binding() -> Handle {
+    Handle(Arc::new(Device {
+        out: AtomicU32::new(0),
+        unbound: AtomicBool::new(false),
+        contents: UnsafeCell::new(0),
+        alive: UnsafeCell::new(true),
+        gone: Arc::new(AtomicBool::new(false)),
+    }))
+}
+
+/// What a driver does once: data in a page.
+fn fill(binding: &Handle) {
+    // SAFETY: loom checks the cell.
+    binding.0.contents.with_mut(|at| unsafe { *at = 1 });
+}
+
+fn receive(table: &mut TokenTable<Handle>, binding: &Handle, pages: &[u32]) {
+    binding.0.out.fetch_add(pages.len() as u32, Ordering::Relaxed);
+    let mut receive = table.receive();
+    for &index in pages {
+        assert_eq!(receive.reserve(binding, index).unwrap().0, 1 + index);
+    }
+    // SAFETY: counted as out above.
+    unsafe { receive.commit() };
+}
+
+fn give_back(returner: &Returner<Handle>, token: u32) -> usize {
+    returner.give_back(&[TokenRange { start: token, count: 1 }]).unwrap()
+}
+
+/// Return against return: of two that return what was received once, one frees it.
+#[test]
+fn return_against_return() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0]);
+        let returner = table.returner();
+        let other = thread::spawn(move || give_back(&returner, 1));
+        let freed = give_back(&table.returner(), 1);
+        assert_eq!(freed + other.join().unwrap(), 1);
+        assert_eq!(binding.0.out.load(Ordering::Relaxed), 0);
+        assert_eq!(table.stats().excess, 1);
+    });
+}
+
+/// Return against receive of the same page: no reference is lost, and none is given up twice.
+#[test]
+fn return_against_receive() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0]);
+        let returner = table.returner();
+        let other = thread::spawn(move || {
+            assert_eq!(give_back(&returner, 1), 1, "it was received");
+            1 + give_back(&returner, 1)
+        });
+        receive(&mut table, &binding, &[0, 0]);
+        let freed = other.join().unwrap();
+        assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 3 - freed);
+        let returner = table.returner();
+        assert_eq!((freed..4).map(|_| give_back(&returner, 1)).sum::<usize>(), 3 - freed);
+    });
+}
+
+/// A token that is guessed before it is known: it is foreign, or it is that of a page in which the receiver's work is seen.
+#[test]
+fn guess_against_first_receive() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        let returner = table.returner();
+        let other = thread::spawn(move || give_back(&returner, 2));
+        let mut receive = table.receive();
+        receive.reserve(&binding, 1).unwrap();
+        // After the last step that the other could have seen, but for the one that counts.
+        fill(&binding);
+        binding.0.out.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: counted as out.
+        unsafe { receive.commit() };
+        let freed = other.join().unwrap();
+        assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 1 - freed);
+    });
+}
+
+/// Last handle against return: whichever goes last gives back what is held, and all that was is home.
+#[test]
+fn last_handle_against_return() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0, 1, 1, 1]);
+        let returner = table.returner();
+        let other = thread::spawn(move || assert_eq!(give_back(&returner, 2), 1));
+        drop(table);
+        other.join().unwrap();
+        assert_eq!(binding.0.out.load(Ordering::Relaxed), 0);
+        assert_eq!(Arc::strong_count(&binding.0), 1, "the socket's handle is gone");
+    });
+}
+
+/// Last put against bind teardown: the binding goes after the put is through with it, once, and while the socket lives.
+#[test]
+fn last_put_against_teardown() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0]);
+        let returner = table.returner();
+        let other = thread::spawn(move || assert_eq!(give_back(&returner, 1), 1));
+        binding.0.unbound.store(true, Ordering::Release);
+        let gone = binding.0.gone.clone();
+        drop(binding);
+        table.release_drained();
+        other.join().unwrap();
+        table.release_drained();
+        assert!(gone.load(Ordering::Relaxed), "the socket holds it yet");
+        assert_eq!(table.stats().bindings, 0);
+    });
+}

@@ -1,0 +1,71 @@
+//! The atomics of the token tables, in one place, so that loom can take their place; and a value that readers find by RCU.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicPtr, atomic::AtomicU32, atomic::AtomicU64};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicPtr, atomic::AtomicU32, atomic::AtomicU64};
+
+pub(crate) use snapshot::{Replaced, Snapshot};
+pub(crate) use std::sync::atomic::Ordering;
+
+#[cfg(not(any(loom, tsan)))]
+mod snapshot {
+    use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, Ref, rcu};
+
+    /// A value that is read without a lock, and replaced as a whole.
+    pub(crate) struct Snapshot<T>(RcuCell<T>);
+
+    /// The value that was there before. Dropping this may run anybody's destructors, so not under a lock; the value is
+    /// released once everybody has left who may be reading it.
+    pub(crate) struct Replaced<T> {
+        _value: Option<Ref<T, RcuRef>>,
+    }
+
+    impl<T: Send + Sync + 'static> Snapshot<T> {
+        /// Empty. Allocates nothing.
+        pub(crate) fn new() -> Self {
+            Self(RcuCell::default())
+        }
+
+        /// Runs `reader` on the value as it is now, if there is one, in a critical section. About 5 ns.
+        #[inline]
+        pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
+            rcu::read(|guard| reader(self.0.load(guard).map(Borrowed::get)))
+        }
+
+        pub(crate) fn replace(&self, value: T) -> Replaced<T> {
+            let value = Owner::new(value, RcuRef::new(1)).into_ref();
+            Replaced { _value: self.0.swap(Some(value)) }
+        }
+    }
+}
+
+/// The same for models, in which the collector cannot be, and for the thread sanitizer, which cannot judge it. A reader
+/// keeps the value that it found, as its section would.
+#[cfg(any(loom, tsan))]
+mod snapshot {
+    use super::{Arc, Mutex};
+    use std::sync::PoisonError;
+
+    pub(crate) struct Snapshot<T>(Mutex<Option<Arc<T>>>);
+
+    pub(crate) struct Replaced<T> {
+        _value: Option<Arc<T>>,
+    }
+
+    impl<T> Snapshot<T> {
+        pub(crate) fn new() -> Self {
+            Self(Mutex::new(None))
+        }
+
+        pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
+            let value = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            reader(value.as_deref())
+        }
+
+        pub(crate) fn replace(&self, value: T) -> Replaced<T> {
+            let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Replaced { _value: at.replace(Arc::new(value)) }
+        }
+    }
+}

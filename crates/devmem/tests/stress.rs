@@ -1,0 +1,130 @@
+//! A socket under everything at once: it receives from bindings that come and go, threads return what it handed out and what
+//! it did not, and it is closed in the middle, over and over. Every reference comes home once, and every binding goes.
+//!
+//! `NETMEM_STRESS_OPS` says how many fragments at least.
+#![cfg(not(loom))]
+
+mod common;
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
+
+use common::{Binding, binding};
+use netmem_devmem::{Returner, TokenRange, TokenStats, TokenTable};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use stress_ops::stress_ops;
+
+const RETURNERS: usize = 3;
+const PAGES: u32 = 3000;
+/// Fragments received by a socket, and what is handed over at a time.
+const LIFE: u64 = 40_000;
+const BATCH: u64 = 20;
+
+#[derive(Default)]
+struct Totals {
+    freed: AtomicU64,
+    foreign: AtomicU64,
+    excess: AtomicU64,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+type Batch = (Vec<TokenRange>, Returner<Binding>);
+
+/// Returns what it gets, some of it twice, and numbers that it made up.
+fn return_all(batches: &Mutex<Receiver<Batch>>, totals: &Totals, seed: u64) {
+    let mut random = Random(seed);
+    loop {
+        let next = batches.lock().expect("nobody panics with it").recv();
+        let Ok((mut ranges, returner)) = next else { return };
+        match random.below(8) {
+            0 => ranges.extend_from_within(..ranges.len() / 2),
+            1 => ranges.push(TokenRange { start: random.below(1 << 32) as u32, count: random.below(50) as u32 }),
+            2 => ranges.push(TokenRange { start: ranges[0].start.wrapping_sub(20), count: 40 }),
+            // Kept until the socket is closed.
+            3 => continue,
+            _ => (),
+        }
+        let freed = returner.give_back(&ranges).expect("fewer than 128");
+        totals.freed.fetch_add(freed as u64, Ordering::Relaxed);
+    }
+}
+
+fn receive(table: &mut TokenTable<Binding>, bindings: &[Binding], random: &mut Random) -> Vec<TokenRange> {
+    let mut receive = table.receive();
+    let mut ranges: Vec<TokenRange> = Vec::new();
+    for _ in 0..BATCH {
+        let binding = &bindings[random.below(bindings.len() as u64) as usize];
+        // Some pages again and again, for returns to meet receives.
+        let among = if random.below(2) == 0 { 2 } else { PAGES.into() };
+        let index = random.below(among) as u32;
+        let token = receive.reserve(binding, index).expect("there is room");
+        binding.get(index);
+        ranges.push(token.into());
+    }
+    // SAFETY: each got above.
+    unsafe { receive.commit() };
+    ranges
+}
+
+#[test]
+fn books_balance_whatever_happens() {
+    let (ops, totals) = (stress_ops(1_000_000), Totals::default());
+    let mut every_binding: Vec<Weak<common::Device>> = Vec::new();
+    let (mut received, mut rebound, mut closed_full) = (0, 0_u64, 0_u64);
+    let (sender, batches): (SyncSender<Batch>, _) = sync_channel(64);
+    let batches = Mutex::new(batches);
+    thread::scope(|scope| {
+        for n in 0..RETURNERS {
+            let (batches, totals) = (&batches, &totals);
+            scope.spawn(move || return_all(batches, totals, 0x9E37_79B9 + n as u64));
+        }
+        let mut random = Random(0x2545_F491_4F6C_DD1D);
+        while received < ops {
+            let mut table = TokenTable::new();
+            let mut bindings: Vec<Binding> = (0..1 + random.below(12)).map(|_| binding(PAGES)).collect();
+            every_binding.extend(bindings.iter().map(Arc::downgrade));
+            for n in 0..LIFE / BATCH {
+                let ranges = receive(&mut table, &bindings, &mut random);
+                received += BATCH;
+                sender.send((ranges, table.returner())).expect("the other end is there");
+                if n % 100 == 99 {
+                    // Another takes its place; the old one goes when its last page is home.
+                    let at = random.below(bindings.len() as u64) as usize;
+                    let old = std::mem::replace(&mut bindings[at], binding(PAGES));
+                    every_binding.push(Arc::downgrade(&bindings[at]));
+                    old.unbind();
+                    rebound += 1;
+                }
+            }
+            let TokenStats { foreign, excess, .. } = table.stats();
+            totals.foreign.fetch_add(foreign, Ordering::Relaxed);
+            totals.excess.fetch_add(excess, Ordering::Relaxed);
+            closed_full += u64::from(bindings.iter().any(|binding| binding.out() > 0));
+        }
+        drop(sender);
+    });
+    netmem_refs::rcu::flush();
+    let of = |total: &AtomicU64| total.load(Ordering::Relaxed);
+    let (freed, foreign, excess) = (of(&totals.freed), of(&totals.foreign), of(&totals.excess));
+    println!(
+        "{received} received, {freed} returned, {foreign} foreign, {excess} in excess, {rebound} bindings replaced"
+    );
+    // A binding checks when it goes that all its pages are home.
+    let left = every_binding.iter().filter(|binding| binding.strong_count() > 0).count();
+    assert_eq!(left, 0, "bindings were not let go of");
+    assert!(freed <= received);
+    // It was stress.
+    assert!(freed > received / 4 && foreign > 0 && excess > 0 && rebound > 0 && closed_full > 0);
+}

@@ -233,6 +233,9 @@ impl<M: Memory> PagePool<M> {
         });
         let mut pool = Self { shared: NonNull::from(Box::leak(shared)) };
         pool.prefill(o.prefill)?;
+        let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().home.cache.capacity());
+        let magazine = pool.shared().home.depot.as_ref().map_or(0, Depot::capacity);
+        tracing::debug!(pool = name, kind, page_size, cache, magazine, held = pool.held(), "pool made");
         Ok(pool)
     }
 
@@ -362,6 +365,7 @@ impl<M: Memory> PagePool<M> {
             region.each_desc(&mut |desc| s.unmap(desc, Desc::claim_unmap));
         });
         s.empty();
+        tracing::info!(pool = self.name(), out = self.held(), "device gone: its pool's pages are unmapped");
     }
 
     /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
@@ -390,6 +394,7 @@ impl<M: Memory> PagePool<M> {
             if Remote::owner_leaves(&raw const s.home.remote.0, out) {
                 drop(Box::from_raw(self.shared.as_ptr()));
             }
+            tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed");
             record.lingers();
             Closed { stats, outstanding }
         }

@@ -75,6 +75,8 @@ pub struct Depot {
     /// The words are magazines, or null.
     gate: Gate,
     magazines: Box<[Magazine]>,
+    /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would not do, for a store to it (a gate
+    /// that reopens) makes the sanitizer forget who has released it.
     capacity: usize,
     /// Index and 1 of the first full magazine, [`CLOSED`], or 0.
     full: Line<AtomicU32>,
@@ -152,7 +154,7 @@ impl Depot {
         // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
         unsafe {
             Self::touch(this);
-            handover::release(&(*this).gate);
+            handover::release(&(*this).capacity);
             sequence::push_at_once((*this).gate.word(), item.get())
         }
     }
@@ -170,7 +172,7 @@ impl Depot {
         // SAFETY: as above.
         unsafe {
             Self::touch(this);
-            handover::release(&(*this).gate);
+            handover::release(&(*this).capacity);
             match sequence::push((*this).gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
                 Ok(Pushed::Full | Pushed::Missing) => Self::exchange(this, item, past),
@@ -190,7 +192,7 @@ impl Depot {
             match sequence::exchange((*this).gate.word(), address) {
                 Ok(Exchanged::Old(0)) => true,
                 Ok(Exchanged::Old(old)) => {
-                    handover::acquire(&(*this).gate);
+                    handover::acquire(&(*this).capacity);
                     let old = std::ptr::with_exposed_provenance::<Magazine>(old);
                     // The old one's items keep it now.
                     if !Self::push_full(this, old) {
@@ -237,7 +239,7 @@ impl Depot {
     unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
         // SAFETY: the magazine's items keep the depot until they are on the list.
         unsafe {
-            handover::release(&(*this).gate);
+            handover::release(&(*this).capacity);
             let full = &raw const (*this).full.0;
             // Acquire: whoever finds the list closed comes after all that the taker did.
             let mut head = (*full).load(Ordering::Acquire);
@@ -295,7 +297,7 @@ impl Depot {
                 return false;
             }
             pending.0 = self.full.0.swap(0, Ordering::Acquire);
-            handover::acquire(&self.gate);
+            handover::acquire(&self.capacity);
             self.magazine(pending.0).into_iter().for_each(Magazine::prefetch);
         }
         let Some(magazine) = self.magazine(pending.0) else { return false };
@@ -321,7 +323,7 @@ impl Depot {
     /// The barrier failed, and the items are where they were.
     pub fn reclaim(&self, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         let Some(quiet) = self.gate.close()? else { return Ok(()) };
-        handover::acquire(&self.gate);
+        handover::acquire(&self.capacity);
         let mut items = Vec::new();
         // SAFETY: the gate is quiet: magazines of ours or null, and nobody's but ours.
         for magazine in quiet.words().filter_map(|word| unsafe { magazine(word.load(Ordering::Relaxed)) }) {
@@ -343,7 +345,7 @@ impl Depot {
     pub fn close(&self, pending: &mut Pending, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         let closed = self.gate.close().map(|quiet| {
             let Some(quiet) = quiet else { return };
-            handover::acquire(&self.gate);
+            handover::acquire(&self.capacity);
             let out = |word: &AtomicUsize| {
                 let was = word.load(Ordering::Relaxed);
                 clear(word);
@@ -358,7 +360,7 @@ impl Depot {
         });
         // What was pending first, then what has come since. AcqRel: closing tells those who find it closed what came before.
         let came = self.full.0.swap(CLOSED, Ordering::AcqRel);
-        handover::acquire(&self.gate);
+        handover::acquire(&self.capacity);
         for first in [std::mem::take(&mut pending.0), came] {
             let mut at = if first == CLOSED { 0 } else { first };
             while let Some(magazine) = self.magazine(at) {

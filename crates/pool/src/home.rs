@@ -97,7 +97,8 @@ impl Home {
         InContext(outer)
     }
 
-    /// Whether this thread is in the home's context, and in another's inside of that.
+    /// Whether this thread is in the home's context, and perhaps in another's inside of that.
+    #[inline(always)]
     fn is_outer_context(home: *const Self) -> bool {
         let mut at = CONTEXT.get();
         while !at.is_null() && at != home {
@@ -144,7 +145,7 @@ impl Home {
     unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>) {
         // SAFETY: the caller's.
         unsafe {
-            if CONTEXT.get().is_null()
+            if !Self::is_outer_context(home.as_ptr())
                 && let Some(depot) = Self::depot(home.as_ptr())
                 && Depot::give_at_once(depot, item_of(desc))
             {

@@ -25,6 +25,8 @@ use std::time::Duration;
 
 /// Full magazines that may wait for an owner, at most: 512 KiB of them. Whoever returns more takes the slower way.
 const MOST_FULL: usize = 1024;
+/// And at least.
+const LEAST_FULL: usize = 16;
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -110,8 +112,8 @@ impl PoolOptions {
         if self.cache == 0 || capacity == 0 {
             return Ok(None);
         }
-        // One on every CPU and one on the way to it, and as many as can be full.
-        let magazines = 2 * slots + (pages / capacity + 1).min(MOST_FULL);
+        // One on every CPU and one on the way to it, and as many as can be full; a few more, for bulks that are not.
+        let magazines = 2 * slots + (pages / capacity).clamp(LEAST_FULL, MOST_FULL);
         Ok(Some(Depot::new(capacity, magazines)?))
     }
 

@@ -118,12 +118,11 @@ impl Home {
         // No reference to the home is held across the calls below: they may end its life.
         // SAFETY: *home stays* until the page is back.
         unsafe {
-            let context = CONTEXT.get();
-            if context != home.as_ptr() {
+            if CONTEXT.get() != home.as_ptr() {
                 cold_path();
                 return Self::take_back_elsewhere(home, desc);
             }
-            Self::take_back_here(by_itself(context), desc);
+            Self::take_back_here(home, desc);
         }
     }
 
@@ -373,25 +372,6 @@ impl Drop for Cache {
         // SAFETY: made by `Box::into_raw` in `new`, with this length.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.bottom, self.places as usize + 1)) });
     }
-}
-
-/// The home, as the thread knows it and not as the page does: the same address, but the processor has it before it has the page's
-/// descriptor, so that one drop need not wait for the other. The compiler would take whichever register is at hand.
-///
-/// # Safety
-///
-/// `context` is not null.
-#[inline(always)]
-unsafe fn by_itself(context: *const Home) -> NonNull<Home> {
-    #[allow(unused_mut)]
-    let mut address = context.expose_provenance();
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: no instruction.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags));
-    }
-    // SAFETY: the caller's.
-    unsafe { NonNull::new_unchecked(ptr::with_exposed_provenance_mut(address)) }
 }
 
 /// Fewer pages than this go into this CPU's magazine one by one.

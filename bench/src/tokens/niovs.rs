@@ -17,13 +17,25 @@ pub struct Niovs {
     puts: AtomicU64,
 }
 
+fn next_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Niovs {
     /// A binding of so many pages.
     #[must_use]
     pub fn new(pages: u32) -> Arc<Self> {
-        static IDS: AtomicU64 = AtomicU64::new(1);
         let descs = (0..pages).map(|_| Desc(AtomicU32::new(1))).collect();
-        Arc::new(Self { id: IDS.fetch_add(1, Ordering::Relaxed), descs, puts: AtomicU64::new(0) })
+        Arc::new(Self { id: next_id(), descs, puts: AtomicU64::new(0) })
+    }
+
+    /// A binding of so many pages that takes no memory for them before they are put: for who measures what a socket takes.
+    #[must_use]
+    pub fn untouched(pages: u32) -> Arc<Self> {
+        // SAFETY: zeros are a descriptor.
+        let descs = unsafe { Box::new_zeroed_slice(pages as usize).assume_init() };
+        Arc::new(Self { id: next_id(), descs, puts: AtomicU64::new(0) })
     }
 
     #[inline]

@@ -30,9 +30,9 @@ pub(crate) fn heading(section: &str) -> &str {
         "1 binding, mixed" => "One binding, pages in an order that is another one each time",
         "8 bindings, mixed" => "Eight bindings, all their pages in an order that is another one each time",
         "token memory" => {
-            "Memory: a page of 1 GiB, all of it received once; a socket with a fragment of an 80 GB device"
+            "Memory for a page, if all of 1 GiB were received once; for a socket with a fragment, of 256 on an 80 GB device"
         }
-        "token set-up" => "A socket opened and its first fragment received, of an 80 GB device, 256 of them in a row",
+        "token set-up" => "Until a socket has its first fragment, of 256 that are opened on an 80 GB device",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }

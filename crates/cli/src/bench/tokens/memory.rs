@@ -18,18 +18,23 @@ const SOCKETS: usize = 256;
 /// Of which all pages are received: 1 GiB.
 const PART: u32 = 1 << 18;
 
+/// What all ways receive from.
+pub(super) fn device() -> Arc<Niovs> {
+    Niovs::with_first(DEVICE, PART)
+}
+
 /// A way's memory.
 pub(super) struct Memory<T> {
     way: &'static str,
-    device: Option<Arc<Niovs>>,
+    device: Arc<Niovs>,
     page: f64,
     socket: f64,
     of: PhantomData<T>,
 }
 
 impl<T: Tokens> Memory<T> {
-    pub(super) fn new(way: &'static str) -> Self {
-        Self { way, device: None, page: 0.0, socket: 0.0, of: PhantomData }
+    pub(super) fn new(way: &'static str, device: &Arc<Niovs>) -> Self {
+        Self { way, device: device.clone(), page: 0.0, socket: 0.0, of: PhantomData }
     }
 }
 
@@ -47,16 +52,14 @@ impl<T: Tokens> Cell for Memory<T> {
     }
 
     fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
-        let device = self.device.insert(Niovs::untouched(DEVICE)).clone();
-        let bindings = [device];
+        let bindings = [self.device.clone()];
         self.page = taken(|| all_pages::<T>(&bindings))? / f64::from(PART);
         self.socket = taken(|| sockets::<T>(&bindings))? / SOCKETS as f64;
         Ok(())
     }
 
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        let Some(device) = &self.device else { return Ok(Vec::new()) };
-        let bindings = [device.clone()];
+        let bindings = [self.device.clone()];
         let timed = lab.alone(|| lab.time(|| sockets::<T>(&bindings)).0)?;
         let of = |value| Sample { value, ..Sample::default() };
         let each = |n: u64| n as f64 / SOCKETS as f64;
@@ -121,7 +124,7 @@ mod tests {
     /// Proves MEM-4 as far as measuring goes: 4 bytes for a page, and for a socket what it touches, not 80 MB.
     #[test]
     fn ranges_take_what_is_touched() {
-        let bindings = [Niovs::untouched(DEVICE)];
+        let bindings = [device()];
         // Other tests take memory meanwhile.
         let page = (0..5).map(|_| taken(|| all_pages::<Ranges>(&bindings)).unwrap() / f64::from(PART));
         assert!(page.fold(f64::INFINITY, f64::min) < 8.0);

@@ -43,11 +43,12 @@ pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
             ]);
         }
     }
+    let device = memory::device();
     cells.extend::<[Box<dyn Cell>; 4]>([
-        Box::new(Memory::<LockedMap>::new("locked_map")),
-        Box::new(Memory::<HashedCounts>::new("hashed_counts")),
-        Box::new(Memory::<RcuCounts>::new("rcu_counts")),
-        Box::new(Memory::<Ranges>::new("ranges")),
+        Box::new(Memory::<LockedMap>::new("locked_map", &device)),
+        Box::new(Memory::<HashedCounts>::new("hashed_counts", &device)),
+        Box::new(Memory::<RcuCounts>::new("rcu_counts", &device)),
+        Box::new(Memory::<Ranges>::new("ranges", &device)),
     ]);
     cells
 }

@@ -115,20 +115,3 @@ fn anonymous() -> Result<u64, BenchError> {
     let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kib.map(|kib| kib * 1024).ok_or_else(|| unavailable(format!("{FILE} does not say how much is anonymous")))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use netmem_bench::tokens::Ranges;
-
-    /// Proves MEM-4 as far as measuring goes: 4 bytes for a page, and for a socket what it touches, not 80 MB.
-    #[test]
-    fn ranges_take_what_is_touched() {
-        let bindings = [device()];
-        // Other tests take memory meanwhile.
-        let page = (0..5).map(|_| taken(|| all_pages::<Ranges>(&bindings)).unwrap() / f64::from(PART));
-        assert!(page.fold(f64::INFINITY, f64::min) < 8.0);
-        let socket = (0..5).map(|_| taken(|| sockets::<Ranges>(&bindings)).unwrap() / SOCKETS as f64);
-        assert!(socket.fold(f64::INFINITY, f64::min) < 100_000.0);
-    }
-}

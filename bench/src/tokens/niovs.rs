@@ -12,6 +12,7 @@ struct Desc(AtomicU32);
 /// Pages of device memory. A put is what a sole owner's is before the page goes to its pool: a look at the count.
 pub struct Niovs {
     id: u64,
+    pages: u32,
     descs: Box<[Desc]>,
     /// In tests only: a shared count would be what is measured.
     puts: AtomicU64,
@@ -21,9 +22,15 @@ impl Niovs {
     /// A binding of so many pages.
     #[must_use]
     pub fn new(pages: u32) -> Arc<Self> {
+        Self::with_first(pages, pages)
+    }
+
+    /// The same with descriptors for the first pages only: no others may be received.
+    #[must_use]
+    pub fn with_first(pages: u32, first: u32) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        let descs = (0..pages).map(|_| Desc(AtomicU32::new(1))).collect();
-        Arc::new(Self { id: IDS.fetch_add(1, Ordering::Relaxed), descs, puts: AtomicU64::new(0) })
+        let descs = (0..first).map(|_| Desc(AtomicU32::new(1))).collect();
+        Arc::new(Self { id: IDS.fetch_add(1, Ordering::Relaxed), pages, descs, puts: AtomicU64::new(0) })
     }
 
     #[inline]
@@ -42,7 +49,7 @@ impl Niovs {
 
 impl std::fmt::Debug for Niovs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Niovs").field("id", &self.id).field("pages", &self.descs.len()).finish_non_exhaustive()
+        f.debug_struct("Niovs").field("id", &self.id).field("pages", &self.pages).finish_non_exhaustive()
     }
 }
 
@@ -53,7 +60,7 @@ unsafe impl Pages for Niovs {
     }
 
     fn pages(&self) -> u32 {
-        self.descs.len() as u32
+        self.pages
     }
 
     #[inline]

@@ -116,7 +116,7 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
     /// Threads, each on a CPU of its own, one measurement for each number; in `pool`, one takes pages and all others drop
-    /// them [default: 1,2,4.. up to the CPUs]
+    /// them; in `tokens`, one receives and all others give back [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms]
@@ -139,6 +139,8 @@ pub(crate) enum SuiteArg {
     Refs,
     /// Pages: what taking one and giving it back costs, here and from other CPUs, beside what others use
     Pool,
+    /// Tokens of device memory: what receiving a fragment and giving it back costs, beside ids under a lock and others
+    Tokens,
     /// Every suite, one after the other
     All,
 }

@@ -198,6 +198,64 @@ fn pool_has_every_variant_and_keeps_its_books() {
     assert_eq!((count("inflight"), count("leaked")), (0, 0));
 }
 
+/// Every way with every number of threads, over one binding and over eight, in order and mixed; and what they take. Proves
+/// PERF-1, PERF-3 and, as far as measuring goes, MEM-4.
+#[test]
+fn tokens_have_every_way_and_setting() {
+    let report: Value = serde_json::from_str(&short(&["bench", "tokens", "--json"])).unwrap();
+    assert_eq!((&report["command"], &report["suite"]), (&"bench".into(), &"tokens".into()));
+    let rows = report["variants"].as_array().unwrap();
+    let threads: Vec<u64> =
+        report["params"]["threads"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    let ways = ["locked_each", "locked_map", "hashed_counts", "rcu_counts", "ranges", "hand_over"];
+    for &n in &threads {
+        for (way, bindings, sequence) in ways
+            .iter()
+            .flat_map(|way| [1, 8].map(|n| (way, n)))
+            .flat_map(|(w, n)| ["in order", "mixed"].map(|s| (w, n, s)))
+        {
+            let name = if sequence == "mixed" { format!("{way}_mixed") } else { (*way).to_owned() };
+            let found: Vec<_> = rows
+                .iter()
+                .filter(|row| row["name"] == *name && row["threads"] == n && row["bindings"] == bindings)
+                .collect();
+            assert_eq!(found.len(), 1, "{name} with {n} threads and {bindings} bindings");
+            let row = found[0];
+            assert_eq!(
+                (&row["sequence"], &row["unit"], &row["per"]),
+                (&sequence.into(), &"ns".into(), &"fragment".into())
+            );
+            let [median, min, max] = figures(row);
+            assert!(0.0 < min && min <= median && median <= max && max.is_finite(), "{row}");
+            let versus = figures(&row["vs_locked_map"]);
+            assert!(*way != "locked_map" || versus == [1.0; 3], "{row}");
+        }
+    }
+    for way in ["locked_map", "hashed_counts", "rcu_counts", "ranges"] {
+        for (what, per, unit) in
+            [("memory_page", "page", "B"), ("memory_socket", "socket", "B"), ("set_up", "socket", "ns")]
+        {
+            let row = rows.iter().find(|row| row["name"] == format!("{what}_{way}")).unwrap();
+            assert_eq!((&row["per"], &row["unit"]), (&per.into(), &unit.into()));
+            assert!(figures(row)[0] > 0.0, "{row}");
+        }
+    }
+    // A socket takes what it touches, not 80 MB.
+    for (name, bytes) in [("memory_page_ranges", 4.0..8.0), ("memory_socket_ranges", 4096.0..100_000.0)] {
+        let row = rows.iter().find(|row| row["name"] == name).unwrap();
+        assert!(bytes.contains(&figures(row)[0]), "{row}");
+    }
+    let goals = report["goals"].as_array().unwrap();
+    // Two ratios in each of four settings with two threads, and flatness in both orders with every number.
+    let two = if threads.contains(&2) { 8 } else { 0 };
+    assert_eq!(goals.len(), two + 2 * threads.len());
+    for goal in goals {
+        let (value, bound) = (figures(goal)[0], goal["bound"].as_f64().unwrap());
+        let kept = if goal["at_least"] == true { value >= bound } else { value <= bound };
+        assert_eq!(goal["reached"], kept, "{goal}");
+    }
+}
+
 /// What is missing is said, and the rest is measured: here no tool is found that could build DPDK's program.
 #[test]
 fn a_peer_that_is_missing_is_listed_with_the_reason() {
@@ -226,13 +284,23 @@ fn a_table_and_a_page_that_loads_nothing() {
     std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
     let table = short(&["bench", "all", "--threads", "1", "--html", file.to_str().unwrap()]);
     let words = ["suite refs", "percpuref_rotating", "x refcount", "percpu", "skipped: ", "Goals"];
-    for word in words.into_iter().chain(["suite pool", "in_context_fifo", "of 100G", "x malloc", "leaked 0"]) {
+    for word in words.into_iter().chain([
+        "suite pool",
+        "in_context_fifo",
+        "of 100G",
+        "x malloc",
+        "leaked 0",
+        "suite tokens",
+        "ranges_mixed",
+        "x locked_map",
+        "memory_page_ranges",
+    ]) {
         assert!(table.contains(word), "{word}: {table}");
     }
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
     assert!(page.matches("<svg").count() >= 8, "charts");
-    assert!(page.contains("netmem bench refs") && page.contains("netmem bench pool"));
+    assert!(["refs", "pool", "tokens"].iter().all(|suite| page.contains(&format!("netmem bench {suite}"))));
     // The name of SVG's own language is the only address.
     let addresses = page.matches("://").count() - page.matches("\"http://www.w3.org/2000/svg\"").count();
     assert_eq!(addresses, 0);
@@ -257,7 +325,7 @@ fn bad_arguments_end_it_before_anything_is_measured() {
     let missing = missing.to_str().unwrap();
     for (args, says) in [
         (&["bench"][..], "SUITE"),
-        (&["bench", "tokens"], "pool"),
+        (&["bench", "virtio"], "tokens"),
         (&["bench", "refs", "--threads", "0"], "--threads 0"),
         (&["bench", "refs", "--threads", "100000"], "at most"),
         (&["bench", "refs", "--runs", "0"], "--runs 0"),

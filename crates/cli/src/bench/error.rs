@@ -17,6 +17,11 @@ pub(crate) enum BenchError {
         "{0}: a pool had no page where it should have; this is a bug of netmem, please report it with the command line"
     )]
     NoPage(&'static str),
+    #[error(
+        "{way}: {received} fragments were received and {freed} given back; this is a bug of netmem, please report it with the \
+         command line"
+    )]
+    Tokens { way: &'static str, received: u64, freed: u64 },
     #[error("interrupted")]
     Interrupted,
     #[error("a chart: {0}")]

@@ -1,6 +1,6 @@
 //! `netmem bench`: parts of netmem, measured beside what they replace.
 //!
-//! [`plan`] checks what was asked. A suite ([`refs`], [`pool`]) is a list of cells, each of which measures something once;
+//! [`plan`] checks what was asked. A suite ([`refs`], [`pool`], [`tokens`]) is a list of cells, each of which measures something once;
 //! [`rounds`] measures all of them in turns, [`lab`] has the threads, [`goals`] what the suites were built to reach;
 //! [`table`], [`html`] and [`report`] show what came of it.
 
@@ -15,6 +15,8 @@ mod refs;
 mod report;
 mod rounds;
 mod table;
+mod timing;
+mod tokens;
 
 use crate::args::BenchArgs;
 use crate::machine::{self, Machine};
@@ -59,11 +61,13 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
     let mut cells = match suite {
         Suite::Refs => refs::cells(plan),
         Suite::Pool => pool::cells(plan, &books),
+        Suite::Tokens => tokens::cells(plan),
     };
     let mut rows = rounds::run(plan, &mut cells, &percpu, stop)?;
     let goals = match suite {
         Suite::Refs => refs::judge(&mut rows, &percpu),
         Suite::Pool => pool::judge(&mut rows, &percpu),
+        Suite::Tokens => tokens::judge(&mut rows, &percpu),
     };
     // Pools close, and enter what they counted.
     drop(cells);

@@ -12,6 +12,7 @@ const BUDGET: Duration = Duration::from_secs(27);
 pub(crate) enum Suite {
     Refs,
     Pool,
+    Tokens,
 }
 
 impl Suite {
@@ -19,6 +20,7 @@ impl Suite {
         match self {
             Self::Refs => "refs",
             Self::Pool => "pool",
+            Self::Tokens => "tokens",
         }
     }
 }
@@ -49,7 +51,8 @@ impl Plan {
             let asked: &[Suite] = match suite {
                 SuiteArg::Refs => &[Suite::Refs],
                 SuiteArg::Pool => &[Suite::Pool],
-                SuiteArg::All => &[Suite::Refs, Suite::Pool],
+                SuiteArg::Tokens => &[Suite::Tokens],
+                SuiteArg::All => &[Suite::Refs, Suite::Pool, Suite::Tokens],
             };
             for &suite in asked {
                 if !suites.contains(&suite) {
@@ -123,7 +126,8 @@ mod tests {
     #[test]
     fn what_was_asked_for_once_and_in_order() {
         let plan = plan("refs all pool refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
-        assert_eq!((plan.suites, plan.threads, plan.cpus), (vec![Suite::Refs, Suite::Pool], vec![1, 2], vec![5, 4]));
+        let suites = vec![Suite::Refs, Suite::Pool, Suite::Tokens];
+        assert_eq!((plan.suites, plan.threads, plan.cpus), (suites, vec![1, 2], vec![5, 4]));
         assert_eq!((plan.runs, plan.duration, plan.budget), (3, Duration::from_millis(20), None));
     }
 
@@ -131,7 +135,7 @@ mod tests {
     fn bad_arguments_say_what_is_wrong() {
         for (args, says) in [
             ("", "SUITE"),
-            ("tokens", "pool"),
+            ("virtio", "tokens"),
             ("refs --threads 0", "--threads 0"),
             ("refs --threads 1,3", "2 CPUs (0-1)"),
             ("refs --threads two", "--threads"),

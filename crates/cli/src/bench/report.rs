@@ -56,7 +56,7 @@ impl Params {
 /// What a row is about.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Head {
-    /// Unlike that of any other row with as many threads.
+    /// Unlike that of any other row of the section with as many threads.
     pub(crate) name: String,
     pub(crate) section: &'static str,
     pub(crate) threads: usize,
@@ -75,6 +75,12 @@ pub(crate) struct Head {
     /// Where the count of an object lies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) layout: Option<&'static str>,
+    /// Bindings that fragments come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bindings: Option<u32>,
+    /// How the pages of a binding follow each other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sequence: Option<&'static str>,
     /// Other per-CPU counts that are alive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) others: Option<usize>,
@@ -176,11 +182,12 @@ pub(crate) struct Base {
     pub(crate) called: &'static str,
 }
 
-/// Compares rows with each other: `base` says with which, of as many threads.
+/// Compares rows with each other: `base` says with which of the section, of as many threads.
 pub(crate) fn compare(rows: &mut [Row], base: impl Fn(&Head) -> Option<Base>) {
     let versus = |row: &Row| {
         let Base { name, called } = base(&row.head)?;
-        let base = rows.iter().find(|base| base.head.name == name && base.head.threads == row.head.threads)?;
+        let of = |head: &Head| (head.section, head.threads);
+        let base = rows.iter().find(|base| base.head.name == name && of(&base.head) == of(&row.head))?;
         Some(Versus { base: called, ratio: row.under(base)? })
     };
     let compared: Vec<_> = rows.iter().map(versus).collect();

@@ -23,6 +23,16 @@ pub(crate) fn heading(section: &str) -> &str {
         "failed redirect" => "64 frames handed to a target that refuses all of them, and dropped, for each frame",
         "slow path" => "A page by page order: out of the cache, and without one, mapped and unmapped each time",
         "starved" => "An allocation when all pages lie in another CPU's magazine, by pages in one that is full",
+        "1 binding, in order" => {
+            "A fragment received and its token given back: pages of one binding, one after the other"
+        }
+        "8 bindings, in order" => "The same, each fragment of the next of eight bindings",
+        "1 binding, mixed" => "One binding, pages in an order that is another one each time",
+        "8 bindings, mixed" => "Eight bindings, all their pages in an order that is another one each time",
+        "token memory" => {
+            "Memory for a page, if all of 1 GiB were received once; for a socket with a fragment, of 256 on an 80 GB device"
+        }
+        "token set-up" => "Until a socket has its first fragment, of 256 that are opened on an 80 GB device",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }

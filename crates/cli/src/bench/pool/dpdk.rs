@@ -4,9 +4,9 @@
 //! in its source.
 
 use super::BATCH;
-use super::timing::Work;
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::Work;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;

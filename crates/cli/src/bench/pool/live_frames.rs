@@ -4,9 +4,9 @@
 //! what it drops, 64 frames at a time. Needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
 use super::BATCH;
-use super::timing::Work;
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::Work;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 

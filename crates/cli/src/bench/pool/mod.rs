@@ -2,7 +2,7 @@
 //!
 //! [`solo`] is what one thread does, and what others do in its place; [`pipeline`] has one thread take pages that others drop;
 //! [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
-//! them are [`timing`]s of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
+//! them are [timings](super::timing) of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
 
 mod books;
 mod dpdk;
@@ -11,7 +11,6 @@ mod live_frames;
 mod pipeline;
 mod solo;
 mod starved;
-mod timing;
 
 pub(super) use books::Books;
 
@@ -19,6 +18,7 @@ use super::error::BenchError;
 use super::plan::Plan;
 use super::report::{Base, Goal, Head, PacketCost, Row, compare};
 use super::rounds::{Cell, Skipped};
+use super::timing::{BATCH, Timing};
 use books::{CACHE, M, Pool};
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
@@ -26,12 +26,9 @@ use netmem::PoolOptions;
 use netmem::pool::Page;
 use netmem_bench::LockedPool;
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
+use solo::Alone;
 use starved::Starved;
 use std::sync::atomic::{Ordering, compiler_fence};
-use timing::{Alone, Timing};
-
-/// Operations in a block: frames that a driver is given at a time.
-const BATCH: u64 = 64;
 
 /// Keeps the compiler from making one operation of a pop and a push, and costs no instruction.
 #[inline(always)]

@@ -13,9 +13,9 @@
 use super::BATCH as BLOCK;
 use super::books::{M, Pool};
 use super::solo::{Buffer, buffer};
-use super::timing::Work;
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::Work;
 use netmem::pool::{Bulk, Page};
 use netmem_bench::{LockedPage, LockedPool};
 use rtrb::chunks::{ReadChunk, WriteChunkUninit};

@@ -4,10 +4,37 @@
 
 use super::books::{M, Pool};
 use super::{BATCH, apart};
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::Work;
 use netmem::pool::{Frag, Napi, Page};
 use netmem_bench::{LockedPage, LockedPool};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
+
+/// Work of one thread: does so many blocks, and says whether it could.
+pub(super) struct Alone<F> {
+    name: &'static str,
+    blocks: F,
+}
+
+impl<F: FnMut(u64) -> bool + Send> Alone<F> {
+    pub(super) fn new(name: &'static str, blocks: F) -> Self {
+        Self { name, blocks }
+    }
+}
+
+impl<F: FnMut(u64) -> bool + Send> Work for Alone<F> {
+    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+        let work = &mut self.blocks;
+        let (timed, ok) = lab.alone(|| {
+            let warm = work(blocks / 16);
+            let (timed, ok) = lab.time(|| work(blocks));
+            (timed, warm && ok)
+        })?;
+        ok.then_some(timed).ok_or(BenchError::NoPage(self.name))
+    }
+}
 
 /// Bytes of a buffer of a general-purpose allocator: a frame and its headroom.
 pub(super) type Buffer = Box<[MaybeUninit<u8>; 2048]>;

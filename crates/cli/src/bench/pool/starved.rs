@@ -3,9 +3,9 @@
 use super::BATCH;
 use super::books::{M, Pool};
 use super::pipeline::drop_all;
-use super::timing::Work;
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::Work;
 use netmem::pool::Page;
 use rtrb::{Producer, RingBuffer};
 use std::hint::spin_loop;

@@ -1,14 +1,16 @@
 //! Work of which so much is done for one value as fits into the planned time.
 
-use super::BATCH;
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed, each};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use super::error::BenchError;
+use super::lab::{Lab, Timed, each};
+use super::report::{Head, Sample};
+use super::rounds::Cell;
 use std::time::Instant;
 
+/// Operations in a block: frames that a driver is given at a time.
+pub(crate) const BATCH: u64 = 64;
+
 /// Something of which any number of blocks can be done.
-pub(super) trait Work {
+pub(crate) trait Work {
     /// Does so many blocks, and as much as it takes to warm up before; says what the blocks took.
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError>;
 
@@ -27,7 +29,7 @@ pub(super) trait Work {
 type Make = Box<dyn FnOnce(&Lab) -> Result<Box<dyn Work>, BenchError>>;
 
 /// A row that is measured that way: nanoseconds for one of the [`BATCH`] operations of a block.
-pub(super) struct Timing {
+pub(crate) struct Timing {
     head: Head,
     make: Option<Make>,
     work: Option<Box<dyn Work>>,
@@ -35,7 +37,7 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    pub(super) fn cell<W: Work + 'static>(
+    pub(crate) fn cell<W: Work + 'static>(
         head: Head,
         make: impl FnOnce(&Lab) -> Result<W, BenchError> + 'static,
     ) -> Box<dyn Cell> {
@@ -85,28 +87,4 @@ impl Cell for Timing {
 fn room(lab: &Lab, begin: Instant) -> u64 {
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     (lab.duration_ns() / ns.max(1)).min(16)
-}
-
-/// Work of one thread: does so many blocks, and says whether it could.
-pub(super) struct Alone<F> {
-    name: &'static str,
-    blocks: F,
-}
-
-impl<F: FnMut(u64) -> bool + Send> Alone<F> {
-    pub(super) fn new(name: &'static str, blocks: F) -> Self {
-        Self { name, blocks }
-    }
-}
-
-impl<F: FnMut(u64) -> bool + Send> Work for Alone<F> {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
-        let work = &mut self.blocks;
-        let (timed, ok) = lab.alone(|| {
-            let warm = work(blocks / 16);
-            let (timed, ok) = lab.time(|| work(blocks));
-            (timed, warm && ok)
-        })?;
-        ok.then_some(timed).ok_or(BenchError::NoPage(self.name))
-    }
 }

@@ -1,0 +1,117 @@
+//! What pages and sockets take, and how long it takes until a socket has its first fragment.
+//!
+//! Memory is what the process has more of afterwards, by the kernel's books: allocators' rounding is in it, and so are tables
+//! that are mapped and were never touched not.
+
+use crate::bench::error::BenchError;
+use crate::bench::lab::Lab;
+use crate::bench::report::{Head, Sample};
+use crate::bench::rounds::Cell;
+use netmem_bench::tokens::{BATCH, Fragment, Niovs, Receive, Tokens};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Pages of a device of 80 GB, 4 KiB each. The old ways number the first 2^24 only; no others are received.
+const DEVICE: u32 = 20_000_000;
+/// So many sockets receive from it.
+const SOCKETS: usize = 256;
+/// Of which all pages are received: 1 GiB.
+const PART: u32 = 1 << 18;
+
+/// What all ways receive from.
+pub(super) fn device() -> Arc<Niovs> {
+    Niovs::with_first(DEVICE, PART)
+}
+
+/// A way's memory.
+pub(super) struct Memory<T> {
+    way: &'static str,
+    device: Arc<Niovs>,
+    page: f64,
+    socket: f64,
+    of: PhantomData<T>,
+}
+
+impl<T: Tokens> Memory<T> {
+    pub(super) fn new(way: &'static str, device: &Arc<Niovs>) -> Self {
+        Self { way, device: device.clone(), page: 0.0, socket: 0.0, of: PhantomData }
+    }
+}
+
+impl<T: Tokens> Cell for Memory<T> {
+    fn heads(&self) -> Vec<Head> {
+        let head = |what: &str, section, per, unit| {
+            let name = format!("{what}_{}", self.way);
+            Head { name, section, threads: 1, per, unit, ..Head::default() }
+        };
+        vec![
+            head("set_up", "token set-up", "socket", "ns"),
+            head("memory_page", "token memory", "page", "B"),
+            head("memory_socket", "token memory", "socket", "B"),
+        ]
+    }
+
+    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+        let bindings = [self.device.clone()];
+        self.page = taken(|| all_pages::<T>(&bindings))? / f64::from(PART);
+        self.socket = taken(|| sockets::<T>(&bindings))? / SOCKETS as f64;
+        Ok(())
+    }
+
+    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+        let bindings = [self.device.clone()];
+        let timed = lab.alone(|| lab.time(|| sockets::<T>(&bindings)).0)?;
+        let of = |value| Sample { value, ..Sample::default() };
+        let each = |n: u64| n as f64 / SOCKETS as f64;
+        let tsc = lab.tsc.then(|| each(timed.ticks));
+        let set_up = Sample { value: each(timed.ns), tsc, lost_ns: timed.lost_ns };
+        Ok(vec![set_up, of(self.page), of(self.socket)])
+    }
+}
+
+/// A socket that has received each page of a part of the device.
+fn all_pages<T: Tokens>(bindings: &[Arc<Niovs>]) -> (T::Receiver, T::Returner) {
+    let (mut receiver, returner) = T::open(bindings);
+    let mut tokens = [0; BATCH];
+    for first in (0..PART).step_by(BATCH) {
+        let fragments: [Fragment; BATCH] = std::array::from_fn(|n| Fragment { binding: 0, index: first + n as u32 });
+        receiver.receive(&fragments, &mut tokens);
+    }
+    (receiver, returner)
+}
+
+/// Sockets that have received a fragment each.
+fn sockets<T: Tokens>(bindings: &[Arc<Niovs>]) -> Vec<(T::Receiver, T::Returner)> {
+    let socket = |n| {
+        let (mut receiver, returner) = T::open(bindings);
+        receiver.receive(&[Fragment { binding: 0, index: n }], &mut [0]);
+        (receiver, returner)
+    };
+    (0..SOCKETS as u32).map(socket).collect()
+}
+
+/// Bytes that what `make` makes takes.
+fn taken<M>(make: impl FnOnce() -> M) -> Result<f64, BenchError> {
+    // What others gave back would be used again, and not be seen to be taken.
+    netmem_refs::rcu::flush();
+    #[cfg(target_env = "gnu")]
+    // SAFETY: gives free memory back, and nothing else.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    let before = anonymous()?;
+    let made = make();
+    let bytes = anonymous()?.saturating_sub(before) as f64;
+    drop(made);
+    Ok(bytes)
+}
+
+/// Bytes of this process that are in memory and of no file. Counted when asked, as `statm` is not.
+fn anonymous() -> Result<u64, BenchError> {
+    const FILE: &str = "/proc/self/smaps_rollup";
+    let unavailable = |why: String| BenchError::Unavailable { what: "memory", why };
+    let text = std::fs::read_to_string(FILE).map_err(|error| unavailable(format!("{FILE}: {error}")))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| unavailable(format!("{FILE} does not say how much is anonymous")))
+}

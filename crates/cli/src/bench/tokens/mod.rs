@@ -1,0 +1,91 @@
+//! The suite `tokens`: what it costs a socket to receive a fragment of device memory and to give it back.
+//!
+//! ```text
+//!   order of pages ──► receiver ── 16 tokens ──► ring of each returner ──► returner      two threads or more
+//!                         └──────► 64 batches that are out ──────► itself                one thread
+//! ```
+//!
+//! `netmem_bench::tokens` has the ways in which a token finds its page; [`hand_over`] is none, only the way from thread to
+//! thread. [`circuit`] is measured for each, over the [`order`] of pages; [`memory`] is what pages and sockets take, and
+//! [`goals`] are what netmem's way was built to reach.
+
+mod circuit;
+mod goals;
+mod hand_over;
+mod memory;
+mod order;
+
+use super::plan::Plan;
+use super::report::{Base, Goal, Head, Row, compare};
+use super::rounds::Cell;
+use super::timing::Timing;
+use circuit::Circuit;
+use hand_over::HandOver;
+use memory::Memory;
+use netmem_bench::tokens::{HashedCounts, LockedEach, LockedMap, Ranges, RcuCounts, Tokens};
+use order::{Order, Sequence};
+use std::sync::Arc;
+
+/// Everything that the suite measures.
+pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
+    let settings = [(Sequence::InOrder, 1), (Sequence::InOrder, 8), (Sequence::Mixed, 1), (Sequence::Mixed, 8)];
+    let mut cells = Vec::new();
+    for (sequence, bindings) in settings {
+        let order = Arc::new(Order::new(sequence, bindings));
+        for &threads in &plan.threads {
+            cells.extend([
+                cell::<LockedEach>("locked_each", &order, threads),
+                cell::<LockedMap>("locked_map", &order, threads),
+                cell::<HashedCounts>("hashed_counts", &order, threads),
+                cell::<RcuCounts>("rcu_counts", &order, threads),
+                cell::<Ranges>("ranges", &order, threads),
+                cell::<HandOver>("hand_over", &order, threads),
+            ]);
+        }
+    }
+    let device = memory::device();
+    cells.extend::<[Box<dyn Cell>; 4]>([
+        Box::new(Memory::<LockedMap>::new("locked_map", &device)),
+        Box::new(Memory::<HashedCounts>::new("hashed_counts", &device)),
+        Box::new(Memory::<RcuCounts>::new("rcu_counts", &device)),
+        Box::new(Memory::<Ranges>::new("ranges", &device)),
+    ]);
+    cells
+}
+
+/// A way, with so many threads.
+fn cell<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads: usize) -> Box<dyn Cell> {
+    let order = order.clone();
+    let head = Head {
+        name: format!("{way}{}", order.sequence.suffix()),
+        section: section(order.sequence, order.bindings()),
+        threads,
+        per: "fragment",
+        unit: "ns",
+        bindings: Some(order.bindings()),
+        sequence: Some(order.sequence.name()),
+        ..Head::default()
+    };
+    Timing::cell(head, move |_| Ok(Circuit::<T>::new(way, order, threads - 1)))
+}
+
+fn section(sequence: Sequence, bindings: u32) -> &'static str {
+    match (sequence, bindings) {
+        (Sequence::InOrder, 1) => "1 binding, in order",
+        (Sequence::InOrder, _) => "8 bindings, in order",
+        (Sequence::Mixed, 1) => "1 binding, mixed",
+        (Sequence::Mixed, _) => "8 bindings, mixed",
+    }
+}
+
+/// Compares the rows with each other, and with the goals.
+pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+    compare(rows, |head| {
+        let name = match head.sequence? {
+            "mixed" => "locked_map_mixed",
+            _ => "locked_map",
+        };
+        Some(Base { name, called: "locked_map" })
+    });
+    goals::goals(rows, percpu)
+}

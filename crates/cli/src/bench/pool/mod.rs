@@ -19,11 +19,10 @@ use super::plan::Plan;
 use super::report::{Base, Goal, Head, PacketCost, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::{BATCH, Timing};
-use books::{CACHE, M, Pool};
+use books::{CACHE, Pool};
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::PoolOptions;
-use netmem::pool::Page;
 use netmem_bench::LockedPool;
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
 use solo::Alone;
@@ -157,12 +156,11 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
     };
     let (remote, busy, bulk) = (pool("remote"), pool("remote_busy_poll"), pool("remote_bulk"));
     let (clone, split) = (pool("frag_clone"), pool("frag_split"));
-    let whole: fn(Page<M>) -> Page<M> = |page| page;
     let dpdk = dpdk.clone();
     let mut cells = vec![
-        piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, whole))),
-        piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, whole)))),
-        piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, whole)))),
+        piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, solo::whole))),
+        piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, solo::whole)))),
+        piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, solo::whole)))),
         piped("locked_ring", "other CPUs", threads, move || Ok(LockedPool::new(pages as u32))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
         Timing::cell(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |lab| {
@@ -186,9 +184,8 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
         ..head(name, section, 2, "page")
     };
     let remote = move |books: Books, magazine: usize| {
-        let whole: fn(Page<M>) -> Page<M> = |page| page;
         piped_as(titled("remote", "magazines", magazine), move || {
-            Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, whole))
+            Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, solo::whole))
         })
     };
     // Without magazines, as few pages as with the smallest.

@@ -75,9 +75,9 @@ impl<T: Send, F: Fn(Page<M>) -> T + Send> Source for Pages<F> {
 }
 
 /// Pages of a pool that is polled all the time, mostly for nothing: an empty poll for each page, and for each idle turn.
-pub(super) struct Busy(pub(super) Pages<fn(Page<M>) -> Page<M>>);
+pub(super) struct Busy<F>(pub(super) Pages<F>);
 
-impl Source for Busy {
+impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Busy<F> {
     type Item = Page<M>;
 
     fn fill(&mut self, places: WriteChunkUninit<'_, Page<M>>) -> usize {
@@ -97,9 +97,9 @@ impl Source for Busy {
 }
 
 /// Pages of a pool that come back in bulk, which their droppers ask for.
-pub(super) struct Bulky(pub(super) Pages<fn(Page<M>) -> Page<M>>);
+pub(super) struct Bulky<F>(pub(super) Pages<F>);
 
-impl Source for Bulky {
+impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Bulky<F> {
     type Item = Page<M>;
 
     fn fill(&mut self, places: WriteChunkUninit<'_, Page<M>>) -> usize {
@@ -214,7 +214,7 @@ pub(super) fn drop_all<T>(mut ring: Consumer<T>, mut dropper: impl FnMut(ReadChu
 #[cfg(test)]
 mod tests {
     use super::super::books::Books;
-    use super::super::solo::{cloned, split};
+    use super::super::solo::{cloned, split, whole};
     use super::*;
     use crate::bench::plan::Plan;
     use netmem::PoolOptions;
@@ -236,7 +236,6 @@ mod tests {
     fn whatever_is_taken_is_dropped_by_some_of_many() {
         let books = Books::default();
         let pool = || books.pool(PoolOptions::new("test").cache(64), 256, 0).unwrap();
-        let whole: fn(Page<M>) -> Page<M> = |page| page;
         runs(Pages::new(pool(), whole));
         runs(Busy(Pages::new(pool(), whole)));
         runs(Bulky(Pages::new(pool(), whole)));

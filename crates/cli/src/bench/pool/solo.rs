@@ -138,6 +138,11 @@ pub(super) fn malloc() -> impl FnMut(u64) -> bool {
     }
 }
 
+/// The page as it is. A function's own type, and no pointer to one, which would be called for every page.
+pub(super) fn whole(page: Page<M>) -> Page<M> {
+    page
+}
+
 /// Two fragments of the same bytes.
 pub(super) fn cloned(page: Page<M>) -> (Frag<M>, Frag<M>) {
     let frag = page.freeze();

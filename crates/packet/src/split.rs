@@ -8,6 +8,7 @@
 //!             headers, written by the user         by device address; each holds what keeps its memory
 //! ```
 
+use crate::device::TxQueue;
 use crate::meta::Meta;
 use crate::packet::Packet;
 use netmem_pool::{Device, Frag, PeerShared};
@@ -91,17 +92,17 @@ pub struct DeviceFrag<H> {
 }
 
 /// A transmit queue whose device reads payload that this process cannot.
-pub trait SplitTxQueue<H> {
-    /// Queues the frame that consists of `head`'s bytes and then of `payload`'s; the device hears of it at the next flush. On
-    /// success `payload` is empty, with its room kept for the next frame.
+pub trait SplitTxQueue<H>: TxQueue<Mem = PeerShared> {
+    /// Queues the frame that consists of `head`'s bytes and then of `payload`'s, at most 17 fragments; the device hears of it at
+    /// the next [flush](TxQueue::flush). The head is in the device's DMA domain. On success `payload` is empty, with its room kept for the next frame.
     ///
     /// A transport checksum over payload is the device's to compute: say so in the head's
     /// [`meta`](Packet::meta) ([`Checksum::Partial`](crate::Checksum::Partial)).
     ///
     /// # Errors
     ///
-    /// The head as it was, and then `payload` is, too: the queue is full or stopped, the device does not compute checksums, or
-    /// an address is of no device memory that the device was given.
+    /// The head as it was, and then `payload` is, too: the queue is full or stopped, the device does not compute checksums,
+    /// there are too many fragments, or one is in no memory that the device was given.
     fn send_split(
         &mut self,
         head: Packet<PeerShared>,

@@ -216,7 +216,8 @@ impl VhostUser {
         line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, kick))
     }
 
-    /// Starts a ring that was stopped, and enables it if it was.
+    /// Starts a ring that was stopped, and enables it if it was. The other rings go on; but DPDK's vhost forgets which of them
+    /// were enabled when one stops, and so all are told again.
     pub(crate) fn restart_ring(
         &mut self,
         index: usize,
@@ -225,8 +226,7 @@ impl VhostUser {
         kick: &EventFd,
     ) -> Result<(), VhostUserError> {
         self.start_ring(index, at, call, kick)?;
-        let enabled = self.enabled.get(index).copied().unwrap_or(false);
-        self.enable_ring(index, enabled)
+        (0..self.enabled.len()).try_for_each(|index| self.enable_ring(index, self.enabled[index]))
     }
 
     /// Lets a ring's buffers be used, or not.

@@ -68,7 +68,7 @@ fn redirect<H: Handler<PeerShared>>(handler: &mut H, frame: XdpFrame<PeerShared>
 }
 
 /// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
-fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
+pub(super) fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
     if !h.plausible(len) {
         return None;
     }

@@ -251,16 +251,19 @@ pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
 }
 
 #[cfg(test)]
+impl Lab {
+    /// For measurements of which nobody wants the result.
+    pub(super) fn for_tests() -> Self {
+        let (threads, cpus) = (vec![1], crate::cpus::allowed());
+        let duration = std::time::Duration::from_millis(1);
+        Self::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
-    use std::time::Duration;
-
-    fn lab() -> Lab {
-        let (threads, cpus) = (vec![1], crate::cpus::allowed());
-        let duration = Duration::from_millis(1);
-        Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
-    }
 
     #[test]
     fn everybody_does_at_least_their_part() {
@@ -269,7 +272,7 @@ mod tests {
             done[thread].fetch_add(blocks, Ordering::Relaxed);
             true
         };
-        assert_eq!(lab().crew(&[1600, 32], &work).unwrap().unwrap().len(), 2);
+        assert_eq!(Lab::for_tests().crew(&[1600, 32], &work).unwrap().unwrap().len(), 2);
         assert!(done[0].load(Ordering::Relaxed) >= 1700);
         assert!(done[1].load(Ordering::Relaxed) >= 34);
     }
@@ -280,14 +283,14 @@ mod tests {
             std::hint::black_box((0..blocks * 64).map(std::hint::black_box).sum::<u64>());
             true
         };
-        let blocks = lab().calibrate(1, &work).unwrap().unwrap();
+        let blocks = Lab::for_tests().calibrate(1, &work).unwrap().unwrap();
         assert!(blocks[0] > 0);
     }
 
     #[test]
     fn an_operation_took_a_thread_the_mean_of_all() {
         let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
-        let sample = each(&lab(), &timed, &[10, 10]);
+        let sample = each(&Lab::for_tests(), &timed, &[10, 10]);
         assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
         assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
     }
@@ -308,19 +311,19 @@ mod tests {
             }
             7
         };
-        assert_eq!(lab().served(vec![other, other], first).unwrap(), 7);
+        assert_eq!(Lab::for_tests().served(vec![other, other], first).unwrap(), 7);
     }
 
     #[test]
     fn what_somebody_else_timed_has_ticks() {
-        let timed = lab().timed_elsewhere(1_000_000, 900_000);
+        let timed = Lab::for_tests().timed_elsewhere(1_000_000, 900_000);
         assert_eq!((timed.ns, timed.lost_ns), (1_000_000, 100_000));
         assert!(timed.ticks > 0);
     }
 
     #[test]
     fn what_is_broken_ends_it_for_all() {
-        assert!(lab().crew(&[10, 10], &|thread: usize, _| thread == 0).unwrap().is_none());
-        assert!(lab().calibrate(2, &|_: usize, _| false).unwrap().is_none());
+        assert!(Lab::for_tests().crew(&[10, 10], &|thread: usize, _| thread == 0).unwrap().is_none());
+        assert!(Lab::for_tests().calibrate(2, &|_: usize, _| false).unwrap().is_none());
     }
 }

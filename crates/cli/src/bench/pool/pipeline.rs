@@ -216,18 +216,10 @@ mod tests {
     use super::super::books::Books;
     use super::super::solo::{cloned, split, whole};
     use super::*;
-    use crate::bench::plan::Plan;
     use netmem::PoolOptions;
-    use std::time::Duration;
-
-    fn lab() -> Lab {
-        let (threads, cpus) = (vec![1], crate::cpus::allowed());
-        let duration = Duration::from_millis(1);
-        Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
-    }
 
     fn runs<S: Source>(source: S) {
-        let timed = Pipeline::new(source, 3).run(&lab(), 20).unwrap();
+        let timed = Pipeline::new(source, 3).run(&Lab::for_tests(), 20).unwrap();
         assert!(timed.ns > 0);
     }
 

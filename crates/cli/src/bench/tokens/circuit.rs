@@ -151,19 +151,11 @@ mod tests {
     use super::super::hand_over::HandOver;
     use super::super::order::Sequence;
     use super::*;
-    use crate::bench::plan::Plan;
     use netmem_bench::tokens::{HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
-    use std::time::Duration;
-
-    fn lab() -> Lab {
-        let (threads, cpus) = (vec![1], crate::cpus::allowed());
-        let duration = Duration::from_millis(1);
-        Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
-    }
 
     fn runs<T: Tokens>(order: &Arc<Order>) {
         for returners in [0, 1, 3] {
-            let timed = Circuit::<T>::new("test", order.clone(), returners).run(&lab(), 20).unwrap();
+            let timed = Circuit::<T>::new("test", order.clone(), returners).run(&Lab::for_tests(), 20).unwrap();
             assert!(timed.ns > 0);
         }
     }
@@ -211,7 +203,8 @@ mod tests {
     fn what_is_lost_is_an_error() {
         let order = Arc::new(Order::new(Sequence::InOrder, 1));
         for (returners, received) in [(0, 1280), (1, 1280 + u64::from(PAGES))] {
-            let error = Circuit::<Lossy>::new("lossy", order.clone(), returners).run(&lab(), 20).unwrap_err();
+            let error =
+                Circuit::<Lossy>::new("lossy", order.clone(), returners).run(&Lab::for_tests(), 20).unwrap_err();
             assert!(error.to_string().contains(&format!("lossy: {received} fragments")), "{error}");
         }
     }

@@ -27,8 +27,10 @@ pub(crate) struct Magazine {
 
 const LINE: usize = 64;
 
-/// Where the assembly finds them.
+/// Where the assembly finds the capacity, and the items.
+#[cfg_attr(loom, allow(dead_code, reason = "a model has no assembly"))]
 pub(crate) const CAPACITY_AT: usize = 4;
+#[cfg_attr(loom, allow(dead_code, reason = "as above"))]
 pub(crate) const ITEMS_AT: usize = 16;
 #[cfg(not(loom))]
 const _: () = {

@@ -8,6 +8,8 @@
 //!                     Handler::flush                the end of the poll: bulks go to their queues
 //! ```
 //!
+//! Frames whose payload is in device memory are [`SplitFrame`]s.
+//!
 //! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
 
 mod bulk;
@@ -15,6 +17,7 @@ mod device;
 mod frags;
 mod meta;
 mod packet;
+mod split;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
@@ -22,4 +25,5 @@ pub use device::{Handler, Poll, Reach, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{Packet, TooManyFrags};
+pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

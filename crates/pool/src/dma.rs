@@ -1,9 +1,10 @@
 //! DMA domains: which addresses a device knows memory by, and what has to be done before it or the CPU looks.
 
 use crate::desc::Desc;
-use crate::memory::{Memory, PeerShared};
+use crate::mapping::HUGE;
+use crate::memory::{Device, Memory, PeerShared};
 use crate::region::Region;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsRawFd, BorrowedFd};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,16 +99,75 @@ pub(crate) unsafe fn map_page<M: Memory>(domain: &dyn DmaDomain, desc: &Desc, le
 /// One region of a [`MemoryTable`].
 #[derive(Clone, Debug)]
 pub struct TableEntry {
-    /// The memory.
-    pub region: Arc<Region<PeerShared>>,
-    /// The device's address of its first byte.
-    pub bus: u64,
+    memory: Entry,
+    bus: u64,
 }
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Mapped(Arc<Region<PeerShared>>),
+    Device(Arc<Region<Device>>),
+}
+
+impl TableEntry {
+    /// A region that the device knows by this process's addresses.
+    #[must_use]
+    pub fn plain(region: Arc<Region<PeerShared>>) -> Self {
+        let bus = region.as_ptr().addr() as u64;
+        Self { memory: Entry::Mapped(region), bus }
+    }
+
+    /// The device's address of the first byte.
+    #[must_use]
+    pub fn bus(&self) -> u64 {
+        self.bus
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a region has at least one page")]
+    pub fn len(&self) -> usize {
+        match &self.memory {
+            Entry::Mapped(region) => region.len(),
+            Entry::Device(region) => region.len(),
+        }
+    }
+
+    /// The file behind it.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.memory {
+            Entry::Mapped(region) => region.fd(),
+            Entry::Device(region) => region.fd(),
+        }
+    }
+
+    /// The address by which a vhost-user front end speaks of the first byte: where it is in this process. What is nowhere in
+    /// this process has one that is no address here, and nobody else's in the table.
+    #[must_use]
+    pub fn user_addr(&self) -> u64 {
+        match &self.memory {
+            Entry::Mapped(region) => region.as_ptr().addr() as u64,
+            Entry::Device(_) => NOWHERE + self.bus,
+        }
+    }
+
+    /// Whether it is a device's memory, which this process does not map.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        matches!(self.memory, Entry::Device(_))
+    }
+}
+
+/// Above all addresses that a process can have, and below those that are negative numbers to somebody.
+const NOWHERE: u64 = 1 << 62;
 
 /// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition.
 #[derive(Debug)]
 pub struct MemoryTable {
     entries: Vec<TableEntry>,
+    /// The bus address behind the last.
+    end: u64,
 }
 
 impl MemoryTable {
@@ -115,13 +175,23 @@ impl MemoryTable {
     /// pointer of this process passes for an address by accident.
     #[must_use]
     pub fn new(regions: &[Arc<Region<PeerShared>>]) -> Self {
-        let mut bus = 64 << 30;
-        let entries = regions.iter().map(|region| {
-            let at = bus;
-            bus += region.len() as u64;
-            TableEntry { region: region.clone(), bus: at }
-        });
-        Self { entries: entries.collect() }
+        let mut table = Self { entries: Vec::new(), end: 64 << 30 };
+        regions.iter().for_each(|region| table.push(Entry::Mapped(region.clone())));
+        table
+    }
+
+    /// The same with a region of a device's memory behind the others, which [`map_file`](DmaDomain::map_file) then knows.
+    #[must_use]
+    pub fn and_device(mut self, region: Arc<Region<Device>>) -> Self {
+        self.push(Entry::Device(region));
+        self
+    }
+
+    fn push(&mut self, memory: Entry) {
+        let entry = TableEntry { memory, bus: self.end };
+        // Each begins where a huge page can, as those of the system's memory do anyway.
+        self.end += (entry.len() as u64).next_multiple_of(HUGE as u64);
+        self.entries.push(entry);
     }
 
     /// The regions, in order of address.
@@ -135,12 +205,24 @@ impl DmaDomain for MemoryTable {
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
         let addr = addr.addr();
         for e in &self.entries {
-            let start = e.region.as_ptr().addr();
-            if addr >= start && addr - start <= e.region.len() && len <= e.region.len() - (addr - start) {
+            let Entry::Mapped(region) = &e.memory else { continue };
+            let start = region.as_ptr().addr();
+            if addr >= start && addr - start <= region.len() && len <= region.len() - (addr - start) {
                 return Ok(e.bus + (addr - start) as u64);
             }
         }
         Err(MapError::Outside { addr, len })
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        for e in self.entries.iter().filter(|e| e.is_device()) {
+            let have = e.len() as u64;
+            let same = e.fd().is_some_and(|fd| fd.as_raw_fd() == file.as_raw_fd());
+            if same && offset <= have && len as u64 <= have - offset {
+                return Ok(e.bus + offset);
+            }
+        }
+        Err(MapError::File { offset, len })
     }
 
     fn unmap(&self, _dma: u64, _len: usize) {}

@@ -122,7 +122,7 @@ fn a_file_of_the_users() {
         );
         assert_eq!((region.backing(), region.page_size()), (Backing::Brought, 4096 << order));
         let table = MemoryTable::new(&[region]);
-        let bus = table.entries()[0].bus;
+        let bus = table.entries()[0].bus();
         let mut pool = PoolOptions::new("brought").build(memory, Some(Arc::new(table))).unwrap();
         let mut page = pool.alloc().unwrap();
         page.copy_from(5, b"from here").unwrap();

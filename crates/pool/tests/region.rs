@@ -169,10 +169,10 @@ fn the_memory_table_knows_its_regions() {
     let (a, b) = (provider::<PeerShared>(512), provider::<PeerShared>(1));
     let table = MemoryTable::new(&[a.region().clone(), b.region().clone()]);
     let [first, second] = table.entries() else { panic!("two regions") };
-    assert_eq!(second.bus, first.bus + a.region().len() as u64);
+    assert_eq!(second.bus(), first.bus() + a.region().len() as u64);
     let at = |region: &Region<PeerShared>, offset| region.as_ptr().wrapping_add(offset);
-    assert_eq!(table.map(at(a.region(), 4096), 4096).unwrap(), first.bus + 4096);
-    assert_eq!(table.map(at(b.region(), 0), b.region().len()).unwrap(), second.bus);
+    assert_eq!(table.map(at(a.region(), 4096), 4096).unwrap(), first.bus() + 4096);
+    assert_eq!(table.map(at(b.region(), 0), b.region().len()).unwrap(), second.bus());
     let end = a.region().len();
     for (ptr, len) in [(at(a.region(), end - 4095), 4096), (ptr::null_mut(), 1), (at(a.region(), 0), usize::MAX)] {
         assert!(matches!(table.map(ptr, len), Err(MapError::Outside { .. })), "{ptr:?} {len}");

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Flat, counting};
 use netmem_pool::{
-    CountingDomain, Device, DmaDomain, MapError, Memory, PAGE_SIZE, PagePool, PoolOptions, Region, RegionError,
-    RegionProvider,
+    CountingDomain, Device, DmaDomain, MapError, Memory, MemoryTable, PAGE_SIZE, PagePool, PeerShared, PoolOptions,
+    Region, RegionError, RegionOptions, RegionProvider, TableEntry,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::{File, OpenOptions};
@@ -169,4 +169,39 @@ fn errors() {
     ftruncate(&unsealable, 1 << 20).unwrap();
     assert!(matches!(Region::unmapped(unsealable, 0), Err(RegionError::Shrinkable { .. })));
     assert_eq!((Device::NAME, Device::MAPPED, Device::SHARED_BY_FD), ("device", false, true));
+}
+
+/// Proves MEM-1 and decision 9: a vhost memory table has entries for files that are mapped nowhere here: with addresses of
+/// their own on the bus and for the messages, and known by their descriptor alone.
+#[test]
+fn the_memory_table_knows_files() {
+    let pages = RegionOptions::new(512).build::<PeerShared>().unwrap();
+    let (pages, a, b) = (Arc::new(pages), device(5 * 4096, 0), device(GB_80, 0));
+    let table = MemoryTable::new(std::slice::from_ref(&pages));
+    let table = table.and_device(a.region().clone()).and_device(b.region().clone());
+    let [mapped, first, second] = table.entries() else { panic!("three regions") };
+    assert_eq!([mapped, first, second].map(TableEntry::is_device), [false, true, true]);
+    assert_eq!((first.len(), second.len() as u64), (5 * 4096, GB_80));
+    assert!(first.bus() >= mapped.bus() + mapped.len() as u64 && second.bus() >= first.bus() + first.len() as u64);
+    assert!(second.bus() % (2 << 20) == 0, "where huge pages can be");
+    assert_eq!(mapped.user_addr(), pages.as_ptr().addr() as u64);
+    assert!(first.user_addr() > 1 << 56 && second.user_addr() >= first.user_addr() + first.len() as u64);
+    assert_eq!(second.fd().unwrap().as_raw_fd(), b.region().fd().unwrap().as_raw_fd());
+    let fd = |memory: &Arc<RegionProvider<Device>>| memory.region().fd().unwrap().as_raw_fd();
+    let map = |file: RawFd, offset, len| {
+        // SAFETY: the regions keep their files.
+        table.map_file(unsafe { BorrowedFd::borrow_raw(file) }, offset, len)
+    };
+    assert_eq!(map(fd(&a), 4096, 4 * 4096).unwrap(), first.bus() + 4096);
+    assert_eq!(map(fd(&b), GB_80 - 1, 1).unwrap(), second.bus() + GB_80 - 1);
+    let beyond = [(fd(&a), 4096, 5 * 4096), (fd(&a), u64::MAX, 2), (fd(&b), GB_80, usize::MAX)];
+    let stranger = device(4096, 0);
+    for (file, offset, len) in
+        beyond.into_iter().chain([(fd(&stranger), 0, 1), (pages.fd().unwrap().as_raw_fd(), 0, 1)])
+    {
+        assert!(matches!(map(file, offset, len), Err(MapError::File { .. })), "{offset} {len}");
+    }
+    let mut pool = PoolOptions::new("table").build(a, Some(Arc::new(table))).unwrap();
+    let page = pool.alloc().unwrap();
+    assert_eq!(page.dma_addr() % 4096, 0);
 }

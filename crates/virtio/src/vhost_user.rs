@@ -90,6 +90,8 @@ pub struct VhostUser {
     protocol: bool,
     pairs: u64,
     control_queue: bool,
+    /// Rings that were enabled last, so that one which is started again is as it was.
+    enabled: Vec<bool>,
 }
 
 impl VhostUser {
@@ -126,7 +128,14 @@ impl VhostUser {
             line = Line::new(line.stream)?;
             (offered, _) = line.negotiate()?;
         }
-        Ok(Self { line, offered, protocol: offered & feature::VHOST_USER_PROTOCOL != 0, pairs, control_queue })
+        Ok(Self {
+            line,
+            offered,
+            protocol: offered & feature::VHOST_USER_PROTOCOL != 0,
+            pairs,
+            control_queue,
+            enabled: Vec::new(),
+        })
     }
 
     /// The features that the backend offers.
@@ -146,13 +155,20 @@ impl VhostUser {
         self.control_queue && self.offered & feature::CTRL_VQ != 0
     }
 
+    /// Says which of `features` is not offered, if one is not, and `why` it is needed.
+    pub(crate) fn require(&self, features: u64, why: &'static str) -> Result<(), VhostUserError> {
+        match features & !self.offered {
+            0 => Ok(()),
+            missing => {
+                let (name, bit) = (feature::name(missing), missing.trailing_zeros());
+                Err(VhostUserError::MissingFeature { name, bit, why })
+            }
+        }
+    }
+
     /// Takes `features`, or says which of them is not offered and `why` it is needed.
     pub(crate) fn negotiate(&mut self, features: u64, why: &'static str) -> Result<(), VhostUserError> {
-        let missing = features & !self.offered;
-        if missing != 0 {
-            let (name, bit) = (feature::name(missing), missing.trailing_zeros());
-            return Err(VhostUserError::MissingFeature { name, bit, why });
-        }
+        self.require(features, why)?;
         let all = features | (self.offered & feature::VHOST_USER_PROTOCOL);
         self.line.ask("SET_FEATURES", |f| f.set_features(all))
     }
@@ -163,11 +179,11 @@ impl VhostUser {
             .iter()
             .filter_map(|e| {
                 Some(VhostUserMemoryRegionInfo {
-                    guest_phys_addr: e.bus,
-                    memory_size: e.region.len() as u64,
-                    userspace_addr: e.region.as_ptr().addr() as u64,
+                    guest_phys_addr: e.bus(),
+                    memory_size: e.len() as u64,
+                    userspace_addr: e.user_addr(),
                     mmap_offset: 0,
-                    mmap_handle: e.region.fd()?.as_raw_fd(),
+                    mmap_handle: e.fd()?.as_raw_fd(),
                 })
             })
             .collect();
@@ -200,8 +216,25 @@ impl VhostUser {
         line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, kick))
     }
 
+    /// Starts a ring that was stopped, and enables it if it was.
+    pub(crate) fn restart_ring(
+        &mut self,
+        index: usize,
+        at: RingAddresses,
+        call: &EventFd,
+        kick: &EventFd,
+    ) -> Result<(), VhostUserError> {
+        self.start_ring(index, at, call, kick)?;
+        let enabled = self.enabled.get(index).copied().unwrap_or(false);
+        self.enable_ring(index, enabled)
+    }
+
     /// Lets a ring's buffers be used, or not.
     pub(crate) fn enable_ring(&mut self, index: usize, enable: bool) -> Result<(), VhostUserError> {
+        if self.enabled.len() <= index {
+            self.enabled.resize(index + 1, false);
+        }
+        self.enabled[index] = enable;
         if !self.protocol {
             // Without protocol features rings are enabled from the start.
             return Ok(());

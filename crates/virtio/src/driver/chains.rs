@@ -90,6 +90,39 @@ impl Chains {
         self.ring.expose(head);
     }
 
+    /// [`post`](Self::post), with more behind the packet: addresses and lengths of `payload`, none of them empty, and `held`
+    /// hears of the descriptor of each. All fragments of the packet are where `place` says.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one chain")]
+    pub(super) fn post_with(
+        &mut self,
+        head: u16,
+        packet: &Packet<PeerShared>,
+        header: [u8; VnetHdr::LEN],
+        in_place: bool,
+        place: impl Fn(&Frag<PeerShared>) -> u64,
+        payload: impl Iterator<Item = (u64, u32)>,
+        mut held: impl FnMut(u16),
+    ) {
+        let mut last = if in_place {
+            (head, place(packet.head()), packet.head().len() as u32)
+        } else {
+            (head, self.headers.write(head, header), VnetHdr::LEN as u32)
+        };
+        let frags = packet.fragments().skip(usize::from(in_place)).filter(|f| f.len() > 0);
+        let frags = frags.map(|f| (place(f), f.len() as u32, false));
+        for (dma, len, device) in frags.chain(payload.map(|(dma, len)| (dma, len, true))) {
+            let Some(id) = self.free.pop() else { break };
+            self.next[usize::from(last.0)] = Some(id);
+            self.ring.describe(last.0, last.1, last.2, false, Some(id));
+            last = (id, dma, len);
+            if device {
+                held(id);
+            }
+        }
+        self.ring.describe(last.0, last.1, last.2, false, None);
+        self.ring.expose(head);
+    }
+
     /// The descriptors that [`post`](Self::post) would give to fragments, in order.
     pub(super) fn next_ids(&self, head: u16, in_place: bool) -> impl Iterator<Item = u16> {
         std::iter::once(head).chain(self.free.iter().rev().copied()).skip(usize::from(!in_place))

@@ -59,7 +59,7 @@ pub(super) fn deliver<H: Handler<PeerShared>>(
 }
 
 /// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
-fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
+pub(super) fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
     if !h.plausible(len) {
         return None;
     }

@@ -2,6 +2,8 @@
 //!
 //! * [`VirtioNet::probe`] negotiates, lays out memory, and starts the rings of the most queue pairs it may use.
 //! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their rings when dropped.
+//! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
+//!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
 //! * [`VirtioNet`] stays behind to change how many pairs are in use, and to tell whether the device is there.
 
 mod big;
@@ -9,14 +11,20 @@ mod chains;
 mod ctrl;
 mod frame;
 mod options;
+mod restart;
 mod ring;
 mod rx;
 mod space;
+mod split_rx;
+mod split_tx;
 mod stats;
 mod tx;
 
 pub use options::{Mode, NetOptions};
+pub use restart::{RestartError, Restarted};
 pub use rx::{RxPoll, VirtioRx};
+pub use split_rx::{SplitClosed, SplitOptions, SplitPoll, VirtioSplitRx};
+pub use split_tx::VirtioSplitTx;
 pub use stats::{QueueError, RxStats, TxStats};
 pub use tx::VirtioTx;
 
@@ -26,14 +34,16 @@ use big::BigRing;
 use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
-    DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolError, PoolOptions, Region, RegionError,
-    RegionOptions, TableEntry,
+    DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerShared, PoolError, PoolOptions, Provider, Region,
+    RegionError, RegionOptions, TableEntry,
 };
 use options::Supply;
 use ring::DriverRing;
+use rx::{BufferLayout, Header};
 use space::Memory;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Why a device could not be taken into use, or did not do as told.
@@ -90,6 +100,28 @@ pub enum NetError {
     /// A provider for a mode whose pages are from no pool.
     #[error("big-packet mode keeps pages of its own and takes no provider")]
     GivenMemory,
+    /// Device memory in a mode that cannot have it.
+    #[error(
+        "device memory takes chains of buffers at DMA addresses, and {mode} mode with these options has none; use small mode \
+         and premapped buffers"
+    )]
+    DeviceMemory {
+        /// The mode asked for.
+        mode: Mode,
+    },
+    /// A device that was given no device memory.
+    #[error("the device was given no device memory; say `NetOptions::device_memory` before it is probed")]
+    NoDeviceMemory,
+    /// A host part that cannot be.
+    #[error("{asked} bytes of headers: a host part holds between {min} and {max}")]
+    HeaderBytes {
+        /// Bytes asked for.
+        asked: u16,
+        /// The fewest: an Ethernet header.
+        min: u16,
+        /// The most.
+        max: u16,
+    },
     /// No queue pairs, or none of that number.
     #[error("{asked} queue pairs: there must be between 1 and {max}")]
     Pairs {
@@ -112,9 +144,31 @@ pub enum NetError {
     },
 }
 
-/// What queues and device handle share: the connection.
+/// What queues and device handle share: the connection, and what queues are made of when they are made again.
 pub(crate) struct Link {
     backend: Mutex<VhostUser>,
+    recipe: Recipe,
+}
+
+/// What a receive queue of host memory is made of.
+struct Recipe {
+    /// None in big-packet mode, whose queues are not made again.
+    provider: Option<Arc<dyn Provider<PeerShared>>>,
+    domain: Option<Arc<dyn DmaDomain>>,
+    layout: BufferLayout,
+    header: Header,
+    cache: usize,
+    ring_size: u16,
+    /// Device memory, by the addresses that the device knows it by.
+    device_memory: Vec<Range<u64>>,
+}
+
+impl Recipe {
+    /// The pool of a receive queue, with as many pages at hand as its ring takes.
+    fn pool(&self, pair: usize, provider: Arc<dyn Provider<PeerShared>>) -> Result<PagePool<PeerShared>, PoolError> {
+        let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(usize::from(self.ring_size));
+        pool.build(provider, self.domain.clone())
+    }
 }
 
 impl Link {
@@ -124,6 +178,10 @@ impl Link {
 
     fn stop_ring(&self, index: usize) -> Result<(), VhostUserError> {
         self.with(|b| b.stop_ring(index))
+    }
+
+    fn restart_ring(&self, index: usize, ring: &DriverRing) -> Result<(), VhostUserError> {
+        self.with(|b| b.restart_ring(index, ring.addresses(), &ring.call, &ring.kick))
     }
 }
 
@@ -196,22 +254,34 @@ impl VirtioNet {
             Mode::Mergeable => "mergeable mode needs",
             Mode::Big => "big-packet mode needs",
         };
+        if options.checksums() {
+            backend.require(options::CHECKSUMS, "device memory needs: nobody here can sum what nobody can read")?;
+        }
         backend.negotiate(features, why)?;
 
+        let header = match options.mode {
+            Mode::Mergeable => Header::Counts,
+            _ if options.checksums() => Header::Vouches,
+            _ => Header::Plain,
+        };
         let supply = options.supply()?;
         let region = supply.region();
         let plan = Plan::new(&options);
         let rings = Arc::new(RegionOptions::new(plan.total.div_ceil(PAGE_SIZE)).build::<PeerShared>()?);
         // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
         let regions = [region.clone(), rings.clone()];
-        let table = MemoryTable::new(&regions);
+        let table = std::mem::take(&mut options.device_memory)
+            .into_iter()
+            .fold(MemoryTable::new(&regions), MemoryTable::and_device);
         let entries: Vec<TableEntry> = if options.premapped {
             table.entries().to_vec()
         } else {
-            regions.iter().map(|r| TableEntry { region: r.clone(), bus: r.as_ptr().addr() as u64 }).collect()
+            regions.iter().cloned().map(TableEntry::plain).collect()
         };
         backend.set_memory(&entries)?;
-        let bus = entries[1].bus;
+        let bus = entries[1].bus();
+        let device_memory =
+            entries.iter().filter(|e| e.is_device()).map(|e| e.bus()..e.bus() + e.len() as u64).collect();
         let domain: Option<Arc<dyn DmaDomain>> = match (options.premapped, options.domain.take()) {
             (false, _) => None,
             (true, None) => Some(Arc::new(table)),
@@ -219,22 +289,28 @@ impl VirtioNet {
         };
 
         let control_index = usize::try_from(backend.pairs() * 2).unwrap_or(usize::MAX);
-        let link = Arc::new(Link { backend: Mutex::new(backend) });
+        let recipe = Recipe {
+            provider: (options.mode != Mode::Big).then(|| supply.provider()),
+            domain: domain.clone(),
+            layout,
+            header,
+            cache: options.cache,
+            ring_size: options.ring_size,
+            device_memory,
+        };
+        let link = Arc::new(Link { backend: Mutex::new(backend), recipe });
         let mut queues = Vec::new();
         for pair in 0..usize::from(pairs) {
             let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
             let ring = DriverRing::new(&rings, plan.ring(rx_index), options.ring_size)?;
-            let mut pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
-            if options.mode != Mode::Big {
-                pool = pool.prefill(usize::from(options.ring_size));
-            }
-            let pool = pool.build(supply.provider(), domain.clone())?;
             let rx = match (&supply, options.mode) {
                 (Supply::Own(pages), Mode::Big) => {
+                    let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
+                    let pool = pool.build(pages.clone(), domain.clone())?;
                     let big = BigRing::new(ring, pages.clone(), domain.clone(), options.max_frame);
                     VirtioRx::new_big(big, pool, rx_index, link.clone())
                 }
-                (_, mode) => VirtioRx::new(ring, pool, layout, mode == Mode::Mergeable, rx_index, link.clone()),
+                _ => VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone()),
             };
             let offset = plan.headers(pair);
             let headers = HeaderArray { region: rings.clone(), offset, dma: bus + offset as u64 };

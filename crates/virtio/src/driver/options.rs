@@ -6,7 +6,7 @@ use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::ring::SplitLayout;
 use netmem_packet::MAX_FRAGS;
 use netmem_pool::{
-    DmaDomain, MemoryTable, PAGE_SIZE, PeerShared, Provider, Region, RegionError, RegionOptions, RegionProvider,
+    Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerShared, Provider, Region, RegionError, RegionOptions, RegionProvider,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -60,6 +60,7 @@ pub struct NetOptions {
     pub(super) premapped: bool,
     pub(super) memory: Option<GivenMemory>,
     pub(super) domain: Option<WrapDomain>,
+    pub(super) device_memory: Vec<Arc<Region<Device>>>,
 }
 
 impl NetOptions {
@@ -80,6 +81,7 @@ impl NetOptions {
             premapped: true,
             memory: None,
             domain: None,
+            device_memory: Vec::new(),
         }
     }
 
@@ -166,6 +168,24 @@ impl NetOptions {
         self
     }
 
+    /// Puts a region of device memory into the device's memory table, so that queues can be
+    /// [restarted](super::VirtioRx::restart_split) with a provider of its pages and frames be
+    /// [sent](super::VirtioTx::into_split) from it. May be said of several.
+    ///
+    /// Regions are put there before the first ring starts, for backends may take the table as it is then. The device must
+    /// compute checksums and vouch for them, because nobody here can sum what nobody can read; and only small mode can have
+    /// chains, for all queues of the device.
+    #[must_use]
+    pub fn device_memory(mut self, region: Arc<Region<Device>>) -> Self {
+        self.device_memory.push(region);
+        self
+    }
+
+    /// Whether received frames may come with offloads although their mode has no place for segments.
+    pub(super) fn checksums(&self) -> bool {
+        !self.device_memory.is_empty()
+    }
+
     pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
         let min = if self.mode == Mode::Big { 32 } else { 2 };
         let max = SplitLayout::MAX_SIZE;
@@ -174,6 +194,9 @@ impl NetOptions {
         }
         if self.mode == Mode::Big && self.memory.is_some() {
             return Err(NetError::GivenMemory);
+        }
+        if self.checksums() && (self.mode != Mode::Small || !self.premapped) {
+            return Err(NetError::DeviceMemory { mode: self.mode });
         }
         if self.pairs == 0 {
             return Err(NetError::Pairs { asked: 0, max: u16::MAX / 2 });
@@ -196,10 +219,12 @@ impl NetOptions {
                 let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
                 let per_page = self.per_page.unwrap_or(splits);
                 let spare = spare(page / per_page / 64 * 64)?;
-                // As far as there is room, the header ends a cache line.
-                let skew = if spare >= 64 { 64 - VnetHdr::LEN as u32 } else { 0 };
+                // As far as there is room, the header ends a cache line. One that is read begins it.
+                let read = self.checksums();
+                let skew = if spare >= 64 && !read { 64 - VnetHdr::LEN as u32 } else { 0 };
                 let (first, colour_mask) = (headroom + skew, colours(spare - skew));
-                BufferLayout { first, colour_mask, len: need, unread: VnetHdr::LEN as u32, per_page }
+                let unread = if read { 0 } else { VnetHdr::LEN as u32 };
+                BufferLayout { first, colour_mask, len: need, unread, per_page }
             }
             // Segments must fit the fragments of a packet, which leaves little to spare.
             Mode::Mergeable if self.max_frame > STANDARD_FRAME => {
@@ -239,6 +264,9 @@ impl NetOptions {
             Mode::Mergeable => need |= feature::MRG_RXBUF,
             Mode::Big => need |= offload,
         }
+        if self.checksums() {
+            need |= CHECKSUMS;
+        }
         if self.max_frame > STANDARD_FRAME {
             want |= offload | feature::GUEST_UFO;
         }
@@ -249,6 +277,9 @@ impl NetOptions {
         (need, want)
     }
 }
+
+/// What a device with device memory must do.
+pub(super) const CHECKSUMS: u64 = feature::CSUM | feature::GUEST_CSUM;
 
 /// Where receive pages come from.
 pub(super) enum Supply {

@@ -23,7 +23,20 @@ pub(crate) struct DriverRing {
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
     addresses: RingAddresses,
-    _memory: Arc<Region<PeerShared>>,
+    offset: usize,
+    memory: Arc<Region<PeerShared>>,
+}
+
+/// What a ring is notified by: the one thing that a ring may fail to have when it is made again.
+pub(crate) struct Events {
+    kick: EventFd,
+    call: EventFd,
+}
+
+impl Events {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { kick: EventFd::new(libc::EFD_NONBLOCK)?, call: EventFd::new(libc::EFD_NONBLOCK)? })
+    }
 }
 
 impl DriverRing {
@@ -33,6 +46,16 @@ impl DriverRing {
     ///
     /// If it does not fit there, or `size` is no power of two: the caller laid it out.
     pub(crate) fn new(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16) -> io::Result<Self> {
+        Ok(Self::at(memory, offset, size, Events::new()?))
+    }
+
+    /// A new ring in the place of this one, which the device has stopped.
+    pub(crate) fn again(&self, events: Events) -> Self {
+        self.ring.clear();
+        Self::at(&self.memory, self.offset, self.size(), events)
+    }
+
+    fn at(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16, events: Events) -> Self {
         let layout = SplitLayout::new(size);
         assert!(offset.is_multiple_of(SplitLayout::ALIGN) && offset + layout.total <= memory.len());
         let base = memory.as_ptr().wrapping_add(offset);
@@ -42,17 +65,18 @@ impl DriverRing {
         // SAFETY: the block lies in the region, which the value keeps; a region is aligned to a huge page.
         let ring = unsafe { SplitRing::from_layout(base, size) };
         ring.set_avail_flags(AVAIL_NO_INTERRUPT);
-        Ok(Self {
+        Self {
             ring,
             heads: vec![u16::MAX; usize::from(size)].into(),
             next_avail: 0,
             next_used: 0,
             notified: 0,
-            kick: EventFd::new(libc::EFD_NONBLOCK)?,
-            call: EventFd::new(libc::EFD_NONBLOCK)?,
+            kick: events.kick,
+            call: events.call,
             addresses,
-            _memory: memory.clone(),
-        })
+            offset,
+            memory: memory.clone(),
+        }
     }
 
     pub(crate) fn addresses(&self) -> RingAddresses {

@@ -11,6 +11,7 @@
 use super::Link;
 use super::big::BigRing;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
+use super::restart::Stopped;
 use super::ring::DriverRing;
 use super::stats::{QueueError, RxStats, state};
 use crate::net::VnetHdr;
@@ -21,6 +22,17 @@ use std::sync::Arc;
 
 /// The header of a frame that takes no offloads and one buffer.
 const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// What a received frame's header may speak of, by what was negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Header {
+    /// Nothing: it is not read.
+    Plain,
+    /// Checksums.
+    Vouches,
+    /// The number of buffers, and offloads.
+    Counts,
+}
 
 /// How buffers lie in pages.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +80,7 @@ struct RxRing {
     /// Parts of split pages that are not posted yet.
     parts: Vec<Page<PeerShared>>,
     layout: BufferLayout,
-    mergeable: bool,
+    header: Header,
     needs_sync: bool,
     /// Whether a dropped page may stay where it is.
     keeps: bool,
@@ -95,15 +107,8 @@ pub struct VirtioRx {
 }
 
 impl VirtioRx {
-    pub(super) fn new(
-        ring: DriverRing,
-        pool: PagePool<PeerShared>,
-        layout: BufferLayout,
-        mergeable: bool,
-        index: usize,
-        link: Arc<Link>,
-    ) -> Self {
-        let rx = RxRing::new(ring, layout, mergeable, &pool);
+    pub(super) fn new(ring: DriverRing, pool: PagePool<PeerShared>, index: usize, link: Arc<Link>) -> Self {
+        let rx = RxRing::new(ring, link.recipe.layout, link.recipe.header, &pool);
         let mut this = Self { pool: Some(pool), ring: Ring::Single(rx), index, link };
         // A queue is full before its first poll.
         this.poll(|poll| {
@@ -151,26 +156,36 @@ impl VirtioRx {
 
     /// Stops the queue, takes back or quarantines what was posted, and closes the pool.
     pub fn close(mut self) -> Option<Closed> {
-        self.stop()
+        self.stop().map(|stopped| stopped.closed)
     }
 
-    fn stop(&mut self) -> Option<Closed> {
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// None if it was stopped before.
+    pub(super) fn stop(&mut self) -> Option<Stopped<Closed>> {
         let mut pool = self.pool.take()?;
-        let stopped = self.link.stop_ring(self.index);
-        if let Err(error) = &stopped {
+        let confirmed = self.link.stop_ring(self.index);
+        if let Err(error) = &confirmed {
             tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
         }
+        let unread = self.ring().pending().unwrap_or(0);
         let mut lost = 0;
-        if stopped.is_err() {
+        if confirmed.is_err() {
             pool.device_gone();
         }
         match &mut self.ring {
-            Ring::Big(big) => lost = big.stop(stopped.is_ok()),
+            Ring::Big(big) => lost = big.stop(confirmed.is_ok()),
             Ring::Single(rx) => {
                 // First, so that of a page no part is left here when another is given up.
                 pool.poll(|_| rx.parts.clear());
                 let posted = rx.slots.iter_mut().filter_map(|s| s.page.take());
-                if stopped.is_ok() {
+                if confirmed.is_ok() {
                     pool.poll(|_| posted.for_each(drop));
                 } else {
                     posted.for_each(|page| pool.quarantine(page));
@@ -181,7 +196,7 @@ impl VirtioRx {
         // Pages from no pool that are lost are accounted for beside the pool's.
         closed.stats.alloc_slow += lost;
         closed.stats.quarantined += lost;
-        Some(closed)
+        Some(Stopped { closed, unread, confirmed })
     }
 }
 
@@ -237,7 +252,7 @@ impl Poll for RxPoll<'_> {
 }
 
 impl RxRing {
-    fn new(ring: DriverRing, layout: BufferLayout, mergeable: bool, pool: &PagePool<PeerShared>) -> Self {
+    fn new(ring: DriverRing, layout: BufferLayout, header: Header, pool: &PagePool<PeerShared>) -> Self {
         let size = ring.size();
         for id in 0..size {
             ring.describe(id, 0, layout.len, true, None);
@@ -247,7 +262,7 @@ impl RxRing {
             free: (0..size).collect(),
             parts: Vec::new(),
             layout,
-            mergeable,
+            header,
             needs_sync: pool.needs_sync(),
             keeps: pool.circulates(),
             stats: RxStats::default(),
@@ -334,7 +349,7 @@ impl RxRing {
             return Ok(1);
         };
         let mut header = PLAIN;
-        if self.mergeable {
+        if self.header != Header::Plain {
             // The buffer was posted from `start` and holds at least a header.
             let read = page.copy_to(start as usize, &mut header);
             debug_assert!(read.is_ok());
@@ -368,7 +383,7 @@ impl RxRing {
     ) -> Result<u16, QueueError> {
         let header = VnetHdr::from_bytes(header);
         let mut buffers = 1;
-        if self.mergeable && header.num_buffers != 1 {
+        if self.header == Header::Counts && header.num_buffers != 1 {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
         }
         if header.is_plain() || annotate(&mut self.stats, &mut frame, header) {
@@ -450,8 +465,11 @@ impl RxRing {
         for &id in self.free[first..].iter().take(BATCH as usize) {
             // A page that stayed is where its descriptor points.
             if self.slots[usize::from(id)].page.is_none() {
-                let page =
-                    if self.layout.per_page == 1 { napi.alloc() } else { part(&mut self.parts, self.layout, napi) };
+                let page = if self.layout.per_page == 1 {
+                    napi.alloc()
+                } else {
+                    part(&mut self.parts, self.layout.per_page, napi)
+                };
                 let Some(page) = page else { break };
                 let start = self.layout.start(&page);
                 moved[changed] = (id, page.dma_addr() + u64::from(start));
@@ -474,19 +492,19 @@ impl RxRing {
     }
 }
 
-/// A part of a page that several buffers share.
+/// A part of a page that `per_page` buffers share.
 #[inline(never)]
-fn part(
+pub(super) fn part(
     parts: &mut Vec<Page<PeerShared>>,
-    layout: BufferLayout,
+    per_page: u32,
     napi: &mut Napi<'_, PeerShared>,
 ) -> Option<Page<PeerShared>> {
     if let Some(part) = parts.pop() {
         return Some(part);
     }
     let mut page = napi.alloc()?;
-    let size = page.len() / layout.per_page as usize;
-    for part in (1..layout.per_page as usize).rev() {
+    let size = page.len() / per_page as usize;
+    for part in (1..per_page as usize).rev() {
         parts.push(page.split_off(part * size));
     }
     Some(page)

@@ -31,9 +31,9 @@ pub struct VirtioTx {
     features: u64,
     /// Whether anything was exposed since the last flush.
     dirty: bool,
-    stats: TxStats,
+    pub(super) stats: TxStats,
     index: usize,
-    link: Arc<Link>,
+    pub(super) link: Arc<Link>,
 }
 
 impl VirtioTx {
@@ -101,6 +101,49 @@ impl VirtioTx {
         Ok(())
     }
 
+    /// Queues a packet with more behind it: `payload`'s addresses and lengths. `held` hears of the descriptor of each.
+    pub(super) fn send_with(
+        &mut self,
+        packet: Packet<PeerShared>,
+        payload: impl ExactSizeIterator<Item = (u64, u32)>,
+        held: impl FnMut(u16),
+    ) -> Result<(), Packet<PeerShared>> {
+        if self.stats.stopped.is_some() {
+            return Err(packet);
+        }
+        if packet.meta != Meta::default() && needs(packet.meta) & !self.features != 0 {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        if packet.frags().len() + payload.len() + 2 > self.chains.room() {
+            self.stats.full += 1;
+            return Err(packet);
+        }
+        // Headers are written for this device, in memory of its domain.
+        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
+            self.stats.wrong_domain += 1;
+            return Err(packet);
+        }
+        let Some(head) = self.chains.head() else { return Err(packet) };
+        let header = header(packet.meta).to_bytes();
+        let len = packet.len();
+        let packet = self.packets[usize::from(head)].insert(packet);
+        let in_place = packet.prepend(&header);
+        self.space.sync(packet);
+        let mut bytes = len;
+        let payload = payload.inspect(|&(_, len)| bytes += len as usize);
+        self.chains.post_with(head, packet, header, in_place, |frag| self.space.known(frag), payload, held);
+        self.count(bytes);
+        Ok(())
+    }
+
+    #[cold]
+    pub(super) fn stop(&mut self, error: QueueError) -> usize {
+        tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
+        self.stats.stopped = Some(error);
+        0
+    }
+
     #[inline]
     fn count(&mut self, bytes: usize) {
         self.stats.frames += 1;
@@ -114,7 +157,9 @@ impl VirtioTx {
         self.chains.ids(head).for_each(|id| self.space.release(id));
     }
 
-    fn reap(&mut self) -> Result<usize, QueueError> {
+    /// Takes back what the device is done with, and tells `done` of each chain before its descriptors are free.
+    #[inline(always)]
+    pub(super) fn reap(&mut self, mut done: impl FnMut(&Chains, u16)) -> Result<usize, QueueError> {
         let pending = self.chains.ring.pending()?;
         for _ in 0..pending {
             let (id, _) = self.chains.ring.used(0);
@@ -127,6 +172,7 @@ impl VirtioTx {
             if self.space.has_mapped() {
                 self.release(id);
             }
+            done(&self.chains, id);
             self.packets[usize::from(id)] = None;
             self.chains.free(id);
             self.stats.completed += 1;
@@ -177,11 +223,10 @@ impl TxQueue for VirtioTx {
         if self.stats.stopped.is_some() {
             return 0;
         }
-        self.reap().unwrap_or_else(|error| {
-            tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
-            self.stats.stopped = Some(error);
-            0
-        })
+        match self.reap(|_, _| {}) {
+            Ok(n) => n,
+            Err(error) => self.stop(error),
+        }
     }
 
     #[inline]
@@ -207,7 +252,7 @@ impl fmt::Debug for VirtioTx {
 }
 
 /// The features without which a frame cannot be sent.
-fn needs(meta: Meta) -> u64 {
+pub(super) fn needs(meta: Meta) -> u64 {
     let checksum = if let Checksum::Partial { .. } = meta.checksum { feature::CSUM } else { 0 };
     let gso = meta.gso.map_or(0, |gso| {
         let kind = match gso.kind {

@@ -2,8 +2,10 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod hostile;
+pub mod split;
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -112,6 +114,13 @@ impl DmaDomain for Ledger {
         let times = mapped.entry((dma, len)).or_default();
         *times += 1;
         assert!(*times == 1 || len < PAGE_SIZE, "mapped while it was mapped");
+        Ok(dma)
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+        let dma = self.table.map_file(file, offset, len)?;
+        let before = self.mapped.lock().unwrap().insert((dma, len), 1);
+        assert_eq!(before, None, "mapped while it was mapped");
         Ok(dma)
     }
 

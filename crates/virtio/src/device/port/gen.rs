@@ -6,7 +6,7 @@ use super::{ALL_OFFLOADS, Port, PortError};
 use crate::net::{MIN_FRAME, OFFLOAD_FRAME, VnetHdr};
 
 /// Sends a valid UDP datagram over IPv4 over Ethernet; swallows what the driver sends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gen {
     wire: Box<[u8]>,
     left: u64,

@@ -1,0 +1,194 @@
+//! A queue restart: one receive queue is stopped and started again with pages of another provider, while the device and its
+//! other queues go on. Binding device memory to a queue is a restart, and so is unbinding.
+//!
+//! ```text
+//!   1  new pools, filled; event descriptors       fails: the queue goes on as it was
+//!   2  GET_VRING_BASE                             fails: what was posted is quarantined, the queue is no more
+//!   3  posted pages go home, old pools close      users' fragments find home later, as ever
+//!   4  the ring's memory is zeroed, and filled
+//!   5  addresses, kick, enable                    fails: stopped again; what was posted goes home or is quarantined
+//! ```
+//!
+//! Everything that can fail for want of memory is done first, while the queue still runs.
+
+use super::ring::{DriverRing, Events};
+use super::rx::VirtioRx;
+use super::split_rx::{SplitClosed, SplitOptions, SplitPools, VirtioSplitRx};
+use super::{Link, NetError};
+use crate::vhost_user::VhostUserError;
+use netmem_pool::{Closed, PeerShared, Provider};
+use std::fmt;
+use std::sync::Arc;
+
+/// A queue that was restarted.
+#[derive(Debug)]
+pub struct Restarted<Q, C> {
+    /// The queue as it is now. Its counters begin anew.
+    pub queue: Q,
+    /// How its pools from before stood when they were closed.
+    pub closed: C,
+    /// Frames that the device had received and nobody had polled yet: they are lost.
+    pub unread: u16,
+}
+
+/// Why a queue was not restarted, and what became of it.
+#[derive(thiserror::Error)]
+pub enum RestartError<Q, C> {
+    /// Nothing has changed.
+    #[error("the queue was not restarted and goes on as it was")]
+    Unchanged {
+        /// The queue.
+        queue: Box<Q>,
+        /// Why.
+        source: NetError,
+    },
+    /// It has stopped, and cannot be used any more.
+    #[error("the queue was stopped and could not be started again; probe the device anew to use it")]
+    Stopped {
+        /// How its pools from before stood when they were closed.
+        closed: C,
+        /// Why.
+        source: NetError,
+    },
+}
+
+impl<Q: fmt::Debug, C: fmt::Debug> fmt::Debug for RestartError<Q, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unchanged { queue, source } => write!(f, "Unchanged({queue:?}, {source:?})"),
+            Self::Stopped { closed, source } => write!(f, "Stopped({closed:?}, {source:?})"),
+        }
+    }
+}
+
+type Outcome<Q, C, N> = Result<Restarted<N, C>, RestartError<Q, C>>;
+
+/// How a queue was stopped.
+pub(super) struct Stopped<C> {
+    pub(super) closed: C,
+    /// Frames that were not polled.
+    pub(super) unread: u16,
+    /// Whether the device has confirmed it.
+    pub(super) confirmed: Result<(), VhostUserError>,
+}
+
+/// A receive queue that can be stopped.
+trait Stop {
+    type Closed;
+    fn index(&self) -> usize;
+    fn link(&self) -> &Arc<Link>;
+    fn ring(&self) -> &DriverRing;
+    fn stop(&mut self) -> Option<Stopped<Self::Closed>>;
+}
+
+impl Stop for VirtioRx {
+    type Closed = Closed;
+    fn index(&self) -> usize {
+        self.index()
+    }
+    fn link(&self) -> &Arc<Link> {
+        self.link()
+    }
+    fn ring(&self) -> &DriverRing {
+        self.ring()
+    }
+    fn stop(&mut self) -> Option<Stopped<Closed>> {
+        self.stop()
+    }
+}
+
+impl Stop for VirtioSplitRx {
+    type Closed = SplitClosed;
+    fn index(&self) -> usize {
+        self.index()
+    }
+    fn link(&self) -> &Arc<Link> {
+        self.link()
+    }
+    fn ring(&self) -> &DriverRing {
+        self.ring()
+    }
+    fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
+        self.stop()
+    }
+}
+
+impl VirtioRx {
+    /// Stops the queue and starts it again with a provider of device memory: binds that memory to the queue. Its region is
+    /// one that the device [was given](super::NetOptions::device_memory).
+    ///
+    /// # Errors
+    ///
+    /// [`RestartError`].
+    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, Closed, VirtioSplitRx> {
+        exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), VirtioSplitRx::new)
+    }
+
+    /// Stops the queue and starts it again with another provider of host memory, which lies in the device's memory table; or
+    /// with the one that the device was probed with. Not in big-packet mode, whose pages are from no pool.
+    ///
+    /// # Errors
+    ///
+    /// [`RestartError`].
+    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, Closed, Self> {
+        exchange(self, |link, index| link.host_pool(index / 2, memory), Self::new)
+    }
+}
+
+impl VirtioSplitRx {
+    /// Stops the queue and starts it again with another provider of device memory, or another length of host parts.
+    ///
+    /// # Errors
+    ///
+    /// [`RestartError`].
+    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, SplitClosed, Self> {
+        exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), Self::new)
+    }
+
+    /// Stops the queue and starts it again with host memory, as [`VirtioRx::restart`]: unbinds its device memory. Pages that
+    /// users hold stay theirs, and keep the provider.
+    ///
+    /// # Errors
+    ///
+    /// [`RestartError`].
+    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, SplitClosed, VirtioRx> {
+        exchange(self, |link, index| link.host_pool(index / 2, memory), VirtioRx::new)
+    }
+}
+
+impl Link {
+    fn host_pool(
+        &self,
+        pair: usize,
+        memory: Option<Arc<dyn Provider<PeerShared>>>,
+    ) -> Result<netmem_pool::PagePool<PeerShared>, NetError> {
+        let own = self.recipe.provider.clone().ok_or(NetError::GivenMemory)?;
+        Ok(self.recipe.pool(pair, memory.unwrap_or(own))?)
+    }
+}
+
+/// See the module. `pools` makes what the new queue receives into, `start` posts it.
+fn exchange<Q: Stop, P, N: Stop>(
+    mut queue: Q,
+    pools: impl FnOnce(&Link, usize) -> Result<P, NetError>,
+    start: impl FnOnce(DriverRing, P, usize, Arc<Link>) -> N,
+) -> Outcome<Q, Q::Closed, N> {
+    let (index, link) = (queue.index(), queue.link().clone());
+    let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new()?)));
+    let (pools, events) = match ready {
+        Ok(ready) => ready,
+        Err(source) => return Err(RestartError::Unchanged { queue: Box::new(queue), source }),
+    };
+    let Some(Stopped { closed, unread, confirmed }) = queue.stop() else {
+        unreachable!("a queue that is there runs: what stops it consumes it")
+    };
+    if let Err(source) = confirmed {
+        return Err(RestartError::Stopped { closed, source: source.into() });
+    }
+    let new = start(queue.ring().again(events), pools, index, link.clone());
+    match link.restart_ring(index, new.ring()) {
+        Ok(()) => Ok(Restarted { queue: new, closed, unread }),
+        // The drop of what was to be the queue sees to what it posted.
+        Err(source) => Err(RestartError::Stopped { closed, source: source.into() }),
+    }
+}

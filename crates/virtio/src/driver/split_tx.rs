@@ -1,0 +1,125 @@
+//! Transmit from device memory: headers that somebody here has written, then payload that the device reads where nobody here
+//! can.
+//!
+//! ```text
+//!   descriptor   head ──► [head's fragments] ──► payload ──► payload
+//!                header 12 B │ headers            dma, len    dma, len
+//!   held by      Packet                           holder      holder       until the chain comes back, whole
+//! ```
+
+use super::Link;
+use super::stats::TxStats;
+use super::tx::VirtioTx;
+use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, SplitTxQueue, TxQueue};
+use netmem_pool::{Frag, PeerShared};
+use std::fmt;
+use std::ops::Range;
+
+/// A transmit queue that also sends from device memory: a [`VirtioTx`](super::VirtioTx) that
+/// [holds](DeviceFrag::holder) something for every fragment that it did not get as a page. See [`SplitTxQueue`].
+///
+/// A holder is dropped when the device is done with the frame, by whoever [completes](TxQueue::complete) it; the rest when
+/// the queue is dropped, after its ring was stopped.
+pub struct VirtioSplitTx<H> {
+    /// First, so that the ring has stopped when the holders are dropped.
+    tx: VirtioTx,
+    /// By descriptor.
+    holders: Box<[Option<H>]>,
+}
+
+impl VirtioTx {
+    /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. `H` is what keeps a
+    /// fragment's memory until the device has read it.
+    #[must_use]
+    pub fn into_split<H>(self) -> VirtioSplitTx<H> {
+        let holders = (0..self.ring().size()).map(|_| None).collect();
+        VirtioSplitTx { tx: self, holders }
+    }
+}
+
+impl<H> VirtioSplitTx<H> {
+    /// The queue's counters.
+    #[must_use]
+    pub fn stats(&self) -> TxStats {
+        self.tx.stats()
+    }
+
+    /// Packets that the device has.
+    #[must_use]
+    pub fn posted(&self) -> usize {
+        self.tx.posted()
+    }
+
+    /// Holders of fragments that the device has.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.holders.iter().flatten().count()
+    }
+}
+
+impl Link {
+    /// Whether all of these bytes are in one region of device memory: an address is the caller's word, and the device would
+    /// send what it finds there.
+    fn is_device_memory(&self, dma: u64, len: u32) -> bool {
+        let within = |r: &Range<u64>| r.contains(&dma) && u64::from(len) <= r.end - dma;
+        len > 0 && self.recipe.device_memory.iter().any(within)
+    }
+}
+
+impl<H> SplitTxQueue<H> for VirtioSplitTx<H> {
+    fn send_split(
+        &mut self,
+        head: Packet<PeerShared>,
+        payload: &mut Vec<DeviceFrag<H>>,
+    ) -> Result<(), Packet<PeerShared>> {
+        if !payload.iter().all(|f| self.tx.link.is_device_memory(f.dma, f.len)) {
+            self.tx.stats.wrong_domain += 1;
+            return Err(head);
+        }
+        let mut ids = [0; MAX_FRAGS];
+        if payload.len() > MAX_FRAGS {
+            self.tx.stats.full += 1;
+            return Err(head);
+        }
+        let mut n = 0;
+        self.tx.send_with(head, payload.iter().map(|f| (f.dma, f.len)), |id| {
+            ids[n] = id;
+            n += 1;
+        })?;
+        for (id, frag) in ids.into_iter().zip(payload.drain(..)) {
+            self.holders[usize::from(id)] = Some(frag.holder);
+        }
+        Ok(())
+    }
+}
+
+impl<H> TxQueue for VirtioSplitTx<H> {
+    type Mem = PeerShared;
+
+    fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+        self.tx.send(packet)
+    }
+
+    fn flush(&mut self) {
+        self.tx.flush();
+    }
+
+    fn complete(&mut self) -> usize {
+        if self.tx.stats.stopped.is_some() {
+            return 0;
+        }
+        let holders = &mut self.holders;
+        let done = self.tx.reap(|chains, head| chains.ids(head).for_each(|id| holders[usize::from(id)] = None));
+        done.unwrap_or_else(|error| self.tx.stop(error))
+    }
+
+    fn reach(&self, frag: &Frag<PeerShared>) -> Reach {
+        self.tx.reach(frag)
+    }
+}
+
+impl<H> fmt::Debug for VirtioSplitTx<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} for device memory", self.tx)
+    }
+}

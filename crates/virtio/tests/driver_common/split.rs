@@ -1,0 +1,152 @@
+//! Device memory to receive into and send from: a memfd that the tests read and write by system calls, and never map.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use netmem_packet::SplitFrame;
+use netmem_pool::{Device, Frag, PAGE_SIZE, Region, RegionProvider};
+use netmem_virtio::VhostUser;
+use netmem_virtio::device::port::Port;
+use netmem_virtio::device::{Device as NetDevice, Options};
+use netmem_virtio::driver::{
+    Mode, NetOptions, QueuePair, Restarted, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
+};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::{Books, Digest, Rig, assert_closed, until};
+
+pub struct DeviceMemory {
+    file: File,
+    pub provider: Arc<RegionProvider<Device>>,
+}
+
+impl DeviceMemory {
+    pub fn new(pages: usize) -> Self {
+        let fd = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, (pages * PAGE_SIZE) as u64).unwrap();
+        let file = File::from(fd.as_fd().try_clone_to_owned().unwrap());
+        Self { file, provider: RegionProvider::new(Region::unmapped(fd, 0).unwrap()) }
+    }
+
+    /// Small mode, with this memory in the device's table.
+    pub fn options(&self) -> NetOptions {
+        self.add(NetOptions::new(Mode::Small))
+    }
+
+    pub fn add(&self, options: NetOptions) -> NetOptions {
+        options.device_memory(self.provider.region().clone())
+    }
+
+    pub fn split(&self) -> SplitOptions {
+        SplitOptions::new(self.provider.clone())
+    }
+
+    /// What the device has written there.
+    pub fn read(&self, frag: &Frag<Device>) -> Vec<u8> {
+        let mut bytes = vec![0; frag.len()];
+        self.file.read_exact_at(&mut bytes, frag.file_offset()).unwrap();
+        bytes
+    }
+
+    /// As `/proc/PID/maps` shows it.
+    pub fn inode(&self) -> String {
+        self.file.metadata().unwrap().ino().to_string()
+    }
+
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, offset).unwrap();
+    }
+
+    /// The bytes of a frame from both memories.
+    pub fn bytes(&self, frame: &SplitFrame) -> Vec<u8> {
+        let mut bytes = vec![0; frame.head().len()];
+        frame.head().copy_to(0, &mut bytes).unwrap();
+        if let Some(payload) = frame.payload() {
+            bytes.extend(self.read(payload));
+        }
+        bytes
+    }
+}
+
+/// Binds the queue to the memory.
+pub fn bind(rx: VirtioRx, options: &SplitOptions) -> VirtioSplitRx {
+    let Restarted { queue, closed, .. } = rx.restart_split(options).unwrap();
+    assert_closed(&closed, 0);
+    queue
+}
+
+/// The frames of one poll, kept.
+pub fn take(rx: &mut VirtioSplitRx) -> Vec<SplitFrame> {
+    let mut frames = Vec::new();
+    rx.poll(|poll| poll.receive(256, &mut |f| frames.push(f)));
+    frames
+}
+
+/// Receives until as many frames as there are in `want` have come, in order and as they were sent.
+#[track_caller]
+pub fn compare(rx: &mut VirtioSplitRx, memory: &DeviceMemory, want: &[Vec<u8>]) {
+    let (mut seen, mut digest, in_host) = (0, Digest::new(), rx.header_bytes());
+    until(|| {
+        rx.poll(|poll| {
+            poll.receive(256, &mut |f: SplitFrame| {
+                let want = &want[seen];
+                assert_eq!((f.len(), f.head().len()), (want.len(), want.len().min(in_host)));
+                assert_eq!(f.payload().is_some(), want.len() > in_host);
+                let got = memory.bytes(&f);
+                assert!(got == *want, "frame {seen} of {} bytes is not as it was sent", want.len());
+                digest.add(&got);
+                seen += 1;
+            })
+        });
+        seen == want.len()
+    });
+    assert_eq!(digest, Digest::of(want));
+}
+
+#[track_caller]
+pub fn assert_split_closed(closed: &SplitClosed, quarantined: u64) {
+    assert_closed(&closed.device, quarantined);
+    assert_closed(&closed.host, closed.host.stats.quarantined);
+    assert_eq!(closed.host.stats.quarantined > 0, quarantined > 0);
+}
+
+/// A device whose first queue is bound before it moves its first frame.
+pub struct Bound<P: Port + 'static> {
+    pub rx: VirtioSplitRx,
+    pub tx: VirtioTx,
+    pub more: Vec<QueuePair>,
+    pub net: VirtioNet,
+    pub books: Books,
+    pub rig: Rig<P>,
+}
+
+impl<P: Port + 'static> Bound<P> {
+    pub fn new(port: P, options: NetOptions, split: &SplitOptions) -> Self {
+        let mut port = Some(port);
+        Self::on(NetDevice::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap(), options, split)
+    }
+
+    pub fn on(device: NetDevice<P>, options: NetOptions, split: &SplitOptions) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (connection, books) = (device.control().serve(theirs).unwrap(), Books::default());
+        let (net, mut more) = VirtioNet::probe(VhostUser::own_device(ours).unwrap(), books.keep(options)).unwrap();
+        let pair = more.remove(0);
+        let rx = bind(pair.rx, split);
+        let mut rig = Rig::new(device);
+        rig.connection = Some(connection);
+        Self { rx, tx: pair.tx, more, net, books, rig }
+    }
+
+    /// Stops all queues; every page is at home, and nothing is mapped any more.
+    #[track_caller]
+    pub fn close(self) {
+        drop(self.tx);
+        assert_split_closed(&self.rx.close().unwrap(), 0);
+        self.more.into_iter().for_each(super::close_clean);
+        drop(self.net);
+        self.books.assert_balanced();
+    }
+}

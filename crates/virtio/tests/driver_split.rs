@@ -119,11 +119,11 @@ fn what_it_takes() {
         assert!(error.to_string().contains(feature::name(missing)), "{error}");
         assert!(matches!(error, NetError::Backend(VhostUserError::MissingFeature { .. })));
     }
-    let mut rig = Rig::one(Echo::new());
     for options in [NetOptions::new(Mode::Mergeable), NetOptions::new(Mode::Big), memory.options().premapped(false)] {
-        let error = VirtioNet::probe(rig.connect(), memory.add(options)).unwrap_err();
+        let error = VirtioNet::probe(Rig::one(Echo::new()).connect(), memory.add(options)).unwrap_err();
         assert!(matches!(error, NetError::DeviceMemory { .. }), "{error}");
     }
+    let mut rig = Rig::one(Echo::new());
     let (net, pairs) = rig.probe(memory.options());
     let unwanted = feature::MRG_RXBUF | feature::GUEST_TSO4 | feature::GUEST_TSO6 | feature::GUEST_UFO;
     assert_eq!(net.features() & unwanted, 0);

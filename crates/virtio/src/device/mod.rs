@@ -12,6 +12,7 @@
 //! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
 //! that breaks a rule is stopped and counted ([`QueueError`], [`Stats`]) while the others go on.
 
+mod checksum;
 mod control;
 mod copy;
 mod ctrl;
@@ -175,6 +176,7 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
     let (deliver, discard) = (state.enabled(rx) && !state.unused(pair), !state.enabled(tx));
     let mergeable = state.features & feature::MRG_RXBUF != 0;
     let State { rings, memory, .. } = state;
+    port.served(deliver && rings[rx].queue.is_some());
     if let (true, Some(q)) = (deliver, &mut rings[rx].queue) {
         let before = q.base();
         let result = rx::receive(q, memory, port, mergeable, room.scratch, tally);

@@ -46,7 +46,7 @@ pub enum RestartError<Q, C> {
     #[error("the queue was stopped and could not be started again; probe the device anew to use it")]
     Stopped {
         /// How its pools from before stood when they were closed.
-        closed: C,
+        closed: Box<C>,
         /// Why.
         source: NetError,
     },
@@ -183,12 +183,12 @@ fn exchange<Q: Stop, P, N: Stop>(
         unreachable!("a queue that is there runs: what stops it consumes it")
     };
     if let Err(source) = confirmed {
-        return Err(RestartError::Stopped { closed, source: source.into() });
+        return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
     let new = start(queue.ring().again(events), pools, index, link.clone());
     match link.restart_ring(index, new.ring()) {
         Ok(()) => Ok(Restarted { queue: new, closed, unread }),
         // The drop of what was to be the queue sees to what it posted.
-        Err(source) => Err(RestartError::Stopped { closed, source: source.into() }),
+        Err(source) => Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() }),
     }
 }

@@ -51,6 +51,12 @@ impl DeviceMemory {
         bytes
     }
 
+    /// Pages that nobody has.
+    pub fn at_home(&self) -> usize {
+        let pages: Vec<_> = std::iter::from_fn(|| self.provider.page()).collect();
+        pages.len()
+    }
+
     /// As `/proc/PID/maps` shows it.
     pub fn inode(&self) -> String {
         self.file.metadata().unwrap().ino().to_string()

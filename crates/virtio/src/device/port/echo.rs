@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{ALL_OFFLOADS, Port, PortError};
+use crate::device::checksum::complete;
 use crate::net::{VnetHdr, feature};
 
 /// Frames on their way back.
@@ -31,8 +32,8 @@ impl Echo {
     /// Whether the driver accepts a frame with these offloads.
     fn accepted(&self, h: VnetHdr) -> bool {
         let needed = match h.gso_type & !VnetHdr::GSO_ECN {
-            VnetHdr::GSO_NONE if h.flags & VnetHdr::NEEDS_CSUM == 0 => return true,
-            VnetHdr::GSO_NONE => feature::GUEST_CSUM,
+            // A checksum that it does not want to hear of is computed here.
+            VnetHdr::GSO_NONE => return h.gso_type == 0,
             VnetHdr::GSO_TCPV4 => feature::GUEST_TSO4,
             VnetHdr::GSO_TCPV6 => feature::GUEST_TSO6,
             VnetHdr::GSO_UDP => feature::GUEST_UFO,
@@ -69,13 +70,21 @@ impl Port for Echo {
         if full || frame.len() < 14 || !self.accepted(header) {
             return false;
         }
-        header.flags &= VnetHdr::NEEDS_CSUM;
+        let sums = header.flags & VnetHdr::NEEDS_CSUM != 0 && self.features & feature::GUEST_CSUM == 0;
+        header.flags &= if sums { 0 } else { VnetHdr::NEEDS_CSUM };
+        let partial = (header.csum_start, header.csum_offset);
+        if sums {
+            (header.csum_start, header.csum_offset) = (0, 0);
+        }
         header.num_buffers = 1;
         let mut back = self.spare.pop().unwrap_or_default();
         back.extend_from_slice(&header.to_bytes());
         back.extend_from_slice(&frame[6..12]);
         back.extend_from_slice(&frame[..6]);
         back.extend_from_slice(&frame[12..]);
+        if sums {
+            complete(&mut back[VnetHdr::LEN..], partial.0, partial.1);
+        }
         self.bytes += back.len();
         self.queue.push_back(back);
         true

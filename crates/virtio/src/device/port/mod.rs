@@ -8,6 +8,7 @@ mod echo;
 mod r#gen;
 mod pcap;
 mod sink;
+mod steering;
 mod tap;
 
 use std::os::fd::BorrowedFd;
@@ -16,6 +17,7 @@ pub use self::echo::Echo;
 pub use self::r#gen::Gen;
 pub use self::pcap::{CaptureError, Pcap, Play};
 pub use self::sink::Sink;
+pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapError};
 use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
 
@@ -47,6 +49,10 @@ pub trait Port: Send {
     /// Takes a frame from the driver, in wire form and checked ([`VnetHdr::plausible`]; at least an Ethernet header; at
     /// most [`MAX_WIRE`] bytes). False: it could not be taken, and is lost.
     fn send(&mut self, wire: &[u8]) -> bool;
+
+    /// Whether the queue's ring takes frames at present: told in every pass, before any frame is asked for.
+    #[inline(always)]
+    fn served(&mut self, _served: bool) {}
 
     /// The driver has accepted `features`: which offloads frames towards it may use.
     ///

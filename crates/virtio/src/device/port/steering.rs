@@ -1,0 +1,193 @@
+//! One port for several queues: which queue a frame goes to is looked up by its UDP destination port, in a table that anybody
+//! may change at any time.
+//!
+//! ```text
+//!   port ──► look at the frame ──► table[destination] ──► backlog of queue 0 ──► ring 0
+//!            sum it, vouch         0 by default           backlog of queue 1 ──► ring 2
+//! ```
+//!
+//! A queue whose backlog is full makes the others wait if it is being served, so that nothing is lost while its driver is
+//! slow; if it is not (no ring, or disabled), frames for it are dropped and counted.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Port, PortError};
+use crate::device::checksum::udp;
+use crate::net::{VnetHdr, feature};
+
+/// Frames that wait for a queue.
+const BACKLOG: usize = 256;
+/// Frames for other queues that are moved to find one for this.
+const LOOK: usize = 64;
+
+/// A flow table: which receive queue frames for a UDP port go to. Clones share the table. A lookup is one load; a change holds
+/// from the next frame on that the port hands out.
+#[derive(Clone, Debug)]
+pub struct Steering {
+    table: Arc<[AtomicU8]>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Steering {
+    /// Everything goes to queue 0.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { table: (0..=u16::MAX).map(|_| AtomicU8::new(0)).collect(), dropped: Arc::default() }
+    }
+
+    /// From now on, frames for UDP port `destination`, over IPv4 or IPv6, go to `queue`: one that the device does not have is as
+    /// queue 0, the default. What waits for its old queue stays there.
+    pub fn steer(&self, destination: u16, queue: u8) {
+        self.table[usize::from(destination)].store(queue, Relaxed);
+    }
+
+    /// The queue that frames for UDP port `destination` go to.
+    #[must_use]
+    pub fn queue(&self, destination: u16) -> u8 {
+        self.table[usize::from(destination)].load(Relaxed)
+    }
+
+    /// Frames that were dropped because their queue was not served.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+
+    /// Makes `port` the port of `queues` queues, one each.
+    #[must_use]
+    pub fn spread<P: Port>(&self, port: P, queues: usize) -> Vec<Steered<P>> {
+        let backlogs = (0..queues).map(|_| Backlog::default()).collect();
+        // A descriptor of ours, which can be waited on without the lock.
+        let fd = port.fd().map(|fd| fd.try_clone_to_owned());
+        let fd = fd.and_then(|fd| fd.inspect_err(|e| tracing::warn!("a port is polled: {e}")).ok()).map(Arc::new);
+        let spread = Spread { port, steering: self.clone(), backlogs, spare: Vec::new(), features: 0 };
+        let shared = Arc::new(Mutex::new(spread));
+        let queue = |index| Steered { shared: shared.clone(), fd: fd.clone(), index, current: None };
+        (0..queues).map(queue).collect()
+    }
+}
+
+/// What waits for a queue.
+#[derive(Debug, Default)]
+struct Backlog {
+    frames: VecDeque<Vec<u8>>,
+    served: bool,
+}
+
+#[derive(Debug)]
+struct Spread<P> {
+    port: P,
+    steering: Steering,
+    backlogs: Vec<Backlog>,
+    /// Used buffers: a steady flow allocates nothing.
+    spare: Vec<Vec<u8>>,
+    features: u64,
+}
+
+/// One queue's part of a port. See [`Steering::spread`].
+#[derive(Debug)]
+pub struct Steered<P> {
+    shared: Arc<Mutex<Spread<P>>>,
+    fd: Option<Arc<OwnedFd>>,
+    index: usize,
+    current: Option<Vec<u8>>,
+}
+
+impl<P: Port> Spread<P> {
+    /// The next frame for queue `index`.
+    fn next(&mut self, index: usize) -> Option<Vec<u8>> {
+        if let Some(frame) = self.backlogs[index].frames.pop_front() {
+            return Some(frame);
+        }
+        let sums = self.features & feature::GUEST_CSUM != 0;
+        for _ in 0..LOOK {
+            let wire = self.port.peek()?;
+            let (header, frame) = wire.split_first_chunk::<{ VnetHdr::LEN }>()?;
+            // What the port says of the checksum is not looked into.
+            let udp = udp(frame, sums && header[0] == 0);
+            let queue = udp.map_or(0, |udp| self.steering.queue(udp.destination));
+            let queue = Some(usize::from(queue)).filter(|&q| q < self.backlogs.len()).unwrap_or(0);
+            let full = self.backlogs[queue].frames.len() == BACKLOG;
+            if full && self.backlogs[queue].served {
+                return None;
+            }
+            if full {
+                self.steering.dropped.fetch_add(1, Relaxed);
+                self.port.consume();
+                continue;
+            }
+            let mut copy = self.spare.pop().unwrap_or_default();
+            copy.extend_from_slice(wire);
+            if udp.is_some_and(|udp| udp.valid) {
+                copy[0] |= VnetHdr::DATA_VALID;
+            }
+            self.port.consume();
+            if queue == index {
+                return Some(copy);
+            }
+            self.backlogs[queue].frames.push_back(copy);
+        }
+        None
+    }
+}
+
+impl<P> Steered<P> {
+    fn shared(&self) -> MutexGuard<'_, Spread<P>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: Port> Port for Steered<P> {
+    const WANTS_BYTES: bool = P::WANTS_BYTES;
+    const FEATURES: u64 = P::FEATURES;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        if self.current.is_none() {
+            let next = self.shared().next(self.index);
+            self.current = next;
+        }
+        self.current.as_deref()
+    }
+
+    fn consume(&mut self) {
+        if let Some(mut frame) = self.current.take() {
+            frame.clear();
+            self.shared().spare.push(frame);
+        }
+    }
+
+    fn send(&mut self, wire: &[u8]) -> bool {
+        self.shared().port.send(wire)
+    }
+
+    fn served(&mut self, served: bool) {
+        let index = self.index;
+        self.shared().backlogs[index].served = served;
+    }
+
+    fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
+        // What waits may use offloads that are no longer accepted.
+        self.current = None;
+        let (mut shared, index) = (self.shared(), self.index);
+        shared.backlogs[index].frames.clear();
+        shared.features = features;
+        shared.port.negotiated(features)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(|fd| fd.as_fd())
+    }
+
+    fn take_error(&mut self) -> Option<PortError> {
+        self.shared().port.take_error()
+    }
+}

@@ -1,0 +1,258 @@
+//! Flows steered to queues of host memory and of device memory, and both changed under full traffic.
+#![allow(clippy::unwrap_used)]
+
+mod driver_common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use driver_common::split::{DeviceMemory, assert_split_closed, bind};
+use driver_common::*;
+use etherparse::PacketBuilder;
+use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
+use netmem_pool::PeerShared;
+use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Steered, Steering};
+use netmem_virtio::device::{Device, Options};
+use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet};
+use netmem_virtio::net::VnetHdr;
+
+/// Frames that are numbered, of as many flows in turn, as fast as they are taken, up to a limit that the test raises.
+struct Flows {
+    flows: u64,
+    next: u64,
+    limit: Arc<AtomicU64>,
+    wire: Vec<u8>,
+}
+
+const FIRST_PORT: u16 = 4000;
+
+/// Frame `n`: by its number, over IPv4 or IPv6.
+fn numbered(n: u64, flows: u64) -> Vec<u8> {
+    let payload = [&n.to_le_bytes()[..], &frame(n, (n % 1000) as usize)].concat();
+    let (ethernet, port) = (PacketBuilder::ethernet2([2; 6], [4; 6]), FIRST_PORT + (n % flows) as u16);
+    let mut bytes = Vec::new();
+    if n.is_multiple_of(3) {
+        ethernet.ipv6([0xfd; 16], [0xfe; 16], 9).udp(5, port).write(&mut bytes, &payload).unwrap();
+    } else {
+        ethernet.ipv4([10, 1, 2, 3], [10, 9, 8, 7], 9).udp(5, port).write(&mut bytes, &payload).unwrap();
+    }
+    bytes
+}
+
+/// The number of a frame that is whole.
+#[track_caller]
+fn number(bytes: &[u8], flows: u64) -> u64 {
+    let at = if bytes[12] == 8 { 42 } else { 62 };
+    let n = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert!(bytes == numbered(n, flows), "frame {n} is not as it was sent");
+    n
+}
+
+impl Port for Flows {
+    const WANTS_BYTES: bool = false;
+    const FEATURES: u64 = ALL_OFFLOADS;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        if self.next == self.limit.load(Relaxed) {
+            return None;
+        }
+        if self.wire.is_empty() {
+            self.wire = [&VnetHdr::PLAIN.to_bytes()[..], &numbered(self.next, self.flows)].concat();
+        }
+        Some(&self.wire)
+    }
+
+    fn consume(&mut self) {
+        self.next += 1;
+        self.wire.clear();
+    }
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        true
+    }
+}
+
+struct Lab {
+    limit: Arc<AtomicU64>,
+    steering: Steering,
+    rig: Rig<Steered<Flows>>,
+    net: VirtioNet,
+    pairs: Vec<QueuePair>,
+    books: Books,
+}
+
+fn lab(flows: u64, options: NetOptions) -> Lab {
+    let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
+    let mut ports = steering.spread(Flows { flows, next: 0, limit: limit.clone(), wire: Vec::new() }, 2).into_iter();
+    let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
+    let mut rig = Rig::new(Device::new(device, |_| Ok(ports.next().unwrap())).unwrap());
+    let books = Books::default();
+    let (mut net, pairs) = rig.probe(books.keep(options.pairs(2)));
+    net.set_active_pairs(2).unwrap();
+    Lab { limit, steering, rig, net, pairs, books }
+}
+
+fn host(flows: u64, packet: &Packet<PeerShared>) -> u64 {
+    assert_eq!(packet.meta.checksum, Checksum::Vouched);
+    number(&packet.to_vec(), flows)
+}
+
+fn split(flows: u64, memory: &DeviceMemory, frame: &SplitFrame) -> u64 {
+    assert_eq!(frame.meta.checksum, Checksum::Vouched);
+    number(&memory.bytes(frame), flows)
+}
+
+/// Proves MEM-1 and MEM-10: eight flows are steered at random between a queue of host memory and one of device memory, under full
+/// traffic; every frame arrives, once, whole and vouched for.
+#[test]
+fn steering_changes_in_full_traffic() {
+    const FLOWS: u64 = 8;
+    const FRAMES: u64 = 30_000;
+    let memory = DeviceMemory::new(1024);
+    let mut lab = lab(FLOWS, memory.options().pages(4096));
+    let (pair, other) = (lab.pairs.remove(0), lab.pairs.remove(0));
+    let (mut plain, mut bound) = (pair.rx, bind(other.rx, &memory.split()));
+    let (seen, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (first, second) = thread::scope(|s| {
+        let (seen, stop, memory, steering) = (&seen, &stop, &memory, &lab.steering);
+        let on_host = s.spawn(move || {
+            let mut numbers = Vec::new();
+            until(|| {
+                let n = plain.poll(|p| p.receive(64, &mut |p: Packet<PeerShared>| numbers.push(host(FLOWS, &p))));
+                seen.fetch_add(n as u64, Relaxed);
+                stop.load(Relaxed)
+            });
+            assert_closed(&plain.close().unwrap(), 0);
+            numbers
+        });
+        let on_device = s.spawn(move || {
+            let mut numbers = Vec::new();
+            until(|| {
+                let n = bound.poll(|p| p.receive(64, &mut |f: SplitFrame| numbers.push(split(FLOWS, memory, &f))));
+                seen.fetch_add(n as u64, Relaxed);
+                stop.load(Relaxed)
+            });
+            assert_split_closed(&bound.close().unwrap(), 0);
+            numbers
+        });
+        let mut rng = Rng(1);
+        lab.limit.store(FRAMES, Relaxed);
+        lab.rig.control.wake();
+        until(|| {
+            // Also to a queue that there is not, which means the default.
+            steering.steer(FIRST_PORT + rng.below(FLOWS) as u16, rng.below(3) as u8);
+            seen.load(Relaxed) == FRAMES
+        });
+        stop.store(true, Relaxed);
+        (on_host.join().unwrap(), on_device.join().unwrap())
+    });
+    assert!(first.len() > 1000 && second.len() > 1000, "{} {}", first.len(), second.len());
+    let mut all = [first, second].concat();
+    all.sort_unstable();
+    assert!(all.iter().copied().eq(0..FRAMES));
+    assert_eq!(lab.steering.dropped(), 0);
+    drop((pair.tx, other.tx, lab.net));
+    lab.books.assert_balanced();
+}
+
+/// Proves MEM-1: a queue is bound, bound anew and unbound again and again while frames come for it as fast as they can. The other
+/// queue misses nothing and waits for nothing; of the frames for this one exactly those are lost that had arrived and were not
+/// polled, or that the device counts.
+#[test]
+fn restarts_in_full_traffic() {
+    const FLOWS: u64 = 2;
+    let memory = DeviceMemory::new(1024);
+    let mut lab = lab(FLOWS, memory.options().pages(4096));
+    lab.steering.steer(FIRST_PORT + 1, 1);
+    let (pair, other) = (lab.pairs.remove(0), lab.pairs.remove(0));
+    let (mut plain, stop) = (pair.rx, AtomicBool::new(false));
+    lab.limit.store(u64::MAX, Relaxed);
+    lab.rig.control.wake();
+    thread::scope(|s| {
+        let stop = &stop;
+        let beside = s.spawn(move || {
+            let mut next = 0;
+            until(|| {
+                plain.poll(|p| {
+                    p.receive(64, &mut |p: Packet<PeerShared>| {
+                        assert_eq!(host(FLOWS, &p), next);
+                        next += FLOWS;
+                    })
+                });
+                stop.load(Relaxed)
+            });
+            assert_closed(&plain.close().unwrap(), 0);
+            next / FLOWS
+        });
+        let (mut rx, mut next, mut missed, mut unread) = (other.rx, 1, 0, 0);
+        let mut saw = |n: u64| {
+            assert!(n >= next && n % FLOWS == 1, "{n} after {next}");
+            missed += (n - next) / FLOWS;
+            next = n + FLOWS;
+        };
+        for round in 0..30 {
+            let mut n = 0;
+            until(|| {
+                n += rx.poll(|p| p.receive(64, &mut |p: Packet<PeerShared>| saw(host(FLOWS, &p))));
+                n > 300
+            });
+            let bound = rx.restart_split(&memory.split()).unwrap();
+            assert_closed(&bound.closed, 0);
+            unread += u64::from(bound.unread);
+            let mut bound = bound.queue;
+            for again in 0..=round % 2 {
+                let mut n = 0;
+                until(|| {
+                    n += bound.poll(|p| p.receive(64, &mut |f: SplitFrame| saw(split(FLOWS, &memory, &f))));
+                    n > 300
+                });
+                if again == 0 && round % 2 == 1 {
+                    let anew = bound.restart_split(&memory.split()).unwrap();
+                    assert_split_closed(&anew.closed, 0);
+                    unread += u64::from(anew.unread);
+                    bound = anew.queue;
+                }
+            }
+            let unbound = bound.restart(None).unwrap();
+            assert_split_closed(&unbound.closed, 0);
+            unread += u64::from(unbound.unread);
+            rx = unbound.queue;
+        }
+        // What came last has to be seen for what was missed before to show.
+        let mut n = 0;
+        until(|| {
+            n += rx.poll(|p| p.receive(64, &mut |p: Packet<PeerShared>| saw(host(FLOWS, &p))));
+            n > 1000
+        });
+        assert_eq!(missed, unread + lab.steering.dropped());
+        assert!(unread > 0, "restarted while frames were on their way");
+        stop.store(true, Relaxed);
+        assert!(beside.join().unwrap() > 10_000);
+        assert_closed(&rx.close().unwrap(), 0);
+    });
+    drop((pair.tx, other.tx, lab.net));
+    assert_eq!(memory.at_home(), 1024);
+    lab.books.assert_balanced();
+}
+
+/// A driver that wants to hear of no partial checksums gets them computed.
+#[test]
+fn an_echo_computes_what_its_driver_cannot_take() {
+    let (mut echo, whole) = (Echo::new(), numbered(7, 1));
+    for accepts in [false, true] {
+        echo.negotiated(if accepts { ALL_OFFLOADS } else { 0 }).unwrap();
+        let mut frame = whole.clone();
+        let sum = frame[26..34].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum::<u32>();
+        let sum = sum + 17 + (frame.len() - 34) as u32;
+        frame[40..42].copy_from_slice(&(((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+        let header =
+            VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, num_buffers: 0, ..VnetHdr::PLAIN };
+        assert!(echo.send(&[&header.to_bytes()[..], &frame].concat()));
+        let back = echo.peek().unwrap().to_vec();
+        let got = VnetHdr::from_bytes(*back.first_chunk().unwrap());
+        assert_eq!(got.flags, if accepts { VnetHdr::NEEDS_CSUM } else { 0 });
+        assert_eq!(back[12 + 12..], if accepts { frame } else { whole.clone() }[12..]);
+        echo.consume();
+    }
+}

@@ -69,11 +69,14 @@ mod error;
 mod flow;
 #[cfg(not(loom))]
 mod headers;
+#[cfg(any(test, not(loom)))]
 mod ledger;
 #[cfg(not(loom))]
 mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(all(test, loom))]
+mod model_binding;
 #[cfg(not(loom))]
 mod netdev;
 mod pages;

@@ -38,6 +38,7 @@ impl Ledger {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
+    #[cfg(not(loom))]
     pub(crate) fn is_closed(&self) -> bool {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }

@@ -1,9 +1,12 @@
-//! Datagrams between the network side and a socket: a bounded queue, and what closes it.
+//! Datagrams between the network side and a socket: a bounded queue.
 //!
 //! ```text
 //!   FlowQueue (one for each receive queue) ──► mailbox ──► Socket::recv
-//!   full: dropped and counted                  closed: whoever comes later empties it again
+//!   full: dropped and counted
 //! ```
+//!
+//! A socket that closes takes the mailbox out of the flow table and empties it. Who had found it before may put something in
+//! after that; it goes with the mailbox, when the critical section in which that was found has ended.
 
 use crate::{BindingCount, BindingRef};
 use crossbeam_queue::ArrayQueue;
@@ -11,7 +14,7 @@ use netmem_pool::{Device, Frag, PeerShared};
 use std::fmt;
 use std::net::SocketAddr;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Payload in device memory.
 ///
@@ -93,7 +96,6 @@ pub(crate) struct Delivered {
 /// A socket as the network side sees it.
 pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
-    closed: AtomicBool,
     /// Whether datagrams are wanted that nobody vouches for.
     unvouched: bool,
     pub(crate) delivered: Delivered,
@@ -102,7 +104,7 @@ pub(crate) struct Mailbox<C: BindingCount> {
 impl<C: BindingCount> Mailbox<C> {
     pub(crate) fn new(capacity: usize, unvouched: bool) -> Self {
         let queue = ArrayQueue::new(capacity);
-        Self { queue, closed: AtomicBool::new(false), unvouched, delivered: Delivered::default() }
+        Self { queue, unvouched, delivered: Delivered::default() }
     }
 
     /// For the network side, on any thread.
@@ -117,11 +119,6 @@ impl<C: BindingCount> Mailbox<C> {
         if self.queue.push(datagram).is_err() {
             full.fetch_add(1, Ordering::Relaxed);
         }
-        // Either the end finds what was pushed, or this finds that it has ended.
-        fence(Ordering::SeqCst);
-        if self.closed.load(Ordering::Relaxed) {
-            self.empty();
-        }
     }
 
     pub(crate) fn pop(&self) -> Option<Datagram<C>> {
@@ -132,15 +129,9 @@ impl<C: BindingCount> Mailbox<C> {
         self.queue.len()
     }
 
-    /// Nothing is received any more: gives back what is here, and what comes.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.empty();
-    }
-
-    fn empty(&self) {
-        while self.queue.pop().is_some() {}
+    /// Gives back all that is here.
+    pub(crate) fn empty(&self) {
+        while self.pop().is_some() {}
     }
 }
 

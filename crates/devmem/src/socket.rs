@@ -230,7 +230,7 @@ impl<C: BindingCount> Socket<C> {
 impl<C: BindingCount> Drop for Socket<C> {
     fn drop(&mut self) {
         self.flows.remove(self.port);
-        self.mailbox.close();
+        self.mailbox.empty();
     }
 }
 

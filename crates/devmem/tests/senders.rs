@@ -12,10 +12,13 @@ use netmem_pool::{
 };
 use std::sync::Arc;
 
+/// Headers, what is said of their checksum, and payload by address and length.
+type Sent = (Vec<u8>, Checksum, Vec<(u64, u32)>);
+
 /// A queue with room for some frames, which are done when they are completed.
 struct Fake {
     room: usize,
-    sent: Vec<(Vec<u8>, Checksum, Vec<(u64, u32)>)>,
+    sent: Vec<Sent>,
     held: Vec<(Packet<PeerShared>, Vec<BindingRef>)>,
 }
 

@@ -344,7 +344,8 @@ impl<C: BindingCount> Binding<C> {
         Ok(Self { owner, provider })
     }
 
-    /// Where the pools of its queues take their pages. A provider that is put in front of it keeps it.
+    /// Where the pools of its queues take their pages. A provider of somebody's own that hands out pages of this one must keep it, not
+    /// only the region: what is queued on sockets relies on it.
     #[must_use]
     pub fn provider(&self) -> Arc<dyn Provider<Device>> {
         self.provider.clone()

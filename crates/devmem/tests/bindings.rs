@@ -4,7 +4,7 @@
 mod memory_common;
 
 use memory_common::{Feed, Memory, bind, until, worker};
-use netmem_devmem::{AttachError, BindError, Binding, CountMode, Netdev, Queues};
+use netmem_devmem::{AttachError, BindError, Binding, CountMode, Netdev, Pages, Queues};
 use netmem_pool::{Device, Provider, RegionError};
 use netmem_refs::{RefCount, Worker};
 use std::collections::BTreeSet;
@@ -169,11 +169,29 @@ fn fragments_keep_the_binding() {
     let memory_of = binding.reference();
     binding.unbind().unwrap();
     assert_eq!((memory_of.stats().in_use, memory_of.stats().count), (40, CountMode::Atomic));
+    assert!(!memory_of.drained());
     drop(memory_of);
     let last = frags.pop().unwrap();
     drop(frags);
     assert!(memory.descriptors() > 0);
     drop(last);
+    memory.assert_gone();
+}
+
+/// Proves MEM-2: a binding whose pages are all home is drained once it is unbound, and not before: more may go out.
+#[test]
+fn drained_is_for_good() {
+    let worker = worker();
+    let (memory, binding) = bind(8, &worker);
+    let memory_of = binding.reference();
+    let mut feed = Feed::new(&binding);
+    drop(feed.datagram(9, 100));
+    drop(feed);
+    assert!(memory_of.stats().in_use == 0 && !memory_of.drained());
+    let feed = Feed::new(&binding);
+    binding.unbind().unwrap();
+    assert!(memory_of.drained());
+    drop((feed, memory_of));
     memory.assert_gone();
 }
 

@@ -216,7 +216,8 @@ impl VhostUser {
         line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, kick))
     }
 
-    /// Starts a ring that was stopped, and enables it if it was.
+    /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign backend has them disabled and
+    /// enabled: DPDK's vhost takes all queues out of service when one stops, and a queue back only when it becomes ready.
     pub(crate) fn restart_ring(
         &mut self,
         index: usize,
@@ -225,6 +226,12 @@ impl VhostUser {
         kick: &EventFd,
     ) -> Result<(), VhostUserError> {
         self.start_ring(index, at, call, kick)?;
+        for other in 0..self.enabled.len() {
+            if other != index && self.enabled[other] && !self.control_queue {
+                self.enable_ring(other, false)?;
+                self.enable_ring(other, true)?;
+            }
+        }
         let enabled = self.enabled.get(index).copied().unwrap_or(false);
         self.enable_ring(index, enabled)
     }

@@ -115,15 +115,17 @@ fn books_balance_whatever_happens() {
         }
         drop(sender);
     });
-    netmem_refs::rcu::flush();
+    // What is left is let go of with a grace period that other tests' threads can put off.
+    while every_binding.iter().any(|binding| binding.strong_count() > 0) {
+        netmem_refs::rcu::flush();
+        std::thread::yield_now();
+    }
     let of = |total: &AtomicU64| total.load(Ordering::Relaxed);
     let (freed, foreign, excess) = (of(&totals.freed), of(&totals.foreign), of(&totals.excess));
     println!(
         "{received} received, {freed} returned, {foreign} foreign, {excess} in excess, {rebound} bindings replaced"
     );
     // A binding checks when it goes that all its pages are home.
-    let left = every_binding.iter().filter(|binding| binding.strong_count() > 0).count();
-    assert_eq!(left, 0, "bindings were not let go of");
     assert!(freed <= received);
     // It was stress.
     assert!(freed > received / 4 && foreign > 0 && excess > 0 && rebound > 0 && closed_full > 0);

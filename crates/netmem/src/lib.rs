@@ -57,7 +57,8 @@
 //! | [`packet`] | packets, XDP frames and verdicts, the traits of receive and transmit queues |
 //! | [`virtio`] | the virtio-net driver, the virtio-net device, vhost-user |
 //! | [`refs`] | reference counts that scale, and smart pointers over them |
-//! | [`percpu`] | per-CPU counters and stores: restartable sequences behind a gate |
+//! | [`devmem`] | device memory that nobody here maps: bindings, sockets, tokens, senders |
+//! | [`percpu`] | per-CPU counters and magazines: restartable sequences behind a gate |
 //!
 //! The types that most programs name are here at the top, too.
 //!
@@ -86,6 +87,7 @@
 //!   it is looked at; there are no slices of it.
 //! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
 
+pub use netmem_devmem as devmem;
 pub use netmem_packet as packet;
 pub use netmem_percpu as percpu;
 pub use netmem_pool as pool;

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Full magazines that may wait for an owner, at most: 512 KiB of them. Whoever returns more takes the slower way.
-const MOST_FULL: usize = 1024;
+/// Full magazines that may wait for an owner, at most: 128 KiB of them. Whoever returns more takes the slower way.
+const MOST_FULL: usize = 256;
 /// And at least.
 const LEAST_FULL: usize = 16;
 

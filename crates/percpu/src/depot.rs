@@ -50,6 +50,9 @@ struct Line<T>(T);
 
 /// Items of all CPUs on their way to one taker. See the [crate's page](crate).
 ///
+/// There is one taker: [`refill`](Self::refill), [`reclaim`](Self::reclaim) and [`close`](Self::close) are called by one thread at a
+/// time, with one [`Pending`] that is used for no other depot. Otherwise items can be lost, or found twice.
+///
 /// Items are words that are not zero; what they mean, and who drops what they stand for, is the user's business: a depot that is
 /// dropped forgets what is in it.
 ///
@@ -196,9 +199,11 @@ impl Depot {
                     let old = std::ptr::with_exposed_provenance::<Magazine>(old);
                     // The old one's items keep it now.
                     if !Self::push_full(this, old) {
-                        // A copy, for nothing of the depot is touched from here on: it may end with any of these.
-                        let items: Vec<_> = (*old).items().filter_map(NonZeroUsize::new).collect();
-                        items.into_iter().for_each(past);
+                        // A copy, for nothing of the depot is touched from here on: it may end with any of these. On the stack, for
+                        // this may be a signal handler.
+                        let mut items = [0; crate::MAGAZINE];
+                        items.iter_mut().zip((*old).items()).for_each(|(to, item)| *to = item);
+                        items.into_iter().filter_map(NonZeroUsize::new).for_each(past);
                     }
                     true
                 }
@@ -322,9 +327,10 @@ impl Depot {
     ///
     /// The barrier failed, and the items are where they were.
     pub fn reclaim(&self, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
+        // As much as there can be: nobody waits for memory while the gate is closed.
+        let mut items = Vec::with_capacity(self.capacity * crate::cpus());
         let Some(quiet) = self.gate.close()? else { return Ok(()) };
         handover::acquire(&self.capacity);
-        let mut items = Vec::new();
         // SAFETY: the gate is quiet: magazines of ours or null, and nobody's but ours.
         for magazine in quiet.words().filter_map(|word| unsafe { magazine(word.load(Ordering::Relaxed)) }) {
             items.extend(magazine.items().filter_map(NonZeroUsize::new));
@@ -340,8 +346,8 @@ impl Depot {
     ///
     /// # Errors
     ///
-    /// The barrier failed; what the CPUs hold stays where it is and, as the gate is open, items are still taken there that
-    /// nobody will see. The rest was taken.
+    /// The barrier failed: what the CPUs hold stays where it is, and what was being given at that moment. The rest was taken, and
+    /// later givers are refused.
     pub fn close(&self, pending: &mut Pending, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         let closed = self.gate.close().map(|quiet| {
             let Some(quiet) = quiet else { return };
@@ -358,6 +364,9 @@ impl Depot {
                 magazine.items().filter_map(NonZeroUsize::new).for_each(&mut take);
             }
         });
+        if closed.is_err() {
+            self.gate.shut();
+        }
         // What was pending first, then what has come since. AcqRel: closing tells those who find it closed what came before.
         let came = self.full.0.swap(CLOSED, Ordering::AcqRel);
         handover::acquire(&self.capacity);

@@ -110,6 +110,11 @@ impl Gate {
         }
     }
 
+    /// Keeps sequences out from now on, without knowing when the last has left: its words are nobody's any more.
+    pub(crate) fn shut(&self) {
+        self.0.fetch_or(CLOSING, Ordering::SeqCst);
+    }
+
     /// Opens a gate that was left closed. False: it was not.
     pub(crate) fn reopen(&self) -> bool {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;

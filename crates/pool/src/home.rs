@@ -3,9 +3,10 @@
 //! Reads as the cost does: the comparison that every drop makes, the array cache behind it, then the slow ways.
 //!
 //! ```text
-//!   line 0   ops, domain            read by every drop on every core, and never written
-//!   line 1   cache                  the owner's alone
-//!   line 2   remote                 written by cores that are not the owner's, when there is no other way
+//!   ops, domain           read by every drop on every core, and never written
+//!   depot                 its gate likewise, but for a reclaim; its two lists, on lines of their own, by one drop in many
+//!   cache                 the owner's alone
+//!   remote                written by cores that are not the owner's, when there is no other way
 //! ```
 //!
 //! "Am I in the poll context of the pool that owns this page?" is one comparison, of the page's home with a thread-local: the
@@ -40,7 +41,8 @@ impl Drop for InContext {
 /// Runs `f` as if this thread were in no poll context: pages that it drops go home as from any other thread.
 ///
 /// For signal handlers. One that interrupts a poll may find the array cache half changed; what it drops must not go there.
-/// Costs two stores, allocates nothing, takes no lock.
+/// Costs two stores. A page of a pool that is alive and circulates then goes home without a lock or an allocation; one whose pool has
+/// been closed, or has no cache, goes to its provider, which takes a lock, and may free the pool: not for handlers.
 ///
 /// ```
 /// # use netmem_pool::{Frag, Private};

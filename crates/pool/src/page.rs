@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 ///
 /// As allocated it is the whole page. [`split_off`](Self::split_off) makes two of it, which share the page and not a
 /// byte. Dropping it sends the page home if nobody else is on it: two loads, two comparisons and a push in the pool's own
-/// poll context; one compare-and-swap on a shared line elsewhere. There is no way to drop one twice, and forgetting one
+/// poll context; a push on this CPU's magazine elsewhere. There is no way to drop one twice, and forgetting one
 /// takes [`std::mem::forget`] and shows as in flight.
 #[repr(C)]
 pub struct Page<M: Memory> {

@@ -94,7 +94,7 @@ impl PoolOptions {
 
     /// Pages in a magazine, in which what is dropped on a CPU waits until it is full: at most 62; 0 to have none, so that each page
     /// comes back by one compare-and-swap. Otherwise chosen from the pool's size, so that a small pool does not strand itself:
-    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62.
+    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62; none with fewer than 8 pages for each CPU.
     #[must_use]
     pub fn magazine(mut self, pages: usize) -> Self {
         self.magazine = Some(pages);
@@ -109,7 +109,9 @@ impl PoolOptions {
         let slots = netmem_percpu::cpus();
         let fair = (pages.saturating_sub(self.cache) / (4 * slots)).clamp(4, MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
-        if self.cache == 0 || capacity == 0 {
+        // Where magazines could strand half of the pages and more, a page comes back by itself: that costs less than to reclaim it.
+        let few = self.magazine.is_none() && pages < 2 * 4 * slots;
+        if self.cache == 0 || capacity == 0 || few {
             return Ok(None);
         }
         // One on every CPU and one on the way to it, and as many as can be full; a few more, for bulks that are not.
@@ -155,8 +157,9 @@ pub struct Napi<'q, M: Memory> {
 
 impl<M: Memory> Napi<'_, M> {
     /// Allocates a whole page: a pop of the array cache. Only when that is empty: a refill with a magazine of pages that came back
-    /// from elsewhere, then the provider, then, at most every 100 us, what waits on other CPUs. `None` if all have nothing;
-    /// counted as `alloc_failed`.
+    /// from elsewhere, then the provider, then, at most every 100 us, what waits on other CPUs. `None` if all have nothing, or
+    /// if it is too early to ask the CPUs again; counted as `alloc_failed`. Whoever goes to sleep over it calls
+    /// [`PagePool::reclaim`] before.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
@@ -275,6 +278,12 @@ impl<M: Memory> PagePool<M> {
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
+    /// Takes what came back from elsewhere, and what waits on other CPUs, now: for an owner that is about to sleep, and would not
+    /// be woken by a page that comes home. One membarrier, if anything waits.
+    pub fn reclaim(&mut self) {
+        self.shared().drain();
+    }
+
     /// Pages that the pool has from its provider: at home, posted, or held by somebody.
     #[must_use]
     pub fn held(&self) -> usize {
@@ -351,9 +360,11 @@ impl<M: Memory> PagePool<M> {
             return std::mem::forget(page);
         }
         s.unmap(desc, Desc::claim_unmap_alone);
-        desc.set_home((&raw const s.kept).cast_mut());
+        // By the pool's own pointer: what comes home this way may free the pool.
+        // SAFETY: the owner keeps it.
+        desc.set_home(unsafe { &raw mut (*self.shared.as_ptr()).kept });
         drop(page);
-        s.drain();
+        s.drain_stack();
     }
 
     /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool

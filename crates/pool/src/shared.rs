@@ -11,9 +11,11 @@ use crate::page::Page;
 use crate::provider::{Provider, RawPage};
 use crate::remote::Remote;
 use crate::stats::PoolStats;
+use netmem_percpu::MAGAZINE;
 use std::cell::Cell;
 use std::hint::cold_path;
 use std::mem::offset_of;
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,6 +86,10 @@ impl<M: Memory> Shared<M> {
             cache.counters.alloc_refill.bump();
             Some(desc)
         };
+        if s.gone.get() {
+            // Nothing is kept any more, and what came back is not to wait.
+            s.drain();
+        }
         if cache.capacity() > 0 {
             s.refill();
             if let Some(desc) = refilled() {
@@ -135,10 +141,18 @@ impl<M: Memory> Shared<M> {
                 cache.grew(n);
                 found
             }
-            None => depot.refill(&mut pending, |item| {
-                self.keep_or_give(desc_of(item));
-                n += 1;
-            }),
+            None => {
+                let mut items = [NonZeroUsize::MIN; MAGAZINE];
+                let found = depot.refill(&mut pending, |item| {
+                    items[n] = item;
+                    n += 1;
+                });
+                // First, for strangers are called, who may panic.
+                cache.pending.set(pending);
+                items[..n].iter().for_each(|&item| self.keep_or_give(desc_of(item)));
+                cache.counters.recycle_ring.add(n as u64);
+                return found;
+            }
         };
         cache.pending.set(pending);
         cache.counters.recycle_ring.add(n as u64);
@@ -154,7 +168,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes what the CPUs hold. False: they seem to hold nothing.
+    /// Takes what the CPUs hold. False: they seem to hold nothing, or cannot be asked.
     fn reclaim(&self) -> bool {
         let Some(depot) = &self.home.depot else { return false };
         if depot.peek() == 0 {
@@ -166,14 +180,14 @@ impl<M: Memory> Shared<M> {
             self.keep_or_give(desc_of(item));
             n += 1;
         });
-        if let Err(error) = done {
+        if let Err(error) = &done {
             tracing::warn!(pool = self.record.name(), %error, "pages that other CPUs hold cannot be reclaimed");
         }
         c.reclaimed.add(n);
         c.recycle_ring.add(n);
         // While it lasted others came past the magazines.
         self.drain_stack();
-        true
+        done.is_ok()
     }
 
     /// A page that came back: to be used again, unless the pool has nowhere to keep it.
@@ -251,7 +265,7 @@ impl<M: Memory> Shared<M> {
         self.drain_stack();
     }
 
-    fn drain_stack(&self) {
+    pub(crate) fn drain_stack(&self) {
         if self.home.remote.0.is_empty() {
             return;
         }

@@ -56,16 +56,17 @@ pub struct PoolStats {
     pub alloc_empty: u64,
     /// Allocated by refilling the cache from returned pages.
     pub alloc_refill: u64,
-    /// Allocations that failed: the pool's limit or the provider's end was reached, or mapping failed.
+    /// Allocations that failed: the pool's limit or the provider's end was reached, or mapping failed, and other CPUs held
+    /// nothing or had been asked less than 100 us ago.
     pub alloc_failed: u64,
     /// Returned in the poll context, into the array cache.
     pub recycle_cached: u64,
     /// Returned in the poll context while the array cache was full.
     pub recycle_cache_full: u64,
-    /// Returned from elsewhere by a CPU's magazine, and picked up by the owner.
+    /// Returned from elsewhere in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own, and picked up by the owner.
     pub recycle_ring: u64,
     /// Returned from elsewhere past the magazines, by one compare-and-swap each: there was no empty magazine, or somebody was
-    /// reclaiming, or, in portable mode, the CPU's lock was taken.
+    /// reclaiming, or, in portable mode, the CPU's lock was taken, or the pool is too small for magazines.
     pub recycle_ring_full: u64,
     /// Times that what the CPUs hold was taken from them because the pool was out of pages.
     pub reclaims: u64,

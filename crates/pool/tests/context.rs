@@ -41,7 +41,7 @@ fn allocation_before_the_first_poll() {
 /// Proves POOL-5: dropped outside of a poll, or on another thread during one, a page comes home by that CPU's magazine.
 #[test]
 fn elsewhere_goes_by_magazines() {
-    let (mut pool, domain) = pool(PoolOptions::new("elsewhere"), 4);
+    let (mut pool, domain) = pool(PoolOptions::new("elsewhere").magazine(4), 4);
     drop(pool.alloc().unwrap());
     assert_eq!(elsewhere(pool.stats()), 1);
     pool.poll(|napi| {

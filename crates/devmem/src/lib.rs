@@ -1,4 +1,17 @@
-//! Device memory for sockets. So far: the tokens by which its user gives pages back.
+//! Device memory for sockets: bindings, sockets, and the tokens by which a user gives pages back.
+//!
+//! ```text
+//!   dma-buf ──► Binding ──attach──► Netdev's queues ──► SplitFrame ──► FlowQueue ──► Socket::recv ──► Fragment, Token
+//!                  │                                                                                          │
+//!                  └──► Sender ──► SplitTxQueue                               page goes home ◄── Returner ◄───┘
+//! ```
+//!
+//! * [`Binding`] is the memory, bound; [`Netdev`] says which queues receive into it. `docs/devmem.md` says who keeps whom.
+//! * [`FlowTable`] finds the [`Socket`] that a frame is for.
+//! * [`Sender`] sends from a binding.
+//! * [`AreaProvider`] and [`RefillRing`] are another way: a user's area whose buffers come back by a ring.
+//!
+//! # Tokens
 //!
 //! A fragment in device memory is delivered as a place in a binding and a [`Token`], a number that means something to one
 //! socket only; giving the token back gives up the reference to the page. Nothing is looked up in a tree, and nobody waits:
@@ -46,22 +59,57 @@
 //!
 //! The theory opens `table.rs`; `docs/tokens.md` says what proves it, and what it costs.
 
+#[cfg(not(loom))]
+mod area;
+#[cfg(not(loom))]
+mod binding;
 mod counts;
 mod error;
+#[cfg(not(loom))]
+mod flow;
+#[cfg(not(loom))]
+mod headers;
+#[cfg(any(test, not(loom)))]
+mod ledger;
+#[cfg(not(loom))]
+mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(all(test, loom))]
+mod model_binding;
+#[cfg(not(loom))]
+mod netdev;
 mod pages;
 mod receive;
 mod returner;
+#[cfg(not(loom))]
+mod socket;
 mod space;
 mod stats;
 mod sync;
 mod table;
 mod token;
+#[cfg(not(loom))]
+mod tx;
 
+#[cfg(not(loom))]
+pub use area::{AreaError, AreaProvider, AreaStats, Buffer, RefillRing};
+#[cfg(not(loom))]
+pub use binding::{
+    BindError, Binding, BindingCount, BindingRef, BindingStats, BoundMemory, CountMode, StillAttached, cleaned_up,
+    lost_pages,
+};
 pub use error::{DeliverError, TooManyRanges};
+#[cfg(not(loom))]
+pub use flow::{FlowQueue, FlowStats, FlowTable, PortError};
+#[cfg(not(loom))]
+pub use netdev::{AttachError, DetachError, Netdev, Queues, UnbindError};
 pub use pages::Pages;
 pub use receive::{Receive, TokenTable};
 pub use returner::{MAX_FRAGMENTS, MAX_RANGES, Returner};
+#[cfg(not(loom))]
+pub use socket::{Fragment, Received, RecvError, Socket, SocketOptions, SocketStats};
 pub use stats::TokenStats;
 pub use token::{Token, TokenRange};
+#[cfg(not(loom))]
+pub use tx::{Endpoint, Message, SendError, Sender, SenderError};

@@ -130,6 +130,13 @@ impl Desc {
         self.refs.load(Ordering::Acquire) == 1
     }
 
+    /// Lets go of `n` counts of a caller who has more.
+    #[cold]
+    fn put_some(&self, n: u32) {
+        // Release: what the caller did with the page.
+        self.refs.fetch_sub(n, Ordering::Release);
+    }
+
     /// Lets go of one of several counts; true if it was the last after all.
     #[inline]
     fn put(&self) -> bool {
@@ -171,6 +178,22 @@ pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // Out of the straight line, which is the sole owner's.
     cold_path();
     d.put()
+}
+
+/// [`put`] for `n` counts at once.
+///
+/// # Safety
+///
+/// The caller owns `n` counts of this page, at least one, and gives them up.
+#[inline]
+pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
+    // SAFETY: the caller's: one of the counts is left until the last line.
+    unsafe {
+        if n > 1 {
+            desc.as_ref().put_some(n - 1);
+        }
+        put(desc);
+    }
 }
 
 #[cfg(all(test, loom))]

@@ -29,6 +29,12 @@ impl<M: Memory> Frag<M> {
         self.0.into_desc()
     }
 
+    /// Where the page's descriptor is.
+    #[inline]
+    pub(crate) fn desc_addr(&self) -> usize {
+        std::ptr::from_ref(self.0.desc()).addr()
+    }
+
     /// Bytes.
     #[inline]
     #[must_use]
@@ -73,6 +79,16 @@ impl<M: Memory> Frag<M> {
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         self.clone().0.freeze_range(range)
+    }
+
+    /// Gives up the value and keeps its count of the page: for who keeps counts by number. The count is given back by
+    /// [`Region::put`](crate::Region::put), with the page's number, which is the answer; until then the page is out.
+    #[inline]
+    #[must_use = "the page does not come home before its count is put"]
+    pub fn into_count(self) -> u32 {
+        let index = self.index();
+        let _ = self.into_desc();
+        index
     }
 
     /// The bytes as exclusive ones, if nobody else holds the page.

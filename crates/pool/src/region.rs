@@ -6,7 +6,8 @@
 //! ```
 
 use crate::PAGE_SIZE;
-use crate::desc::Desc;
+use crate::desc::{self, Desc};
+use crate::frag::Frag;
 use crate::mapping::{self, HUGE, Mapping};
 use crate::memory::{Mapped, Memory};
 use crate::provider::RawPage;
@@ -379,6 +380,28 @@ impl<M: Memory> Region<M> {
     pub unsafe fn claim(&self, index: u32) -> RawPage<M> {
         // SAFETY: the page has no other owner, says the caller.
         unsafe { RawPage::from_desc(self.desc(index)) }
+    }
+
+    /// Whether a fragment is in a page of this region. Two comparisons.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, frag: &Frag<M>) -> bool {
+        let at = frag.desc_addr().wrapping_sub(self.descs.at.as_ptr().addr());
+        at < self.pages as usize * size_of::<Desc>()
+    }
+
+    /// Gives back `n` counts of page `index`; with the last of all the page goes home, as from a drop. May be called
+    /// anywhere; takes no lock but a provider's, where the pool is gone.
+    ///
+    /// # Safety
+    ///
+    /// `n` is at least one, and so many fragments of this page of this region were made counts by
+    /// [`Frag::into_count`], which were not given back yet and are given up now.
+    #[inline]
+    pub unsafe fn put(&self, index: u32, n: u32) {
+        debug_assert!(index < self.pages && n > 0);
+        // SAFETY: *described*: a fragment had this page, so there is one. The counts are the caller's.
+        unsafe { desc::put_many(self.descs.at.cast::<Desc>().add(index as usize), n) };
     }
 
     /// The descriptor of page `index`, its constant fields filled in.

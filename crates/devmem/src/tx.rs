@@ -1,0 +1,334 @@
+//! Sending from device memory: headers that are written here, payload that the device reads where nobody here can.
+//!
+//! ```text
+//!   host page       Ethernet │ IP │ UDP, sum of the pseudo-header      the device computes the rest of the checksum
+//!   device memory   fragment, fragment, ...                           each holds the binding until the device is done
+//! ```
+//!
+//! A binding that was unbound refuses new datagrams. A [`Message`] that was made before can be sent, and sent again.
+
+use crate::headers::{checksum, fold, sum};
+use crate::{Binding, BindingCount, BindingRef};
+use etherparse::{EtherType, Ethernet2Header, Ipv4Header, Ipv6Header, UdpHeader, ether_type, ip_number};
+use netmem_packet::{Checksum, DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
+use netmem_pool::{DmaDomain, MapError, OutOfRange, PagePool, PeerShared};
+use netmem_refs::PercpuRef;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Room in front of the headers for what a device wants there.
+const HEADROOM: usize = 64;
+/// The longest headers: Ethernet, IPv6, UDP.
+const MOST: usize = 14 + 40 + 8;
+
+/// One side of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Ethernet address.
+    pub mac: [u8; 6],
+    /// IP address and UDP port.
+    pub addr: SocketAddr,
+}
+
+/// Why there is no sender.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SenderError {
+    /// One address is IPv4, the other IPv6.
+    #[error("{local} and {peer} are addresses of different families")]
+    Family {
+        /// Where it was to send from.
+        local: SocketAddr,
+        /// And where to.
+        peer: SocketAddr,
+    },
+    /// The device does not know the binding's memory.
+    #[error("the binding cannot be sent from by this device: put its region into the device's memory table first")]
+    Map(#[from] MapError),
+    /// Pages of the pool are too small for headers.
+    #[error("pages of {page_size} bytes have no room for headers")]
+    Pages {
+        /// Bytes in a page.
+        page_size: usize,
+    },
+}
+
+/// Why nothing was sent. Nothing is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The binding takes no new work.
+    #[error("binding {binding} was unbound: what was made before can still be sent, and nothing new")]
+    Unbound {
+        /// Which.
+        binding: u64,
+    },
+    /// A fragment that is not in the binding.
+    #[error("{len} bytes at {offset} are not in binding {binding}, which has {have}; a fragment has at least one byte")]
+    Range {
+        /// Which binding.
+        binding: u64,
+        /// Where the fragment was to begin.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+        /// Bytes that there are.
+        have: u64,
+    },
+    /// More fragments than a frame can have.
+    #[error("{fragments} fragments in one datagram; at most {MAX_FRAGS}: send several datagrams")]
+    Fragments {
+        /// How many there were.
+        fragments: usize,
+    },
+    /// More bytes than fit into one frame.
+    #[error("{bytes} bytes of payload, and a frame of this sender takes {most}; send several datagrams")]
+    TooLong {
+        /// What was asked for.
+        bytes: u64,
+        /// What can be.
+        most: u64,
+    },
+    /// There is no page for headers.
+    #[error("no page for headers: complete what was sent, or give the pool more")]
+    NoPage,
+    /// The queue refused the frame: it is full or stopped, or its device computes no checksums.
+    #[error("the transmit queue takes no frame now; complete what was sent and try again, and see its counters")]
+    Queue,
+}
+
+/// A datagram that can be sent any number of times, also once its binding is unbound: each fragment holds that.
+pub struct Message<C: BindingCount = PercpuRef> {
+    fragments: Vec<DeviceFrag<BindingRef<C>>>,
+    bytes: u16,
+}
+
+impl<C: BindingCount> Message<C> {
+    /// Bytes of payload.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "an empty datagram is one, too")]
+    pub fn len(&self) -> usize {
+        self.bytes.into()
+    }
+}
+
+impl<C: BindingCount> fmt::Debug for Message<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} fragments, {} bytes)", self.fragments.len(), self.bytes)
+    }
+}
+
+/// Sends UDP datagrams from a binding on one flow. Holds the binding once, and each fragment that is with the device does.
+pub struct Sender<C: BindingCount = PercpuRef> {
+    binding: BindingRef<C>,
+    /// The binding's first byte, as the device knows it.
+    base: u64,
+    /// Where headers are written.
+    pages: PagePool<PeerShared>,
+    local: Endpoint,
+    peer: Endpoint,
+    /// Bytes of an IP datagram, at most.
+    mtu: u16,
+    /// Fragments on their way to the queue. Empty between calls.
+    scratch: Vec<DeviceFrag<BindingRef<C>>>,
+}
+
+impl<C: BindingCount> Sender<C> {
+    /// A sender on devices of `domain`, where the whole of the binding is mapped until that has gone; headers go to `pages`, of the
+    /// same domain. IP datagrams are up to 1500 bytes long.
+    ///
+    /// # Errors
+    ///
+    /// [`SenderError`].
+    pub fn new(
+        binding: &Binding<C>,
+        domain: &Arc<dyn DmaDomain>,
+        pages: PagePool<PeerShared>,
+        local: Endpoint,
+        peer: Endpoint,
+    ) -> Result<Self, SenderError> {
+        if local.addr.is_ipv4() != peer.addr.is_ipv4() {
+            return Err(SenderError::Family { local: local.addr, peer: peer.addr });
+        }
+        if pages.page_size() < HEADROOM + MOST {
+            return Err(SenderError::Pages { page_size: pages.page_size() });
+        }
+        let base = binding.map_for(domain)?;
+        let scratch = Vec::with_capacity(MAX_FRAGS);
+        Ok(Self { binding: binding.reference(), base, pages, local, peer, mtu: 1500, scratch })
+    }
+
+    /// Another limit of IP datagrams, in bytes.
+    #[must_use]
+    pub fn mtu(mut self, bytes: u16) -> Self {
+        self.mtu = bytes;
+        self
+    }
+
+    /// The most bytes of payload in a datagram.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        usize::from(self.mtu).saturating_sub(self.ip_len() + 8)
+    }
+
+    /// Sends parts of the binding, each (offset, length), as one datagram. The device hears of it at the queue's next
+    /// [flush](netmem_packet::TxQueue::flush); completing there drops what the fragments held.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`].
+    pub fn send<Q: SplitTxQueue<BindingRef<C>>>(
+        &mut self,
+        queue: &mut Q,
+        parts: &[(u64, u32)],
+    ) -> Result<(), SendError> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let sent = self.hold(parts, &mut scratch).and_then(|bytes| self.transmit(queue, &mut scratch, bytes));
+        scratch.clear();
+        self.scratch = scratch;
+        sent
+    }
+
+    /// The same as something to be sent by [`send_again`](Self::send_again), as often as need be.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`], but for those of the queue and of pages.
+    pub fn message(&self, parts: &[(u64, u32)]) -> Result<Message<C>, SendError> {
+        let mut fragments = Vec::with_capacity(parts.len().min(MAX_FRAGS));
+        let bytes = self.hold(parts, &mut fragments)?;
+        Ok(Message { fragments, bytes })
+    }
+
+    /// Sends a message of this sender, for the first time or another, whether the binding has been unbound or not.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Queue`], [`SendError::NoPage`]; [`SendError::Range`] for a message of another binding.
+    pub fn send_again<Q: SplitTxQueue<BindingRef<C>>>(
+        &mut self,
+        queue: &mut Q,
+        message: &Message<C>,
+    ) -> Result<(), SendError> {
+        if let Some(other) = message.fragments.iter().find(|f| !f.holder.ptr_eq(&self.binding)) {
+            return Err(self.outside(other.dma.wrapping_sub(self.base), other.len));
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let again = |f: &DeviceFrag<BindingRef<C>>| DeviceFrag { dma: f.dma, len: f.len, holder: f.holder.clone() };
+        scratch.extend(message.fragments.iter().map(again));
+        let sent = self.transmit(queue, &mut scratch, message.bytes);
+        scratch.clear();
+        self.scratch = scratch;
+        sent
+    }
+
+    /// Checks parts, and has each hold the binding, which must be live.
+    fn hold(&self, parts: &[(u64, u32)], to: &mut Vec<DeviceFrag<BindingRef<C>>>) -> Result<u16, SendError> {
+        if parts.len() > MAX_FRAGS {
+            return Err(SendError::Fragments { fragments: parts.len() });
+        }
+        let (bytes, most) = (parts.iter().map(|&(_, len)| u64::from(len)).sum(), self.most() as u64);
+        for &(offset, len) in parts {
+            let have = self.binding.region().len() as u64;
+            if len == 0 || offset > have || u64::from(len) > have - offset {
+                return Err(self.outside(offset, len));
+            }
+        }
+        if bytes > most {
+            return Err(SendError::TooLong { bytes, most });
+        }
+        for &(offset, len) in parts {
+            let Ok(holder) = self.binding.try_get_live() else {
+                to.clear();
+                return Err(SendError::Unbound { binding: self.binding.id() });
+            };
+            to.push(DeviceFrag { dma: self.base + offset, len, holder });
+        }
+        // No more than an MTU.
+        Ok(bytes as u16)
+    }
+
+    fn outside(&self, offset: u64, len: u32) -> SendError {
+        SendError::Range { binding: self.binding.id(), offset, len, have: self.binding.region().len() as u64 }
+    }
+
+    fn transmit<Q: SplitTxQueue<BindingRef<C>>>(
+        &mut self,
+        queue: &mut Q,
+        payload: &mut Vec<DeviceFrag<BindingRef<C>>>,
+        bytes: u16,
+    ) -> Result<(), SendError> {
+        let (headers, len) = self.headers(bytes);
+        let mut page = self.pages.alloc().ok_or(SendError::NoPage)?;
+        page.copy_from(HEADROOM, &headers[..len]).map_err(|OutOfRange { .. }| SendError::NoPage)?;
+        let mut packet = Packet::new(page.freeze_range(HEADROOM..HEADROOM + len));
+        packet.meta.checksum = Checksum::Partial { start: (len - 8) as u16, offset: 6 };
+        queue.send_split(packet, payload).map_err(|_| SendError::Queue)
+    }
+
+    fn ip_len(&self) -> usize {
+        if self.local.addr.is_ipv4() { 20 } else { 40 }
+    }
+
+    /// Headers for so many bytes of payload, and how long they are.
+    fn headers(&self, bytes: u16) -> ([u8; MOST], usize) {
+        let (local, peer) = (self.local.addr, self.peer.addr);
+        let udp_len = bytes + 8;
+        let ethernet = |ether_type: EtherType| {
+            Ethernet2Header { source: self.local.mac, destination: self.peer.mac, ether_type }.to_bytes()
+        };
+        let (mut out, mut at) = ([0; MOST], 0);
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        let mut pseudo = u64::from(udp_len) + u64::from(ip_number::UDP.0);
+        match (local.ip(), peer.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                put(&ethernet(ether_type::IPV4));
+                let mut ip = Ipv4Header {
+                    total_len: 20 + udp_len,
+                    time_to_live: 64,
+                    protocol: ip_number::UDP,
+                    source: source.octets(),
+                    destination: destination.octets(),
+                    dont_fragment: true,
+                    ..Ipv4Header::default()
+                };
+                ip.header_checksum = ip.calc_header_checksum();
+                debug_assert_eq!(checksum(&ip.to_bytes()), 0);
+                put(&ip.to_bytes());
+                pseudo += sum(&ip.source) + sum(&ip.destination);
+            }
+            (source, destination) => {
+                put(&ethernet(ether_type::IPV6));
+                // The families are the same.
+                let octets = |ip: IpAddr| match ip {
+                    IpAddr::V6(ip) => ip.octets(),
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                };
+                let ip = Ipv6Header {
+                    payload_length: udp_len,
+                    next_header: ip_number::UDP,
+                    hop_limit: 64,
+                    source: octets(source),
+                    destination: octets(destination),
+                    ..Ipv6Header::default()
+                };
+                put(&ip.to_bytes());
+                pseudo += sum(&ip.source) + sum(&ip.destination);
+            }
+        }
+        let (source_port, destination_port) = (local.port(), peer.port());
+        put(&UdpHeader { source_port, destination_port, length: udp_len, checksum: fold(pseudo) }.to_bytes());
+        (out, at)
+    }
+}
+
+impl<C: BindingCount> fmt::Debug for Sender<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sender({} to {}, {:?})", self.local.addr, self.peer.addr, *self.binding)
+    }
+}

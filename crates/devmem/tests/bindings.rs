@@ -1,0 +1,289 @@
+//! Bindings: made, attached to queues, unbound; who keeps them, and when they go.
+#![allow(clippy::unwrap_used)]
+
+mod memory_common;
+
+use memory_common::{Feed, Memory, bind, until, worker};
+use netmem_devmem::{AttachError, BindError, Binding, CountMode, Netdev, Queues};
+use netmem_pool::{Device, Provider, RegionError};
+use netmem_refs::{RefCount, Worker};
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+/// Proves MEM-1: what cannot be bound is refused with what was wrong, and nothing is left.
+#[test]
+fn what_cannot_be_bound() {
+    let worker = worker();
+    let memory = Memory::bytes(3 * 4096 + 100);
+    let error = Binding::new(memory.fd(), 0, &worker).unwrap_err();
+    assert!(matches!(error, BindError::Size { bytes: 12388, page_size: 4096, rest: 100 }), "{error:?}");
+    assert!(error.to_string().contains("100 bytes are left"), "{error}");
+    let error = Binding::new(Memory::pages(3).fd(), 1, &worker).unwrap_err();
+    assert!(matches!(error, BindError::Size { page_size: 8192, rest: 4096, .. }), "{error:?}");
+    let error = Binding::new(Memory::bytes(100).fd(), 0, &worker).unwrap_err();
+    assert!(matches!(error, BindError::Region(RegionError::Small { .. })), "{error:?}");
+    let error = Binding::new(memory.fd(), 10, &worker).unwrap_err();
+    assert!(matches!(error, BindError::Region(RegionError::Order { order: 10 })), "{error:?}");
+    let (pipe, _other) = io::pipe().unwrap();
+    let error = Binding::new(pipe, 0, &worker).unwrap_err();
+    assert!(matches!(error, BindError::Region(RegionError::Small { bytes: 0, .. })), "{error:?}");
+    memory.assert_gone();
+}
+
+/// Proves MEM-1: ids are never used twice, also for the same memory.
+#[test]
+fn ids_are_unique() {
+    let (worker, memory, mut ids) = (worker(), Memory::pages(4), BTreeSet::new());
+    for _ in 0..100 {
+        let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+        assert!(ids.insert(binding.id()));
+        binding.unbind().unwrap();
+    }
+    memory.assert_gone();
+}
+
+/// Queues of which some cannot be restarted; what each receives into, and all that was done.
+struct Fake {
+    into: Vec<Option<Arc<dyn Provider<Device>>>>,
+    fail_attach: Option<usize>,
+    fail_detach: Option<usize>,
+    log: Vec<(char, usize)>,
+}
+
+impl Fake {
+    fn new(queues: usize) -> Netdev<Self> {
+        let into = (0..queues).map(|_| None).collect();
+        Netdev::new(Self { into, fail_attach: None, fail_detach: None, log: Vec::new() })
+    }
+}
+
+impl Queues for Fake {
+    type Error = io::Error;
+
+    fn queues(&self) -> usize {
+        self.into.len()
+    }
+
+    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> io::Result<()> {
+        self.log.push(('a', queue));
+        if self.fail_attach == Some(queue) {
+            return Err(io::Error::other("attach"));
+        }
+        assert!(self.into[queue].replace(memory).is_none(), "it was attached");
+        Ok(())
+    }
+
+    fn detach(&mut self, queue: usize) -> io::Result<()> {
+        self.log.push(('d', queue));
+        if self.fail_detach == Some(queue) {
+            return Err(io::Error::other("detach"));
+        }
+        assert!(self.into[queue].take().is_some(), "it was not attached");
+        Ok(())
+    }
+}
+
+/// Proves MEM-1: a bind that fails half way undoes what it did, the last first, and leaves everything as it was.
+#[test]
+fn a_bind_that_fails_half_way() {
+    let worker = worker();
+    let (memory, binding) = bind(8, &worker);
+    let mut net = Fake::new(6);
+    net.queues_mut().fail_attach = Some(4);
+    let error = net.attach(&binding, &[1, 5, 0, 4, 2]).unwrap_err();
+    assert!(matches!(&error, AttachError::Restart { queue: 4, stuck, .. } if stuck.is_empty()), "{error:?}");
+    let done = [('a', 1), ('a', 5), ('a', 0), ('a', 4), ('d', 0), ('d', 5), ('d', 1)];
+    assert_eq!(net.queues_mut().log, done);
+    assert!((0..6).all(|q| net.attached(q).is_none()));
+    assert_eq!(binding.stats().queues, 0);
+    // And it can be done again.
+    net.queues_mut().fail_attach = None;
+    net.attach(&binding, &[1, 5, 0, 4, 2]).unwrap();
+    assert_eq!(binding.stats().queues, 5);
+    net.unbind(binding).unwrap();
+    assert!((0..6).all(|q| net.attached(q).is_none()));
+    memory.assert_gone();
+}
+
+/// Proves MEM-1: a queue that cannot be given back is named, and stays the binding's until it can.
+#[test]
+fn a_bind_that_cannot_be_undone() {
+    let worker = worker();
+    let (memory, binding) = bind(8, &worker);
+    let mut net = Fake::new(3);
+    (net.queues_mut().fail_attach, net.queues_mut().fail_detach) = (Some(2), Some(0));
+    let error = net.attach(&binding, &[0, 1, 2]).unwrap_err();
+    assert!(matches!(&error, AttachError::Restart { queue: 2, stuck, .. } if stuck[0].0 == 0), "{error:?}");
+    assert_eq!((net.attached(0), net.attached(1)), (Some(binding.id()), None));
+    // So it is not unbound, neither by the device nor behind its back.
+    let error = net.unbind(binding).unwrap_err();
+    assert_eq!(error.source.as_ref().unwrap().queue, 0);
+    let error = error.binding.unbind().unwrap_err();
+    assert_eq!(error.queues, 1);
+    assert!(error.to_string().contains("attached to 1 queues"), "{error}");
+    net.queues_mut().fail_detach = None;
+    net.unbind(*error.binding).unwrap();
+    memory.assert_gone();
+}
+
+/// Proves MEM-1: a queue that does not exist, or is taken, also by the same call, is refused before anything is done.
+#[test]
+fn queues_that_cannot_be_had() {
+    let worker = worker();
+    let ((memory, binding), (others, other)) = (bind(8, &worker), bind(8, &worker));
+    let mut net = Fake::new(3);
+    let error = net.attach(&binding, &[0, 3]).unwrap_err();
+    assert!(matches!(error, AttachError::NoSuchQueue { queue: 3, queues: 3 }), "{error:?}");
+    let error = net.attach(&binding, &[0, 1, 0]).unwrap_err();
+    assert!(matches!(error, AttachError::Taken { queue: 0, .. }), "{error:?}");
+    assert!(net.queues_mut().log.is_empty());
+    net.attach(&other, &[1]).unwrap();
+    let error = net.attach(&binding, &[0, 1]).unwrap_err();
+    assert!(matches!(error, AttachError::Taken { queue: 1, binding } if binding == other.id()), "{error:?}");
+    assert_eq!(net.queues_mut().log, [('a', 1)]);
+    // Dropped with its queue attached: the queue starves, and can be detached.
+    drop(other);
+    let provider = net.queues_mut().into[1].clone().unwrap();
+    assert_eq!(provider.take(&mut [None, None]), 0);
+    drop(provider);
+    assert!(others.descriptors() > 0, "the queue has it yet");
+    assert!(net.detach(1).unwrap() && !net.detach(1).unwrap());
+    others.assert_gone();
+    net.attach(&binding, &[0, 1]).unwrap();
+    net.unbind(binding).unwrap();
+    memory.assert_gone();
+}
+
+/// Proves MEM-2: fragments that are received do not touch the binding's count; each keeps its page, the page its pool, the pool the
+/// binding, past pool and owner; the last brings all of it down, on the worker.
+#[test]
+fn fragments_keep_the_binding() {
+    let worker = worker();
+    let (memory, binding) = bind(64, &worker);
+    let mut feed = Feed::new(&binding);
+    let mut frags: Vec<_> = (0..40).map(|_| feed.datagram(9, 100).into_parts().1.unwrap()).collect();
+    assert_eq!(binding.stats().count, CountMode::PerCpu);
+    drop(feed);
+    assert_eq!(binding.stats().in_use, 40);
+    let memory_of = binding.reference();
+    binding.unbind().unwrap();
+    assert_eq!((memory_of.stats().in_use, memory_of.stats().count), (40, CountMode::Atomic));
+    drop(memory_of);
+    let last = frags.pop().unwrap();
+    drop(frags);
+    assert!(memory.descriptors() > 0);
+    drop(last);
+    memory.assert_gone();
+}
+
+/// Proves MEM-2: with an ordinary count, too, which is there to be compared with.
+#[test]
+fn with_another_count() {
+    let worker = worker();
+    let memory = Memory::pages(8);
+    let binding = Binding::<RefCount>::counted(memory.fd(), 0, &worker).unwrap();
+    assert_eq!(binding.stats().count, CountMode::Atomic);
+    let mut feed = Feed::new(&binding);
+    let frag = feed.datagram(9, 100);
+    drop((binding, feed));
+    assert!(memory.descriptors() > 0);
+    drop(frag);
+    memory.assert_gone();
+}
+
+/// Proves MEM-2: unbound while its queue takes and gives: no page goes out after it, and all that were out come home.
+#[test]
+fn unbind_during_traffic() {
+    for _ in 0..50 {
+        let worker = worker();
+        let (memory, binding) = bind(256, &worker);
+        let mut feed = Feed::new(&binding);
+        let held = binding.reference();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut kept = Vec::new();
+                while let Some(page) = feed.pool.alloc() {
+                    kept.push(page);
+                    if kept.len() == 200 {
+                        kept.clear();
+                        feed.pool.shrink(0);
+                    }
+                }
+                drop(kept);
+            });
+            until(|| held.stats().in_use > 0);
+            binding.unbind().unwrap();
+        });
+        feed.pool.shrink(0);
+        assert_eq!((feed.pool.held(), held.stats().in_use), (0, 0));
+        assert!(feed.pool.alloc().is_none());
+        drop((feed, held));
+        memory.assert_gone();
+    }
+}
+
+/// Proves MEM-2: the last put may be anywhere, the cleanup is on the worker; and a worker that is dropped has done it.
+#[test]
+fn the_worker_cleans_up() {
+    let (worker, memory) = (Worker::new("cleanup").unwrap(), Memory::pages(4));
+    let worker = Arc::new(worker);
+    let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    worker.defer(move || wait.recv().unwrap());
+    drop(binding);
+    assert_eq!(memory.descriptors(), 1, "the worker is busy");
+    go.send(()).unwrap();
+    drop(worker);
+    assert_eq!(memory.descriptors(), 0);
+}
+
+/// Proves POOL-10 and MEM-1: no part of what is bound is ever mapped in this process.
+#[test]
+fn bound_memory_is_not_mapped() {
+    let worker = worker();
+    let (memory, binding) = bind(64, &worker);
+    let mut feed = Feed::new(&binding);
+    let frame = feed.datagram(9, 1000);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let inode = memory.inode().to_string();
+    assert!(!maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode)), "{maps}");
+    drop((frame, feed, binding));
+    memory.assert_gone();
+}
+
+/// Kilobytes of this process that are resident.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Proves MEM-4: 80 GB in one binding and 256 queues with 64 pages each.
+#[test]
+fn eighty_gigabytes_and_256_queues() {
+    let (worker, memory) = (worker(), Memory::bytes(80 << 30));
+    let (before, begin) = (resident(), std::time::Instant::now());
+    let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+    let bound = begin.elapsed();
+    let mut pools: Vec<_> = (0..256)
+        .map(|q| {
+            let pool = netmem_pool::PoolOptions::new(format!("rx{q}")).cache(64).prefill(64);
+            pool.build(binding.provider(), None).unwrap()
+        })
+        .collect();
+    let (all, after) = (begin.elapsed(), resident());
+    println!(
+        "80 GiB: bound in {bound:?}; 256 queues of 64 pages in {all:?}; {} KiB resident more",
+        after.saturating_sub(before)
+    );
+    let stats = binding.stats();
+    assert_eq!((stats.pages, stats.in_use), (80 << 18, 256 * 64));
+    assert_eq!(memory.file.metadata().map(|m| std::os::unix::fs::MetadataExt::blocks(&m)).unwrap(), 0);
+    // 64 bytes for each page in use are 1 MiB; other tests run beside this one.
+    assert!(after.saturating_sub(before) < 256 << 10, "{before} KiB, then {after}");
+    let last = pools[255].alloc().unwrap();
+    assert!(last.index() < 80 << 18);
+    drop((last, pools, binding));
+    memory.assert_gone();
+}

@@ -1,0 +1,34 @@
+//! Fragments as counts that somebody keeps by number.
+#![allow(clippy::unwrap_used)]
+
+use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+
+/// Proves POOL-5: a fragment that was made a count keeps its page out, in any number; the last one takes it home, whether a count or a
+/// fragment, past the pool, too.
+#[test]
+fn counts_by_number() {
+    let provider = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());
+    let other = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());
+    let region = provider.region().clone();
+    let mut pool = PoolOptions::new("rx0").build(provider, None).unwrap();
+    let frag = pool.alloc().unwrap().freeze();
+    assert!(region.has(&frag) && !other.region().has(&frag));
+    assert!(!region.has(&other.page().unwrap().freeze()));
+    let (index, same) = (frag.clone().into_count(), frag.slice(0..1).into_count());
+    assert_eq!((index, same, frag.index()), (frag.index(), index, index));
+    let _ = frag.clone().into_count();
+    // SAFETY: two of the three.
+    unsafe { region.put(index, 2) };
+    assert_eq!(pool.stats().inflight(), 1);
+    drop(frag);
+    assert_eq!(pool.stats().inflight(), 1);
+    // SAFETY: the third.
+    unsafe { region.put(index, 1) };
+    assert_eq!(pool.stats().inflight(), 0);
+    let frag = pool.alloc().unwrap().freeze();
+    let index = [frag.clone(), frag.clone(), frag].map(|f| f.into_count())[0];
+    assert_eq!(pool.close().outstanding, 1);
+    // SAFETY: all three.
+    unsafe { region.put(index, 3) };
+    assert!(!netmem_pool::lingering().iter().any(|l| l.name == "rx0"));
+}

@@ -1,6 +1,6 @@
 //! A variant in one direction: as fast as it goes, and at the pace of all.
 //!
-//! Before the rounds each variant is run as fast as it goes. All of them can keep to seven tenths of what the slowest did: that is
+//! Before the rounds each variant is run as fast as it goes, the best of three. All of them can keep to seven tenths of what the slowest did: that is
 //! the pace at which CPU time is taken, datagrams coming 64 at a time.
 
 use super::{Direction, FLOWS, MESSAGE, Make, PAYLOAD};
@@ -22,7 +22,7 @@ pub(super) struct Outcome {
     /// Datagrams that reached the other end.
     pub(super) arrived: u64,
     pub(super) lost: u64,
-    /// In turns with something to do.
+    /// CPU time of turns in which there was something to do.
     pub(super) network_ns: u64,
     pub(super) application_ns: u64,
     /// How long something else had the network's CPU.
@@ -58,9 +58,9 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    fn saw(&self, outcome: &Outcome) {
-        let each = outcome.elapsed_ns / outcome.arrived.max(1);
-        self.slowest_ns.fetch_max(each.max(1), Ordering::Relaxed);
+    /// A variant can take so long for a datagram.
+    fn saw(&self, ns: u64) {
+        self.slowest_ns.fetch_max(ns.max(1), Ordering::Relaxed);
     }
 
     /// Nanoseconds from one datagram to the next.
@@ -103,10 +103,15 @@ impl Cell for EndToEnd {
         let traffic = self.traffic.insert(make()?);
         // Whatever comes first, pages of memory included.
         traffic.run(lab, self.datagrams, None).map_err(|e| named(e, self.variant))?;
-        let outcome = traffic.run(lab, self.datagrams, None).map_err(|e| named(e, self.variant))?;
-        self.pace.saw(&outcome);
+        // Something else may have stretched a run.
+        let mut best_ns = u64::MAX;
+        for _ in 0..3 {
+            let outcome = traffic.run(lab, self.datagrams, None).map_err(|e| named(e, self.variant))?;
+            best_ns = best_ns.min(outcome.elapsed_ns / outcome.arrived.max(1));
+        }
+        self.pace.saw(best_ns);
         // A value is of two runs, one of which is slower: about half of the time for each.
-        let more = lab.duration_ns() / (2 * outcome.elapsed_ns.max(1));
+        let more = lab.duration_ns() / (2 * best_ns * self.datagrams).max(1);
         self.datagrams *= more.clamp(1, 64);
         Ok(())
     }
@@ -160,9 +165,7 @@ mod tests {
     #[test]
     fn everybody_can_keep_the_pace_of_all() {
         let pace = Pace::default();
-        for elapsed_ns in [700, 1400, 1000] {
-            pace.saw(&Outcome { elapsed_ns, arrived: 2, ..Outcome::default() });
-        }
+        [350, 700, 500].into_iter().for_each(|ns| pace.saw(ns));
         assert!((pace.ns() - 1000.0).abs() < 1e-9);
     }
 }

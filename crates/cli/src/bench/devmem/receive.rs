@@ -6,7 +6,7 @@ use super::source::{FIRST_PORT, Flows};
 use super::ways::Way;
 use super::{FLOWS, MESSAGE};
 use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
+use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
 use netmem::VirtioNet;
 use netmem::device::{Connection, Device};
@@ -86,16 +86,16 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
                 let now = clock.delta_as_nanos(begin, clock.raw());
                 device.ports()[0].due = due(datagrams, now, pace_ns);
                 device.poll();
-                let before = clock.raw();
+                let before = cpu_time();
                 if rx.poll(|poll| poll.receive(BUDGET, queue)) > 0 {
-                    busy += clock.raw().saturating_sub(before);
+                    busy += cpu_time().saturating_sub(before);
                 } else if told.accounted.load(Ordering::Acquire) >= datagrams || now > PATIENCE {
                     break now;
                 }
             };
-            (elapsed, clock.delta_as_nanos(0, busy))
+            (elapsed, busy)
         };
-        let application = |ended: &AtomicBool| serve(flows, clock, &told, ended);
+        let application = |ended: &AtomicBool| serve(flows, &told, ended);
         let (timed, (elapsed_ns, network_ns)) = lab.served(vec![application], || lab.time(network))?;
         let (received, freed) = (told.received.into_inner(), told.freed.into_inner());
         let accounted = told.accounted.into_inner();
@@ -122,23 +122,21 @@ pub(super) fn due(datagrams: u64, now_ns: u64, pace_ns: Option<f64>) -> u64 {
 
 /// The application: receives from each flow in turn, and gives a message back when it is complete; in the end, what there is of
 /// one.
-fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], clock: &Clock, told: &Told, ended: &AtomicBool) {
+fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: &AtomicBool) {
     let dropped = |flows: &[Flow<W>]| flows.iter().map(|f| f.way.socket().stats().queue_full).sum::<u64>();
     let dropped_before = dropped(flows);
     let (mut busy, mut received, mut freed, mut idle) = (0, 0, 0, 0);
     loop {
         let last = ended.load(Ordering::Acquire);
-        let mut found = 0;
+        let (before, mut found) = (cpu_time(), 0);
         for Flow { way, held } in flows.iter_mut() {
-            let before = clock.raw();
-            let n = way.receive(held);
+            found += way.receive(held);
             if held.len() as u64 >= MESSAGE {
                 freed += give_back(way, held);
             }
-            if n > 0 {
-                busy += clock.raw().saturating_sub(before);
-                found += n;
-            }
+        }
+        if found > 0 {
+            busy += cpu_time().saturating_sub(before);
         }
         received += found as u64;
         idle = if found > 0 { 0 } else { idle + 1 };
@@ -152,12 +150,12 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], clock: &Clock, told:
             spin_loop();
         }
     }
-    let before = clock.raw();
+    let before = cpu_time();
     freed += flows.iter_mut().map(|Flow { way, held }| give_back(way, held)).sum::<u64>();
-    busy += clock.raw().saturating_sub(before);
+    busy += cpu_time().saturating_sub(before);
     told.received.store(received, Ordering::Relaxed);
     told.freed.store(freed, Ordering::Relaxed);
-    told.busy_ns.store(clock.delta_as_nanos(0, busy), Ordering::Relaxed);
+    told.busy_ns.store(busy, Ordering::Relaxed);
 }
 
 fn give_back<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) -> u64 {

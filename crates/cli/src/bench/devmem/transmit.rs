@@ -9,7 +9,7 @@ use super::rig::{Memory, Rig, unavailable};
 use super::source::Flows;
 use super::{FLOWS, MESSAGE, PAYLOAD};
 use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
+use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
 use netmem::device::{Connection, Device};
 use netmem::virtio::driver::VirtioSplitTx;
@@ -82,21 +82,21 @@ impl<C: BindingCount> Traffic for Transmitting<C> {
                 if completed == datagrams || now > PATIENCE {
                     break now;
                 }
-                let before = clock.raw();
+                let before = cpu_time();
                 let sent = send(tx, senders, &mut mail, &mut waiting);
                 let done = tx.complete() as u64;
                 if sent + done > 0 {
-                    busy += clock.raw().saturating_sub(before);
+                    busy += cpu_time().saturating_sub(before);
                     completed += done;
                 }
                 device.poll();
             };
-            (elapsed, completed, clock.delta_as_nanos(0, busy))
+            (elapsed, completed, busy)
         };
         let busy_of = &busy_ns;
         let application = move |ended: &AtomicBool| {
             let busy = make(makers, out, clock, datagrams, pace_ns, ended);
-            busy_of.store(clock.delta_as_nanos(0, busy), Ordering::Relaxed);
+            busy_of.store(busy, Ordering::Relaxed);
         };
         let (timed, (elapsed_ns, completed, network_ns)) = lab.served(vec![application], || lab.time(network))?;
         let arrived = taken() - taken_before;
@@ -144,7 +144,7 @@ fn send<C: BindingCount>(
 }
 
 /// The application: makes datagrams of messages that lie one after the other, those of each flow in turn, half a step at a
-/// time. Ticks in which it did.
+/// time. Nanoseconds of CPU time that it took.
 fn make<C: BindingCount>(
     makers: &mut [Sender<C>],
     mut out: Producer<Datagram<C>>,
@@ -156,12 +156,12 @@ fn make<C: BindingCount>(
     const TURN: u64 = STEP / 2;
     let (begin, mut busy, mut made) = (clock.raw(), 0, 0);
     while made < datagrams && !ended.load(Ordering::Acquire) {
-        let before = clock.raw();
-        let turn = TURN.min(datagrams - made);
-        if made + turn > due(datagrams, clock.delta_as_nanos(begin, before), pace_ns) || (out.slots() as u64) < turn {
+        let (turn, now) = (TURN.min(datagrams - made), clock.delta_as_nanos(begin, clock.raw()));
+        if made + turn > due(datagrams, now, pace_ns) || (out.slots() as u64) < turn {
             spin_loop();
             continue;
         }
+        let before = cpu_time();
         let flow = (made / TURN) as usize % FLOWS;
         for at in made..made + turn {
             let first = flow as u64 * MESSAGE * PAYLOAD;
@@ -172,7 +172,7 @@ fn make<C: BindingCount>(
             }
         }
         made += turn;
-        busy += clock.raw().saturating_sub(before);
+        busy += cpu_time().saturating_sub(before);
     }
     busy
 }

@@ -138,7 +138,7 @@ mod tests {
     fn bad_arguments_say_what_is_wrong() {
         for (args, says) in [
             ("", "SUITE"),
-            ("virtio", "tokens"),
+            ("virtio", "devmem"),
             ("refs --threads 0", "--threads 0"),
             ("refs --threads 1,3", "2 CPUs (0-1)"),
             ("refs --threads two", "--threads"),

@@ -30,17 +30,18 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    fn bytes(&self) -> f64 {
-        (self.arrived * PAYLOAD) as f64
-    }
-
     fn gigabits(&self) -> f64 {
-        self.bytes() * 8.0 / self.elapsed_ns.max(1) as f64
+        (self.arrived * PAYLOAD * 8) as f64 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Milliseconds for a gigabyte.
-    fn each(&self, ns: u64) -> f64 {
-        ns as f64 * 1e3 / self.bytes().max(1.0)
+    /// Milliseconds that a gigabyte took the network, and the application: what a receiver lost the network had handled.
+    fn each(&self, direction: Direction) -> [f64; 2] {
+        let each = |ns: u64, datagrams: u64| ns as f64 * 1e3 / (datagrams * PAYLOAD).max(1) as f64;
+        let came = match direction {
+            Direction::Receive => self.arrived,
+            Direction::Transmit => self.arrived + self.lost,
+        };
+        [each(self.network_ns, self.arrived + self.lost), each(self.application_ns, came)]
     }
 }
 
@@ -122,9 +123,8 @@ impl Cell for EndToEnd {
         let (fast, paced) = (run(None)?, run(Some(self.pace.ns()))?);
         let (lost, arrived) = (fast.lost + paced.lost, fast.arrived + paced.arrived);
         let loss = lost as f64 / (lost + arrived).max(1) as f64 * 100.0;
-        let both = paced.network_ns + paced.application_ns;
-        let values =
-            [fast.gigabits(), paced.each(paced.network_ns), paced.each(paced.application_ns), paced.each(both), loss];
+        let [network, application] = paced.each(self.direction);
+        let values = [fast.gigabits(), network, application, network + application, loss];
         let lost_ns = fast.lost_ns + paced.lost_ns;
         Ok(values.map(|value| Sample { value, tsc: None, lost_ns }).into())
     }
@@ -156,10 +156,14 @@ mod tests {
 
     #[test]
     fn a_gigabyte_costs_what_its_datagrams_do() {
-        let outcome = Outcome { elapsed_ns: 1000, arrived: 2, network_ns: 500, ..Outcome::default() };
+        let (elapsed_ns, arrived, lost) = (1000, 2, 2);
+        let outcome = Outcome { elapsed_ns, arrived, lost, network_ns: 500, application_ns: 300, lost_ns: 0 };
         assert!((outcome.gigabits() - 2.0 * 1472.0 * 8.0 / 1000.0).abs() < 1e-9);
-        // 500 ns for 2944 bytes.
-        assert!((outcome.each(500) - 169.836_956).abs() < 1e-3);
+        // 500 ns for four datagrams; 300 ns for two of a receiver, or four of a sender: milliseconds for a gigabyte.
+        let check =
+            |got: [f64; 2], ns: [f64; 2]| got.iter().zip(ns).all(|(got, ns)| (got * 1.472 - ns * 1e3).abs() < 1e-6);
+        assert!(check(outcome.each(Direction::Receive), [0.125, 0.15]), "{:?}", outcome.each(Direction::Receive));
+        assert!(check(outcome.each(Direction::Transmit), [0.125, 0.075]));
     }
 
     #[test]

@@ -172,3 +172,38 @@ impl<C: BindingCount, W> Drop for Receiving<C, W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ways::{LockedMap, Ranges};
+    use super::*;
+    use netmem::refs::{PercpuRef, RefCount};
+
+    fn books_balance<C: BindingCount, W: Way<C>>() {
+        let books = Books::default();
+        let mut traffic = Receiving::<C, W>::new(&Memory::default(), &books).unwrap();
+        let memory = traffic._binding.reference();
+        for pace in [None, Some(100.0)] {
+            let outcome = traffic.run(&Lab::for_tests(), 3000, pace).unwrap();
+            assert_eq!(outcome.arrived + outcome.lost, 3000);
+            assert!(outcome.arrived > 0 && outcome.network_ns > 0 && outcome.application_ns > 0);
+        }
+        drop(traffic);
+        assert_eq!((memory.stats().in_use, books.outstanding(), books.stats().inflight()), (0, 0, 0));
+    }
+
+    /// Proves MEM-3 and POOL-5 as far as books say: tokens of either kind bring all pages home.
+    #[test]
+    fn what_comes_is_given_back() {
+        books_balance::<RefCount, LockedMap<_>>();
+        books_balance::<PercpuRef, Ranges<_>>();
+    }
+
+    #[test]
+    fn datagrams_are_due_in_steps() {
+        assert_eq!(due(1000, 5, None), 1000);
+        assert_eq!(due(1000, 0, Some(10.0)), STEP);
+        assert_eq!(due(1000, 640, Some(10.0)), 2 * STEP);
+        assert_eq!(due(100, 640, Some(10.0)), 100);
+    }
+}

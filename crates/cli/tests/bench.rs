@@ -294,7 +294,8 @@ fn devmem_has_every_variant_in_both_directions() {
             }
             if several {
                 let most = |section| figures(find(section))[2];
-                assert!(most("both") <= most("network") + most("application"), "{variant} {direction}");
+                let sum = most("network") + most("application");
+                assert!(most("both") <= 1.001 * sum, "{variant} {direction}: {} of {sum}", most("both"));
             }
         }
     }

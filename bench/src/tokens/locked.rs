@@ -2,7 +2,7 @@
 
 use super::id_map::IdMap;
 use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
-use netmem_devmem::TokenRange;
+use netmem_devmem::{Pages, TokenRange};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The fair one, as Linux does it: ids are taken 16 at a time, and returned 16 at a time, their pages put without the lock.
@@ -13,14 +13,15 @@ pub struct LockedMap;
 #[derive(Debug)]
 pub struct LockedEach;
 
-struct Shared {
-    bindings: Box<[Arc<Niovs>]>,
+/// Invariant: each key in the map is a reference to its page, which is the map's.
+struct Shared<P> {
+    bindings: Box<[P]>,
     map: Mutex<IdMap<u32>>,
 }
 
-impl Shared {
-    fn open(bindings: &[Arc<Niovs>]) -> Arc<Self> {
-        Arc::new(Self { bindings: bindings.into(), map: Mutex::new(IdMap::new()) })
+impl<P: Pages> Shared<P> {
+    fn open(bindings: Box<[P]>) -> Arc<Self> {
+        Arc::new(Self { bindings, map: Mutex::new(IdMap::new()) })
     }
 
     fn lock(&self) -> MutexGuard<'_, IdMap<u32>> {
@@ -29,22 +30,42 @@ impl Shared {
 
     fn put(&self, key: u32) {
         let Fragment { binding, index } = page(key);
-        self.bindings[binding as usize].put_one(index);
+        // SAFETY: the key was in the map (the invariant), and whoever took it out of there is here.
+        unsafe { self.bindings[binding as usize].put(index, 1) };
     }
 }
 
 /// A handle of a socket that locks for each fragment, or not.
-#[derive(Clone)]
-pub struct Locked<const EACH: bool>(Arc<Shared>);
+pub struct Locked<const EACH: bool, P = Arc<Niovs>>(Arc<Shared<P>>);
 
-impl<const EACH: bool> std::fmt::Debug for Locked<EACH> {
+impl<const EACH: bool, P: Pages> Locked<EACH, P> {
+    /// A new socket's handle, over pages of these bindings, at most 255. What was received and is not given back before
+    /// the last handle goes is out for good.
+    ///
+    /// # Safety
+    ///
+    /// Each fragment that is [received](Receive::receive) is a page of its binding, and a reference to that, which becomes the map's.
+    #[must_use]
+    pub unsafe fn over(bindings: Box<[P]>) -> Self {
+        Self(Shared::open(bindings))
+    }
+}
+
+impl<const EACH: bool, P> Clone for Locked<EACH, P> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<const EACH: bool, P> std::fmt::Debug for Locked<EACH, P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Locked").finish_non_exhaustive()
     }
 }
 
 fn open<const EACH: bool>(bindings: &[Arc<Niovs>]) -> (Locked<EACH>, Locked<EACH>) {
-    let shared = Shared::open(bindings);
+    // A put of these pages gives up nothing.
+    let shared = Shared::open(bindings.into());
     (Locked(shared.clone()), Locked(shared))
 }
 
@@ -66,7 +87,7 @@ impl Tokens for LockedEach {
     }
 }
 
-impl<const EACH: bool> Receive for Locked<EACH> {
+impl<const EACH: bool, P: Pages> Receive for Locked<EACH, P> {
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         let batch = if EACH { 1 } else { BATCH };
         for (fragments, tokens) in fragments.chunks(batch).zip(tokens.chunks_mut(batch)) {
@@ -76,7 +97,7 @@ impl<const EACH: bool> Receive for Locked<EACH> {
     }
 }
 
-impl<const EACH: bool> Return for Locked<EACH> {
+impl<const EACH: bool, P: Pages> Return for Locked<EACH, P> {
     fn give_back(&self, ranges: &[TokenRange]) -> usize {
         let mut freed = 0;
         if EACH {

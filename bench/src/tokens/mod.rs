@@ -19,7 +19,7 @@ mod ranges;
 mod rcu_counts;
 
 pub use hashed::HashedCounts;
-pub use locked::{LockedEach, LockedMap};
+pub use locked::{Locked, LockedEach, LockedMap};
 pub use niovs::Niovs;
 pub use ranges::Ranges;
 pub use rcu_counts::RcuCounts;

@@ -116,7 +116,7 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
     /// Threads, each on a CPU of its own, one measurement for each number; in `pool`, one takes pages and all others drop
-    /// them; in `tokens`, one receives and all others give back [default: 1,2,4.. up to the CPUs]
+    /// them; in `tokens`, one receives and all others give back; `devmem` has two whatever is said, if two may be [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms]
@@ -141,6 +141,8 @@ pub(crate) enum SuiteArg {
     Pool,
     /// Tokens of device memory: what receiving a fragment and giving it back costs, beside ids under a lock and others
     Tokens,
+    /// Device memory, end to end: what a gigabyte costs each side, by the binding's count and by tokens, in and out
+    Devmem,
     /// Every suite, one after the other
     All,
 }

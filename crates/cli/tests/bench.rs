@@ -256,6 +256,56 @@ fn tokens_have_every_way_and_setting() {
     }
 }
 
+/// Both directions with either count and either kind of tokens, everything accounted for; or why not. Proves PERF-1 and PERF-3 for
+/// device memory, and MEM-2 and POOL-5 as far as books say.
+#[test]
+fn devmem_has_every_variant_in_both_directions() {
+    let report: Value = serde_json::from_str(&short(&["bench", "devmem", "--json"])).unwrap();
+    assert_eq!((&report["command"], &report["suite"]), (&"bench".into(), &"devmem".into()));
+    let rows = report["variants"].as_array().unwrap();
+    let sections = [("throughput", "Gb/s"), ("network", "ms"), ("application", "ms"), ("both", "ms"), ("loss", "%")];
+    let several = report["machine"]["cpus"].as_u64() > Some(1);
+    for (direction, long) in [("rx", "receive"), ("tx", "transmit")] {
+        for variant in ["refcount+locked_map", "percpuref+locked_map", "refcount+ranges", "percpuref+ranges"] {
+            let find = |section: &str| {
+                let section = format!("{long}: {section}");
+                let is = |row: &&Value| row["name"] == variant && row["section"] == *section;
+                let found: Vec<_> = rows.iter().filter(is).collect();
+                assert_eq!(found.len(), 1, "{variant} of {section}");
+                found[0]
+            };
+            for (section, unit) in sections {
+                let row = find(section);
+                assert_eq!((&row["direction"], &row["unit"]), (&direction.into(), &unit.into()), "{row}");
+                if !several {
+                    assert!(row["skipped"].as_str().unwrap().contains("CPU"), "{row}");
+                    continue;
+                }
+                let [median, min, max] = figures(row);
+                assert!(min <= median && median <= max && max.is_finite(), "{row}");
+                // A receiver loses what it has no room for; a sender waits.
+                let range = if section != "loss" { f64::MIN_POSITIVE..=f64::MAX } else { 0.0..=100.0 };
+                assert!(range.contains(&min) && (section != "loss" || direction == "rx" || max == 0.0), "{row}");
+                assert!(row["note"].as_str().unwrap().contains("device took turns with the network"), "{row}");
+                if unit == "ms" {
+                    let versus = figures(&row["vs_before"]);
+                    assert!(variant != "refcount+locked_map" || versus == [1.0; 3], "{row}");
+                }
+            }
+            if several {
+                let most = |section| figures(find(section))[2];
+                let sum = most("network") + most("application");
+                assert!(most("both") <= 1.001 * sum, "{variant} {direction}: {} of {sum}", most("both"));
+            }
+        }
+    }
+    assert_eq!(report["goals"].as_array().unwrap().len(), if several { 2 } else { 0 });
+    let pool = &report["pool"];
+    assert_eq!(pool["allocated"].as_u64() > Some(0), several);
+    assert_eq!((&pool["allocated"], &pool["mapped"]), (&pool["returned"], &pool["unmapped"]), "{pool}");
+    assert_eq!((&pool["inflight"], &pool["leaked"]), (&0.into(), &0.into()));
+}
+
 /// What is missing is said, and the rest is measured: here no tool is found that could build DPDK's program.
 #[test]
 fn a_peer_that_is_missing_is_listed_with_the_reason() {
@@ -294,13 +344,15 @@ fn a_table_and_a_page_that_loads_nothing() {
         "ranges_mixed",
         "x locked_map",
         "memory_page_ranges",
+        "suite devmem",
+        "percpuref+ranges",
     ]) {
         assert!(table.contains(word), "{word}: {table}");
     }
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
     assert!(page.matches("<svg").count() >= 8, "charts");
-    assert!(["refs", "pool", "tokens"].iter().all(|suite| page.contains(&format!("netmem bench {suite}"))));
+    assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem bench {suite}"))));
     // The name of SVG's own language is the only address.
     let addresses = page.matches("://").count() - page.matches("\"http://www.w3.org/2000/svg\"").count();
     assert_eq!(addresses, 0);
@@ -325,7 +377,7 @@ fn bad_arguments_end_it_before_anything_is_measured() {
     let missing = missing.to_str().unwrap();
     for (args, says) in [
         (&["bench"][..], "SUITE"),
-        (&["bench", "virtio"], "tokens"),
+        (&["bench", "virtio"], "devmem"),
         (&["bench", "refs", "--threads", "0"], "--threads 0"),
         (&["bench", "refs", "--threads", "100000"], "at most"),
         (&["bench", "refs", "--runs", "0"], "--runs 0"),

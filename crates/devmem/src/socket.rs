@@ -203,6 +203,20 @@ impl<C: BindingCount> Socket<C> {
         }
     }
 
+    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token: for measurements of other kinds of
+    /// tokens. The answer is the page's number, and its count is the caller's, who gives it up by
+    /// [`Pages::put`](crate::Pages::put) of the binding. What landed in host memory is dropped. `None`: there is nothing, or nothing in device memory.
+    #[doc(hidden)]
+    pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
+        let Datagram { payload, .. } = self.rest.take().or_else(|| self.mailbox.pop())?;
+        let payload = payload?;
+        let (binding, offset, len, index) = (payload.binding().id(), payload.offset(), payload.len(), payload.index());
+        *out = Fragment::Device { binding, offset, len, token: Token(0) };
+        payload.into_count();
+        self.fragments += 1;
+        Some(index)
+    }
+
     /// Lets go of bindings that are unbound and whose pages are all home, for a socket that neither receives nor gives
     /// back. How many there were.
     pub fn release_drained(&self) -> usize {

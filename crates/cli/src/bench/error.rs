@@ -22,6 +22,12 @@ pub(crate) enum BenchError {
          command line"
     )]
     Tokens { way: &'static str, received: u64, freed: u64 },
+    /// Frames or pages that are neither here nor there.
+    #[error(
+        "{variant}: of {sent} datagrams {arrived} were accounted for, and of {held} tokens {freed} freed; this is a bug of \
+         netmem, please report it with the command line"
+    )]
+    Devmem { variant: String, sent: u64, arrived: u64, held: u64, freed: u64 },
     #[error("interrupted")]
     Interrupted,
     #[error("a chart: {0}")]

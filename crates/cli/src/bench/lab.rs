@@ -64,7 +64,7 @@ struct Meeting {
 }
 
 /// Nanoseconds that this thread has had a CPU.
-fn cpu_time() -> u64 {
+pub(crate) fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }

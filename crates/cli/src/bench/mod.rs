@@ -1,10 +1,11 @@
 //! `netmem bench`: parts of netmem, measured beside what they replace.
 //!
-//! [`plan`] checks what was asked. A suite ([`refs`], [`pool`], [`tokens`]) is a list of cells, each of which measures something once;
+//! [`plan`] checks what was asked. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`]) is a list of cells, each of which measures something once;
 //! [`rounds`] measures all of them in turns, [`lab`] has the threads, [`goals`] what the suites were built to reach;
 //! [`table`], [`html`] and [`report`] show what came of it.
 
 mod chart;
+mod devmem;
 mod error;
 mod goals;
 mod html;
@@ -62,12 +63,14 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
         Suite::Refs => refs::cells(plan),
         Suite::Pool => pool::cells(plan, &books),
         Suite::Tokens => tokens::cells(plan),
+        Suite::Devmem => devmem::cells(plan, &books),
     };
     let mut rows = rounds::run(plan, &mut cells, &percpu, stop)?;
     let goals = match suite {
         Suite::Refs => refs::judge(&mut rows, &percpu),
         Suite::Pool => pool::judge(&mut rows, &percpu),
         Suite::Tokens => tokens::judge(&mut rows, &percpu),
+        Suite::Devmem => devmem::judge(&mut rows, &percpu),
     };
     // Pools close, and enter what they counted.
     drop(cells);

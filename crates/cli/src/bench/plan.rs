@@ -13,6 +13,7 @@ pub(crate) enum Suite {
     Refs,
     Pool,
     Tokens,
+    Devmem,
 }
 
 impl Suite {
@@ -21,6 +22,7 @@ impl Suite {
             Self::Refs => "refs",
             Self::Pool => "pool",
             Self::Tokens => "tokens",
+            Self::Devmem => "devmem",
         }
     }
 }
@@ -52,7 +54,8 @@ impl Plan {
                 SuiteArg::Refs => &[Suite::Refs],
                 SuiteArg::Pool => &[Suite::Pool],
                 SuiteArg::Tokens => &[Suite::Tokens],
-                SuiteArg::All => &[Suite::Refs, Suite::Pool, Suite::Tokens],
+                SuiteArg::Devmem => &[Suite::Devmem],
+                SuiteArg::All => &[Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem],
             };
             for &suite in asked {
                 if !suites.contains(&suite) {
@@ -126,7 +129,7 @@ mod tests {
     #[test]
     fn what_was_asked_for_once_and_in_order() {
         let plan = plan("refs all pool refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
-        let suites = vec![Suite::Refs, Suite::Pool, Suite::Tokens];
+        let suites = vec![Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem];
         assert_eq!((plan.suites, plan.threads, plan.cpus), (suites, vec![1, 2], vec![5, 4]));
         assert_eq!((plan.runs, plan.duration, plan.budget), (3, Duration::from_millis(20), None));
     }
@@ -135,7 +138,7 @@ mod tests {
     fn bad_arguments_say_what_is_wrong() {
         for (args, says) in [
             ("", "SUITE"),
-            ("virtio", "tokens"),
+            ("virtio", "devmem"),
             ("refs --threads 0", "--threads 0"),
             ("refs --threads 1,3", "2 CPUs (0-1)"),
             ("refs --threads two", "--threads"),

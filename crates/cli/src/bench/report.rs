@@ -81,6 +81,9 @@ pub(crate) struct Head {
     /// How the pages of a binding follow each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<&'static str>,
+    /// Whether device memory is received into or sent from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) direction: Option<&'static str>,
     /// Other per-CPU counts that are alive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) others: Option<usize>,

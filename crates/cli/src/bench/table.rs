@@ -33,6 +33,24 @@ pub(crate) fn heading(section: &str) -> &str {
             "Memory for a page, if all of 1 GiB were received once; for a socket with a fragment, of 256 on an 80 GB device"
         }
         "token set-up" => "Until a socket has its first fragment, of 256 that are opened on an 80 GB device",
+        "receive: throughput" => {
+            "Receiving into device memory, 4 flows of 4 MB messages, as fast as it goes; device on the network's CPU"
+        }
+        "receive: network" => {
+            "CPU time of the network side for a gigabyte received, all at one pace, the device's not counted"
+        }
+        "receive: application" => "CPU time of the application side, at the same pace",
+        "receive: both" => "CPU time of both sides, at the same pace",
+        "receive: loss" => "Datagrams that did not reach the application, at full speed and at that pace together",
+        "transmit: throughput" => {
+            "Sending from device memory, 4 flows of 4 MB messages, as fast as it goes; device on the network's CPU"
+        }
+        "transmit: network" => {
+            "CPU time of the network side for a gigabyte sent, all at one pace, the device's not counted"
+        }
+        "transmit: application" => "CPU time of the application side, at the same pace",
+        "transmit: both" => "CPU time of both sides, at the same pace",
+        "transmit: loss" => "Datagrams that the device did not take, at full speed and at that pace together",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }

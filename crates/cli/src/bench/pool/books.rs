@@ -1,7 +1,7 @@
 //! The pools that are measured, and what all of them counted in the end.
 
 use crate::bench::error::BenchError;
-use netmem::pool::{MemoryTable, Napi, Page, PoolStats, Provider, RegionProvider};
+use netmem::pool::{Closed, MemoryTable, Napi, Page, PoolStats, Provider, RegionProvider};
 use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions};
 use netmem_bench::PageAllocator;
 use std::error::Error;
@@ -27,6 +27,13 @@ struct Entries {
 impl Books {
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a pool counted that was closed.
+    pub(crate) fn enter(&self, closed: &Closed) {
+        let mut entries = self.entries();
+        entries.stats += closed.stats;
+        entries.outstanding += closed.outstanding;
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
@@ -99,10 +106,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            let closed = pool.close();
-            let mut entries = self.books.entries();
-            entries.stats += closed.stats;
-            entries.outstanding += closed.outstanding;
+            self.books.enter(&pool.close());
         }
     }
 }

@@ -1,0 +1,209 @@
+//! Receiving: the network polls device and queue, the application its sockets.
+
+use super::cell::{Outcome, STEP, Traffic};
+use super::rig::{Memory, Rig, refused, unavailable};
+use super::source::{FIRST_PORT, Flows};
+use super::ways::Way;
+use super::{FLOWS, MESSAGE};
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, cpu_time};
+use crate::bench::pool::Books;
+use netmem::VirtioNet;
+use netmem::device::{Connection, Device};
+use netmem::virtio::driver::{SplitOptions, VirtioSplitRx};
+use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, SocketOptions, TokenRange};
+use quanta::Clock;
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Frames that a poll takes at most.
+const BUDGET: usize = 64;
+/// Nanoseconds after which what has not come will not come.
+const PATIENCE: u64 = 20_000_000_000;
+/// Looks for nothing after which losses are counted.
+const IDLE: u32 = 256;
+
+/// A flow at the application.
+struct Flow<W> {
+    way: W,
+    /// Tokens of the message that is being received.
+    held: Vec<TokenRange>,
+}
+
+/// The variant.
+pub(super) struct Receiving<C: BindingCount, W> {
+    flows: Vec<Flow<W>>,
+    queue: FlowQueue<C>,
+    /// `None` once it has been closed.
+    rx: Option<VirtioSplitRx>,
+    device: Device<Flows>,
+    clock: Clock,
+    books: Books,
+    _net: VirtioNet,
+    _connection: Connection,
+    _binding: Binding<C>,
+}
+
+impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
+    pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
+        let Rig { pair, net, device, connection, binding, .. } = Rig::<C>::new(memory)?;
+        let restarted = pair.rx.restart_split(&SplitOptions::new(binding.provider()));
+        let rx = Some(restarted.map_err(|e| refused(&e))?.queue);
+        let table = FlowTable::<C>::default();
+        let mut flows = Vec::with_capacity(FLOWS);
+        for flow in 0..FLOWS {
+            let socket = table.bind(FIRST_PORT + flow as u16, &SocketOptions::new()).map_err(unavailable)?;
+            let way = W::new(socket, &binding.reference());
+            flows.push(Flow { way, held: Vec::with_capacity(MESSAGE as usize) });
+        }
+        let (queue, clock) = (table.queue(&binding), Clock::new());
+        let (books, _net, _connection, _binding) = (books.clone(), net, connection, binding);
+        Ok(Self { flows, queue, rx, device, clock, books, _net, _connection, _binding })
+    }
+}
+
+/// What the application tells when it has ended.
+#[derive(Default)]
+struct Told {
+    /// Datagrams that came, or were dropped in front of a mailbox that was full: all there are, when nothing is under way.
+    accounted: AtomicU64,
+    received: AtomicU64,
+    freed: AtomicU64,
+    busy_ns: AtomicU64,
+}
+
+impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
+    fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
+        let Self { flows, queue, rx: Some(rx), device, clock, .. } = self else {
+            return Err(BenchError::NoPage("a queue that was closed"));
+        };
+        let clock = &*clock;
+        let told = Told::default();
+        let network = || {
+            device.ports()[0].sent = 0;
+            let (begin, mut busy) = (clock.raw(), 0);
+            let elapsed = loop {
+                let now = clock.delta_as_nanos(begin, clock.raw());
+                device.ports()[0].due = due(datagrams, now, pace_ns);
+                device.poll();
+                let before = cpu_time();
+                if rx.poll(|poll| poll.receive(BUDGET, queue)) > 0 {
+                    busy += cpu_time().saturating_sub(before);
+                } else if told.accounted.load(Ordering::Acquire) >= datagrams || now > PATIENCE {
+                    break now;
+                }
+            };
+            (elapsed, busy)
+        };
+        let application = |ended: &AtomicBool| serve(flows, &told, ended);
+        let (timed, (elapsed_ns, network_ns)) = lab.served(vec![application], || lab.time(network))?;
+        let (received, freed) = (told.received.into_inner(), told.freed.into_inner());
+        let accounted = told.accounted.into_inner();
+        if accounted != datagrams || freed != received {
+            let variant = String::new();
+            return Err(BenchError::Devmem { variant, sent: datagrams, arrived: accounted, held: received, freed });
+        }
+        Ok(Outcome {
+            elapsed_ns,
+            arrived: received,
+            lost: datagrams - received,
+            network_ns,
+            application_ns: told.busy_ns.into_inner(),
+            lost_ns: timed.lost_ns,
+        })
+    }
+}
+
+/// How many of all datagrams may have been sent by now.
+pub(super) fn due(datagrams: u64, now_ns: u64, pace_ns: Option<f64>) -> u64 {
+    let steps = |pace| (now_ns as f64 / pace) as u64 / STEP + 1;
+    pace_ns.map_or(datagrams, |pace| datagrams.min(steps(pace) * STEP))
+}
+
+/// The application: receives from each flow in turn, and gives a message back when it is complete; in the end, what there is of
+/// one.
+fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: &AtomicBool) {
+    let dropped = |flows: &[Flow<W>]| flows.iter().map(|f| f.way.socket().stats().queue_full).sum::<u64>();
+    let dropped_before = dropped(flows);
+    let (mut busy, mut received, mut freed, mut idle) = (0, 0, 0, 0);
+    loop {
+        let last = ended.load(Ordering::Acquire);
+        let (before, mut found) = (cpu_time(), 0);
+        for Flow { way, held } in flows.iter_mut() {
+            found += way.receive(held);
+            if held.len() as u64 >= MESSAGE {
+                freed += give_back(way, held);
+            }
+        }
+        if found > 0 {
+            busy += cpu_time().saturating_sub(before);
+        }
+        received += found as u64;
+        idle = if found > 0 { 0 } else { idle + 1 };
+        if found == 0 && last {
+            break;
+        }
+        if idle == IDLE {
+            idle = 0;
+            told.accounted.store(received + dropped(flows) - dropped_before, Ordering::Release);
+        } else if found == 0 {
+            spin_loop();
+        }
+    }
+    let before = cpu_time();
+    freed += flows.iter_mut().map(|Flow { way, held }| give_back(way, held)).sum::<u64>();
+    busy += cpu_time().saturating_sub(before);
+    told.received.store(received, Ordering::Relaxed);
+    told.freed.store(freed, Ordering::Relaxed);
+    told.busy_ns.store(busy, Ordering::Relaxed);
+}
+
+fn give_back<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) -> u64 {
+    let freed = held.chunks(MAX_RANGES).map(|tokens| way.give_back(tokens) as u64).sum();
+    held.clear();
+    freed
+}
+
+impl<C: BindingCount, W> Drop for Receiving<C, W> {
+    fn drop(&mut self) {
+        if let Some(closed) = self.rx.take().and_then(VirtioSplitRx::close) {
+            self.books.enter(&closed.host);
+            self.books.enter(&closed.device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ways::{LockedMap, Ranges};
+    use super::*;
+    use netmem::refs::{PercpuRef, RefCount};
+
+    fn books_balance<C: BindingCount, W: Way<C>>() {
+        let books = Books::default();
+        let mut traffic = Receiving::<C, W>::new(&Memory::default(), &books).unwrap();
+        let memory = traffic._binding.reference();
+        for pace in [None, Some(100.0)] {
+            let outcome = traffic.run(&Lab::for_tests(), 3000, pace).unwrap();
+            assert_eq!(outcome.arrived + outcome.lost, 3000);
+            assert!(outcome.arrived > 0 && outcome.network_ns > 0 && outcome.application_ns > 0);
+        }
+        drop(traffic);
+        assert_eq!((memory.stats().in_use, books.outstanding(), books.stats().inflight()), (0, 0, 0));
+    }
+
+    /// Proves MEM-3 and POOL-5 as far as books say: tokens of either kind bring all pages home.
+    #[test]
+    fn what_comes_is_given_back() {
+        books_balance::<RefCount, LockedMap<_>>();
+        books_balance::<PercpuRef, Ranges<_>>();
+    }
+
+    #[test]
+    fn datagrams_are_due_in_steps() {
+        assert_eq!(due(1000, 5, None), 1000);
+        assert_eq!(due(1000, 0, Some(10.0)), STEP);
+        assert_eq!(due(1000, 640, Some(10.0)), 2 * STEP);
+        assert_eq!(due(100, 640, Some(10.0)), 100);
+    }
+}

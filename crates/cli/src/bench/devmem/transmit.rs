@@ -1,0 +1,213 @@
+//! Sending: the application makes datagrams of parts of the binding, the network hands them to the device.
+//!
+//! Each datagram holds the binding from the application's CPU on; what is with the device does so by itself, from the network's to
+//! its completion there.
+
+use super::cell::{Outcome, STEP, Traffic};
+use super::receive::due;
+use super::rig::{Memory, Rig, unavailable};
+use super::source::Flows;
+use super::{FLOWS, MESSAGE, PAYLOAD};
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, cpu_time};
+use crate::bench::pool::Books;
+use netmem::device::{Connection, Device};
+use netmem::virtio::driver::VirtioSplitTx;
+use netmem::{PoolOptions, QueuePair, TxQueue, VirtioNet, VirtioRx};
+use netmem_devmem::{Binding, BindingCount, BindingRef, Endpoint, Message, SendError, Sender};
+use quanta::Clock;
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::hint::spin_loop;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Datagrams on their way from the application.
+const RING: usize = 1024;
+/// Nanoseconds after which what has not gone will not go.
+const PATIENCE: u64 = 20_000_000_000;
+
+/// A datagram, and of which flow.
+type Datagram<C> = (usize, Message<C>);
+
+/// The variant.
+pub(super) struct Transmitting<C: BindingCount> {
+    tx: VirtioSplitTx<BindingRef<C>>,
+    /// Of each flow, one at the application and one at the network.
+    makers: Vec<Sender<C>>,
+    senders: Vec<Sender<C>>,
+    device: Device<Flows>,
+    clock: Clock,
+    /// The queue pair's other half, which nothing comes to.
+    rx: Option<VirtioRx>,
+    books: Books,
+    _net: VirtioNet,
+    _connection: Connection,
+    _binding: Binding<C>,
+}
+
+impl<C: BindingCount> Transmitting<C> {
+    pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
+        let Rig { pair: QueuePair { rx, tx, .. }, net, domain, host, device, connection, binding } =
+            Rig::<C>::new(memory)?;
+        let end = |last, port| Endpoint {
+            mac: [2, 0, 0, 0, 0, last],
+            addr: SocketAddr::from((Ipv4Addr::new(198, 18, 0, last), port)),
+        };
+        let sender = |flow: u16| {
+            let pages =
+                PoolOptions::new("tx-headers").build(host.clone(), Some(domain.clone())).map_err(unavailable)?;
+            Sender::new(&binding, &domain, pages, end(1, 8000 + flow), end(2, 9000 + flow)).map_err(unavailable)
+        };
+        let senders = || (0..FLOWS as u16).map(sender).collect::<Result<Vec<_>, _>>();
+        let (makers, senders) = (senders()?, senders()?);
+        let (tx, rx, clock) = (tx.into_split(), Some(rx), Clock::new());
+        let (books, _net, _connection, _binding) = (books.clone(), net, connection, binding);
+        Ok(Self { tx, makers, senders, device, clock, rx, books, _net, _connection, _binding })
+    }
+}
+
+impl<C: BindingCount> Traffic for Transmitting<C> {
+    fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
+        let Self { tx, makers, senders, device, clock, .. } = self;
+        let clock = &*clock;
+        let (out, mut mail) = RingBuffer::new(RING);
+        let busy_ns = AtomicU64::new(0);
+        let stats = device.stats();
+        let taken = || stats.tx_frames.load(Ordering::Relaxed);
+        let taken_before = taken();
+        let network = || {
+            let (begin, mut busy, mut completed, mut waiting) = (clock.raw(), 0, 0, None);
+            let elapsed = loop {
+                let now = clock.delta_as_nanos(begin, clock.raw());
+                if completed == datagrams || now > PATIENCE {
+                    break now;
+                }
+                let before = cpu_time();
+                let sent = send(tx, senders, &mut mail, &mut waiting);
+                let done = tx.complete() as u64;
+                if sent + done > 0 {
+                    busy += cpu_time().saturating_sub(before);
+                    completed += done;
+                }
+                device.poll();
+            };
+            (elapsed, completed, busy)
+        };
+        let busy_of = &busy_ns;
+        let application = move |ended: &AtomicBool| {
+            let busy = make(makers, out, clock, datagrams, pace_ns, ended);
+            busy_of.store(busy, Ordering::Relaxed);
+        };
+        let (timed, (elapsed_ns, completed, network_ns)) = lab.served(vec![application], || lab.time(network))?;
+        let arrived = taken() - taken_before;
+        if completed != datagrams {
+            let (variant, held, freed) = (String::new(), datagrams, completed);
+            return Err(BenchError::Devmem { variant, sent: datagrams, arrived, held, freed });
+        }
+        Ok(Outcome {
+            elapsed_ns,
+            arrived,
+            lost: datagrams.saturating_sub(arrived),
+            network_ns,
+            application_ns: busy_ns.into_inner(),
+            lost_ns: timed.lost_ns,
+        })
+    }
+}
+
+/// Sends what has come from the application, a step at most, and tells the device; how many datagrams there were. One that there
+/// is no room for comes next.
+fn send<C: BindingCount>(
+    tx: &mut VirtioSplitTx<BindingRef<C>>,
+    senders: &mut [Sender<C>],
+    mail: &mut Consumer<Datagram<C>>,
+    waiting: &mut Option<Datagram<C>>,
+) -> u64 {
+    let mut sent = 0;
+    while sent < STEP
+        && let Some((flow, message)) = waiting.take().or_else(|| mail.pop().ok())
+    {
+        match senders[flow].send_again(tx, &message) {
+            Ok(()) => sent += 1,
+            Err(SendError::Queue | SendError::NoPage) => {
+                *waiting = Some((flow, message));
+                break;
+            }
+            // It never gets there, and is missed.
+            Err(_) => break,
+        }
+    }
+    if sent > 0 {
+        tx.flush();
+    }
+    sent
+}
+
+/// The application: makes datagrams of messages that lie one after the other, those of each flow in turn, half a step at a
+/// time. Nanoseconds of CPU time that it took.
+fn make<C: BindingCount>(
+    makers: &mut [Sender<C>],
+    mut out: Producer<Datagram<C>>,
+    clock: &Clock,
+    datagrams: u64,
+    pace_ns: Option<f64>,
+    ended: &AtomicBool,
+) -> u64 {
+    const TURN: u64 = STEP / 2;
+    let (begin, mut busy, mut made) = (clock.raw(), 0, 0);
+    while made < datagrams && !ended.load(Ordering::Acquire) {
+        let (turn, now) = (TURN.min(datagrams - made), clock.delta_as_nanos(begin, clock.raw()));
+        if made + turn > due(datagrams, now, pace_ns) || (out.slots() as u64) < turn {
+            spin_loop();
+            continue;
+        }
+        let before = cpu_time();
+        let flow = (made / TURN) as usize % FLOWS;
+        for at in made..made + turn {
+            let first = flow as u64 * MESSAGE * PAYLOAD;
+            let offset = first + (at / FLOWS as u64 % MESSAGE) * PAYLOAD;
+            // It is the binding's owner that is here, and there is room; what fails is missed in the end.
+            if let Ok(message) = makers[flow].message(&[(offset, PAYLOAD as u32)]) {
+                let _ = out.push((flow, message));
+            }
+        }
+        made += turn;
+        busy += cpu_time().saturating_sub(before);
+    }
+    busy
+}
+
+impl<C: BindingCount> Drop for Transmitting<C> {
+    fn drop(&mut self) {
+        if let Some(closed) = self.rx.take().and_then(VirtioRx::close) {
+            self.books.enter(&closed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netmem::refs::{PercpuRef, RefCount};
+
+    fn all_go<C: BindingCount>() {
+        let books = Books::default();
+        let mut traffic = Transmitting::<C>::new(&Memory::default(), &books).unwrap();
+        let memory = traffic._binding.reference();
+        for pace in [None, Some(100.0)] {
+            let outcome = traffic.run(&Lab::for_tests(), 1000, pace).unwrap();
+            assert_eq!((outcome.arrived, outcome.lost), (1000, 0));
+            assert!(outcome.network_ns > 0 && outcome.application_ns > 0);
+            assert_eq!(traffic.tx.held(), 0);
+        }
+        drop(traffic);
+        assert_eq!((memory.stats().in_use, books.outstanding()), (0, 0));
+    }
+
+    /// Proves MEM-8 as far as books say: whatever is made is sent, and nothing holds the binding then.
+    #[test]
+    fn what_is_made_is_sent() {
+        all_go::<RefCount>();
+        all_go::<PercpuRef>();
+    }
+}

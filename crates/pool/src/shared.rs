@@ -9,7 +9,7 @@ use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::provider::{Provider, RawPage};
-use crate::remote::Remote;
+use crate::remote::{Link, Remote};
 use crate::stats::PoolStats;
 use netmem_percpu::MAGAZINE;
 use std::cell::Cell;
@@ -126,37 +126,37 @@ impl<M: Memory> Shared<M> {
     /// Empties one full magazine into the cache. The next user of each page is told to come for its descriptor.
     fn take_magazine(&self) -> bool {
         let cache = &self.home.cache;
-        let Some(depot) = &self.home.depot else { return false };
+        if let Some(room) = cache.room_for_magazine() {
+            let n = self.next_magazine(|n, item| {
+                let desc = desc_of(item);
+                prefetch(desc);
+                // SAFETY: a magazine at most, for which there is room.
+                unsafe { *room.add(n) = Some(desc) };
+            });
+            cache.grew(n.unwrap_or(0));
+            return n.is_some();
+        }
+        // By way of a copy, for strangers may be called, who may panic: nothing else is lost then.
+        let mut items = [NonZeroUsize::MIN; MAGAZINE];
+        let n = self.next_magazine(|n, item| items[n] = item);
+        items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_give(desc_of(item)));
+        n.is_some()
+    }
+
+    /// Hands the items of one full magazine to `take`, with their number in it; how many there were, if there was one.
+    #[inline(always)]
+    fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
+        let cache = &self.home.cache;
+        let depot = self.home.depot.as_ref()?;
         let mut pending = cache.pending.take();
         let mut n = 0;
-        let found = match cache.room_for_magazine() {
-            Some(room) => {
-                let found = depot.refill(&mut pending, |item| {
-                    let desc = desc_of(item);
-                    prefetch(desc);
-                    // SAFETY: a magazine at most, for which there is room.
-                    unsafe { *room.add(n) = Some(desc) };
-                    n += 1;
-                });
-                cache.grew(n);
-                found
-            }
-            None => {
-                let mut items = [NonZeroUsize::MIN; MAGAZINE];
-                let found = depot.refill(&mut pending, |item| {
-                    items[n] = item;
-                    n += 1;
-                });
-                // First, for strangers are called, who may panic.
-                cache.pending.set(pending);
-                items[..n].iter().for_each(|&item| self.keep_or_give(desc_of(item)));
-                cache.counters.recycle_ring.add(n as u64);
-                return found;
-            }
-        };
+        let found = depot.refill(&mut pending, |item| {
+            take(n, item);
+            n += 1;
+        });
         cache.pending.set(pending);
         cache.counters.recycle_ring.add(n as u64);
-        found
+        found.then_some(n)
     }
 
     /// For a pool that is out of pages: takes what the CPUs hold, unless that was done a moment ago.
@@ -269,7 +269,11 @@ impl<M: Memory> Shared<M> {
         if self.home.remote.0.is_empty() {
             return;
         }
-        let mut list = self.home.remote.0.take_all();
+        self.take_in(self.home.remote.0.take_all());
+    }
+
+    /// Takes pages that came by the stack.
+    fn take_in(&self, mut list: *mut Link) {
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
@@ -280,7 +284,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Counts a page that came by the stack; false if it is not to be used again.
-    pub(crate) fn arrives(&self, desc: NonNull<Desc>) -> bool {
+    fn arrives(&self, desc: NonNull<Desc>) -> bool {
         let c = &self.home.cache.counters;
         // SAFETY: what was on the stack is the pool's.
         let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
@@ -305,13 +309,14 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes all that came back, for the last time: what comes from now on leaves past the owner.
+    /// Takes all that came back, for the last time: what comes from now on leaves past the owner. The pool is
+    /// [empty](Self::empty), and keeps nothing.
     pub(crate) fn close(&self) {
         if let Some(depot) = &self.home.depot {
             let mut pending = self.home.cache.pending.take();
             let mut n = 0;
             let closed = depot.close(&mut pending, |item| {
-                self.give_back(desc_of(item));
+                self.keep_or_give(desc_of(item));
                 n += 1;
             });
             self.home.cache.counters.recycle_ring.add(n);
@@ -319,14 +324,7 @@ impl<M: Memory> Shared<M> {
                 tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
             }
         }
-        let mut list = self.home.remote.0.close();
-        // SAFETY: what was on the stack is the pool's.
-        while let Some((desc, rest)) = unsafe { first(list) } {
-            list = rest;
-            if self.arrives(desc) {
-                self.give_back(desc);
-            }
-        }
+        self.take_in(self.home.remote.0.close());
     }
 
     /// A page leaves the pool.

@@ -38,6 +38,7 @@ use netmem_pool::{
     RegionError, RegionOptions, TableEntry,
 };
 use options::Supply;
+use restart::Stop;
 use ring::DriverRing;
 use rx::{BufferLayout, Header};
 use space::Memory;

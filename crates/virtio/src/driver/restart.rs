@@ -73,44 +73,13 @@ pub(super) struct Stopped<C> {
 }
 
 /// A receive queue that can be stopped.
-trait Stop {
+pub(super) trait Stop {
     type Closed;
     fn index(&self) -> usize;
     fn link(&self) -> &Arc<Link>;
     fn ring(&self) -> &DriverRing;
+    /// None if it was stopped before.
     fn stop(&mut self) -> Option<Stopped<Self::Closed>>;
-}
-
-impl Stop for VirtioRx {
-    type Closed = Closed;
-    fn index(&self) -> usize {
-        self.index()
-    }
-    fn link(&self) -> &Arc<Link> {
-        self.link()
-    }
-    fn ring(&self) -> &DriverRing {
-        self.ring()
-    }
-    fn stop(&mut self) -> Option<Stopped<Closed>> {
-        self.stop()
-    }
-}
-
-impl Stop for VirtioSplitRx {
-    type Closed = SplitClosed;
-    fn index(&self) -> usize {
-        self.index()
-    }
-    fn link(&self) -> &Arc<Link> {
-        self.link()
-    }
-    fn ring(&self) -> &DriverRing {
-        self.ring()
-    }
-    fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
-        self.stop()
-    }
 }
 
 impl VirtioRx {

@@ -11,7 +11,7 @@
 use super::Link;
 use super::big::BigRing;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
-use super::restart::Stopped;
+use super::restart::{Stop, Stopped};
 use super::ring::DriverRing;
 use super::stats::{QueueError, RxStats, state};
 use crate::net::VnetHdr;
@@ -124,13 +124,6 @@ impl VirtioRx {
         Self { pool: Some(pool), ring: Ring::Big(big), index, link }
     }
 
-    pub(super) fn ring(&self) -> &DriverRing {
-        match &self.ring {
-            Ring::Single(rx) => &rx.ring,
-            Ring::Big(big) => big.ring(),
-        }
-    }
-
     /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> RxStats {
@@ -158,17 +151,27 @@ impl VirtioRx {
     pub fn close(mut self) -> Option<Closed> {
         self.stop().map(|stopped| stopped.closed)
     }
+}
 
-    pub(super) fn index(&self) -> usize {
+impl Stop for VirtioRx {
+    type Closed = Closed;
+
+    fn index(&self) -> usize {
         self.index
     }
 
-    pub(super) fn link(&self) -> &Arc<Link> {
+    fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    /// None if it was stopped before.
-    pub(super) fn stop(&mut self) -> Option<Stopped<Closed>> {
+    fn ring(&self) -> &DriverRing {
+        match &self.ring {
+            Ring::Single(rx) => &rx.ring,
+            Ring::Big(big) => big.ring(),
+        }
+    }
+
+    fn stop(&mut self) -> Option<Stopped<Closed>> {
         let mut pool = self.pool.take()?;
         let confirmed = self.link.stop_ring(self.index);
         if let Err(error) = &confirmed {

@@ -11,7 +11,7 @@
 //! A frame that ends in the host part takes that alone; the device page stays with its chain and is posted again.
 
 use super::frame::{BATCH, ETHERNET, meta, prefetch};
-use super::restart::Stopped;
+use super::restart::{Stop, Stopped};
 use super::ring::DriverRing;
 use super::rx::part;
 use super::stats::{QueueError, RxStats, state};
@@ -150,18 +150,6 @@ impl VirtioSplitRx {
         this
     }
 
-    pub(super) fn index(&self) -> usize {
-        self.index
-    }
-
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
-    }
-
-    pub(super) fn ring(&self) -> &DriverRing {
-        &self.ring.ring
-    }
-
     /// Runs `f` in the poll contexts of both pools, on this thread: what is dropped inside, head or payload, takes the fast way
     /// home.
     #[inline]
@@ -202,9 +190,24 @@ impl VirtioSplitRx {
     pub fn close(mut self) -> Option<SplitClosed> {
         self.stop().map(|stopped| stopped.closed)
     }
+}
 
-    /// None if it was stopped before.
-    pub(super) fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
+impl Stop for VirtioSplitRx {
+    type Closed = SplitClosed;
+
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    fn ring(&self) -> &DriverRing {
+        &self.ring.ring
+    }
+
+    fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
         let (mut host, mut device) = self.pools.take()?;
         let confirmed = self.link.stop_ring(self.index);
         if let Err(error) = &confirmed {

@@ -167,9 +167,21 @@ impl Hostile {
         self.backend.features.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Ring `index` as a device sees it.
+    /// Ring `index` as a device sees it. A driver that gets no acknowledgements does not wait until the backend has heard of
+    /// it: this does.
     pub fn ring(&self, index: usize) -> DeviceRing {
-        let state = self.backend.state.lock().unwrap();
+        let told = |state: &State| {
+            let known = |user: &u64| state.memory.iter().any(|m| (m.user..m.user + m.len as u64).contains(user));
+            state.rings[index].parts.iter().all(known)
+        };
+        let state = loop {
+            let state = self.backend.state.lock().unwrap();
+            if told(&state) {
+                break state;
+            }
+            drop(state);
+            std::thread::yield_now();
+        };
         let at = state.rings[index];
         let host = |user: u64| {
             let m = state.memory.iter().find(|m| (m.user..m.user + m.len as u64).contains(&user)).unwrap();

@@ -25,6 +25,8 @@ pub(crate) struct Payload<C: BindingCount> {
     binding: NonNull<BindingRef<C>>,
     /// Bytes: the fragment may have more, which are padding.
     len: u32,
+    /// The page's number: who receives need not look at the page's descriptor, which the network's CPU changed last.
+    index: u32,
 }
 
 // SAFETY: what a fragment and a reference to a binding are.
@@ -40,8 +42,8 @@ impl<C: BindingCount> Payload<C> {
     /// `binding` is the reference in its binding's provider, which every pool with pages of the binding keeps.
     #[inline]
     pub(crate) unsafe fn new(frag: Frag<Device>, binding: &BindingRef<C>, len: u32) -> Option<Self> {
-        let ours = binding.region().has(&frag);
-        ours.then(|| Self { frag, binding: NonNull::from(binding), len })
+        let index = binding.region().index_of(&frag)?;
+        Some(Self { frag, binding: NonNull::from(binding), len, index })
     }
 
     /// The binding that the payload is in, as long as that is here.
@@ -54,13 +56,14 @@ impl<C: BindingCount> Payload<C> {
     /// The page's number.
     #[inline]
     pub(crate) fn index(&self) -> u32 {
-        self.frag.index()
+        self.index
     }
 
     /// Where it begins in the binding.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {
-        self.frag.file_offset()
+        let page = u64::from(self.index) * self.binding().region().page_size() as u64;
+        page + self.frag.offset() as u64
     }
 
     /// Bytes.

@@ -382,12 +382,14 @@ impl<M: Memory> Region<M> {
         unsafe { RawPage::from_desc(self.desc(index)) }
     }
 
-    /// Whether a fragment is in a page of this region. Two comparisons.
+    /// The number of the page that a fragment is in, or `None` if that is in another region's. Arithmetic: the page's descriptor,
+    /// which another CPU may have changed last, is not looked at.
     #[inline]
     #[must_use]
-    pub fn has(&self, frag: &Frag<M>) -> bool {
+    pub fn index_of(&self, frag: &Frag<M>) -> Option<u32> {
         let at = frag.desc_addr().wrapping_sub(self.descs.at.as_ptr().addr());
-        at < self.pages as usize * size_of::<Desc>()
+        let index = at / size_of::<Desc>();
+        (index < self.pages as usize).then_some(index as u32)
     }
 
     /// Gives back `n` counts of page `index`; with the last of all the page goes home, as from a drop. May be called

@@ -11,7 +11,7 @@
 //! not as often as it comes back, is ignored and counted.
 
 use crate::DeliverError;
-use crate::counts::{BLOCK, Counts};
+use crate::counts::Counts;
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;
@@ -38,9 +38,6 @@ pub enum AreaError {
     /// The user has gone.
     #[error("the area's user has gone")]
     Closed,
-    /// No memory for counts.
-    #[error(transparent)]
-    NoMemory(#[from] DeliverError),
 }
 
 /// An area's numbers.
@@ -62,8 +59,6 @@ struct Area<M: Memory> {
     supply: Arc<RegionProvider<M>>,
     /// Invariant: a count is so many counts of the page, which are the user's.
     held: Counts,
-    /// Who makes blocks of counts. One receives into an area at a time, or several take turns.
-    deliver: Mutex<()>,
     ring: Mutex<Consumer<u64>>,
     closed: AtomicBool,
     delivered: AtomicU64,
@@ -94,7 +89,8 @@ impl<M: Memory> Area<M> {
 
     /// Puts one of the user's counts of a page, if there is one.
     fn take_one(&self, index: u32) -> bool {
-        let taken = self.held.block(index).is_some_and(|block| block.take_one(index as usize % BLOCK));
+        // SAFETY: there is such a page, say the callers; the counts are our own.
+        let taken = unsafe { self.held.base().at(index) }.take_one();
         if taken {
             // SAFETY: the count said that there is one (the invariant), and it is now ours.
             unsafe { self.supply.region().put(index, 1) };
@@ -142,7 +138,6 @@ impl<M: Memory> AreaProvider<M> {
         let area = Arc::new(Area {
             held: Counts::new(region.pages())?,
             supply: RegionProvider::new(region),
-            deliver: Mutex::new(()),
             ring: Mutex::new(consumer),
             closed: AtomicBool::new(false),
             delivered: AtomicU64::new(0),
@@ -166,16 +161,12 @@ impl<M: Memory> AreaProvider<M> {
     /// [`AreaError`]; the fragment has gone home.
     pub fn deliver(&self, frag: Frag<M>) -> Result<Buffer, AreaError> {
         let area = &*self.area;
-        if !self.region().has(&frag) {
-            return Err(AreaError::Foreign);
-        }
-        let page = u64::from(frag.index()) * area.supply.page_size() as u64;
+        let index = self.region().index_of(&frag).ok_or(AreaError::Foreign)?;
+        let page = u64::from(index) * area.supply.page_size() as u64;
         let buffer = Buffer { offset: page + frag.offset() as u64, len: frag.len() as u32 };
-        let one = area.deliver.lock().unwrap_or_else(PoisonError::into_inner);
-        let block = area.held.touch(frag.index())?;
-        drop(one);
-        let index = frag.into_count();
-        block.give(index as usize % BLOCK, 1);
+        let _ = frag.into_count();
+        // SAFETY: a page of the region, which has a count each; they are the area's.
+        unsafe { area.held.base().note(index) }.give(1);
         fence(Ordering::SeqCst);
         if area.closed.load(Ordering::Relaxed) {
             area.take_one(index);

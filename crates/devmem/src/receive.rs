@@ -1,6 +1,6 @@
 //! The receive side of a socket.
 
-use crate::counts::{BLOCK, Block, Counts};
+use crate::counts::{Base, Count, Counts};
 use crate::sync::Arc;
 use crate::table::Shared;
 use crate::{DeliverError, Pages, Returner, Token, TokenStats};
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 /// A socket's tokens: its one receiver, from which [`Returner`]s are made.
 ///
 /// The last handle that goes, this one or a returner, closes the table: all pages that are still held are given back, at a
-/// cost of a look at every count in blocks that were ever touched.
+/// cost that grows with what was ever held: see `Counts::held`.
 pub struct TokenTable<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
     /// What is known of ranges, by the binding's id. It may list bindings that are gone, which nobody asks for.
@@ -23,19 +23,20 @@ pub struct TokenTable<B: Pages + Clone> {
 
 const HINTS: usize = 16;
 
+/// A range, as the receiver needs it.
+///
+/// Invariant: `base` is where `counts` are, one for each of `pages`.
 struct Known {
     binding: u64,
     first: u32,
     pages: u32,
+    base: Base,
     counts: Arc<Counts>,
 }
 
-/// A page in a block of something known, of which `n` are to be delivered.
-struct Reserved {
-    block: NonNull<Block>,
-    at: u32,
-    n: u32,
-}
+/// The count of a page of something known, to which one is to be given.
+#[derive(PartialEq)]
+struct Reserved(NonNull<Count>);
 
 // SAFETY: atomics in memory that the table keeps, on whatever thread it is.
 unsafe impl Send for Reserved {}
@@ -61,6 +62,24 @@ impl<B: Pages + Clone> TokenTable<B> {
         // Of the last one, committed or not.
         self.reserved.clear();
         Receive { table: self }
+    }
+
+    /// Receives one fragment: [`receive`](Self::receive), a reservation and its commit at once. An atomic addition.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Receive::reserve`]; the reference to the page stays the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Receive::commit`]: a reference to page `index` is the caller's, and becomes the table's.
+    #[inline]
+    pub unsafe fn deliver(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
+        self.reserved.clear();
+        let known = self.find(binding, index)?;
+        // SAFETY: `find` says that there is such a page; the invariant.
+        unsafe { known.base.note(index) }.give(1);
+        Ok(Token(known.first + index))
     }
 
     /// Lets go of bindings that have been unbound and whose pages are all home. Also done when a binding is met, and by a
@@ -106,7 +125,7 @@ impl<B: Pages + Clone> TokenTable<B> {
             self.known.retain(|known| Arc::strong_count(&known.counts) > 1);
             at = self.known.partition_point(|known| known.binding < binding.id());
         }
-        self.known.insert(at, Known { binding: binding.id(), first, pages, counts });
+        self.known.insert(at, Known { binding: binding.id(), first, pages, base: counts.base(), counts });
         Ok(at)
     }
 }
@@ -140,12 +159,10 @@ impl<B: Pages + Clone> Receive<'_, B> {
     #[inline]
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
         let known = self.table.find(binding, index)?;
-        let (block, at, token) = (known.counts.touch(index)?, index % BLOCK as u32, Token(known.first + index));
-        let block = NonNull::from(block);
-        match self.table.reserved.last_mut() {
-            Some(last) if (last.block, last.at) == (block, at) => last.n += 1,
-            _ => self.table.reserved.push(Reserved { block, at, n: 1 }),
-        }
+        // SAFETY: `find` says that there is such a page; the invariant.
+        let (count, token) = (unsafe { known.base.note(index) }, Token(known.first + index));
+        count.prefetch();
+        self.table.reserved.push(Reserved(NonNull::from(count)));
         Ok(token)
     }
 
@@ -157,9 +174,9 @@ impl<B: Pages + Clone> Receive<'_, B> {
     /// For each fragment that was reserved a reference to its page is the caller's, and becomes the table's.
     #[inline]
     pub unsafe fn commit(self) {
-        for &Reserved { block, at, n } in &self.table.reserved {
+        for same in self.table.reserved.chunk_by(Reserved::eq) {
             // SAFETY: of counts that the table knows and has not let go of since: that happens only with nothing reserved.
-            unsafe { block.as_ref() }.give(at as usize, n);
+            unsafe { same[0].0.as_ref() }.give(same.len() as u32);
         }
     }
 }

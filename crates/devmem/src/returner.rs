@@ -1,10 +1,10 @@
 //! The handles that give tokens back.
 
-use crate::counts::BLOCK;
 use crate::sync::Arc;
-use crate::table::{Attached, Range, Shared, Table};
+use crate::table::{Range, Shared, Table};
 use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
 use std::fmt;
+use std::mem::{self, MaybeUninit};
 
 /// The most ranges in a call.
 pub const MAX_RANGES: usize = 128;
@@ -79,77 +79,125 @@ struct Done {
     drained: bool,
 }
 
+/// References that were taken and are yet to be put: see [`Call`].
+struct Batch<'c, B> {
+    pages: [MaybeUninit<(&'c B, u32)>; BATCH],
+    len: usize,
+    /// A binding of which something was put has nothing left.
+    drained: bool,
+}
+
+/// How many ranges are found together, and how many references put.
+const BATCH: usize = 16;
+
+impl<'c, B: Pages> Batch<'c, B> {
+    #[inline]
+    fn new() -> Self {
+        Self { pages: [const { MaybeUninit::uninit() }; BATCH], len: 0, drained: false }
+    }
+
+    /// # Safety
+    ///
+    /// A reference to page `index` is the caller's, who gives it up.
+    #[inline]
+    unsafe fn push(&mut self, binding: &'c B, index: u32) {
+        self.pages[self.len].write((binding, index));
+        self.len += 1;
+        if self.len == BATCH {
+            self.put();
+        }
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        for page in &self.pages[..mem::take(&mut self.len)] {
+            // SAFETY: the first `len` were written.
+            let (binding, index) = unsafe { page.assume_init() };
+            // SAFETY: it was given up to `push`.
+            unsafe { binding.put(index, 1) };
+            self.drained |= binding.drained();
+        }
+    }
+}
+
 /// A call that gives back.
+///
+/// The lines of counts, and of what a put looks at, were another CPU's last as a rule, and nothing passes the atomic operation
+/// that takes. So tokens are found first, their counts' lines asked for; then all are taken; then all are put: lines come together.
 struct Call<'c, B> {
-    table: &'c Table<B>,
+    table: Option<&'c Table<B>>,
+    /// Fragments that may yet be looked at.
+    left: u32,
+    taken: Batch<'c, B>,
     done: Done,
 }
 
-impl<B: Pages> Call<'_, B> {
+impl<'c, B: Pages> Call<'c, B> {
     #[inline]
-    fn run(table: Option<&Table<B>>, ranges: &[TokenRange]) -> Done {
-        let mut left = MAX_FRAGMENTS;
-        // What is looked at, of each range.
-        let attempts = ranges.iter().map(|range| {
-            let count = range.count.min(left);
-            left -= count;
-            (range.start, count)
-        });
-        let Some(table) = table else {
-            return Done { foreign: attempts.map(|(_, count)| count).sum(), ..Done::default() };
-        };
-        let mut call = Call { table, done: Done::default() };
-        attempts.for_each(|(token, count)| call.give_back(token, count));
-        call.done
+    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> Done {
+        let mut call = Call { table, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
+        for ranges in ranges.chunks(BATCH) {
+            let mut found = [None; BATCH];
+            for (TokenRange { start, .. }, found) in ranges.iter().zip(&mut found) {
+                *found = table.and_then(|table| table.find(*start));
+                if let Some(range) = *found {
+                    range.count(*start - range.first).prefetch();
+                }
+            }
+            ranges.iter().zip(found).for_each(|(range, found)| call.give_back(*range, found));
+        }
+        call.taken.put();
+        Done { drained: call.taken.drained, ..call.done }
     }
 
-    /// Gives back `count` tokens from `token` on.
+    /// Gives back tokens of which the first is in `found`, as many as may be looked at.
     #[inline]
-    fn give_back(&mut self, mut token: u32, mut count: u32) {
+    fn give_back(&mut self, tokens: TokenRange, found: Option<&'c Range<B>>) {
+        let count = tokens.count.min(self.left);
+        self.left -= count;
+        match found {
+            Some(range) if count <= range.rest(tokens.start) => self.in_range(range, tokens.start, count),
+            _ => self.beyond(tokens.start, count, found),
+        }
+    }
+
+    /// The same where tokens may be in several ranges, or in none.
+    #[cold]
+    fn beyond(&mut self, mut token: u32, mut count: u32, mut found: Option<&'c Range<B>>) {
         while count > 0 {
-            let n = match self.table.find(token) {
-                Some(range) => self.in_block(range, token, count),
-                None => self.foreign(self.table.outside(token, count)),
+            let n = match found {
+                Some(range) => count.min(range.rest(token)),
+                None => self.table.map_or(count, |table| table.outside(token, count)),
             };
+            match found {
+                Some(range) => self.in_range(range, token, n),
+                None => self.done.foreign += n,
+            }
             count -= n;
             match token.checked_add(n) {
                 Some(next) => token = next,
                 // There are no tokens after the last.
                 None => {
-                    self.foreign(count);
+                    self.done.foreign += count;
                     return;
                 }
             }
+            found = self.table.and_then(|table| table.find(token));
         }
     }
 
-    /// Gives back up to `count` tokens from `token` on, those that are in one block of a range; how many those are.
+    /// Gives back `count` tokens from `token` on, which are in the range.
     #[inline]
-    fn in_block(&mut self, range: &Range<B>, token: u32, count: u32) -> u32 {
-        let Attached { binding, counts } = &*range.attached;
-        let (first, at) = (token - range.first, (token - range.first) as usize % BLOCK);
-        let n = count.min(range.last - token + 1).min((BLOCK - at) as u32);
-        let Some(block) = counts.block(first) else {
-            return self.foreign(n);
-        };
-        let mut freed = 0;
-        for index in first..first + n {
-            if block.take_one(index as usize % BLOCK) {
+    fn in_range(&mut self, range: &'c Range<B>, token: u32, count: u32) {
+        let (first, mut freed) = (token - range.first, 0);
+        for index in first..first + count {
+            if range.count(index).take_one() {
                 freed += 1;
                 // SAFETY: the count said that the table has a reference to this page, and this one is now ours.
-                unsafe { binding.put(index, 1) };
+                unsafe { self.taken.push(&range.attached.binding, index) };
             }
         }
         self.done.freed += freed;
-        self.done.excess += n - freed;
-        self.done.drained |= binding.drained();
-        n
-    }
-
-    /// Notes that `n` tokens are nobody's.
-    #[cold]
-    fn foreign(&mut self, n: u32) -> u32 {
-        self.done.foreign += n;
-        n
+        self.done.excess += count - freed;
     }
 }

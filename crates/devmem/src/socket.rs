@@ -6,6 +6,7 @@ use crate::{BindingCount, BindingRef, DeliverError, Returner, Token, TokenTable}
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -109,9 +110,9 @@ pub struct SocketStats {
     pub headers_in_device: u64,
     /// Datagrams that the device did not vouch for: dropped, or delivered marked.
     pub unvouched: u64,
-    /// Returns of tokens that were never received.
+    /// Returns of tokens of no binding that the socket holds.
     pub foreign: u64,
-    /// Returns of tokens that had been returned as often as received.
+    /// Returns of tokens whose page is not held: returned more often than received, or never received.
     pub excess: u64,
     /// Bindings that the socket holds.
     pub bindings: usize,
@@ -173,20 +174,22 @@ impl<C: BindingCount> Socket<C> {
         if datagram.linear.is_none()
             && let Some(payload) = datagram.payload.take()
         {
-            let mut receive = self.tokens.receive();
-            match out.next().map(|place| (place, receive.reserve(payload.binding(), payload.index()))) {
-                Some((place, Ok(token))) => {
+            match out.next() {
+                Some(place) => {
                     let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
-                    *place = Fragment::Device { binding, offset, len, token };
-                    payload.into_count();
-                    // SAFETY: one was reserved, and the count of its page that the fragment had is now the table's.
-                    unsafe { receive.commit() };
-                    self.fragments += 1;
-                    fragments += 1;
-                }
-                Some((_, Err(error))) => {
-                    refused = Some(error);
-                    datagram.payload = Some(payload);
+                    let payload = ManuallyDrop::new(payload);
+                    // SAFETY: the count of its page that the fragment has, which is not dropped if it becomes the table's.
+                    match unsafe { self.tokens.deliver(payload.binding(), payload.index()) } {
+                        Ok(token) => {
+                            *place = Fragment::Device { binding, offset, len, token };
+                            self.fragments += 1;
+                            fragments += 1;
+                        }
+                        Err(error) => {
+                            refused = Some(error);
+                            datagram.payload = Some(ManuallyDrop::into_inner(payload));
+                        }
+                    }
                 }
                 None => datagram.payload = Some(payload),
             }

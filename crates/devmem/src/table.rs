@@ -20,7 +20,7 @@
 //!
 //! | who | how many | may |
 //! | --- | --- | --- |
-//! | receiver, `&mut TokenTable` | one | make ranges and blocks, add to counts |
+//! | receiver, `&mut TokenTable` | one | make ranges, add to counts |
 //! | `Returner`, `Clone + Sync` | any | take from counts that are not 0 |
 //! | the last handle | alone | all |
 //!
@@ -51,12 +51,12 @@
 //! ```
 //!
 //! **A guess against the first receive.** Tokens can be guessed, and returned before they are told. Until the addition of the
-//! commit the count is 0, or there is no count, or no range, and the return is ignored. After it the reference is the table's,
+//! commit the count is 0, or there is no range, and the return is ignored. After it the reference is the table's,
 //! and giving it up right away is the user's right.
 //!
 //! ```text
 //!   return                                  receive
-//!                                           reserve: range and block, count 0
+//!                                           reserve: range, count 0
 //!   count is 0: ignored
 //!                                           what could fail did not
 //!                                           commit: count += 1
@@ -98,12 +98,12 @@
 //! # Memory ordering
 //!
 //! The addition of a commit is a release, and the exchange that takes an acquire: who puts a page does so after all that the
-//! receiver did with it. Returns in between keep the chain, for they are read-modify-writes. A block is published by a release
-//! and found by an acquire, for its zeros. A range is published by the table's replacement before its first token is told; who
+//! receiver did with it. Returns in between keep the chain, for they are read-modify-writes. Counts are
+//! zeros before anybody finds them. A range is published by the table's replacement before its first token is told; who
 //! has the token comes after that. Counts that are found by the last handle are read relaxed: it comes after the others' drops.
 
 use crate::Pages;
-use crate::counts::Counts;
+use crate::counts::{Base, Count, Counts};
 use crate::error::DeliverError;
 use crate::space::Space;
 use crate::stats::TokenStats;
@@ -118,13 +118,30 @@ pub(crate) struct Attached<B> {
 }
 
 /// The tokens of a binding.
+///
+/// Invariant: `base` is where the attached counts are, one for each token.
 pub(crate) struct Range<B> {
     pub(crate) first: u32,
     pub(crate) last: u32,
+    pub(crate) base: Base,
     pub(crate) attached: Arc<Attached<B>>,
 }
 
 impl<B> Range<B> {
+    /// The count of page `index`, of which there is one.
+    #[inline]
+    pub(crate) fn count(&self, index: u32) -> &Count {
+        debug_assert!(index <= self.last - self.first);
+        // SAFETY: the invariant; what is attached stays as long as the range.
+        unsafe { self.base.at(index) }
+    }
+
+    /// How many tokens there are from `token` on, which is one of them. Not all: no range has 0.
+    #[inline]
+    pub(crate) fn rest(&self, token: u32) -> u32 {
+        self.last - token + 1
+    }
+
     #[inline]
     fn has(&self, token: u32) -> bool {
         token.wrapping_sub(self.first) <= self.last - self.first
@@ -133,7 +150,7 @@ impl<B> Range<B> {
 
 impl<B> Clone for Range<B> {
     fn clone(&self) -> Self {
-        Self { first: self.first, last: self.last, attached: self.attached.clone() }
+        Self { first: self.first, last: self.last, base: self.base, attached: self.attached.clone() }
     }
 }
 
@@ -230,7 +247,7 @@ impl<B: Pages + Clone> Shared<B> {
                 return Err(exhausted);
             };
             let at = live.partition_point(|r| r.first < first);
-            live.insert(at, Range { first, last: first + (pages - 1), attached });
+            live.insert(at, Range { first, last: first + (pages - 1), base: counts.base(), attached });
             (first, self.snapshot.replace(Table::new(live)))
         };
         drop(replaced);

@@ -127,6 +127,28 @@ fn a_bind_that_cannot_be_undone() {
     memory.assert_gone();
 }
 
+/// Proves MEM-1 and POOL-11: queues that go with their device, also such as could not be given back, are attached no more.
+#[test]
+fn a_device_that_goes() {
+    let worker = worker();
+    for alone in [false, true] {
+        let (memory, binding) = bind(8, &worker);
+        let mut net = Fake::new(3);
+        net.attach(&binding, &[0, 2]).unwrap();
+        net.queues_mut().fail_detach = Some(2);
+        let error = net.unbind(binding).unwrap_err();
+        assert_eq!((error.source.as_ref().unwrap().queue, error.binding.stats().queues), (2, 2));
+        if alone {
+            drop(net.into_queues());
+        } else {
+            drop(net);
+        }
+        assert_eq!(error.binding.stats().queues, 0);
+        error.binding.unbind().unwrap();
+        memory.assert_gone();
+    }
+}
+
 /// Proves MEM-1: a queue that does not exist, or is taken, also by the same call, is refused before anything is done.
 #[test]
 fn queues_that_cannot_be_had() {

@@ -18,8 +18,10 @@ use crate::ledger::Ledger;
 use netmem_percpu::NoMemory;
 use netmem_pool::{Device, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
 use netmem_refs::{Count, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
 use std::fmt;
+use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,11 +76,11 @@ impl BindingCount for RcuRef {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The descriptor does not say how large its file is.
+    /// The descriptor does not say how large its file is, or is one of something that is no memory.
     #[error("the descriptor that was to be bound has no size to tell: {source}; bind a dma-buf or a memfd")]
     Descriptor {
-        /// The system's answer.
-        source: std::io::Error,
+        /// The system's answer, or what it is instead.
+        source: io::Error,
     },
     /// Some of the memory would be in no page.
     #[error(
@@ -312,6 +314,20 @@ impl Binding<PercpuRef> {
     }
 }
 
+/// Bytes of memory behind a descriptor.
+fn size(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)?;
+    // A dma-buf is of no type on some systems. What is of one of these may have a size, of something else.
+    let other = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device file",
+        _ => return Ok(stat.st_size.unsigned_abs()),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {other}")))
+}
+
 impl<C: BindingCount> Binding<C> {
     /// [`new`](Binding::new) with another count.
     ///
@@ -321,9 +337,9 @@ impl<C: BindingCount> Binding<C> {
     pub fn counted(file: impl Into<OwnedFd>, order: u8, worker: &Arc<Worker>) -> Result<Self, BindError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let file = file.into();
-        let stat = rustix::fs::fstat(file.as_fd()).map_err(|e| BindError::Descriptor { source: e.into() })?;
+        let bytes = size(file.as_fd()).map_err(|source| BindError::Descriptor { source })?;
         let region = Region::unmapped(file, order)?;
-        let (bytes, page_size) = (stat.st_size.unsigned_abs(), region.page_size() as u64);
+        let page_size = region.page_size() as u64;
         if bytes % page_size != 0 {
             return Err(BindError::Size { bytes, page_size, rest: bytes % page_size });
         }

@@ -69,7 +69,8 @@ pub enum AttachError<E: Error + 'static> {
     },
 }
 
-/// Why a queue was not detached. It, and those with smaller numbers, are as they were.
+/// Why a queue was not detached. It goes on as it was or has stopped, and is taken still; those with smaller numbers are as
+/// they were.
 #[derive(Debug, Error)]
 #[error("queue {queue} was not restarted with host memory")]
 pub struct DetachError<E: Error + 'static> {
@@ -96,16 +97,32 @@ impl<C: BindingCount, E: Error> fmt::Debug for UnbindError<C, E> {
     }
 }
 
-/// Who a queue belongs to.
+/// Who a queue belongs to. It counts there for as long as this exists.
 struct Taken {
     binding: u64,
     /// The binding's number of queues, which outlives it.
     attached: Arc<AtomicUsize>,
 }
 
-/// The receive queues of a device, each free or attached to one binding.
+impl Taken {
+    fn new<C: BindingCount>(binding: &Binding<C>) -> Self {
+        let attached = binding.attached().clone();
+        attached.fetch_add(1, Ordering::Relaxed);
+        Self { binding: binding.id(), attached }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.attached.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The receive queues of a device, each free or attached to one binding. With this value its queues go, and are attached no more,
+/// also those of a device that died and could not be detached.
 pub struct Netdev<Q: Queues> {
     queues: Q,
+    /// Behind the queues, which go first.
     taken: Vec<Option<Taken>>,
 }
 
@@ -122,7 +139,7 @@ impl<Q: Queues> Netdev<Q> {
         &mut self.queues
     }
 
-    /// The queues alone.
+    /// The queues alone. None counts as attached from then on: who has them knows what they receive into.
     #[must_use]
     pub fn into_queues(self) -> Q {
         self.queues
@@ -159,9 +176,7 @@ impl<Q: Queues> Netdev<Q> {
                 let stuck = undone.filter_map(|&q| Some((q, self.release(q).err()?))).collect();
                 return Err(AttachError::Restart { queue, source, stuck });
             }
-            let attached = binding.attached().clone();
-            attached.fetch_add(1, Ordering::Relaxed);
-            self.taken[queue] = Some(Taken { binding: binding.id(), attached });
+            self.taken[queue] = Some(Taken::new(binding));
         }
         Ok(())
     }
@@ -198,9 +213,7 @@ impl<Q: Queues> Netdev<Q> {
 
     fn release(&mut self, queue: usize) -> Result<(), Q::Error> {
         self.queues.detach(queue)?;
-        if let Some(taken) = self.taken[queue].take() {
-            taken.attached.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.taken[queue] = None;
         Ok(())
     }
 }

@@ -8,7 +8,11 @@ use netmem_devmem::{AttachError, BindError, Binding, CountMode, Netdev, Pages, Q
 use netmem_pool::{Device, Provider, RegionError};
 use netmem_refs::{RefCount, Worker};
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 /// Proves MEM-1: what cannot be bound is refused with what was wrong, and nothing is left.
@@ -25,10 +29,39 @@ fn what_cannot_be_bound() {
     assert!(matches!(error, BindError::Region(RegionError::Small { .. })), "{error:?}");
     let error = Binding::new(memory.fd(), 10, &worker).unwrap_err();
     assert!(matches!(error, BindError::Region(RegionError::Order { order: 10 })), "{error:?}");
-    let (pipe, _other) = io::pipe().unwrap();
-    let error = Binding::new(pipe, 0, &worker).unwrap_err();
+    let error = Binding::new(Memory::bytes(0).fd(), 0, &worker).unwrap_err();
     assert!(matches!(error, BindError::Region(RegionError::Small { bytes: 0, .. })), "{error:?}");
     memory.assert_gone();
+}
+
+/// Proves MEM-1: what is no memory, or no longer there, is refused and closed, and its size, if it says one, is not believed.
+#[test]
+fn descriptors_that_are_no_memory() {
+    let worker = worker();
+    let ((pipe, mut writer), (socket, mut other)) = (io::pipe().unwrap(), UnixStream::pair().unwrap());
+    let (directory, zeros) = (File::open(std::env::temp_dir()).unwrap(), File::open("/dev/zero").unwrap());
+    // Of a process that has gone: from Linux 6.2 on nobody says anything about it.
+    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let dead = File::open(format!("/proc/{}/fd", child.id())).unwrap();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    let all: [(OwnedFd, &str); 5] = [
+        (pipe.into(), "it is a pipe"),
+        (socket.into(), "it is a socket"),
+        (directory.into(), "it is a directory"),
+        (zeros.into(), "it is a device file"),
+        (dead.into(), ""),
+    ];
+    for (file, what) in all {
+        let error = Binding::new(file, 0, &worker).unwrap_err();
+        let BindError::Descriptor { source } = &error else { panic!("{error:?}") };
+        let text = error.to_string();
+        assert!(source.to_string().contains(what) && text.contains(what), "{text}");
+        assert!(text.contains("no size to tell") && text.contains("bind a dma-buf or a memfd"), "{text}");
+    }
+    // Closed, as a pipe's and a socket's other ends hear.
+    assert_eq!(writer.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    assert_eq!(other.read(&mut [0]).unwrap(), 0);
 }
 
 /// Proves MEM-1: ids are never used twice, also for the same memory.
@@ -125,6 +158,28 @@ fn a_bind_that_cannot_be_undone() {
     net.queues_mut().fail_detach = None;
     net.unbind(*error.binding).unwrap();
     memory.assert_gone();
+}
+
+/// Proves MEM-1 and POOL-11: queues that go with their device, also such as could not be given back, are attached no more.
+#[test]
+fn a_device_that_goes() {
+    let worker = worker();
+    for alone in [false, true] {
+        let (memory, binding) = bind(8, &worker);
+        let mut net = Fake::new(3);
+        net.attach(&binding, &[0, 2]).unwrap();
+        net.queues_mut().fail_detach = Some(2);
+        let error = net.unbind(binding).unwrap_err();
+        assert_eq!((error.source.as_ref().unwrap().queue, error.binding.stats().queues), (2, 2));
+        if alone {
+            drop(net.into_queues());
+        } else {
+            drop(net);
+        }
+        assert_eq!(error.binding.stats().queues, 0);
+        error.binding.unbind().unwrap();
+        memory.assert_gone();
+    }
 }
 
 /// Proves MEM-1: a queue that does not exist, or is taken, also by the same call, is refused before anything is done.

@@ -5,9 +5,11 @@ mod device_common;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use device_common::*;
-use netmem_virtio::device::port::{Echo, Gen, Sink};
+use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
 use netmem_virtio::device::{Device, DeviceError, DropReason, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
 use netmem_virtio::ring::DESC_WRITE;
@@ -389,6 +391,52 @@ fn the_memory_table_can_change_under_traffic() {
         stop.store(true, Relaxed);
     });
     assert!(driver.queue_errors().is_empty());
+}
+
+/// A port in which a pass stays until it is told to go on.
+struct Stays {
+    entered: mpsc::Sender<()>,
+    go_on: mpsc::Receiver<()>,
+}
+
+impl Port for Stays {
+    const WANTS_BYTES: bool = false;
+    const FEATURES: u64 = 0;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        self.entered.send(()).unwrap();
+        self.go_on.recv_timeout(Duration::from_secs(60)).expect("the front end waits for the end of the pass");
+        None
+    }
+
+    fn consume(&mut self) {}
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        true
+    }
+}
+
+/// What is asked that has nothing to do with rings is answered in the middle of a pass, again and again: of a device that is in a
+/// pass nearly always, nobody waits for the end of one without need.
+#[test]
+fn questions_are_answered_in_a_pass() {
+    let ((entered, in_pass), (answered, go_on)) = (mpsc::channel(), mpsc::channel());
+    let mut port = Some(Stays { entered, go_on });
+    let mut device = Device::new(one_pair(), |_| Ok(port.take().unwrap())).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 1);
+    driver.post_rx(0, 0, 1, 2048);
+    std::thread::scope(|s| {
+        let front = &mut driver.front;
+        s.spawn(move || {
+            in_pass.recv().unwrap();
+            for _ in 0..3 {
+                assert_eq!(front.get_features().unwrap() & PLAIN, PLAIN);
+                assert_eq!(front.get_queue_num().unwrap(), 1);
+            }
+            answered.send(()).unwrap();
+        });
+        assert_eq!(device.poll(), 0);
+    });
 }
 
 #[test]

@@ -138,12 +138,10 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> Result<(), DeviceError> {
     let handler = Arc::new(Handler { shared: Arc::clone(shared) });
     let ahead = stream.try_clone().map_err(|source| DeviceError::Io { what: "duplicating the connection", source })?;
     let mut requests = BackendReqHandler::from_stream(stream, handler);
-    let mut negotiated = false;
     loop {
-        let early = if negotiated { None } else { peek_enable(&ahead) };
+        let early = peek_enable(&ahead);
         match requests.handle_request() {
-            Ok(()) => negotiated = shared.lock().features != 0,
-            Err(WireError::SocketRetry(_)) => {}
+            Ok(()) | Err(WireError::SocketRetry(_)) => {}
             // QEMU enables its rings before it acknowledges features, and not again. The library refuses to hand that on,
             // so it is read before the library reads it.
             Err(WireError::InactiveFeature(_)) => {

@@ -55,7 +55,8 @@ impl<P: Port> Device<P> {
 
     fn sleep(&mut self) -> Result<(), DeviceError> {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "poll", source: e.into() };
-        let mut state = self.shared.lock();
+        // The control side has it, or waits for it: it may make work.
+        let Some(mut state) = self.shared.try_lock() else { return Ok(()) };
         want_kicks(&state, true);
         // The driver publishes, then looks at our flag; we set the flag, then look at what is published.
         fence(Ordering::SeqCst);
@@ -141,4 +142,28 @@ fn want_kicks(state: &State, wanted: bool) {
 /// Takes back what an eventfd counts. Never blocks.
 fn drain(fd: &OwnedFd) {
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::port::Echo;
+    use super::*;
+    use crate::device::Options;
+    use std::thread;
+
+    /// A device does not go to sleep, and waits for nothing, while the control side is at work.
+    #[test]
+    fn no_sleep_beside_the_control_side() {
+        let mut device = Device::new(Options::default(), |_| Ok(Echo::new())).unwrap();
+        let shared = Arc::clone(&device.shared);
+        let state = shared.lock();
+        let worker = thread::spawn(move || device.sleep().map(|()| device.shared.stats.sleeps.load(Ordering::Relaxed)));
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !worker.is_finished() {
+            assert!(Instant::now() < patience, "it waits for the control side");
+            thread::yield_now();
+        }
+        drop(state);
+        assert_eq!(worker.join().unwrap().unwrap(), 0);
+    }
 }

@@ -228,8 +228,8 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// How many threads of the control side want the state. The data side keeps out while there are any: without
-    /// this, a data side that polls without pause would take the mutex again before the other thread has woken up.
+    /// How many threads wait for the state. The data side keeps out while there are any: without this, a data side that
+    /// polls without pause would take the mutex again before the other thread has woken up, for seconds on a busy machine.
     waiting: AtomicU32,
     pub(super) connected: AtomicBool,
     /// Written when the state has changed, to end a sleep.
@@ -251,17 +251,19 @@ impl Shared {
 
     /// For the control side: has the state as soon as the pass at hand is over, and wakes the data side afterwards.
     pub(super) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
         let result = f(&mut state);
         drop(state);
         signal(&self.wake);
         result
     }
 
+    /// The state as soon as the pass at hand is over. There is no other way to wait for it: who waits, says so.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
     }
 
     /// For the data side: the state, unless the control side has it or wants it.
@@ -275,5 +277,33 @@ impl Shared {
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// A pass ends while the control side waits: no other pass begins before it has had the state.
+    #[test]
+    fn who_waits_is_next() {
+        let shared = Shared::new(Options::default(), 0).unwrap();
+        let first = shared.try_lock().unwrap();
+        thread::scope(|s| {
+            s.spawn(|| shared.change(|state| state.pairs = 7));
+            s.spawn(|| shared.lock().features = 7);
+            while shared.waiting.load(Ordering::Relaxed) < 2 {
+                thread::yield_now();
+            }
+            drop(first);
+            let next = loop {
+                if let Some(state) = shared.try_lock() {
+                    break state;
+                }
+                thread::yield_now();
+            };
+            assert_eq!((next.pairs, next.features), (7, 7));
+        });
     }
 }

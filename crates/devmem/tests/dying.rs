@@ -1,0 +1,433 @@
+//! Devices that die with a binding's pages: posted, received and held, queued on a socket, in flight on the way out. What is lost
+//! is what the device had to receive into, exactly, and nobody uses it again; everything else comes home and everything ends.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../virtio/tests/driver_common/mod.rs"]
+mod driver_common;
+mod memory_common;
+
+use driver_common::hostile::{Behaviour, Hostile};
+use memory_common::{Memory, recv, udp4, until, worker};
+use netmem_devmem::{
+    AttachError, Binding, BindingRef, Endpoint, FlowQueue, FlowTable, Fragment, Netdev, Pages, Queues, Sender, Socket,
+    SocketOptions, TokenRange, cleaned_up, lost_pages,
+};
+use netmem_packet::TxQueue;
+use netmem_pool::{
+    CountingDomain, Device as DeviceMemory, DmaDomain, MemoryTable, PeerShared, PoolOptions, Provider, RegionOptions,
+    RegionProvider,
+};
+use netmem_virtio::driver::{
+    Mode, NetOptions, QueuePair, RestartError, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx,
+    VirtioSplitTx,
+};
+use netmem_virtio::net::VnetHdr;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Pages of a binding.
+const PAGES: u64 = 300;
+/// Of which a queue posts so many: a chain is two of the 256 descriptors of its ring.
+const POSTED: u64 = 128;
+const PORT: u16 = 9;
+
+/// What was counted before a test, which has the counters of this process for itself.
+struct Count {
+    lost: u64,
+    gone: u64,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Count {
+    fn begin() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { lost: lost_pages(), gone: cleaned_up(), _alone }
+    }
+
+    /// So many bindings have gone, and so many of their pages were lost.
+    #[track_caller]
+    fn assert(&self, gone: u64, lost: u64) {
+        until(|| cleaned_up() >= self.gone + gone);
+        assert_eq!((cleaned_up() - self.gone, lost_pages() - self.lost), (gone, lost));
+    }
+}
+
+/// A receive queue as it is at the moment.
+enum Rx {
+    Host(VirtioRx),
+    Split(VirtioSplitRx),
+    Gone,
+}
+
+/// The receive queues of a device that dies when the one that is named is to be attached: at once, or at this message.
+struct Pairs {
+    rx: Vec<Rx>,
+    device: Rc<RefCell<Hostile>>,
+    dies: Option<(usize, Option<&'static str>)>,
+    /// How the pools of device memory stood of queues that were stopped.
+    closed: Rc<RefCell<Vec<SplitClosed>>>,
+}
+
+impl Queues for Pairs {
+    type Error = io::Error;
+
+    fn queues(&self) -> usize {
+        self.rx.len()
+    }
+
+    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> io::Result<()> {
+        match self.dies.filter(|dies| dies.0 == queue) {
+            Some((_, None)) => self.device.borrow_mut().kill(),
+            Some((_, message)) => self.device.borrow().behave(|b| b.fail_at = message),
+            None => {}
+        }
+        let Rx::Host(rx) = std::mem::replace(&mut self.rx[queue], Rx::Gone) else { panic!("not in host memory") };
+        match rx.restart_split(&SplitOptions::new(memory).cache(16)) {
+            Ok(restarted) => self.rx[queue] = Rx::Split(restarted.queue),
+            Err(RestartError::Stopped { source, .. }) => return Err(io::Error::other(source)),
+            Err(unchanged) => panic!("{unchanged:?}"),
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, queue: usize) -> io::Result<()> {
+        let Rx::Split(rx) = std::mem::replace(&mut self.rx[queue], Rx::Gone) else {
+            return Err(io::Error::other("the queue has stopped"));
+        };
+        match rx.restart(None) {
+            Ok(restarted) => self.rx[queue] = Rx::Host(restarted.queue),
+            Err(RestartError::Stopped { source, closed }) => {
+                self.closed.borrow_mut().push(*closed);
+                return Err(io::Error::other(source));
+            }
+            Err(unchanged) => panic!("{unchanged:?}"),
+        }
+        Ok(())
+    }
+}
+
+/// What a driver has of its device, and the test in the place of that.
+struct Lab {
+    net: Netdev<Pairs>,
+    tx: VirtioSplitTx<BindingRef>,
+    _more: Vec<VirtioSplitTx<BindingRef>>,
+    device: VirtioNet,
+    host: Arc<RegionProvider<PeerShared>>,
+}
+
+/// What stays when the driver's part has gone.
+struct Peer {
+    device: Rc<RefCell<Hostile>>,
+    domain: Arc<CountingDomain<MemoryTable>>,
+    closed: Rc<RefCell<Vec<SplitClosed>>>,
+}
+
+fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
+    let (device, backend) = Hostile::new(Behaviour { pairs: pairs.into(), ..Behaviour::default() });
+    let (device, seen) = (Rc::new(RefCell::new(device)), Arc::new(OnceLock::new()));
+    let host = RegionProvider::new(RegionOptions::new(2048).huge_pages(false).build::<PeerShared>().unwrap());
+    let keep = seen.clone();
+    let options = NetOptions::new(Mode::Small).pairs(pairs).memory(host.region().clone(), host.clone());
+    let options = options.device_memory(binding.region().clone()).domain(move |table| {
+        let domain = Arc::new(CountingDomain::new(table));
+        assert!(keep.set(domain.clone()).is_ok());
+        domain
+    });
+    let (net, all) = VirtioNet::probe(backend, options).unwrap();
+    let (rx, mut more): (_, Vec<_>) =
+        all.into_iter().map(|QueuePair { rx, tx }| (Rx::Host(rx), tx.into_split())).unzip();
+    let peer = Peer { device, domain: seen.get().unwrap().clone(), closed: Rc::default() };
+    let queues = Pairs { rx, device: peer.device.clone(), dies: None, closed: peer.closed.clone() };
+    (Lab { net: Netdev::new(queues), tx: more.remove(0), _more: more, device: net, host }, peer)
+}
+
+impl Lab {
+    fn split(&mut self) -> &mut VirtioSplitRx {
+        let Rx::Split(rx) = &mut self.net.queues_mut().rx[0] else { panic!("not in device memory") };
+        rx
+    }
+
+    fn poll(&mut self, queue: &mut FlowQueue) -> usize {
+        self.split().poll(|poll| poll.receive(64, queue))
+    }
+
+    fn sender(&self, binding: &Binding, peer: &Peer) -> Sender {
+        let domain: Arc<dyn DmaDomain> = peer.domain.clone();
+        let headers = PoolOptions::new("headers").build(self.host.clone(), Some(domain.clone())).unwrap();
+        let end = |mac, addr: &str| Endpoint { mac: [mac; 6], addr: addr.parse().unwrap() };
+        Sender::new(binding, &domain, headers, end(2, "10.0.0.1:7"), end(4, "10.0.0.2:9")).unwrap()
+    }
+}
+
+impl Peer {
+    /// Where the binding begins for the device.
+    fn base(&self, binding: &Binding) -> u64 {
+        let (file, len) = (binding.region().fd().unwrap(), binding.region().len());
+        let base = self.domain.map_file(file, 0, len).unwrap();
+        self.domain.unmap(base, len);
+        base
+    }
+
+    /// Nothing of the driver's is there any more, and nothing is mapped for the device. Says that the file is closed.
+    #[track_caller]
+    fn assert_alone(self, memory: &Memory) {
+        assert_eq!(self.domain.maps(), self.domain.unmaps());
+        drop(self.domain);
+        assert_eq!(memory.descriptors(), 1, "the peer has it yet");
+        drop((self.device, self.closed));
+        assert_eq!(memory.descriptors(), 0);
+    }
+}
+
+/// A datagram's payload.
+fn payload(seed: u8) -> Vec<u8> {
+    (0..500_u16).map(|i| seed.wrapping_mul(37) ^ i as u8).collect()
+}
+
+/// A frame that the device vouches for.
+fn datagram(seed: u8) -> Vec<u8> {
+    let mut bytes = udp4(PORT, 500);
+    bytes[42..].copy_from_slice(&payload(seed));
+    bytes
+}
+
+const VOUCHED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+
+/// A datagram that a user has.
+struct Held {
+    offset: u64,
+    token: TokenRange,
+    seed: u8,
+}
+
+impl Held {
+    #[track_caller]
+    fn receive(socket: &mut Socket, seed: u8) -> Self {
+        let (received, [Fragment::Device { offset, len: 500, token, .. }, _]) = recv(socket) else {
+            panic!("not in device memory")
+        };
+        assert!(received.vouched);
+        Self { offset, token: token.into(), seed }
+    }
+
+    #[track_caller]
+    fn assert_whole(&self, memory: &Memory) {
+        let mut bytes = [0; 500];
+        memory.file.read_exact_at(&mut bytes, self.offset).unwrap();
+        assert!(bytes[..] == payload(self.seed), "datagram {} is not as it was sent", self.seed);
+    }
+
+    fn page(&self) -> u64 {
+        self.offset / 4096
+    }
+}
+
+/// A device that has died with pages of a binding.
+struct Scene {
+    memory: Memory,
+    binding: Binding,
+    lab: Lab,
+    peer: Peer,
+    socket: Socket,
+    queue: FlowQueue,
+    sender: Sender,
+    /// Received; three more are queued on the socket, the numbers from 3 on.
+    held: Vec<Held>,
+    /// Pages that the device has. In two of them is a datagram that nobody will know of.
+    posted: BTreeSet<u64>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (worker, memory) = (worker(), Memory::pages(PAGES as usize));
+        let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+        let (mut lab, peer) = probe(&binding, 1);
+        lab.net.attach(&binding, &[0]).unwrap();
+        let table = FlowTable::new();
+        let (mut socket, mut queue) = (table.bind(PORT, &SocketOptions::new()).unwrap(), table.queue(&binding));
+        let (mut sender, base) = (lab.sender(&binding, &peer), peer.base(&binding));
+        let mut ring = peer.device.borrow().ring(0);
+        for seed in 0..6 {
+            peer.device.borrow().deliver_with(&mut ring, VOUCHED, &datagram(seed));
+        }
+        assert_eq!(lab.poll(&mut queue), 6);
+        let held: Vec<_> = (0..3).map(|seed| Held::receive(&mut socket, seed)).collect();
+        // In flight on the way out.
+        for n in 0..4 {
+            sender.send(&mut lab.tx, &[(held[0].offset, 500), (n * 4096, 100)]).unwrap();
+        }
+        lab.tx.flush();
+        let device = peer.device.borrow();
+        assert_eq!((lab.tx.held(), device.ring(1).available()), (8, 4));
+        let seen = ring.seen;
+        let posted = std::iter::from_fn(|| ring.take()).map(|head| (ring_page(&device, head) - base) / 4096).collect();
+        ring.seen = seen;
+        // Arrived, and never polled.
+        device.deliver_with(&mut ring, VOUCHED, &datagram(100));
+        device.deliver_with(&mut ring, VOUCHED, &datagram(101));
+        drop(device);
+        peer.device.borrow_mut().kill();
+        assert!(!lab.device.is_connected());
+        Self { memory, binding, lab, peer, socket, queue, sender, held, posted }
+    }
+}
+
+/// The address of the device page of the chain that begins at `head`.
+fn ring_page(device: &Hostile, head: u16) -> u64 {
+    device.ring(0).chain(head)[1].addr
+}
+
+/// Proves MEM-2 and POOL-11: a backend dies, and what it has it may write for as long as it likes. What users hold, and what is
+/// queued, stays valid and comes home; what the device had goes to nobody, keeps the binding from being drained, and is what is lost.
+#[test]
+fn a_backend_that_dies() {
+    let count = Count::begin();
+    let Scene { memory, binding, mut lab, peer, mut socket, queue, sender, held, posted } = Scene::new();
+    assert_eq!((posted.len() as u64, lab.split().posted() as u64), (POSTED, POSTED));
+    let error = lab.net.unbind(binding).unwrap_err();
+    assert_eq!(error.source.as_ref().unwrap().queue, 0);
+    let binding = *error.binding;
+    let closed = peer.closed.borrow()[0].device;
+    assert_eq!((closed.stats.quarantined, closed.outstanding), (POSTED, 6));
+    assert_eq!(closed.stats.mapped, closed.stats.unmapped, "for a device that is gone, also what users hold");
+    assert_eq!(binding.stats().in_use, POSTED + 6);
+
+    // It writes wherever it was to receive.
+    let base = peer.base(&binding);
+    posted.iter().for_each(|page| peer.device.borrow().write(base + page * 4096, &[0xee; 64]));
+    let queued: Vec<_> = (3..6).map(|seed| Held::receive(&mut socket, seed)).collect();
+    let all: Vec<_> = held.iter().chain(&queued).collect();
+    all.iter().for_each(|held| held.assert_whole(&memory));
+
+    // Whoever takes pages of the binding gets all but those.
+    let mut pool = PoolOptions::new("again").build(binding.provider(), None).unwrap();
+    let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+    let out: BTreeSet<_> = pages.iter().map(|page| u64::from(page.index())).collect();
+    assert_eq!(out.len() as u64, PAGES - POSTED - 6);
+    assert!(out.is_disjoint(&posted) && all.iter().all(|held| !out.contains(&held.page())));
+    drop((pages, pool));
+
+    let tokens: Vec<_> = all.iter().map(|held| held.token).collect();
+    assert_eq!(socket.returner().give_back(&tokens), Ok(6));
+    assert_eq!(binding.stats().in_use, POSTED);
+    // Nobody waits for the rest, and nobody takes it for drained.
+    let memory_of = binding.reference();
+    drop((queue, lab));
+    binding.unbind().expect("its device has gone, and its queues with that");
+    assert!(!memory_of.drained());
+    assert_eq!((socket.release_drained(), socket.stats().bindings), (0, 1));
+    drop((sender, memory_of));
+    count.assert(0, 0);
+    drop(socket);
+    count.assert(1, POSTED);
+    peer.assert_alone(&memory);
+}
+
+/// Proves MEM-2: what was lost is lost to that binding, not to the memory: bound again it is there from end to end, also while a peer
+/// that died has it mapped.
+#[test]
+fn bound_again_after_a_death() {
+    let count = Count::begin();
+    let Scene { memory, binding, lab, peer: dead, socket, queue, sender, .. } = Scene::new();
+    drop((lab, socket, queue, sender, binding));
+    count.assert(1, POSTED);
+    let worker = worker();
+    let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+    let (mut lab, peer) = probe(&binding, 1);
+    lab.net.attach(&binding, &[0]).unwrap();
+    let table = FlowTable::new();
+    let (mut socket, mut queue) = (table.bind(PORT, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (mut ring, mut held, mut pages) = (peer.device.borrow().ring(0), Vec::new(), BTreeSet::new());
+    // As many are held as can be without starving the queue, the oldest go first.
+    for n in 0..2 * PAGES {
+        peer.device.borrow().deliver_with(&mut ring, VOUCHED, &datagram(n as u8));
+        assert_eq!(lab.poll(&mut queue), 1);
+        held.push(Held::receive(&mut socket, n as u8));
+        pages.insert(held[held.len() - 1].page());
+        if held.len() as u64 == PAGES - POSTED {
+            held.iter().for_each(|held| held.assert_whole(&memory));
+            let tokens: Vec<_> = held.drain(..).map(|held| held.token).collect();
+            tokens.chunks(100).for_each(|some| assert_eq!(socket.returner().give_back(some), Ok(some.len())));
+        }
+    }
+    assert_eq!(pages.len() as u64, PAGES);
+    drop((socket, queue));
+    lab.net.unbind(binding).unwrap();
+    drop(lab);
+    count.assert(2, POSTED);
+    drop(dead);
+    peer.assert_alone(&memory);
+}
+
+fn permutations(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![vec![]];
+    }
+    let insert = |p: Vec<usize>| (0..n).map(move |at| [&p[..at], &[n - 1], &p[at..]].concat());
+    permutations(n - 1).into_iter().flat_map(insert).collect()
+}
+
+/// Proves POOL-11 and MEM-2: after the death everything ends in every order, the socket on another thread. Whoever is last ends the
+/// binding.
+#[test]
+fn every_order_of_ends_after_a_death() {
+    let count = Count::begin();
+    for (n, order) in (0..).zip(permutations(4)) {
+        let Scene { memory, binding, lab, peer, socket, queue, sender, held, .. } = Scene::new();
+        let (mut binding, mut lab, mut socket) = (Some(binding), Some(lab), Some(socket));
+        let mut users = Some((queue, sender));
+        for part in order {
+            count.assert(n, n * POSTED);
+            match part {
+                0 => drop(binding.take()),
+                1 => drop(lab.take()),
+                2 => {
+                    held.iter().for_each(|held| held.assert_whole(&memory));
+                    let socket = socket.take();
+                    std::thread::spawn(move || drop(socket)).join().unwrap();
+                }
+                _ => drop(users.take()),
+            }
+        }
+        count.assert(n + 1, (n + 1) * POSTED);
+        peer.assert_alone(&memory);
+    }
+}
+
+/// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first cannot be given back: it is named,
+/// and the binding's until the device's queues go. What either had is lost.
+#[test]
+fn a_bind_whose_device_dies() {
+    let (count, mut lost) = (Count::begin(), 0);
+    let messages = ["SET_VRING_CALL", "SET_VRING_NUM", "SET_VRING_BASE", "SET_VRING_ADDR", "SET_VRING_KICK"];
+    let messages = messages.into_iter().chain(["SET_VRING_ENABLE"]).map(|message| (Some(message), 2 * POSTED));
+    // Once the second ring was stopped, what is posted in its place is the device's: how far it came nobody knows.
+    for (n, (message, had)) in (1..).zip(std::iter::once((None, POSTED)).chain(messages)) {
+        let (worker, memory) = (worker(), Memory::pages(PAGES as usize));
+        let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+        let (mut lab, peer) = probe(&binding, 2);
+        lab.net.queues_mut().dies = Some((1, message));
+        let error = lab.net.attach(&binding, &[0, 1]).unwrap_err();
+        let AttachError::Restart { queue: 1, stuck, .. } = &error else { panic!("{message:?}: {error:?}") };
+        assert_eq!(stuck.iter().map(|stuck| stuck.0).collect::<Vec<_>>(), [0]);
+        assert!(error.to_string().contains("1 queues did not get their own back"), "{error}");
+        assert!(!lab.device.is_connected());
+        assert_eq!((lab.net.attached(0), lab.net.attached(1)), (Some(binding.id()), None));
+        assert_eq!((binding.stats().queues, binding.stats().in_use), (1, had), "{message:?}");
+        assert_eq!(peer.closed.borrow()[0].device.stats.quarantined, POSTED);
+        let error = lab.net.unbind(binding).unwrap_err();
+        assert_eq!(error.source.as_ref().unwrap().queue, 0);
+        let error = error.binding.unbind().unwrap_err();
+        assert_eq!(error.queues, 1);
+        drop(lab);
+        error.binding.unbind().expect("the queue has gone");
+        lost += had;
+        count.assert(n, lost);
+        peer.assert_alone(&memory);
+    }
+}

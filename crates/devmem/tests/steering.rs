@@ -32,8 +32,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 const FLOWS: u64 = 6;
-/// Datagrams on their way. Sockets have room for as many, so none is dropped there.
-const WINDOW: u64 = 256;
+/// Datagrams on their way: more than the device keeps for a queue, which it then waits for. Sockets have room for as many, so none is
+/// dropped there.
+const WINDOW: u64 = 1024;
 /// Tokens that are held, before some are given back.
 const HELD: usize = 200;
 
@@ -180,7 +181,7 @@ impl Bench {
     /// of its own meanwhile, and is told how many that is so far. What was received.
     fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn() -> u64) + Send) -> Outcome {
         let Self { lab, steering, limit, memories, bindings, table, into, sockets } = self;
-        let queues = lab.queues();
+        let (queues, control) = (lab.queues(), lab.control.clone());
         let mut attached = Attached { net: &mut lab.net, bindings, table, into };
         (0..2).for_each(|queue| attached.attach(queue, queue));
         let returners: Vec<_> = sockets.iter().map(Socket::returner).collect();
@@ -223,7 +224,11 @@ impl Bench {
             until(|| {
                 seen.fetch_add(user.receive(), Relaxed);
                 let so_far = accounted();
-                limit.store(frames.min(so_far + WINDOW), Relaxed);
+                let upto = frames.min(so_far + WINDOW);
+                if limit.swap(upto, Relaxed) != upto {
+                    // It may have found none, and sleep.
+                    control.wake();
+                }
                 so_far == frames
             });
             restarts.join().unwrap();

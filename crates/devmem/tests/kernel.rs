@@ -66,6 +66,9 @@ fn network() -> Result<Tap, String> {
     for there in ["10.79.0.2", "fd79::2"] {
         ip(&format!("neigh add {there} lladdr 02:00:00:00:00:02 dev nm0 nud permanent"))?;
     }
+    // An IPv6 address can be sent from at once; the kernel takes nothing for it until it has made its route, beside this.
+    let local = "fd790000000000000000000000000001 80 ";
+    until(|| std::fs::read_to_string("/proc/thread-self/net/ipv6_route").expect("it is there").contains(local));
     Ok(tap)
 }
 

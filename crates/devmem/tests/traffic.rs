@@ -2,151 +2,53 @@
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
+mod net_common;
 
 use memory_common::{Memory, until, worker};
+use net_common::{Lab, endpoint};
 use netmem_devmem::{
-    AttachError, Binding, BindingRef, Endpoint, FlowQueue, FlowTable, Fragment, Netdev, Queues, RecvError, SendError,
-    Sender, Socket, SocketOptions, TokenRange,
+    AttachError, Binding, FlowQueue, FlowTable, Fragment, RecvError, SendError, Sender, Socket, SocketOptions,
+    TokenRange,
 };
 use netmem_packet::{Poll, RxQueue, TxQueue};
-use netmem_pool::{
-    Device as DeviceMemory, DmaDomain, PeerShared, PoolOptions, Provider, RegionOptions, RegionProvider,
-};
-use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Echo;
-use netmem_virtio::device::{Connection, Control, Device, Options};
-use netmem_virtio::driver::{
-    Mode, NetError, NetOptions, RestartError, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioSplitTx,
-};
+use netmem_virtio::driver::SplitOptions;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
-/// A receive queue as it is at the moment.
-enum Rx {
-    Host(VirtioRx),
-    Split(VirtioSplitRx),
-    Gone,
+/// A device that sends back what it gets.
+fn echo(bindings: &[&Binding]) -> Lab {
+    let regions: Vec<_> = bindings.iter().map(|b| b.region()).collect();
+    Lab::new(vec![Echo::new()], &regions, SplitOptions::UDP_V4)
 }
 
-/// The one receive queue of a device.
-struct One(Rx);
-
-impl Queues for One {
-    type Error = NetError;
-
-    fn queues(&self) -> usize {
-        1
-    }
-
-    fn attach(&mut self, _: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> Result<(), NetError> {
-        let Rx::Host(rx) = std::mem::replace(&mut self.0, Rx::Gone) else { panic!("it receives into host memory") };
-        match rx.restart_split(&SplitOptions::new(memory).cache(16)) {
-            Ok(restarted) => self.0 = Rx::Split(restarted.queue),
-            Err(RestartError::Unchanged { queue, source }) => {
-                self.0 = Rx::Host(*queue);
-                return Err(source);
-            }
-            Err(RestartError::Stopped { source, .. }) => return Err(source),
-        }
-        Ok(())
-    }
-
-    fn detach(&mut self, _: usize) -> Result<(), NetError> {
-        let Rx::Split(rx) = std::mem::replace(&mut self.0, Rx::Gone) else { panic!("it receives into device memory") };
-        match rx.restart(None) {
-            Ok(restarted) => self.0 = Rx::Host(restarted.queue),
-            Err(RestartError::Unchanged { queue, source }) => {
-                self.0 = Rx::Split(*queue);
-                return Err(source);
-            }
-            Err(RestartError::Stopped { source, .. }) => return Err(source),
-        }
-        Ok(())
-    }
+fn sender(lab: &Lab, binding: &Binding) -> Sender {
+    lab.sender(binding, endpoint(2, "10.0.0.1:7"), endpoint(4, "10.0.0.2:9"))
 }
 
-/// A device that sends back what it gets, on its thread.
-struct Lab {
-    net: Netdev<One>,
-    tx: VirtioSplitTx<BindingRef>,
-    device: VirtioNet,
-    domain: Arc<dyn DmaDomain>,
-    host: Arc<RegionProvider<PeerShared>>,
-    control: Control,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    _connection: Connection,
-}
-
-impl Lab {
-    fn new(bindings: &[&Binding]) -> Self {
-        let mut port = Some(Echo::new());
-        let mut device = Device::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap();
-        let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
-        let flag = stop.clone();
-        let thread = Some(std::thread::spawn(move || device.run(&flag).unwrap()));
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let connection = control.serve(theirs).unwrap();
-        let host = RegionProvider::new(RegionOptions::new(2048).huge_pages(false).build::<PeerShared>().unwrap());
-        let seen = Arc::new(OnceLock::new());
-        let keep = seen.clone();
-        let mut options =
-            NetOptions::new(Mode::Small).memory(host.region().clone(), host.clone()).domain(move |table| {
-                let domain: Arc<dyn DmaDomain> = Arc::new(table);
-                assert!(keep.set(domain.clone()).is_ok());
-                domain
-            });
-        for binding in bindings {
-            options = options.device_memory(binding.region().clone());
-        }
-        let (device, mut pairs) = VirtioNet::probe(VhostUser::own_device(ours).unwrap(), options).unwrap();
-        let pair = pairs.remove(0);
-        let domain = seen.get().unwrap().clone();
-        let (net, tx) = (Netdev::new(One(Rx::Host(pair.rx))), pair.tx.into_split());
-        Self { net, tx, device, domain, host, control, stop, thread, _connection: connection }
-    }
-
-    fn sender(&self, binding: &Binding, port: u16) -> Sender {
-        let headers = PoolOptions::new("headers").build(self.host.clone(), Some(self.domain.clone())).unwrap();
-        let end = |mac, addr: &str, port| Endpoint { mac: [mac; 6], addr: format!("{addr}:{port}").parse().unwrap() };
-        Sender::new(binding, &self.domain, headers, end(2, "10.0.0.1", 7), end(4, "10.0.0.2", port)).unwrap()
-    }
-
-    fn split(&mut self) -> &mut VirtioSplitRx {
-        let Rx::Split(rx) = &mut self.net.queues_mut().0 else { panic!("it receives into device memory") };
-        rx
-    }
-
-    fn poll(&mut self, queue: &mut FlowQueue) -> usize {
-        self.split().poll(|poll| poll.receive(64, queue))
-    }
-
-    /// Sends a part of a binding, and receives it in another.
-    #[track_caller]
-    fn round_trip(&mut self, sender: &mut Sender, queue: &mut FlowQueue, socket: &mut Socket, part: (u64, u32)) -> Got {
-        sender.send(&mut self.tx, &[part]).unwrap();
-        self.tx.flush();
-        let mut out = [Fragment::Empty];
-        until(|| {
-            self.poll(queue);
-            self.tx.complete();
-            match socket.recv(&mut out) {
-                Ok(received) => {
-                    assert!(received.end && received.vouched && received.fragments == 1);
-                    true
-                }
-                Err(error) => {
-                    assert_eq!(error, RecvError::Empty);
-                    false
-                }
+/// Sends a part of a binding, and receives it in another.
+#[track_caller]
+fn round_trip(lab: &mut Lab, sender: &mut Sender, queue: &mut FlowQueue, socket: &mut Socket, part: (u64, u32)) -> Got {
+    let mut tx = lab.tx.pop().unwrap();
+    sender.send(&mut tx, &[part]).unwrap();
+    tx.flush();
+    let mut out = [Fragment::Empty];
+    until(|| {
+        lab.queues().get(0).poll(queue);
+        tx.complete();
+        match socket.recv(&mut out) {
+            Ok(received) => {
+                assert!(received.end && received.vouched && received.fragments == 1);
+                true
             }
-        });
-        let [Fragment::Device { binding, offset, len, token }] = out else { panic!("not in device memory") };
-        Got { binding, offset, len, token: token.into() }
-    }
+            Err(error) => {
+                assert_eq!(error, RecvError::Empty);
+                false
+            }
+        }
+    });
+    lab.tx.push(tx);
+    let [Fragment::Device { binding, offset, len, token }] = out else { panic!("not in device memory") };
+    Got { binding, offset, len, token: token.into() }
 }
 
 struct Got {
@@ -154,16 +56,6 @@ struct Got {
     offset: u64,
     len: u32,
     token: TokenRange,
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.control.wake();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
 }
 
 fn bytes(seed: u64, len: u32) -> Vec<u8> {
@@ -177,19 +69,19 @@ fn there_and_back() {
     let worker = worker();
     let memory = Memory::pages(512);
     let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
-    let mut lab = Lab::new(&[&binding]);
+    let mut lab = echo(&[&binding]);
     lab.net.attach(&binding, &[0]).unwrap();
     assert!(matches!(lab.net.attach(&binding, &[0]), Err(AttachError::Taken { queue: 0, .. })));
     let table = FlowTable::new();
     let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
-    let (mut sender, returner) = (lab.sender(&binding, 9), socket.returner());
+    let (mut sender, returner) = (sender(&lab, &binding), socket.returner());
     let place = 500 * 4096;
     let mut held = Vec::new();
     for round in 0..2000 {
         let len = 1 + (round * 7919 % 1472) as u32;
         let sent = bytes(round, len);
         memory.file.write_all_at(&sent, place + round % 100).unwrap();
-        let got = lab.round_trip(&mut sender, &mut queue, &mut socket, (place + round % 100, len));
+        let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (place + round % 100, len));
         let mut received = vec![0; got.len as usize];
         memory.file.read_exact_at(&mut received, got.offset).unwrap();
         assert!((got.binding, got.len) == (binding.id(), len) && received == sent, "round {round}");
@@ -205,8 +97,8 @@ fn there_and_back() {
     // The device, which is in this process and maps what it is given.
     assert_eq!(ours, 1, "{maps}");
     assert_eq!(socket.stats().fragments, 2000);
-    let before = lab.split().pool_stats().1;
-    assert_eq!(before.inflight() - lab.split().posted() as u64, 0);
+    let before = lab.queues().get(0).split().pool_stats().1;
+    assert_eq!(before.inflight() - lab.queues().get(0).split().posted() as u64, 0);
     lab.net.unbind(binding).unwrap();
     drop((sender, queue, socket, returner, lab));
     memory.assert_gone();
@@ -219,7 +111,7 @@ fn one_binding_after_the_other() {
     let worker = worker();
     let memories = [Memory::pages(300), Memory::pages(300)];
     let mut bindings = memories.each_ref().map(|m| Some(Binding::new(m.fd(), 0, &worker).unwrap()));
-    let mut lab = Lab::new(&[bindings[0].as_ref().unwrap(), bindings[1].as_ref().unwrap()]);
+    let mut lab = echo(&[bindings[0].as_ref().unwrap(), bindings[1].as_ref().unwrap()]);
     let table = FlowTable::new();
     let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
     let returner = socket.returner();
@@ -227,9 +119,9 @@ fn one_binding_after_the_other() {
     for round in 0..6 {
         let binding = bindings[round % 2].as_ref().unwrap();
         lab.net.attach(binding, &[0]).unwrap();
-        let (mut queue, mut sender) = (table.queue(binding), lab.sender(binding, 9));
+        let (mut queue, mut sender) = (table.queue(binding), sender(&lab, binding));
         for _ in 0..5 {
-            let got = lab.round_trip(&mut sender, &mut queue, &mut socket, (290 * 4096, 500));
+            let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (290 * 4096, 500));
             assert_eq!(got.binding, binding.id());
             held.push(got.token);
         }
@@ -255,12 +147,11 @@ fn memory_that_the_device_does_not_know() {
     let (memory, stranger) = (Memory::pages(300), Memory::pages(300));
     let (known, unknown) =
         (Binding::new(memory.fd(), 0, &worker).unwrap(), Binding::new(stranger.fd(), 0, &worker).unwrap());
-    let mut lab = Lab::new(&[&known]);
+    let mut lab = echo(&[&known]);
     let error = lab.net.attach(&unknown, &[0]).unwrap_err();
     assert!(matches!(&error, AttachError::Restart { queue: 0, stuck, .. } if stuck.is_empty()), "{error:?}");
-    assert!(matches!(lab.net.queues_mut().0, Rx::Host(_)) && lab.net.attached(0).is_none());
-    let Rx::Host(rx) = &mut lab.net.queues_mut().0 else { panic!("host memory") };
-    rx.poll(|poll| poll.receive(64, &mut |_| panic!("nothing was sent")));
+    assert!(lab.net.attached(0).is_none());
+    lab.queues().get(0).host().poll(|poll| poll.receive(64, &mut |_| panic!("nothing was sent")));
     unknown.unbind().unwrap();
     stranger.assert_gone();
     lab.net.attach(&known, &[0]).unwrap();
@@ -276,19 +167,19 @@ fn orders_of_device_and_socket() {
         let worker = worker();
         let memory = Memory::pages(300);
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
-        let mut lab = Lab::new(&[&binding]);
+        let mut lab = echo(&[&binding]);
         lab.net.attach(&binding, &[0]).unwrap();
         let table = FlowTable::new();
         let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
-        let mut sender = lab.sender(&binding, 9);
-        let got = lab.round_trip(&mut sender, &mut queue, &mut socket, (290 * 4096, 500));
+        let mut sender = sender(&lab, &binding);
+        let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (290 * 4096, 500));
         let memory_of = binding.reference();
         for _ in 0..10 {
-            sender.send(&mut lab.tx, &[(290 * 4096, 500)]).unwrap();
+            sender.send(&mut lab.tx[0], &[(290 * 4096, 500)]).unwrap();
         }
-        lab.tx.flush();
+        lab.tx[0].flush();
         until(|| {
-            lab.poll(&mut queue);
+            lab.queues().get(0).poll(&mut queue);
             socket.stats().queued == 10
         });
         match order {
@@ -298,7 +189,7 @@ fn orders_of_device_and_socket() {
             }
             1 => {
                 drop(binding);
-                assert_eq!(sender.send(&mut lab.tx, &[(0, 1)]), Err(SendError::Unbound { binding: got.binding }));
+                assert_eq!(sender.send(&mut lab.tx[0], &[(0, 1)]), Err(SendError::Unbound { binding: got.binding }));
                 drop((queue, sender, socket));
                 drop(lab);
             }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
+#[path = "../../../tests/flows.rs"]
+mod flows;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,69 +11,13 @@ use std::thread;
 
 use driver_common::split::{DeviceMemory, assert_split_closed, bind};
 use driver_common::*;
-use etherparse::PacketBuilder;
+use flows::{Ends, FIRST_PORT, Flows, number, numbered};
 use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Steered, Steering};
 use netmem_virtio::device::{Device, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet};
 use netmem_virtio::net::VnetHdr;
-
-/// Frames that are numbered, of as many flows in turn, as fast as they are taken, up to a limit that the test raises.
-struct Flows {
-    flows: u64,
-    next: u64,
-    limit: Arc<AtomicU64>,
-    wire: Vec<u8>,
-}
-
-const FIRST_PORT: u16 = 4000;
-
-/// Frame `n`: by its number, over IPv4 or IPv6.
-fn numbered(n: u64, flows: u64) -> Vec<u8> {
-    let payload = [&n.to_le_bytes()[..], &frame(n, (n % 1000) as usize)].concat();
-    let (ethernet, port) = (PacketBuilder::ethernet2([2; 6], [4; 6]), FIRST_PORT + (n % flows) as u16);
-    let mut bytes = Vec::new();
-    if n.is_multiple_of(3) {
-        ethernet.ipv6([0xfd; 16], [0xfe; 16], 9).udp(5, port).write(&mut bytes, &payload).unwrap();
-    } else {
-        ethernet.ipv4([10, 1, 2, 3], [10, 9, 8, 7], 9).udp(5, port).write(&mut bytes, &payload).unwrap();
-    }
-    bytes
-}
-
-/// The number of a frame that is whole.
-#[track_caller]
-fn number(bytes: &[u8], flows: u64) -> u64 {
-    let at = if bytes[12] == 8 { 42 } else { 62 };
-    let n = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    assert!(bytes == numbered(n, flows), "frame {n} is not as it was sent");
-    n
-}
-
-impl Port for Flows {
-    const WANTS_BYTES: bool = false;
-    const FEATURES: u64 = ALL_OFFLOADS;
-
-    fn peek(&mut self) -> Option<&[u8]> {
-        if self.next == self.limit.load(Relaxed) {
-            return None;
-        }
-        if self.wire.is_empty() {
-            self.wire = [&VnetHdr::PLAIN.to_bytes()[..], &numbered(self.next, self.flows)].concat();
-        }
-        Some(&self.wire)
-    }
-
-    fn consume(&mut self) {
-        self.next += 1;
-        self.wire.clear();
-    }
-
-    fn send(&mut self, _: &[u8]) -> bool {
-        true
-    }
-}
 
 struct Lab {
     limit: Arc<AtomicU64>,
@@ -84,7 +30,7 @@ struct Lab {
 
 fn lab(flows: u64, options: NetOptions) -> Lab {
     let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
-    let mut ports = steering.spread(Flows { flows, next: 0, limit: limit.clone(), wire: Vec::new() }, 2).into_iter();
+    let mut ports = steering.spread(Flows::new(flows, limit.clone()), 2).into_iter();
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
     let mut rig = Rig::new(Device::new(device, |_| Ok(ports.next().unwrap())).unwrap());
     let books = Books::default();
@@ -154,15 +100,6 @@ fn steering_changes_in_full_traffic() {
     assert_eq!(lab.steering.dropped(), 0);
     drop((pair.tx, other.tx, lab.net));
     lab.books.assert_balanced();
-}
-
-/// Sets the flag when it goes, also by a panic: the thread that looks at it is waited for.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 /// Proves MEM-1: a queue is bound, bound anew and unbound again and again while frames come for it as fast as they can. The other

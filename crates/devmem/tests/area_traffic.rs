@@ -1,0 +1,137 @@
+//! A queue of a real device receives into a user's area, whose buffers come back through its refill ring alone.
+//!
+//! ```text
+//!   numbered datagrams ─► device ─► queue ─► AreaProvider::deliver ─► who compares, from the file, and holds some
+//!          ▲                          ▲                                 │
+//!          │ as many as were seen     └──────── refill ring ◄─── offsets, in no order
+//! ```
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/flows.rs"]
+mod flows;
+mod memory_common;
+mod net_common;
+
+use flows::{Ends, Flows, number};
+use memory_common::{Memory, until};
+use net_common::Lab;
+use netmem_devmem::{AreaProvider, AreaStats, Buffer, RefillRing};
+use netmem_packet::SplitFrame;
+use netmem_pool::{Device, Region};
+use netmem_virtio::driver::SplitOptions;
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::thread;
+
+const FRAMES: u64 = 20_000;
+const PAGES: usize = 300;
+/// Buffers that the user may hold: most of the area, so that the queue is often without.
+const HELD: usize = 250;
+/// Datagrams on their way.
+const WINDOW: u64 = 512;
+
+/// Headers in host memory, and where the rest is.
+type Delivered = (Vec<u8>, Buffer);
+
+/// Compares each frame with what was sent, and gives back. Which pages were received into how often.
+fn user(
+    memory: &Memory,
+    ring: &mut RefillRing<Device>,
+    frames: mpsc::Receiver<Delivered>,
+    allow: impl Fn(u64),
+) -> BTreeMap<u64, u64> {
+    let (mut rng, mut next) = (fastrand::Rng::with_seed(5), 0);
+    let (mut held, mut used) = (Vec::<Buffer>::new(), BTreeMap::<u64, u64>::new());
+    for (mut frame, buffer) in frames {
+        let at = frame.len();
+        frame.resize(at + buffer.len as usize, 0);
+        memory.file.read_exact_at(&mut frame[at..], buffer.offset).expect("it is there");
+        // One queue: in order, and none is missing.
+        assert_eq!(number(&frame, 1), next);
+        next += 1;
+        allow(FRAMES.min(next + WINDOW));
+        let page = buffer.offset / 4096;
+        assert!(held.iter().all(|b| b.offset / 4096 != page), "received into while it was held");
+        *used.entry(page).or_default() += 1;
+        held.push(buffer);
+        if held.len() == HELD {
+            rng.shuffle(&mut held);
+            for buffer in held.split_off(rng.usize(..HELD)) {
+                // Any place in it will do.
+                ring.push(buffer.offset + u64::from(rng.u32(..buffer.len)));
+            }
+        }
+    }
+    // What is held now goes home with the ring.
+    assert_eq!(next, FRAMES);
+    used
+}
+
+/// Receives `FRAMES` frames into an area whose ring has so many entries.
+fn circulate(entries: usize) -> AreaStats {
+    let (memory, limit, stop) = (Memory::pages(PAGES), Arc::new(AtomicU64::new(0)), AtomicBool::new(false));
+    let region = Region::unmapped(memory.fd(), 0).expect("it can be cut");
+    let (area, mut ring) = AreaProvider::new(region, entries).expect("there is memory");
+    let mut lab = Lab::new(vec![Flows::new(1, limit.clone())], &[area.region()], SplitOptions::UDP_V4);
+    let queues = lab.queues();
+    queues.use_device(0, area.clone()).expect("the device goes on");
+    let (deliver, frames) = mpsc::channel();
+    let control = lab.control.clone();
+    let allow = |frames| {
+        limit.store(frames, Relaxed);
+        // It may have found none, and sleep.
+        control.wake();
+    };
+    allow(WINDOW);
+    let used = thread::scope(|s| {
+        let user = s.spawn(|| {
+            let _ends = Ends(&stop);
+            user(&memory, &mut ring, frames, allow)
+        });
+        until(|| {
+            let mut handler = |frame: SplitFrame| {
+                let (head, payload, _) = frame.into_parts();
+                let mut bytes = vec![0; head.len()];
+                head.copy_to(0, &mut bytes).expect("all of it");
+                let buffer = area.deliver(payload.expect("it is longer than its headers")).expect("it is the area's");
+                // Gone only if it has failed.
+                _ = deliver.send((bytes, buffer));
+            };
+            queues.get(0).split().poll(|poll| poll.receive(64, &mut handler));
+            area.stats().delivered == FRAMES || stop.load(Relaxed)
+        });
+        drop(deliver);
+        user.join().expect("the user has compared all")
+    });
+    println!("{entries} entries: {} pages, up to {:?} times; {:?}", used.len(), used.values().max(), area.stats());
+    assert!(used.len() > HELD && FRAMES > 10 * PAGES as u64, "{} pages were used", used.len());
+    // The queue is stopped with buffers out; they end with their user.
+    queues.use_host(0).expect("the device goes on");
+    drop((queues, lab));
+    let before = ring.stats();
+    assert_eq!((before.delivered, before.invalid), (FRAMES, 0), "{before:?}");
+    assert!(before.returned < FRAMES, "some are out: {before:?}");
+    drop(ring);
+    let after = area.stats();
+    drop(area);
+    memory.assert_gone();
+    after
+}
+
+/// Proves MEM-12 and POOL-10: a device receives into an area many times its size, with nothing but the ring to bring buffers back, and
+/// each frame is where the user was told, whole.
+#[test]
+fn an_area_under_traffic() {
+    let stats = circulate(512);
+    assert_eq!(stats.ring_full, 0, "it has room for all pages: {stats:?}");
+}
+
+/// Proves MEM-12: the same with a ring that is full all the time.
+#[test]
+fn a_full_ring_under_traffic() {
+    let stats = circulate(8);
+    assert!(stats.ring_full > 100, "{stats:?}");
+}

@@ -1,0 +1,483 @@
+//! The Linux kernel's own UDP at the other end of a tap: what it sends lands in device memory, and what is sent from there it takes.
+//!
+//! ```text
+//!   network namespace of a thread, gone with it
+//!     std UdpSocket ◄──► the kernel's UDP, IPv4 and IPv6 ◄──► tap ◄──► our device ◄──► queue ─► binding ─► Socket
+//!                                                                          ▲                    │
+//!                                                                          └────── Sender ◄─────┘
+//! ```
+//!
+//! No more is sent than fits into the tap's queue until that was received, so that nothing may be lost. Needs root, `/dev/net/tun`
+//! and `ip`, and is skipped, saying so, without.
+#![allow(clippy::unwrap_used)]
+
+mod memory_common;
+mod net_common;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use memory_common::{Memory, until, worker};
+use net_common::{Lab, endpoint};
+use netmem_devmem::{
+    Binding, FlowQueue, FlowTable, Fragment, Received, RecvError, Sender, Socket, SocketOptions, TokenRange,
+};
+use netmem_packet::TxQueue;
+use netmem_virtio::device::port::{Port, PortError, Steering, Tap};
+use netmem_virtio::driver::SplitOptions;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use skip::skip;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::thread::Builder;
+
+/// Datagrams that are sent before all of them were received. The tap's queue takes 1000.
+const WINDOW: usize = 64;
+/// UDP port of our socket.
+const PORT: u16 = 9;
+
+/// Runs `work` with a tap, on a thread with a network of its own: the kernel has 10.79.0.1 and fd79::1 there, and believes .2 to
+/// be behind the tap. Skipped where that cannot be had.
+#[track_caller]
+fn with_the_kernel(work: impl FnOnce(Tap) -> Result<(), String> + Send) {
+    let why = std::thread::scope(|s| {
+        // Of the test's name, which is told of a panic.
+        let thread = Builder::new().name(std::thread::current().name().unwrap_or("kernel").to_owned());
+        let thread = thread.spawn_scoped(s, || network().and_then(work)).expect("a thread");
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).err()
+    });
+    if let Some(why) = why {
+        skip(&why);
+    }
+}
+
+/// Gives this thread a network, and a tap in it.
+fn network() -> Result<Tap, String> {
+    // SAFETY: of what is no longer shared, a network namespace is all: descriptors stay those of the process.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| format!("a network namespace needs root: {e}"))?;
+    let tap = tap("nm0")?;
+    ip("link set nm0 address 02:00:00:00:00:01")?;
+    ip("addr add 10.79.0.1/24 dev nm0")?;
+    ip("-6 addr add fd79::1/64 dev nm0 nodad")?;
+    for there in ["10.79.0.2", "fd79::2"] {
+        ip(&format!("neigh add {there} lladdr 02:00:00:00:00:02 dev nm0 nud permanent"))?;
+    }
+    // An IPv6 address can be sent from at once; the kernel takes nothing for it until it has made its route, beside this.
+    let local = "fd790000000000000000000000000001 80 ";
+    until(|| std::fs::read_to_string("/proc/thread-self/net/ipv6_route").expect("it is there").contains(local));
+    Ok(tap)
+}
+
+fn tap(name: &str) -> Result<Tap, String> {
+    match Tap::open(name, 1, true) {
+        Ok(mut taps) => Ok(taps.remove(0)),
+        Err(PortError::Tap { source, .. }) => Err(format!("no tap devices here: {source}")),
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+/// `ip` with these arguments, in this thread's network.
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split(' ')).output();
+    let output = output.map_err(|e| format!("`ip` (iproute2) cannot be run: {e}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {}", errors.trim())) }
+}
+
+/// The kernel's socket of one address family, and ours as it sees it.
+struct Kernel {
+    socket: UdpSocket,
+    here: SocketAddr,
+    ours: SocketAddr,
+}
+
+impl Kernel {
+    fn v4() -> Self {
+        Self::new("10.79.0.1:7", "10.79.0.2:9")
+    }
+
+    fn v6() -> Self {
+        Self::new("[fd79::1]:7", "[fd79::2]:9")
+    }
+
+    fn new(here: &str, ours: &str) -> Self {
+        let socket = UdpSocket::bind(here).expect("a socket");
+        socket.set_nonblocking(true).expect("it can be");
+        Self { socket, here: here.parse().expect("an address"), ours: ours.parse().expect("an address") }
+    }
+
+    /// Bytes of payload that fit into a frame.
+    fn most(&self) -> usize {
+        1500 - 8 - if self.here.is_ipv4() { 20 } else { 40 }
+    }
+
+    /// The kernel says that it has sent it.
+    #[track_caller]
+    fn send(&self, port: u16, bytes: &[u8]) {
+        let sent = self.socket.send_to(bytes, SocketAddr::new(self.ours.ip(), port));
+        assert_eq!(sent.expect("it is sent"), bytes.len());
+    }
+
+    /// From now on it sends without checksums.
+    fn without_checksums(&self) {
+        let (fd, on) = (self.socket.as_raw_fd(), 1);
+        let (level, name) = match self.here {
+            SocketAddr::V4(_) => (libc::SOL_SOCKET, libc::SO_NO_CHECK),
+            SocketAddr::V6(_) => (libc::SOL_UDP, libc::UDP_NO_CHECK6_TX),
+        };
+        // SAFETY: an open descriptor, and a place with its length.
+        let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const on).cast(), size_of_val(&on) as u32) };
+        assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[track_caller]
+    fn receive(&self) -> (Vec<u8>, SocketAddr) {
+        let mut bytes = vec![0; 65536];
+        let mut received = None;
+        until(|| {
+            received = match self.socket.recv_from(&mut bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => None,
+                other => Some(other.expect("a datagram")),
+            };
+            received.is_some()
+        });
+        let (len, from) = received.expect("it came");
+        bytes.truncate(len);
+        (bytes, from)
+    }
+}
+
+/// Bytes that no other seed has.
+fn random(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// A datagram as a user finds it.
+struct Datagram {
+    received: Received,
+    bytes: Vec<u8>,
+    /// What of it is in device memory.
+    device: Option<Place>,
+}
+
+struct Place {
+    binding: usize,
+    part: (u64, u32),
+    token: TokenRange,
+}
+
+/// Queues, each of which receives into a binding of its own.
+struct Ours {
+    memories: Vec<Memory>,
+    bindings: Vec<Binding>,
+    lab: Lab,
+    table: FlowTable,
+    queues: Vec<FlowQueue>,
+}
+
+impl Ours {
+    fn new<P: Port + 'static>(ports: Vec<P>, header_bytes: u16) -> Self {
+        let (worker, table) = (worker(), FlowTable::new());
+        let memories: Vec<_> = ports.iter().map(|_| Memory::pages(512)).collect();
+        let bind = |memory: &Memory| Binding::new(memory.fd(), 0, &worker).expect("a binding");
+        let bindings: Vec<_> = memories.iter().map(bind).collect();
+        let regions: Vec<_> = bindings.iter().map(|b| b.region()).collect();
+        let mut lab = Lab::new(ports, &regions, header_bytes);
+        for (queue, binding) in bindings.iter().enumerate() {
+            lab.net.attach(binding, &[queue]).expect("it is free");
+        }
+        let queues = bindings.iter().map(|binding| table.queue(binding)).collect();
+        Self { memories, bindings, lab, table, queues }
+    }
+
+    fn bind(&self, port: u16, options: &SocketOptions) -> Socket {
+        self.table.bind(port, options).expect("it is free")
+    }
+
+    /// From .2, which is us, to an address that the kernel has, or knows the way to.
+    fn sender(&self, local: SocketAddr, peer: SocketAddr) -> Sender {
+        let mut ends = [endpoint(0, &local.to_string()), endpoint(0, &peer.to_string())];
+        (ends[0].mac, ends[1].mac) = ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
+        self.lab.sender(&self.bindings[0], ends[0], ends[1])
+    }
+
+    /// The next datagram of any of these sockets, and of which.
+    #[track_caller]
+    fn receive(&mut self, sockets: &mut [Socket]) -> (usize, Datagram) {
+        let mut out = [Fragment::Empty, Fragment::Empty];
+        let mut datagram = None;
+        until(|| {
+            for (queue, into) in self.queues.iter_mut().enumerate() {
+                self.lab.queues().get(queue).poll(into);
+            }
+            datagram = sockets.iter_mut().enumerate().find_map(|(at, socket)| match socket.recv(&mut out) {
+                Err(RecvError::Empty) => None,
+                other => Some((at, other.expect("there is room for tokens"))),
+            });
+            datagram.is_some()
+        });
+        let (at, received) = datagram.expect("it came");
+        assert!(received.end);
+        let (mut bytes, mut device) = (Vec::new(), None);
+        for fragment in out.into_iter().take(received.fragments) {
+            let at = bytes.len();
+            match fragment {
+                Fragment::Linear(host) => {
+                    bytes.resize(at + host.len(), 0);
+                    host.copy_to(0, &mut bytes[at..]).expect("all of it");
+                }
+                Fragment::Device { binding, offset, len, token } => {
+                    let which = self.bindings.iter().position(|b| b.id() == binding).expect("it is one of ours");
+                    bytes.resize(at + len as usize, 0);
+                    self.memories[which].file.read_exact_at(&mut bytes[at..], offset).expect("it is there");
+                    device = Some(Place { binding: which, part: (offset, len), token: token.into() });
+                }
+                Fragment::Empty => panic!("nothing was received, and counted"),
+            }
+        }
+        (at, Datagram { received, bytes, device })
+    }
+
+    /// Sends what is in the binding, and waits until the device is done with it.
+    #[track_caller]
+    fn send(&mut self, sender: &mut Sender, part: (u64, u32)) {
+        let tx = &mut self.lab.tx[0];
+        sender.send(tx, &[part]).expect("there is room");
+        tx.flush();
+        until(|| tx.complete() == 1);
+    }
+
+    /// Nothing was dropped for what it was, but for `fragments`; everything comes home.
+    #[track_caller]
+    fn close(self, fragments: u64) {
+        let Self { memories, bindings, mut lab, table, queues } = self;
+        let t = table.stats();
+        // What a host says of itself in an IPv6 network is counted, too: as `other`, or by its headers.
+        assert_eq!((t.fragments, t.malformed, t.no_socket, t.foreign), (fragments, 0, 0, 0), "{t:?}");
+        let memory_of: Vec<_> = bindings.iter().map(Binding::reference).collect();
+        bindings.into_iter().for_each(|binding| lab.net.unbind(binding).expect("the device goes on"));
+        drop((lab, table, queues));
+        assert!(memory_of.iter().all(|memory| memory.stats().in_use == 0));
+        drop(memory_of);
+        memories.iter().for_each(Memory::assert_gone);
+    }
+}
+
+/// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them; where payload is in device memory as a whole, it is
+/// sent back from where it landed.
+fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(), String> {
+    const DATAGRAMS: u64 = 4000;
+    let mut ours = Ours::new(vec![tap], header_bytes);
+    let mut socket = [ours.bind(PORT, &SocketOptions::new())];
+    let returner = socket[0].returner();
+    let mut senders: Vec<_> = kernels.iter().map(|kernel| ours.sender(kernel.ours, kernel.here)).collect();
+    let (mut rng, mut sent, mut n, mut back) = (fastrand::Rng::with_seed(1), VecDeque::new(), 0, 0);
+    let (mut device, mut linear) = (0, 0);
+    while n < DATAGRAMS {
+        for _ in 0..rng.usize(1..=WINDOW) {
+            let which = rng.usize(..kernels.len());
+            let kernel = &kernels[which];
+            // Also the shortest and the longest.
+            let len = match n % 50 {
+                0..=2 => (n % 50) as usize,
+                3 => kernel.most(),
+                _ => rng.usize(..=kernel.most()),
+            };
+            let bytes = random(n, len);
+            kernel.send(PORT, &bytes);
+            sent.push_back((which, bytes));
+            n += 1;
+        }
+        while let Some((which, bytes)) = sent.pop_front() {
+            let (_, got) = ours.receive(&mut socket);
+            // The kernel has left the sum to the device: both have the frame as it was made.
+            assert!(got.received.vouched);
+            assert_eq!(got.received.peer, kernels[which].here);
+            assert!(got.bytes == bytes, "{} bytes are not as they were sent", bytes.len());
+            let in_device = got.device.as_ref().map_or(0, |place| place.part.1 as usize);
+            linear += (bytes.len() - in_device) as u64;
+            let Some(Place { part, token, .. }) = got.device else { continue };
+            device += 1;
+            if in_device == bytes.len() {
+                ours.send(&mut senders[which], part);
+                assert!(kernels[which].receive() == (bytes, kernels[which].ours), "the kernel has something else");
+                back += 1;
+            }
+            assert_eq!(returner.give_back(&[token]), Ok(1));
+        }
+    }
+    let s = socket[0].stats();
+    assert_eq!((s.fragments, s.linear_bytes, s.unvouched, s.queue_full), (device, linear, 0, 0), "{s:?}");
+    assert_eq!(s.headers_in_device, 0);
+    assert!(back > DATAGRAMS / 3, "{back}");
+    drop((socket, returner, senders));
+    ours.close(0);
+    Ok(())
+}
+
+/// Proves MEM-1, MEM-3, MEM-8 and MEM-11: datagrams from the kernel land in device memory as they were sent, none is lost, and the
+/// kernel gets them back from where they landed.
+#[test]
+fn the_kernels_udp_over_ipv4() {
+    with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4()], SplitOptions::UDP_V4));
+}
+
+/// Proves the same for IPv6.
+#[test]
+fn the_kernels_udp_over_ipv6() {
+    with_the_kernel(|tap| there_and_back(tap, &[Kernel::v6()], SplitOptions::UDP_V6));
+}
+
+/// Proves MEM-3: both on one queue, whose host parts are those of IPv6: of what comes over IPv4, 20 bytes are linear.
+#[test]
+fn the_kernels_udp_over_both() {
+    with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4(), Kernel::v6()], SplitOptions::UDP_V6));
+}
+
+/// Proves MEM-4: four sockets receive what the kernel sends them by two queues of two bindings, between which their flows are
+/// steered meanwhile.
+#[test]
+fn the_kernels_udp_steered() {
+    const DATAGRAMS: u64 = 6000;
+    const FLOWS: u16 = 4;
+    with_the_kernel(|tap| {
+        let (steering, kernels) = (Steering::new(), [Kernel::v4(), Kernel::v6()]);
+        let mut ours = Ours::new(steering.spread(tap, 2), SplitOptions::UDP_V6);
+        let mut sockets: Vec<_> = (0..FLOWS).map(|flow| ours.bind(PORT + flow, &SocketOptions::new())).collect();
+        let returners: Vec<_> = sockets.iter().map(Socket::returner).collect();
+        let (mut rng, mut sent, mut n) = (fastrand::Rng::with_seed(3), HashMap::new(), 0);
+        let (mut used, mut held) = (HashMap::<_, u64>::new(), VecDeque::new());
+        while n < DATAGRAMS {
+            while sent.len() < WINDOW && n < DATAGRAMS {
+                let (kernel, flow) = (&kernels[rng.usize(..2)], rng.u16(..FLOWS));
+                steering.steer(PORT + rng.u16(..FLOWS), rng.u8(..2));
+                let len = 8 + rng.usize(..=kernel.most() - 8);
+                let mut bytes = random(n, len);
+                bytes[..8].copy_from_slice(&n.to_le_bytes());
+                kernel.send(PORT + flow, &bytes);
+                sent.insert(n, (usize::from(flow), kernel.here, bytes));
+                n += 1;
+            }
+            // Not all: some are on their way while more is sent.
+            let upto = if n == DATAGRAMS { 0 } else { rng.usize(..WINDOW) };
+            while sent.len() > upto {
+                let (socket, got) = ours.receive(&mut sockets);
+                let number = u64::from_le_bytes(*got.bytes.first_chunk().expect("a number"));
+                let was = sent.remove(&number).expect("it was sent, and came once");
+                assert!((socket, got.received.peer, got.bytes) == was, "{number} is not as it was sent");
+                assert!(got.received.vouched);
+                let Some(Place { binding, token, .. }) = got.device else { continue };
+                *used.entry((socket, binding)).or_default() += 1;
+                held.push_back((socket, token));
+                if held.len() > 100 {
+                    let (socket, token) = held.pop_front().expect("just looked");
+                    assert_eq!(returners[socket].give_back(&[token]), Ok(1));
+                }
+            }
+        }
+        assert_eq!((used.len(), steering.dropped()), (2 * usize::from(FLOWS), 0));
+        assert!(used.values().all(|&n| n > DATAGRAMS / 40), "{used:?}");
+        drop((sockets, returners));
+        ours.close(0);
+        Ok(())
+    });
+}
+
+/// Proves MEM-8: the kernel forwards what is sent from device memory to a tap that wants no partial sums, completes the sum that it
+/// was left, and that is right.
+#[test]
+fn the_kernel_completes_the_checksum() {
+    with_the_kernel(|first| {
+        let mut second = tap("nm1")?;
+        ip("addr add 10.80.0.1/24 dev nm1")?;
+        ip("-6 addr add fd80::1/64 dev nm1 nodad")?;
+        for there in ["10.80.0.2", "fd80::2"] {
+            ip(&format!("neigh add {there} lladdr 02:00:00:00:00:04 dev nm1 nud permanent"))?;
+        }
+        // Of this thread's network.
+        for switch in ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"] {
+            std::fs::write(switch, "1").map_err(|e| format!("{switch} cannot be set: {e}"))?;
+        }
+        let mut ours = Ours::new(vec![first], SplitOptions::UDP_V4);
+        for (local, peer) in [("10.79.0.2:9", "10.80.0.2:4791"), ("[fd79::2]:9", "[fd80::2]:4791")] {
+            let mut sender = ours.sender(local.parse().unwrap(), peer.parse().unwrap());
+            for n in 0..200 {
+                let bytes = random(n, 1 + n as usize * 7);
+                // Where no page was ever received into.
+                ours.memories[0].file.write_all_at(&bytes, 500 * 4096 + n).unwrap();
+                ours.send(&mut sender, (500 * 4096 + n, bytes.len() as u32));
+                until(|| {
+                    let Some(wire) = second.peek() else { return false };
+                    assert_eq!(wire[0], 0, "nothing is left to be summed");
+                    let whole = summed(&wire[12..]);
+                    second.consume();
+                    whole.inspect(|got| assert!(*got == bytes, "{n} is not as it was sent")).is_some()
+                });
+            }
+        }
+        ours.close(0);
+        Ok(())
+    });
+}
+
+/// The payload of a UDP datagram whose checksum is right.
+#[track_caller]
+fn summed(frame: &[u8]) -> Option<Vec<u8>> {
+    let packet = SlicedPacket::from_ethernet(frame).expect("a frame");
+    let Some(TransportSlice::Udp(udp)) = packet.transport else { return None };
+    let sum = match packet.net.expect("it is over IP") {
+        NetSlice::Ipv4(ip) => {
+            let (source, destination) = (ip.header().source(), ip.header().destination());
+            udp.to_header().calc_checksum_ipv4_raw(source, destination, udp.payload())
+        }
+        NetSlice::Ipv6(ip) => {
+            let (source, destination) = (ip.header().source(), ip.header().destination());
+            udp.to_header().calc_checksum_ipv6_raw(source, destination, udp.payload())
+        }
+        other => panic!("neither IPv4 nor IPv6: {other:?}"),
+    };
+    assert_eq!(udp.checksum(), sum.expect("it is no longer than a frame"));
+    Some(udp.payload().to_vec())
+}
+
+/// Proves MEM-10: of what the kernel sends without a checksum the device vouches for nothing; it is dropped and counted, or
+/// delivered marked. A datagram that is in several frames is none, and counted.
+#[test]
+fn what_nobody_vouches_for() {
+    const EACH: u64 = 100;
+    with_the_kernel(|tap| {
+        let mut ours = Ours::new(vec![tap], SplitOptions::UDP_V6);
+        let mut strict = ours.bind(PORT, &SocketOptions::new());
+        let mut lax = [ours.bind(PORT + 1, &SocketOptions::new().unvouched(true))];
+        let mut rng = fastrand::Rng::with_seed(2);
+        for kernel in [Kernel::v4(), Kernel::v6()] {
+            kernel.send(PORT, &random(0, 3000));
+            kernel.without_checksums();
+            for n in 0..EACH {
+                let bytes = random(n, rng.usize(1..=kernel.most()));
+                kernel.send(PORT, &bytes);
+                kernel.send(PORT + 1, &bytes);
+                let (_, got) = ours.receive(&mut lax);
+                assert!(!got.received.vouched && got.bytes == bytes);
+                if let Some(place) = got.device {
+                    assert_eq!(lax[0].returner().give_back(&[place.token]), Ok(1));
+                }
+            }
+        }
+        // All came in order: what was sent to the other has come as well.
+        let s = strict.stats();
+        assert_eq!((s.unvouched, s.fragments, s.queued), (2 * EACH, 0, 0), "{s:?}");
+        assert_eq!(strict.recv(&mut [Fragment::Empty]), Err(RecvError::Empty));
+        assert_eq!(lax[0].stats().unvouched, 2 * EACH);
+        drop((strict, lax));
+        // 3008 bytes in frames of 1500, twice.
+        ours.close(6);
+        Ok(())
+    });
+}

@@ -11,7 +11,7 @@
 //! not as often as it comes back, is ignored and counted.
 
 use crate::DeliverError;
-use crate::counts::Counts;
+use crate::counts::{Count, Counts};
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;
@@ -90,7 +90,7 @@ impl<M: Memory> Area<M> {
     /// Puts one of the user's counts of a page, if there is one.
     fn take_one(&self, index: u32) -> bool {
         // SAFETY: there is such a page, say the callers; the counts are our own.
-        let taken = unsafe { self.held.base().at(index) }.take_one();
+        let taken = unsafe { self.held.base().used(index) }.is_some_and(Count::take_one);
         if taken {
             // SAFETY: the count said that there is one (the invariant), and it is now ours.
             unsafe { self.supply.region().put(index, 1) };
@@ -103,7 +103,8 @@ impl<M: Memory> Area<M> {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.drain();
-        // A delivery that did not see it takes its count back itself; either may be who finds it.
+        // A delivery that sees it takes its count back itself, and one that does not has counted before this looks: the two
+        // fences. Either may be who finds it.
         self.held.held(|index, n| {
             (0..n).for_each(|_| {
                 self.take_one(index);
@@ -136,7 +137,7 @@ impl<M: Memory> AreaProvider<M> {
     pub fn new(region: Region<M>, entries: usize) -> Result<(Arc<Self>, RefillRing<M>), DeliverError> {
         let (producer, consumer) = RingBuffer::new(entries.max(1));
         let area = Arc::new(Area {
-            held: Counts::new(region.pages())?,
+            held: Counts::new(region.pages(), 0)?,
             supply: RegionProvider::new(region),
             ring: Mutex::new(consumer),
             closed: AtomicBool::new(false),
@@ -166,7 +167,7 @@ impl<M: Memory> AreaProvider<M> {
         let buffer = Buffer { offset: page + frag.offset() as u64, len: frag.len() as u32 };
         let _ = frag.into_count();
         // SAFETY: a page of the region, which has a count each; they are the area's.
-        unsafe { area.held.base().note(index) }.give(1);
+        unsafe { area.held.base().mark(index) }.give(1);
         fence(Ordering::SeqCst);
         if area.closed.load(Ordering::Relaxed) {
             area.take_one(index);

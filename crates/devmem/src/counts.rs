@@ -1,15 +1,17 @@
 //! How often each page of a binding has been delivered and not come back: a number for each, in one array.
 //!
 //! ```text
-//!   ... 1 0 0 1 │ 4 KiB │ - │ - │ 4 KiB │ ...    counts: zeros of the kernel's, which become memory when they are written
-//!   notes       └─ base
+//!   summary   1 0 0 1 ...                      a bit for 1024 pages: their counts may be other than 0
+//!             │     └───────────────┐
+//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    zeros of the kernel's, which become memory when they are written
 //! ```
 //!
-//! A note is a bit for 1024 pages: their counts may be other than 0. Notes lie below the counts, the first one next to them, so that both are
-//! found from one address.
+//! A count whose bit is clear is not touched by a return: whoever makes up tokens makes no memory. Bits are set and read relaxed.
+//! Who is told a token comes after its bit was set; who makes one up may miss it, and be ignored; the last handle comes after all.
 
 use crate::error::DeliverError;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use std::ptr::NonNull;
 
 /// How often a page has been delivered and not come back.
 #[derive(Default)]
@@ -17,17 +19,6 @@ use crate::sync::{AtomicU32, Ordering};
 pub(crate) struct Count(AtomicU32);
 
 impl Count {
-    /// Has the count's line come here to be written. The other side wrote it last, and atomic operations wait one for the other: so
-    /// that the lines of a batch come together, they are asked for before the first of them.
-    #[inline]
-    pub(crate) fn prefetch(&self) {
-        #[cfg(all(target_arch = "x86_64", not(loom)))]
-        // SAFETY: a hint, and no access; processors without this instruction do nothing in its place.
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) self, options(nostack, preserves_flags, readonly));
-        }
-    }
-
     /// The page is delivered `n` times more.
     #[inline]
     pub(crate) fn give(&self, n: u32) {
@@ -52,30 +43,47 @@ impl Count {
     }
 }
 
-/// Counts that one note is for: 4 KiB.
-const PART: usize = 1024;
+/// Counts that have a bit in the summary: 4 KiB of them.
+const PART: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// The counts of a binding's pages on one socket.
 ///
-/// Invariant: a count that is not 0 is in a part with a note.
-pub(crate) struct Counts(Memory);
+/// Invariant: a count that is not 0 is in a part whose bit is set.
+pub(crate) struct Counts {
+    memory: Memory,
+    summary: Box<[AtomicU64]>,
+}
 
 impl Counts {
-    pub(crate) fn new(pages: u32) -> Result<Self, DeliverError> {
-        Memory::new(pages as usize).map(Self)
+    /// A count for each of so many pages. Those of a socket's bindings should have numbers of their own, modulo 64: else they begin
+    /// at the same place of a page, and those of bindings that take turns are in one set of the first-level cache.
+    pub(crate) fn new(pages: u32, number: usize) -> Result<Self, DeliverError> {
+        let words = (pages as usize).div_ceil(PART).div_ceil(64);
+        let summary = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { memory: Memory::new(pages as usize, number % 64)?, summary })
     }
 
     /// Where they are.
-    #[inline]
     pub(crate) fn base(&self) -> Base {
-        self.0.base()
+        Base { counts: NonNull::from(self.memory.all()).cast(), summary: NonNull::from(&self.summary[..]).cast() }
+    }
+
+    /// Calls `f` with the number of each part whose bit is set.
+    fn each_part(&self, mut f: impl FnMut(usize)) {
+        for (at, word) in self.summary.iter().enumerate() {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                f(64 * at + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
     }
 
     /// All that is held: a page and how often, for each. Costs a look at 1024 counts for each of them that was ever used, and at
-    /// a bit for 1024 others.
+    /// a word for 65,536 others.
     pub(crate) fn held(&self, mut f: impl FnMut(u32, u32)) {
-        self.0.each_noted(|part| {
-            for (index, count) in self.0.all().iter().enumerate().skip(part * PART).take(PART) {
+        self.each_part(|part| {
+            for (index, count) in self.memory.all().iter().enumerate().skip(part * PART).take(PART) {
                 let n = count.0.load(Ordering::Relaxed);
                 if n > 0 {
                     f(index as u32, n);
@@ -86,65 +94,89 @@ impl Counts {
 
     /// Bytes of counts that were ever used, in parts.
     pub(crate) fn bytes(&self) -> usize {
-        let mut parts = 0;
-        self.0.each_noted(|_| parts += 1);
-        parts * PART * size_of::<u32>()
+        let parts = self.summary.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
+        parts.sum::<usize>() * PART * size_of::<u32>()
+    }
+}
+
+/// Where counts are, for who knows how many, and that they stay.
+#[derive(Clone, Copy)]
+pub(crate) struct Base {
+    counts: NonNull<Count>,
+    summary: NonNull<AtomicU64>,
+}
+
+// SAFETY: addresses of atomics; whoever looks at them says why he may.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
+impl Base {
+    /// Has the line of page `index`'s count come here to be written. The other side wrote it last, and atomic operations wait one
+    /// for the other: so that the lines of a batch come together, they are asked for before the first of them.
+    #[inline]
+    pub(crate) fn prefetch(self, index: u32) {
+        let count = self.counts.as_ptr().wrapping_add(index as usize);
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        // SAFETY: a hint, and no access; processors without this instruction do nothing in its place.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) count, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        let _ = count;
+    }
+
+    /// The count of page `index`. `None`: nothing of its part was ever given.
+    ///
+    /// # Safety
+    ///
+    /// There is such a page, and the counts outlive `'c`.
+    #[inline]
+    pub(crate) unsafe fn used<'c>(self, index: u32) -> Option<&'c Count> {
+        // SAFETY: the caller's.
+        let (word, bit, count) = unsafe { self.at(index) };
+        (word.load(Ordering::Relaxed) & bit != 0).then_some(count)
+    }
+
+    /// The count of page `index`, which is going to be [given](Count::give) to.
+    ///
+    /// # Safety
+    ///
+    /// As for [`used`](Self::used).
+    #[inline]
+    pub(crate) unsafe fn mark<'c>(self, index: u32) -> &'c Count {
+        // SAFETY: the caller's.
+        let (word, bit, count) = unsafe { self.at(index) };
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        count
+    }
+
+    /// The word of the summary and the bit in it that are page `index`'s, and its count.
+    ///
+    /// # Safety
+    ///
+    /// As for [`used`](Self::used).
+    #[inline]
+    unsafe fn at<'c>(self, index: u32) -> (&'c AtomicU64, u64, &'c Count) {
+        let (index, part) = (index as usize, index as usize / PART);
+        // SAFETY: the caller's: a count for each page, and a bit for each part.
+        unsafe { (self.summary.add(part / 64).as_ref(), 1 << (part % 64), self.counts.add(index).as_ref()) }
     }
 }
 
 #[cfg(not(loom))]
 mod memory {
     use super::*;
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-    use std::ptr::{self, NonNull};
-    use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use std::ptr;
 
-    /// Where counts are, for who knows how many, and that they stay.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Base(NonNull<Count>);
-
-    // SAFETY: an address of atomics; whoever looks at them says why he may.
-    unsafe impl Send for Base {}
-    // SAFETY: as above.
-    unsafe impl Sync for Base {}
-
-    impl Base {
-        /// The count of page `index`.
-        ///
-        /// # Safety
-        ///
-        /// There is such a page, and the counts outlive `'c`.
-        #[inline]
-        pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c Count {
-            // SAFETY: the caller's.
-            unsafe { self.0.add(index as usize).as_ref() }
-        }
-
-        /// The same, of a page that is going to be [given](Count::give) to.
-        ///
-        /// # Safety
-        ///
-        /// As for [`at`](Self::at).
-        #[inline]
-        pub(crate) unsafe fn note<'c>(self, index: u32) -> &'c Count {
-            let part = index as usize / PART;
-            // SAFETY: there is a note for each page, below the counts.
-            let (word, bit) = unsafe { (self.0.cast::<AtomicU64>().sub(1 + part / 64).as_ref(), 1 << (part % 64)) };
-            if word.load(Ordering::Relaxed) & bit == 0 {
-                word.fetch_or(bit, Ordering::Relaxed);
-            }
-            // SAFETY: the caller's.
-            unsafe { self.at(index) }
-        }
-    }
-
-    /// Mapped, not allocated: an allocator may write zeros to all of it. The counts begin at another line of 4 KiB each time: else
-    /// those of bindings that take turns would be in one set of the first-level cache.
+    /// Mapped, not allocated: an allocator may write zeros to all of it.
     ///
-    /// Invariant: from `base` on there are `len` counts, and below it a note for each part of them, in `bytes` from `mapped` on that
-    /// `new` mapped and `drop` unmaps.
+    /// Invariant: from `at` on there are `len` counts, in `bytes` from `mapped` on that `new` mapped and `drop` unmaps.
     pub(super) struct Memory {
-        base: Base,
+        at: NonNull<Count>,
         len: usize,
         mapped: NonNull<u8>,
         bytes: usize,
@@ -159,96 +191,52 @@ mod memory {
     const LINE: usize = 64;
 
     impl Memory {
-        pub(super) fn new(len: usize) -> Result<Self, DeliverError> {
-            static NEXT: AtomicUsize = AtomicUsize::new(0);
-            let line = NEXT.fetch_add(1, Ordering::Relaxed) % (4096 / LINE);
-            let notes = len.div_ceil(PART).div_ceil(64) * size_of::<u64>();
-            let below = notes.next_multiple_of(LINE) + line * LINE;
-            let bytes = below + len * size_of::<Count>();
+        /// `len` counts, which begin at the given line of what is mapped.
+        pub(super) fn new(len: usize, line: usize) -> Result<Self, DeliverError> {
+            let bytes = line * LINE + len.max(1) * size_of::<Count>();
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
             // SAFETY: new memory, wherever there is room.
-            let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes.max(1), access, flags) };
+            let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
             let mapped = mapped.ok().and_then(|at| NonNull::new(at.cast::<u8>()));
             let mapped = mapped.ok_or(DeliverError::NoMemory { bytes })?;
-            // SAFETY: in what was mapped, or its end.
-            let base = Base(unsafe { mapped.add(below) }.cast());
-            Ok(Self { base, len, mapped, bytes })
-        }
-
-        pub(super) fn base(&self) -> Base {
-            self.base
+            // A huge page would make 2 MiB of the first count. Where there are none, that is refused.
+            // SAFETY: our own memory, and advice.
+            let _ = unsafe { madvise(mapped.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
+            // SAFETY: in what was mapped.
+            Ok(Self { at: unsafe { mapped.add(line * LINE) }.cast(), len, mapped, bytes })
         }
 
         pub(super) fn all(&self) -> &[Count] {
             // SAFETY: that many (the invariant), of zeros at first, which are counts.
-            unsafe { std::slice::from_raw_parts(self.base.0.as_ptr(), self.len) }
-        }
-
-        /// Calls `f` with the number of each part with a note.
-        pub(super) fn each_noted(&self, mut f: impl FnMut(usize)) {
-            for word in 0..self.len.div_ceil(PART).div_ceil(64) {
-                // SAFETY: the invariant.
-                let notes = unsafe { self.base.0.cast::<AtomicU64>().sub(1 + word).as_ref() }.load(Ordering::Relaxed);
-                (0..64).filter(|bit| notes & (1 << bit) != 0).for_each(|bit| f(64 * word + bit));
-            }
+            unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
         }
     }
 
     impl Drop for Memory {
         fn drop(&mut self) {
             // SAFETY: mapped by `new`, and nobody uses it any more.
-            let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), self.bytes.max(1)) };
+            let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), self.bytes) };
             debug_assert!(unmapped.is_ok());
         }
     }
 }
 
-/// The same of loom's atomics, which are no zeros of the kernel's; all of it is noted.
+/// The same of loom's atomics, which are no zeros of the kernel's.
 #[cfg(loom)]
 mod memory {
     use super::*;
-    use std::ptr::NonNull;
-
-    #[derive(Clone, Copy)]
-    pub(crate) struct Base(NonNull<Count>);
-
-    // SAFETY: an address of atomics.
-    unsafe impl Send for Base {}
-    // SAFETY: as above.
-    unsafe impl Sync for Base {}
-
-    impl Base {
-        pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c Count {
-            // SAFETY: the caller's.
-            unsafe { self.0.add(index as usize).as_ref() }
-        }
-
-        pub(crate) unsafe fn note<'c>(self, index: u32) -> &'c Count {
-            // SAFETY: the caller's.
-            unsafe { self.at(index) }
-        }
-    }
 
     pub(super) struct Memory(Vec<Count>);
 
     impl Memory {
-        pub(super) fn new(len: usize) -> Result<Self, DeliverError> {
+        pub(super) fn new(len: usize, _: usize) -> Result<Self, DeliverError> {
             Ok(Self(std::iter::repeat_with(Count::default).take(len).collect()))
-        }
-
-        pub(super) fn base(&self) -> Base {
-            Base(NonNull::from(&self.0[..]).cast())
         }
 
         pub(super) fn all(&self) -> &[Count] {
             &self.0
         }
-
-        pub(super) fn each_noted(&self, f: impl FnMut(usize)) {
-            (0..self.0.len().div_ceil(PART)).for_each(f);
-        }
     }
 }
 
-pub(crate) use memory::Base;
 use memory::Memory;

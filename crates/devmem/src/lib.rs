@@ -105,7 +105,7 @@ pub use flow::{FlowQueue, FlowStats, FlowTable, PortError};
 #[cfg(not(loom))]
 pub use netdev::{AttachError, DetachError, Netdev, Queues, UnbindError};
 pub use pages::Pages;
-pub use receive::{Receive, TokenTable};
+pub use receive::{Receive, ReceiveOne, TokenTable};
 pub use returner::{MAX_FRAGMENTS, MAX_RANGES, Returner};
 #[cfg(not(loom))]
 pub use socket::{Fragment, Received, RecvError, Socket, SocketOptions, SocketStats};

@@ -141,13 +141,12 @@ fn guess_against_first_receive() {
         let (binding, mut table) = (binding(), TokenTable::new());
         let returner = table.returner();
         let other = thread::spawn(move || give_back(&returner, 2));
-        let mut receive = table.receive();
-        receive.reserve(&binding, 1).unwrap();
+        let one = table.reserve(&binding, 1).unwrap();
         // After the last step that the other could have seen, but for the one that counts.
         fill(&binding);
         binding.0.out.fetch_add(1, Ordering::Relaxed);
         // SAFETY: counted as out.
-        unsafe { receive.commit() };
+        assert_eq!(unsafe { one.commit() }.0, 2);
         let freed = other.join().unwrap();
         assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 1 - freed);
     });

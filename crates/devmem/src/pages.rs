@@ -29,8 +29,8 @@ pub unsafe trait Pages: Send + Sync + 'static {
     /// `index` is below [`pages`](Self::pages), and `n` references to that page are the caller's, who gives them up.
     unsafe fn put(&self, index: u32, n: u32);
 
-    /// Whether the binding has been unbound and every page is home, for good. Asked once or so per call that gives
-    /// tokens back, so it should cost no more than a load.
+    /// Whether the binding has been unbound and every page is home, for good. Asked for every 16 tokens
+    /// that are given back, or so: it should cost no more than a load.
     fn drained(&self) -> bool;
 }
 

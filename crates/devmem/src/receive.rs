@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 /// A socket's tokens: its one receiver, from which [`Returner`]s are made.
 ///
 /// The last handle that goes, this one or a returner, closes the table: all pages that are still held are given back, at a
-/// cost of a look at those counts, 1024 at a time, of which one was ever used.
+/// cost of a look at those counts, 1024 at a time, of which one was ever used, and at a word for 65,536 others.
 pub struct TokenTable<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
     /// What is known of ranges, by the binding's id. It may list bindings that are gone, which nobody asks for.
@@ -64,22 +64,17 @@ impl<B: Pages + Clone> TokenTable<B> {
         Receive { table: self }
     }
 
-    /// Receives one fragment: [`receive`](Self::receive), a reservation and its commit at once. An atomic addition.
+    /// Reserves for one fragment, in page `index`, alone: a [`Receive`] of one.
     ///
     /// # Errors
     ///
-    /// As for [`Receive::reserve`]; the reference to the page stays the caller's.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Receive::commit`]: a reference to page `index` is the caller's, and becomes the table's.
+    /// There is no room or memory for it, or no such page.
     #[inline]
-    pub unsafe fn deliver(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
+    pub fn reserve(&mut self, binding: &B, index: u32) -> Result<ReceiveOne<'_>, DeliverError> {
         self.reserved.clear();
         let known = self.find(binding, index)?;
         // SAFETY: `find` says that there is such a page; the invariant.
-        unsafe { known.base.note(index) }.give(1);
-        Ok(Token(known.first + index))
+        Ok(ReceiveOne { count: unsafe { known.base.mark(index) }, token: Token(known.first + index) })
     }
 
     /// Lets go of bindings that have been unbound and whose pages are all home. Also done when a binding is met, and by a
@@ -119,7 +114,7 @@ impl<B: Pages + Clone> TokenTable<B> {
         if index >= pages {
             return Err(DeliverError::NoSuchPage { binding: binding.id(), index, pages });
         }
-        let (first, counts) = self.shared.attach(binding)?;
+        let (first, counts) = self.shared.attach(binding, self.known.len())?;
         if self.reserved.is_empty() {
             // Nobody else has the counts: their range is gone.
             self.known.retain(|known| Arc::strong_count(&known.counts) > 1);
@@ -142,6 +137,31 @@ impl<B: Pages + Clone> fmt::Debug for TokenTable<B> {
     }
 }
 
+/// A fragment that was reserved alone. Dropped without [`commit`](Self::commit) it leaves nothing behind.
+pub struct ReceiveOne<'t> {
+    count: &'t Count,
+    token: Token,
+}
+
+impl ReceiveOne<'_> {
+    /// Counts it, and tells the token, which can be given back from now on. An atomic addition.
+    ///
+    /// # Safety
+    ///
+    /// A reference to the page is the caller's, and becomes the table's.
+    #[inline]
+    pub unsafe fn commit(self) -> Token {
+        self.count.give(1);
+        self.token
+    }
+}
+
+impl fmt::Debug for ReceiveOne<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveOne").field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
 /// A call that receives: fragments are reserved one after the other, and counted all at once when nothing can fail any more.
 ///
 /// Dropped without [`commit`](Self::commit) it leaves nothing behind: tokens that were told are not valid, and the
@@ -160,8 +180,8 @@ impl<B: Pages + Clone> Receive<'_, B> {
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
         let known = self.table.find(binding, index)?;
         // SAFETY: `find` says that there is such a page; the invariant.
-        let (count, token) = (unsafe { known.base.note(index) }, Token(known.first + index));
-        count.prefetch();
+        let (count, token) = (unsafe { known.base.mark(index) }, Token(known.first + index));
+        known.base.prefetch(index);
         self.table.reserved.push(Reserved(NonNull::from(count)));
         Ok(token)
     }

@@ -5,6 +5,7 @@ use crate::table::{Range, Shared, Table};
 use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
 use std::fmt;
 use std::mem::{self, MaybeUninit};
+use std::ptr;
 
 /// The most ranges in a call.
 pub const MAX_RANGES: usize = 128;
@@ -35,12 +36,12 @@ impl<B: Pages + Clone> Returner<B> {
         if ranges.len() > MAX_RANGES {
             return Err(TooManyRanges { ranges: ranges.len() });
         }
-        let done = self.shared.snapshot.read(|table| Call::run(table, ranges));
+        let (done, drained) = self.shared.snapshot.read(|table| Call::run(table, ranges));
         if done.foreign | done.excess > 0 {
             self.shared.ignored(done.foreign, done.excess);
         }
         // Not in the section: what it releases should go now.
-        if done.drained {
+        if drained {
             self.shared.release_drained();
         }
         Ok(done.freed as usize)
@@ -75,8 +76,6 @@ struct Done {
     freed: u32,
     foreign: u32,
     excess: u32,
-    /// A binding of which something was freed has nothing left.
-    drained: bool,
 }
 
 /// References that were taken and are yet to be put: see [`Call`].
@@ -110,13 +109,17 @@ impl<'c, B: Pages> Batch<'c, B> {
 
     #[inline]
     fn put(&mut self) {
+        let mut last: Option<&B> = None;
         for page in &self.pages[..mem::take(&mut self.len)] {
             // SAFETY: the first `len` were written.
             let (binding, index) = unsafe { page.assume_init() };
             // SAFETY: it was given up to `push`.
             unsafe { binding.put(index, 1) };
-            self.drained |= binding.drained();
+            if let Some(other) = last.replace(binding).filter(|last| !ptr::eq(*last, binding)) {
+                self.drained |= other.drained();
+            }
         }
+        self.drained |= last.is_some_and(B::drained);
     }
 }
 
@@ -133,21 +136,22 @@ struct Call<'c, B> {
 }
 
 impl<'c, B: Pages> Call<'c, B> {
+    /// What became of it, and whether a binding of which something was freed has nothing left.
     #[inline]
-    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> Done {
+    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> (Done, bool) {
         let mut call = Call { table, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
         for ranges in ranges.chunks(BATCH) {
             let mut found = [None; BATCH];
             for (TokenRange { start, .. }, found) in ranges.iter().zip(&mut found) {
                 *found = table.and_then(|table| table.find(*start));
                 if let Some(range) = *found {
-                    range.count(*start - range.first).prefetch();
+                    range.base.prefetch(*start - range.first);
                 }
             }
             ranges.iter().zip(found).for_each(|(range, found)| call.give_back(*range, found));
         }
         call.taken.put();
-        Done { drained: call.taken.drained, ..call.done }
+        (call.done, call.taken.drained)
     }
 
     /// Gives back tokens of which the first is in `found`, as many as may be looked at.
@@ -191,7 +195,7 @@ impl<'c, B: Pages> Call<'c, B> {
     fn in_range(&mut self, range: &'c Range<B>, token: u32, count: u32) {
         let (first, mut freed) = (token - range.first, 0);
         for index in first..first + count {
-            if range.count(index).take_one() {
+            if range.take_one(index) {
                 freed += 1;
                 // SAFETY: the count said that the table has a reference to this page, and this one is now ours.
                 unsafe { self.taken.push(&range.attached.binding, index) };

@@ -6,7 +6,6 @@ use crate::{BindingCount, BindingRef, DeliverError, Returner, Token, TokenTable}
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -174,22 +173,19 @@ impl<C: BindingCount> Socket<C> {
         if datagram.linear.is_none()
             && let Some(payload) = datagram.payload.take()
         {
-            match out.next() {
-                Some(place) => {
+            match out.next().map(|place| (place, self.tokens.reserve(payload.binding(), payload.index()))) {
+                Some((place, Ok(one))) => {
                     let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
-                    let payload = ManuallyDrop::new(payload);
-                    // SAFETY: the count of its page that the fragment has, which is not dropped if it becomes the table's.
-                    match unsafe { self.tokens.deliver(payload.binding(), payload.index()) } {
-                        Ok(token) => {
-                            *place = Fragment::Device { binding, offset, len, token };
-                            self.fragments += 1;
-                            fragments += 1;
-                        }
-                        Err(error) => {
-                            refused = Some(error);
-                            datagram.payload = Some(ManuallyDrop::into_inner(payload));
-                        }
-                    }
+                    payload.into_count();
+                    // SAFETY: the count of its page that the fragment had.
+                    let token = unsafe { one.commit() };
+                    *place = Fragment::Device { binding, offset, len, token };
+                    self.fragments += 1;
+                    fragments += 1;
+                }
+                Some((_, Err(error))) => {
+                    refused = Some(error);
+                    datagram.payload = Some(payload);
                 }
                 None => datagram.payload = Some(payload),
             }

@@ -128,15 +128,15 @@ pub(crate) struct Range<B> {
 }
 
 impl<B> Range<B> {
-    /// The count of page `index`, of which there is one.
+    /// Takes one from the count of page `index`, of which there is one, unless there is none.
     #[inline]
-    pub(crate) fn count(&self, index: u32) -> &Count {
+    pub(crate) fn take_one(&self, index: u32) -> bool {
         debug_assert!(index <= self.last - self.first);
         // SAFETY: the invariant; what is attached stays as long as the range.
-        unsafe { self.base.at(index) }
+        unsafe { self.base.used(index) }.is_some_and(Count::take_one)
     }
 
-    /// How many tokens there are from `token` on, which is one of them. Not all: no range has 0.
+    /// How many tokens there are from `token` on, which is one of them. Does not overflow: token 0 is in no range.
     #[inline]
     pub(crate) fn rest(&self, token: u32) -> u32 {
         self.last - token + 1
@@ -230,12 +230,13 @@ impl<B: Pages + Clone> Shared<B> {
         }
     }
 
-    /// Gives a binding that the socket has not met, and that has pages, a range. For the receiver alone.
+    /// Gives a binding that the socket has not met, and that has pages, a range. For the receiver alone, which numbers its
+    /// bindings.
     #[cold]
-    pub(crate) fn attach(&self, binding: &B) -> Result<(u32, Arc<Counts>), DeliverError> {
+    pub(crate) fn attach(&self, binding: &B, number: usize) -> Result<(u32, Arc<Counts>), DeliverError> {
         self.release_drained();
         let pages = binding.pages();
-        let counts = Arc::new(Counts::new(pages)?);
+        let counts = Arc::new(Counts::new(pages, number)?);
         let attached = Arc::new(Attached { binding: binding.clone(), counts: counts.clone() });
         let (first, replaced) = {
             let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);

@@ -86,12 +86,10 @@ unsafe impl Pages for Device {
 }
 
 pub(crate) fn deliver(table: &mut TokenTable<Binding>, binding: &Binding, index: u32) -> Result<Token, DeliverError> {
-    let mut receive = table.receive();
-    let token = receive.reserve(binding, index)?;
+    let one = table.reserve(binding, index)?;
     binding.get(index);
     // SAFETY: just got.
-    unsafe { receive.commit() };
-    Ok(token)
+    Ok(unsafe { one.commit() })
 }
 
 pub(crate) fn received(table: &mut TokenTable<Binding>, binding: &Binding, index: u32) -> u32 {

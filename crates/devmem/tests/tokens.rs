@@ -169,6 +169,18 @@ fn any_number_of_bindings() {
     }
 }
 
+/// A call that gives back to several bindings lets go of one that was unbound, wherever in the call its last page was. Proves MEM-2.
+#[test]
+fn drained_within_a_call() {
+    for order in [[0, 1], [1, 0]] {
+        let (bindings, mut table) = ([binding(10), binding(10)], TokenTable::new());
+        let tokens = bindings.each_ref().map(|binding| Token(received(&mut table, binding, 3)).into());
+        bindings[0].unbind();
+        assert_eq!(table.returner().give_back(&order.map(|n| tokens[n])), Ok(2));
+        assert_eq!(table.stats().bindings, 1, "{order:?}");
+    }
+}
+
 /// A token means nothing to another socket. Proves MEM-6.
 #[test]
 fn token_of_another_socket() {

@@ -3,13 +3,22 @@
 use crate::home::Home;
 use crate::remote::Link;
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use loom::{
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering},
+    thread,
+};
 use rustix::fd::RawFd;
 use std::cell::Cell;
 use std::hint::cold_path;
 use std::ptr::NonNull;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering},
+    thread,
+};
+
+/// Beside a pool's identity: its page is being unmapped.
+const UNMAPPING: u64 = 1 << 63;
 
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
@@ -32,7 +41,7 @@ pub(crate) struct Desc {
     dma: AtomicU64,
     /// The first byte in this process; of memory that is not mapped here its offset in the file, which nobody follows.
     addr: Cell<*mut u8>,
-    /// Identity of the pool that mapped the page, or 0: whoever sets it back to 0 unmaps.
+    /// Identity of the pool that mapped the page, or 0; with [`UNMAPPING`] while somebody unmaps it, who then sets it to 0.
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
@@ -89,20 +98,35 @@ impl Desc {
     /// Whether a pool has the page mapped. It says so until its device goes, wherever the page is.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {
-        self.mapped.load(Ordering::Relaxed) != 0
+        // Neither 0 nor being unmapped.
+        self.mapped.load(Ordering::Relaxed).cast_signed() > 0
     }
 
-    /// The address at which the caller, and nobody else, is to unmap the page for pool `id`: once per mapping.
+    /// The address at which the caller, and nobody else, is to unmap the page for pool `id`, and then say that it is
+    /// [`unmapped`](Self::unmapped): once per mapping.
     ///
     /// A page without an owner's claim to it may be asked, as [`PagePool::device_gone`](crate::PagePool::device_gone)
-    /// does: hence the first look, which leaves other pools' pages alone, and the address before the claim, after which
-    /// the page may be another pool's.
+    /// does: hence the first look, which leaves other pools' pages alone. From the claim on the page stays this pool's.
     pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Acquire) != id {
             return None;
         }
-        let dma = self.dma.load(Ordering::Relaxed);
-        self.mapped.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| dma)
+        let claimed = self.mapped.compare_exchange(id, id | UNMAPPING, Ordering::AcqRel, Ordering::Acquire);
+        claimed.ok().map(|_| self.dma())
+    }
+
+    /// The page was unmapped by who claimed that.
+    pub(crate) fn unmapped(&self) {
+        // Release: for who waits for it.
+        self.mapped.store(0, Ordering::Release);
+    }
+
+    /// Waits for somebody who is unmapping the page for pool `id` right now.
+    pub(crate) fn wait_unmapped(&self, id: u64) {
+        // Acquire: whoever waited comes after the unmapping.
+        while self.mapped.load(Ordering::Acquire) == id | UNMAPPING {
+            thread::yield_now();
+        }
     }
 
     /// The same for a caller with whom nobody competes: the pool's owner, which is also who lets a device go.
@@ -218,7 +242,6 @@ mod model {
     use super::*;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
-    use loom::thread;
 
     struct Page {
         desc: Desc,
@@ -292,23 +315,37 @@ mod model {
     }
 
     /// Late return against a device that goes: one of them unmaps, at the address at which this pool mapped the page,
-    /// even if the page is the next pool's before the other has looked.
+    /// even if the page is the next pool's before the other has looked; and the device goes after that.
     #[test]
     fn late_return_against_device_gone() {
         loom::model(|| {
-            let page = page(1);
+            let (page, unmapped) = (page(1), Arc::new(UnsafeCell::new(0)));
             page.desc.set_mapped(1, 100);
-            let returner = page.clone();
+            let (returner, at) = (page.clone(), unmapped.clone());
+            let unmap = |desc: &Desc, at: &UnsafeCell<u64>| {
+                let dma = desc.claim_unmap(1);
+                if let Some(dma) = dma {
+                    // SAFETY: loom checks that nobody else does.
+                    at.with_mut(|at| unsafe { *at += dma });
+                    desc.unmapped();
+                }
+                dma
+            };
             let thread = thread::spawn(move || {
-                let unmapped = returner.desc.claim_unmap(1);
-                returner.desc.set_mapped(2, 200);
-                unmapped
+                let claimed = unmap(&returner.desc, &at);
+                // If it was not for us to do, the page waits for the owner, who is at it.
+                if claimed.is_some() {
+                    returner.desc.set_mapped(2, 200);
+                }
+                claimed
             });
-            let unmapped = page.desc.claim_unmap(1);
+            let claimed = unmap(&page.desc, &unmapped);
+            page.desc.wait_unmapped(1);
+            // SAFETY: loom checks that nobody writes.
+            unmapped.with(|at| assert_eq!(unsafe { *at }, 100));
             let other = thread.join().unwrap();
-            assert_eq!(unmapped.or(other), Some(100));
-            assert!(unmapped.is_none() || other.is_none());
-            assert_eq!(page.desc.claim_unmap_alone(2), Some(200));
+            assert!(claimed.is_none() || other.is_none());
+            assert_eq!(page.desc.claim_unmap_alone(2), other.map(|_| 200));
         });
     }
 }

@@ -375,7 +375,11 @@ impl<M: Memory> PagePool<M> {
             return;
         }
         s.provider.each(&mut |region| {
-            region.each_desc(&mut |desc| s.unmap(desc, Desc::claim_unmap));
+            region.each_desc(&mut |desc| {
+                s.unmap(desc, Desc::claim_unmap);
+                // Somebody else may be at it, with a page that leaves the pool.
+                desc.wait_unmapped(s.id);
+            });
         });
         s.empty();
         tracing::info!(pool = self.name(), out = self.held(), "device gone: its pool's pages are unmapped");

@@ -341,6 +341,7 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> Option<u64>) {
         if let (Some(dma), Some(domain)) = (claim(desc, self.id), &self.domain) {
             domain.unmap(dma, self.page_size());
+            desc.unmapped();
             self.home.cache.counters.unmapped.bump();
         }
     }
@@ -370,7 +371,10 @@ impl<M: Memory> Shared<M> {
             }
             if let Some(domain) = &(*this).domain {
                 match desc.as_ref().claim_unmap((*this).id) {
-                    Some(dma) => domain.unmap(dma, (*this).page_size()),
+                    Some(dma) => {
+                        domain.unmap(dma, (*this).page_size());
+                        desc.as_ref().unmapped();
+                    }
                     // The device has gone, and the owner may be unmapping this page right now: it passes the page on
                     // when it is done. An owner that has closed the stack has been done for long.
                     None if push() => return,

@@ -53,6 +53,15 @@ struct Queue {
     dropped: u64,
 }
 
+/// Sets the flag when it goes, also by a panic: the mover is waited for.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn build(n: usize, life: usize, memory: &Arc<RegionProvider<Private>>) -> (PagePool<Private>, Arc<Counting>) {
     let domain = counting();
     let cache = [1, 8, 32, 32, 0][life % 5];
@@ -196,6 +205,7 @@ fn everything_balances_to_the_page() {
             scope.spawn(move || disturbed.during(|| consume(&packets, &mut rng)));
         }
         let mover = scope.spawn(|| disturbed.move_about(&stop, || ()));
+        let _ends = Ends(&stop);
         let queues: Vec<_> = rxs
             .into_iter()
             .enumerate()

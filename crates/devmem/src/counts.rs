@@ -46,20 +46,24 @@ impl Count {
 /// Counts that have a bit in the summary: 4 KiB of them.
 const PART: usize = if cfg!(loom) { 1 } else { 1024 };
 
+/// Words of the summary, on a line of their own: they are read all the time, and hardly ever written.
+#[repr(align(64))]
+struct Line([AtomicU64; 8]);
+
 /// The counts of a binding's pages on one socket.
 ///
 /// Invariant: a count that is not 0 is in a part whose bit is set.
 pub(crate) struct Counts {
     memory: Memory,
-    summary: Box<[AtomicU64]>,
+    summary: Box<[Line]>,
 }
 
 impl Counts {
     /// A count for each of so many pages. Those of a socket's bindings should have numbers of their own, modulo 64: else they begin
     /// at the same place of a page, and those of bindings that take turns are in one set of the first-level cache.
     pub(crate) fn new(pages: u32, number: usize) -> Result<Self, DeliverError> {
-        let words = (pages as usize).div_ceil(PART).div_ceil(64);
-        let summary = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let lines = (pages as usize).div_ceil(PART).div_ceil(64 * 8);
+        let summary = (0..lines).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
         Ok(Self { memory: Memory::new(pages as usize, number % 64)?, summary })
     }
 
@@ -70,7 +74,7 @@ impl Counts {
 
     /// Calls `f` with the number of each part whose bit is set.
     fn each_part(&self, mut f: impl FnMut(usize)) {
-        for (at, word) in self.summary.iter().enumerate() {
+        for (at, word) in self.summary.iter().flat_map(|line| &line.0).enumerate() {
             let mut bits = word.load(Ordering::Relaxed);
             while bits != 0 {
                 f(64 * at + bits.trailing_zeros() as usize);
@@ -94,7 +98,8 @@ impl Counts {
 
     /// Bytes of counts that were ever used, in parts.
     pub(crate) fn bytes(&self) -> usize {
-        let parts = self.summary.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
+        let parts =
+            self.summary.iter().flat_map(|line| &line.0).map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
         parts.sum::<usize>() * PART * size_of::<u32>()
     }
 }
@@ -103,7 +108,7 @@ impl Counts {
 #[derive(Clone, Copy)]
 pub(crate) struct Base {
     counts: NonNull<Count>,
-    summary: NonNull<AtomicU64>,
+    summary: NonNull<Line>,
 }
 
 // SAFETY: addresses of atomics; whoever looks at them says why he may.
@@ -162,7 +167,10 @@ impl Base {
     unsafe fn at<'c>(self, index: u32) -> (&'c AtomicU64, u64, &'c Count) {
         let (index, part) = (index as usize, index as usize / PART);
         // SAFETY: the caller's: a count for each page, and a bit for each part.
-        unsafe { (self.summary.add(part / 64).as_ref(), 1 << (part % 64), self.counts.add(index).as_ref()) }
+        unsafe {
+            let Line(words) = self.summary.add(part / 64 / 8).as_ref();
+            (&words[part / 64 % 8], 1 << (part % 64), self.counts.add(index).as_ref())
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 //! not as often as it comes back, is ignored and counted.
 
 use crate::DeliverError;
-use crate::counts::{Count, Counts};
+use crate::counts::Counts;
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;
@@ -90,7 +90,7 @@ impl<M: Memory> Area<M> {
     /// Puts one of the user's counts of a page, if there is one.
     fn take_one(&self, index: u32) -> bool {
         // SAFETY: there is such a page, say the callers; the counts are our own.
-        let taken = unsafe { self.held.base().used(index) }.is_some_and(Count::take_one);
+        let taken = unsafe { self.held.base().at(index) }.take_one();
         if taken {
             // SAFETY: the count said that there is one (the invariant), and it is now ours.
             unsafe { self.supply.region().put(index, 1) };

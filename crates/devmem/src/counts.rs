@@ -6,8 +6,8 @@
 //!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    zeros of the kernel's, which become memory when they are written
 //! ```
 //!
-//! A count whose bit is clear is not touched by a return: whoever makes up tokens makes no memory. Bits are set and read relaxed.
-//! Who is told a token comes after its bit was set; who makes one up may miss it, and be ignored; the last handle comes after all.
+//! A return looks at a count before it exchanges it, and what is not written is no memory: nobody makes any by making up tokens. Bits are
+//! set and read relaxed: who reads them, the last handle or an area's end, comes after all that were set.
 
 use crate::error::DeliverError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -30,8 +30,8 @@ impl Count {
     /// Takes one, unless there is none.
     #[inline]
     pub(crate) fn take_one(&self) -> bool {
-        // A guess, for most pages are held once. A load would bring the line here to be read, and the exchange once more.
-        let mut held = 1;
+        // A look first: an exchange that fails writes all the same, and makes memory of zeros.
+        let mut held = self.0.load(Ordering::Relaxed);
         while held > 0 {
             // Acquire: what the receiver did with the page before it delivered it.
             match self.0.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
@@ -131,46 +131,33 @@ impl Base {
         let _ = count;
     }
 
-    /// The count of page `index`. `None`: nothing of its part was ever given.
+    /// The count of page `index`.
     ///
     /// # Safety
     ///
     /// There is such a page, and the counts outlive `'c`.
     #[inline]
-    pub(crate) unsafe fn used<'c>(self, index: u32) -> Option<&'c Count> {
+    pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c Count {
         // SAFETY: the caller's.
-        let (word, bit, count) = unsafe { self.at(index) };
-        (word.load(Ordering::Relaxed) & bit != 0).then_some(count)
+        unsafe { self.counts.add(index as usize).as_ref() }
     }
 
     /// The count of page `index`, which is going to be [given](Count::give) to.
     ///
     /// # Safety
     ///
-    /// As for [`used`](Self::used).
+    /// As for [`at`](Self::at).
     #[inline]
     pub(crate) unsafe fn mark<'c>(self, index: u32) -> &'c Count {
-        // SAFETY: the caller's.
-        let (word, bit, count) = unsafe { self.at(index) };
+        let part = index as usize / PART;
+        // SAFETY: the caller's: there is a bit for each part.
+        let Line(words) = unsafe { self.summary.add(part / 64 / 8).as_ref() };
+        let (word, bit) = (&words[part / 64 % 8], 1 << (part % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);
         }
-        count
-    }
-
-    /// The word of the summary and the bit in it that are page `index`'s, and its count.
-    ///
-    /// # Safety
-    ///
-    /// As for [`used`](Self::used).
-    #[inline]
-    unsafe fn at<'c>(self, index: u32) -> (&'c AtomicU64, u64, &'c Count) {
-        let (index, part) = (index as usize, index as usize / PART);
-        // SAFETY: the caller's: a count for each page, and a bit for each part.
-        unsafe {
-            let Line(words) = self.summary.add(part / 64 / 8).as_ref();
-            (&words[part / 64 % 8], 1 << (part % 64), self.counts.add(index).as_ref())
-        }
+        // SAFETY: as above.
+        unsafe { self.at(index) }
     }
 }
 

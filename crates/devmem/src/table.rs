@@ -103,7 +103,7 @@
 //! has the token comes after that. Counts that are found by the last handle are read relaxed: it comes after the others' drops.
 
 use crate::Pages;
-use crate::counts::{Base, Count, Counts};
+use crate::counts::{Base, Counts};
 use crate::error::DeliverError;
 use crate::space::Space;
 use crate::stats::TokenStats;
@@ -133,7 +133,7 @@ impl<B> Range<B> {
     pub(crate) fn take_one(&self, index: u32) -> bool {
         debug_assert!(index <= self.last - self.first);
         // SAFETY: the invariant; what is attached stays as long as the range.
-        unsafe { self.base.used(index) }.is_some_and(Count::take_one)
+        unsafe { self.base.at(index) }.take_one()
     }
 
     /// How many tokens there are from `token` on, which is one of them. Does not overflow: token 0 is in no range.

@@ -5,6 +5,8 @@
 #[path = "../../virtio/tests/driver_common/mod.rs"]
 mod driver_common;
 mod memory_common;
+#[path = "../../../tests/permutations.rs"]
+mod permutations;
 
 use driver_common::hostile::{Behaviour, Hostile};
 use memory_common::{Memory, recv, udp4, until, worker};
@@ -22,6 +24,7 @@ use netmem_virtio::driver::{
     VirtioSplitTx,
 };
 use netmem_virtio::net::VnetHdr;
+use permutations::permutations;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
@@ -362,14 +365,6 @@ fn bound_again_after_a_death() {
     count.assert(2, POSTED);
     drop(dead);
     peer.assert_alone(&memory);
-}
-
-fn permutations(n: usize) -> Vec<Vec<usize>> {
-    if n == 0 {
-        return vec![vec![]];
-    }
-    let insert = |p: Vec<usize>| (0..n).map(move |at| [&p[..at], &[n - 1], &p[at..]].concat());
-    permutations(n - 1).into_iter().flat_map(insert).collect()
 }
 
 /// Proves POOL-11 and MEM-2: after the death everything ends in every order, the socket on another thread. Whoever is last ends the

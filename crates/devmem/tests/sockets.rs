@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
+#[path = "../../../tests/permutations.rs"]
+mod permutations;
 
 use memory_common::{Feed, Memory, VOUCHED, bind, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
@@ -10,6 +12,7 @@ use netmem_devmem::{
 };
 use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
 use netmem_pool::PoolOptions;
+use permutations::permutations;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -469,13 +472,6 @@ fn closed_with_100_000_tokens_out() {
 /// can go.
 #[test]
 fn every_order_of_ends() {
-    fn permutations(n: usize) -> Vec<Vec<usize>> {
-        if n == 0 {
-            return vec![Vec::new()];
-        }
-        let shorter = permutations(n - 1);
-        shorter.iter().flat_map(|p| (0..n).map(move |at| [&p[..at], &[n - 1], &p[at..]].concat())).collect()
-    }
     let orders = permutations(5);
     assert_eq!(orders.len(), 120);
     for order in orders {

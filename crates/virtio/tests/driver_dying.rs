@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
+#[path = "../../../tests/permutations.rs"]
+mod permutations;
 
 use std::thread;
 
@@ -12,6 +14,7 @@ use netmem_pool::{PeerShared, lingering};
 use netmem_virtio::device::Connection;
 use netmem_virtio::device::port::{Gen, Play};
 use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet, VirtioRx, VirtioTx};
+use permutations::permutations;
 
 /// Pages that the device has: two buffers may share one.
 fn pages(bench: &mut Bench, mode: Mode) -> u64 {
@@ -203,14 +206,6 @@ enum Part {
     Connection(Connection),
     Packets(Vec<Packet<PeerShared>>),
     Rig(Rig<Gen>),
-}
-
-fn permutations(n: usize) -> Vec<Vec<usize>> {
-    if n == 0 {
-        return vec![vec![]];
-    }
-    let insert = |p: Vec<usize>| (0..n).map(move |at| [&p[..at], &[n - 1], &p[at..]].concat());
-    permutations(n - 1).into_iter().flat_map(insert).collect()
 }
 
 /// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on another thread; always

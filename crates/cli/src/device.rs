@@ -4,7 +4,7 @@ use crate::args::{BadArgument, DeviceArgs, PortArg};
 use crate::{cpus, output, signals};
 use anyhow::Context;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError};
-use netmem::device::{Connection, Control, Device, DeviceError, MAX_PAIRS, Options, Stats};
+use netmem::device::{Connection, Control, DeviceError, MAX_PAIRS, NetDevice, Options, Stats};
 use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::ErrorKind;
@@ -63,7 +63,7 @@ fn serve<P: Port>(
     port: impl FnMut(usize) -> Result<P, PortError>,
 ) -> anyhow::Result<()> {
     let options = Options { max_pairs: args.queues.into(), ..Options::default() };
-    let mut device = Device::new(options, port)?;
+    let mut device = NetDevice::new(options, port)?;
     let (control, stats) = (device.control(), device.stats());
     let socket = Socket::listen(&args.listen)?;
     let busy = args.port == PortArg::Gen && cpus::allowed().len() > 1;
@@ -93,7 +93,7 @@ fn serve<P: Port>(
 }
 
 /// The generator always has a frame: sleeping would only ever be for the lack of buffers, and that does not last.
-fn spin<P: Port>(device: &mut Device<P>, served: &AtomicBool, over: &AtomicBool) -> Result<(), DeviceError> {
+fn spin<P: Port>(device: &mut NetDevice<P>, served: &AtomicBool, over: &AtomicBool) -> Result<(), DeviceError> {
     while !over.load(Ordering::Relaxed) {
         if !served.load(Ordering::Relaxed) {
             std::thread::park_timeout(Duration::from_millis(20));

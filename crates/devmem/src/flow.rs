@@ -24,7 +24,7 @@ use thiserror::Error;
 /// Why no socket was bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum PortError {
+pub enum FlowBindError {
     /// Somebody has the port.
     #[error("port {port} is taken by another socket; close that, or bind port 0 for one that is free")]
     Taken {
@@ -79,12 +79,12 @@ pub(crate) struct Flows<C: BindingCount> {
 }
 
 impl<C: BindingCount> Flows<C> {
-    fn place(&self, port: u16, mailbox: &Arc<Mailbox<C>>) -> Result<u16, PortError> {
+    fn place(&self, port: u16, mailbox: &Arc<Mailbox<C>>) -> Result<u16, FlowBindError> {
         let (port, replaced) = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let port = match port {
-                0 => (49152..=u16::MAX).find(|port| !sockets.contains_key(port)).ok_or(PortError::Exhausted)?,
-                port if sockets.contains_key(&port) => return Err(PortError::Taken { port }),
+                0 => (49152..=u16::MAX).find(|port| !sockets.contains_key(port)).ok_or(FlowBindError::Exhausted)?,
+                port if sockets.contains_key(&port) => return Err(FlowBindError::Taken { port }),
                 port => port,
             };
             sockets.insert(port, mailbox.clone());
@@ -123,10 +123,10 @@ impl<C: BindingCount> FlowTable<C> {
     ///
     /// # Errors
     ///
-    /// [`PortError`].
-    pub fn bind(&self, port: u16, options: &SocketOptions) -> Result<Socket<C>, PortError> {
+    /// [`FlowBindError`].
+    pub fn bind(&self, port: u16, options: &SocketOptions) -> Result<Socket<C>, FlowBindError> {
         if options.queue == 0 {
-            return Err(PortError::NoRoom);
+            return Err(FlowBindError::NoRoom);
         }
         let mailbox = Arc::new(Mailbox::new(options.queue, options.unvouched));
         let port = self.flows.place(port, &mailbox)?;

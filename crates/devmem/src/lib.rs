@@ -101,7 +101,7 @@ pub use binding::{
 };
 pub use error::{DeliverError, TooManyRanges};
 #[cfg(not(loom))]
-pub use flow::{FlowQueue, FlowStats, FlowTable, PortError};
+pub use flow::{FlowBindError, FlowQueue, FlowStats, FlowTable};
 #[cfg(not(loom))]
 pub use netdev::{AttachError, DetachError, Netdev, Queues, UnbindError};
 pub use pages::Pages;

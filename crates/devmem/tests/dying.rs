@@ -20,7 +20,7 @@ use netmem_pool::{
     RegionProvider,
 };
 use netmem_virtio::driver::{
-    Mode, NetOptions, QueuePair, RestartError, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx,
+    NetOptions, QueuePair, RestartError, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx,
     VirtioSplitTx,
 };
 use netmem_virtio::net::VnetHdr;
@@ -135,7 +135,7 @@ fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
     let (device, seen) = (Rc::new(RefCell::new(device)), Arc::new(OnceLock::new()));
     let host = RegionProvider::new(RegionOptions::new(2048).huge_pages(false).build::<PeerShared>().unwrap());
     let keep = seen.clone();
-    let options = NetOptions::new(Mode::Small).pairs(pairs).memory(host.region().clone(), host.clone());
+    let options = NetOptions::new(RxMode::Small).pairs(pairs).memory(host.region().clone(), host.clone());
     let options = options.device_memory(binding.region().clone()).domain(move |table| {
         let domain = Arc::new(CountingDomain::new(table));
         assert!(keep.set(domain.clone()).is_ok());

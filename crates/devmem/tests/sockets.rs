@@ -7,8 +7,8 @@ mod permutations;
 
 use memory_common::{Feed, Memory, VOUCHED, bind, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
-    Binding, FlowQueue, FlowTable, Fragment, MAX_FRAGMENTS, MAX_RANGES, PortError, Received, RecvError, SocketOptions,
-    TokenRange,
+    Binding, FlowBindError, FlowQueue, FlowTable, Fragment, MAX_FRAGMENTS, MAX_RANGES, Received, RecvError,
+    SocketOptions, TokenRange,
 };
 use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
 use netmem_pool::PoolOptions;
@@ -226,9 +226,9 @@ fn room_and_ports() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
     let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    assert_eq!(table.bind(9, &SocketOptions::new().queue(0)).unwrap_err(), PortError::NoRoom);
+    assert_eq!(table.bind(9, &SocketOptions::new().queue(0)).unwrap_err(), FlowBindError::NoRoom);
     let mut socket = table.bind(9, &SocketOptions::new().queue(3)).unwrap();
-    assert_eq!(table.bind(9, &SocketOptions::new()).unwrap_err(), PortError::Taken { port: 9 });
+    assert_eq!(table.bind(9, &SocketOptions::new()).unwrap_err(), FlowBindError::Taken { port: 9 });
     let (first, second) = (table.bind(0, &SocketOptions::new()), table.bind(0, &SocketOptions::new()));
     assert_eq!((first.unwrap().port(), second.unwrap().port()), (49152, 49153));
     let mut queue = table.queue(&binding);

@@ -17,16 +17,16 @@
 //! A virtio-net device in this process, a driver on it, and a handler: a closure that takes a packet passes every frame.
 //!
 //! ```
-//! use netmem::device::{Device, Options, port::Gen};
-//! use netmem::{Mode, NetOptions, Packet, PeerShared, Poll, RxQueue, VhostUser, VirtioNet};
+//! use netmem::device::{NetDevice, Options, port::Gen};
+//! use netmem::{RxMode, NetOptions, Packet, PeerShared, Poll, RxQueue, VhostUser, VirtioNet};
 //! use std::os::unix::net::UnixStream;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // A device that generates frames of 60 bytes, a thousand of them, and the connection that a driver has with it.
-//! let mut device = Device::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
+//! let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
 //! let (front, back) = UnixStream::pair()?;
 //! let connection = device.control().serve(back)?;
-//! let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(Mode::Small))?;
+//! let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
 //!
 //! let (mut frames, mut bytes) = (0, 0);
 //! while frames < 1000 {
@@ -99,5 +99,5 @@ pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
     RegionOptions, RegionProvider,
 };
-pub use virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx, VirtioTx};
+pub use virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 pub use virtio::{VhostUser, device};

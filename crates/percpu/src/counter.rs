@@ -2,7 +2,7 @@
 
 use crate::barrier::BarrierError;
 use crate::gate::{Gate, NoMemory, clear};
-use crate::sequence::{self, Closed};
+use crate::sequence::{self, GateClosed};
 use crate::sync::{Ordering, handover};
 
 /// A counter that each CPU adds to on its own, while its gate is open; closed, it has one sum.
@@ -46,10 +46,10 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// [`Closed`]: nothing was added. The gate may yet be open, if this thread has no sequences or, in portable mode,
+    /// [`GateClosed`]: nothing was added. The gate may yet be open, if this thread has no sequences or, in portable mode,
     /// this CPU's lock was taken.
     #[inline(always)]
-    pub fn add(&self, n: isize) -> Result<(), Closed> {
+    pub fn add(&self, n: isize) -> Result<(), GateClosed> {
         handover::release(self);
         // SAFETY: the gate's word, and its slot has counters.
         unsafe { sequence::add(self.0.word(), n) }

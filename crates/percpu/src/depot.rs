@@ -36,7 +36,7 @@
 use crate::barrier::BarrierError;
 use crate::gate::{Gate, NoMemory, clear};
 use crate::magazine::Magazine;
-use crate::sequence::{self, Closed, Exchanged, Pushed};
+use crate::sequence::{self, Exchanged, GateClosed, Pushed};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, handover};
 use std::num::NonZeroUsize;
 
@@ -179,7 +179,7 @@ impl Depot {
             match sequence::push((*this).gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
                 Ok(Pushed::Full | Pushed::Missing) => Self::exchange(this, item, past),
-                Err(Closed) => false,
+                Err(GateClosed) => false,
             }
         }
     }

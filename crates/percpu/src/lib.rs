@@ -6,7 +6,7 @@
 //!     a restartable sequence (rseq):                   closes the gate
 //!     gate open? this CPU's word += 1                  membarrier: no sequence is left inside
 //!       done, or restarted if the CPU changed          sums up all CPUs' words
-//!     gate closed? Err(Closed): the shared path        leaves it closed, or reopens it
+//!     gate closed? Err(GateClosed): the shared path        leaves it closed, or reopens it
 //! ```
 //!
 //! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole.
@@ -24,7 +24,7 @@
 //! | a CPU goes away, or comes | its word is summed up with the others; there is one for each *possible* CPU |
 //! | the process forks | the child has its own copy of all words, as they were: counts that other threads held stay held. As with any lock, no other thread may be in a call that makes, closes or collects meanwhile, nor, in portable mode, in one that adds or pushes |
 //! | it ends, or there are thousands of it | nothing is kept per thread |
-//! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`Closed`]; with `mm_cid`, which reads 0 then, it must not use the library |
+//! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`GateClosed`]; with `mm_cid`, which reads 0 then, it must not use the library |
 //! | the library is unloaded | it must not be: link with `-z nodelete`, and this crate into the final object |
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -56,7 +56,7 @@ pub use magazine::MAGAZINE;
 pub use mode::{Index, Mode, Why, cpus, mode};
 #[cfg(loom)]
 pub use portable::model::run_on;
-pub use sequence::Closed;
+pub use sequence::GateClosed;
 
 /// Sequences that were restarted so far, in all threads of this process.
 pub fn aborts() -> u64 {

@@ -2,7 +2,7 @@
 //! interleaved with anybody's, but for a barrier, which waits for it. `docs/percpu.md` says what each model proves, and how
 //! to see it fail.
 
-use crate::{Closed, Counter, Depot, Pending, run_on};
+use crate::{Counter, Depot, GateClosed, Pending, run_on};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
@@ -60,7 +60,7 @@ fn add_against_close() {
             assert_eq!(contents.read(), 1);
         }
         assert_eq!(sum == 1, adder.join().unwrap());
-        assert_eq!(counter.add(1), Err(Closed));
+        assert_eq!(counter.add(1), Err(GateClosed));
     });
 }
 

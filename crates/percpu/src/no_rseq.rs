@@ -2,7 +2,7 @@
 //! caller to the portable version.
 
 use crate::mode::Index;
-use crate::sequence::{Closed, Exchanged, Pushed};
+use crate::sequence::{Exchanged, GateClosed, Pushed};
 use crate::sync::AtomicUsize;
 
 pub(crate) const WRITTEN: bool = false;
@@ -14,18 +14,18 @@ pub(crate) fn aborts() -> u64 {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn add(_gate: &AtomicUsize, _n: isize) -> Result<(), Closed> {
-    Err(Closed)
+pub(crate) unsafe fn add(_gate: &AtomicUsize, _n: isize) -> Result<(), GateClosed> {
+    Err(GateClosed)
 }
 
 #[inline(always)]
-pub(crate) unsafe fn push(_gate: &AtomicUsize, _item: usize) -> Result<Pushed, Closed> {
-    Err(Closed)
+pub(crate) unsafe fn push(_gate: &AtomicUsize, _item: usize) -> Result<Pushed, GateClosed> {
+    Err(GateClosed)
 }
 
 #[inline(always)]
-pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize) -> Result<Exchanged, Closed> {
-    Err(Closed)
+pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize) -> Result<Exchanged, GateClosed> {
+    Err(GateClosed)
 }
 
 pub(crate) mod cpu_id {

@@ -16,7 +16,7 @@
 
 use crate::gate::{self, CLOSED_BIT};
 use crate::magazine::Magazine;
-use crate::sequence::{Closed, Exchanged, Pushed};
+use crate::sequence::{Exchanged, GateClosed, Pushed};
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, handover};
 
@@ -61,12 +61,12 @@ fn this_cpu() -> usize {
 use model::this_cpu;
 
 /// Runs `body` on this CPU's word, if its lock is free and the gate is open.
-fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, Closed> {
+fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, GateClosed> {
     let cpu = this_cpu();
-    let _lock = locks()[cpu].0.try_lock().map_err(|_| Closed)?;
+    let _lock = locks()[cpu].0.try_lock().map_err(|_| GateClosed)?;
     let slot = gate.load(Ordering::Acquire);
     if slot & CLOSED_BIT != 0 {
-        return Err(Closed);
+        return Err(GateClosed);
     }
     // SAFETY: an open gate is the address of a slot, which has a word for every CPU and is never given back to the system.
     let word = unsafe { gate::word(slot, cpu) };
@@ -87,7 +87,7 @@ pub(crate) fn barrier() {
 /// # Safety
 ///
 /// As for the assembly of the same name; so below.
-pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
     sequence(gate, |word| {
         let was = word.load(Ordering::Relaxed);
         word.store(was.wrapping_add_signed(n), Ordering::Relaxed);
@@ -104,7 +104,7 @@ unsafe fn magazine(word: &AtomicUsize) -> Option<&Magazine> {
     unsafe { std::ptr::with_exposed_provenance::<Magazine>(word.load(Ordering::Relaxed)).as_ref() }
 }
 
-pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
         match unsafe { magazine(word) } {
@@ -115,7 +115,7 @@ pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Clo
     })
 }
 
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
         if unsafe { magazine(word) }.is_some_and(|m| !m.is_full()) {

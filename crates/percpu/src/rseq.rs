@@ -39,7 +39,7 @@
 use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
 use crate::magazine::{CAPACITY_AT, ITEMS_AT};
 use crate::mode::{Index, MAX_CPUS};
-use crate::sequence::{Closed, Exchanged, Pushed};
+use crate::sequence::{Exchanged, GateClosed, Pushed};
 use crate::sync::AtomicUsize;
 use std::arch::asm;
 use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
@@ -71,9 +71,9 @@ pub(crate) fn aborts() -> u64 {
     ABORTS.load(Ordering::Relaxed)
 }
 
-fn some(area: &AtomicIsize) -> Result<isize, Closed> {
+fn some(area: &AtomicIsize) -> Result<isize, GateClosed> {
     let area = area.load(Ordering::Relaxed);
-    if area == 0 { Err(Closed) } else { Ok(area) }
+    if area == 0 { Err(GateClosed) } else { Ok(area) }
 }
 
 /// One sequence: from the descriptor to this CPU's word in `{word}`, then what is given, whose last instruction is the commit.
@@ -131,7 +131,7 @@ macro_rules! sequence {
 ///
 /// `gate` is a gate's word: open, it is the address of a slot of this process's arena.
 #[inline(always)]
-unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
     // SAFETY: an open gate's slot has a word for every CPU; only sequences of this CPU write it until the gate has closed.
     unsafe {
         sequence!(
@@ -141,7 +141,7 @@ unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) ->
             n = in(reg) n,
             word = out(reg) _,
             cpu = out(reg) _,
-            closed = label { return Err(Closed) },
+            closed = label { return Err(GateClosed) },
         );
     }
     Ok(())
@@ -161,7 +161,7 @@ unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) ->
 ///
 /// As for [`add_at`]; the slot's words are null or address magazines.
 #[inline(always)]
-unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
     // SAFETY: as for `add`; a magazine that a word addresses is this CPU's alone.
     unsafe {
         sequence!(
@@ -183,7 +183,7 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
             items = const ITEMS_AT,
             word = out(reg) _,
             cpu = out(reg) _,
-            closed = label { return Err(Closed) },
+            closed = label { return Err(GateClosed) },
             missing = label { return Ok(Pushed::Missing) },
             full = label { return Ok(Pushed::Full) },
         );
@@ -203,7 +203,7 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
 ///
 /// As for [`push_at`]; `new` is a magazine and the caller's to give.
 #[inline(always)]
-unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
+unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     const CLOSED: usize = 1;
     const OTHER: usize = 2;
     let old: usize;
@@ -234,7 +234,7 @@ unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: us
         );
     }
     match old {
-        CLOSED => Err(Closed),
+        CLOSED => Err(GateClosed),
         OTHER => Ok(Exchanged::NotNeeded),
         old => Ok(Exchanged::Old(old)),
     }
@@ -244,19 +244,19 @@ unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: us
 macro_rules! operations {
     ($area:ident, $index:ident) => {
         #[inline(always)]
-        pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+        pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
             // SAFETY: the caller's.
             unsafe { add_at::<$index>(some(&$area)?, gate, n) }
         }
 
         #[inline(always)]
-        pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+        pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
             // SAFETY: the caller's.
             unsafe { push_at::<$index>(some(&$area)?, gate, item) }
         }
 
         #[inline(always)]
-        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
+        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
             // SAFETY: the caller's.
             unsafe { exchange_at::<$index>(some(&$area)?, gate, new) }
         }
@@ -304,7 +304,7 @@ mod tests {
                             full = old;
                         }
                     }
-                    Err(Closed) => panic!("closed"),
+                    Err(GateClosed) => panic!("closed"),
                 }
             }
             let full = &*std::ptr::with_exposed_provenance::<Magazine>(full);

@@ -11,15 +11,15 @@ use std::fmt;
 
 /// The gate is closed, or this thread cannot use this CPU's data just now: take the shared path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed;
+pub struct GateClosed;
 
-impl fmt::Display for Closed {
+impl fmt::Display for GateClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the gate is closed to this thread")
     }
 }
 
-impl std::error::Error for Closed {}
+impl std::error::Error for GateClosed {}
 
 /// How a push ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,22 +44,22 @@ pub(crate) enum Exchanged {
 ///
 /// As for [`rseq::add`].
 #[inline(always)]
-pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
     // SAFETY: the caller's.
     match unsafe { rseq::add(gate, n) } {
         Ok(()) => Ok(()),
         // SAFETY: the caller's.
-        Err(Closed) => unsafe { cold_add(gate, n) },
+        Err(GateClosed) => unsafe { cold_add(gate, n) },
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn cold_add(gate: &AtomicUsize, n: isize) -> Result<(), Closed> {
+unsafe fn cold_add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
     // SAFETY: the caller's.
     unsafe {
         match mode() {
-            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::MmCid) => Err(GateClosed),
             Mode::Rseq(Index::CpuId) => rseq::cpu_id::add(gate, n),
             Mode::Portable(_) => portable::add(gate, n),
         }
@@ -80,22 +80,22 @@ pub(crate) unsafe fn push_at_once(gate: &AtomicUsize, item: usize) -> bool {
 /// # Safety
 ///
 /// As for [`rseq::push`].
-pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
     // SAFETY: the caller's.
     match unsafe { rseq::push(gate, item) } {
         Ok(pushed) => Ok(pushed),
         // SAFETY: the caller's.
-        Err(Closed) => unsafe { cold_push(gate, item) },
+        Err(GateClosed) => unsafe { cold_push(gate, item) },
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
+unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
     // SAFETY: the caller's.
     unsafe {
         match mode() {
-            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::MmCid) => Err(GateClosed),
             Mode::Rseq(Index::CpuId) => rseq::cpu_id::push(gate, item),
             Mode::Portable(_) => portable::push(gate, item),
         }
@@ -105,22 +105,22 @@ unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Closed> {
 /// # Safety
 ///
 /// As for [`rseq::exchange`].
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
+pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     // SAFETY: the caller's.
     match unsafe { rseq::exchange(gate, new) } {
         // SAFETY: the caller's.
-        Err(Closed) => unsafe { cold_exchange(gate, new) },
+        Err(GateClosed) => unsafe { cold_exchange(gate, new) },
         exchanged => exchanged,
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn cold_exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, Closed> {
+unsafe fn cold_exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     // SAFETY: the caller's.
     unsafe {
         match mode() {
-            Mode::Rseq(Index::MmCid) => Err(Closed),
+            Mode::Rseq(Index::MmCid) => Err(GateClosed),
             Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new),
             Mode::Portable(_) => portable::exchange(gate, new),
         }

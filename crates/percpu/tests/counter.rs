@@ -1,13 +1,13 @@
 //! Counters in a whole process: many of them, many threads, forks, CPUs that threads are moved between.
 
-use netmem_percpu::{Closed, Counter, Depot, Mode, Pending, cpus, mode};
+use netmem_percpu::{Counter, Depot, GateClosed, Mode, Pending, cpus, mode};
 use std::num::NonZeroUsize;
 
 /// A thread on its own may find its CPU's lock taken, in portable mode: the shared path is then part of the contract.
 fn add(counter: &Counter, n: isize) -> isize {
     match counter.add(n) {
         Ok(()) => n,
-        Err(Closed) => {
+        Err(GateClosed) => {
             assert!(matches!(mode(), Mode::Portable(_)), "an open gate in {:?}", mode());
             0
         }
@@ -44,7 +44,7 @@ fn close_and_reopen() {
     let sum = add(&counter, 5) + add(&counter, -2);
     assert_eq!(counter.close().unwrap(), Some(sum));
     assert!(!counter.is_open());
-    assert_eq!(counter.add(1), Err(Closed));
+    assert_eq!(counter.add(1), Err(GateClosed));
     assert_eq!(counter.close().unwrap(), None);
     assert!(counter.reopen());
     assert_eq!(counter.close().unwrap(), Some(0));

@@ -15,10 +15,9 @@
 //!   unmaps it when it leaves; in between the page circulates.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
 //!   lookup, no call to forget.
-//! * [`WaitQueue`] keeps pages that are lent to somebody who cannot drop them, and looks whether he is done.
+//! * [`LentQueue`] keeps pages that are lent to somebody who cannot drop them, and looks whether he is done.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
-mod brought;
 mod bulk;
 mod bytes;
 mod desc;
@@ -26,6 +25,7 @@ mod dma;
 mod frag;
 mod grow;
 mod home;
+mod lent;
 mod linger;
 mod mapping;
 mod memory;
@@ -33,13 +33,13 @@ mod memory;
 mod model;
 mod page;
 mod pool;
+mod provided;
 mod provider;
 mod region;
 mod remote;
 mod shared;
 mod span;
 mod stats;
-mod waiting;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
@@ -47,14 +47,14 @@ pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use frag::Frag;
 pub use grow::GrowingProvider;
 pub use home::outside_context;
+pub use lent::{BusyHead, LentQueue, LentStats};
 pub use linger::{Lingering, lingering};
 pub use memory::{Device, KernelShared, Mapped, Memory, PeerShared, Private, Readable};
 pub use page::Page;
-pub use pool::{Closed, Napi, PagePool, PoolError, PoolOptions};
+pub use pool::{Napi, PagePool, PoolClosed, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};
 pub use region::{Backing, Region, RegionError, RegionOptions};
 pub use stats::PoolStats;
-pub use waiting::{Stays, WaitQueue, WaitStats};
 
 /// Bytes in the smallest page.
 pub const PAGE_SIZE: usize = 4096;

@@ -387,11 +387,11 @@ impl<M: Memory> PagePool<M> {
 
     /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
     /// when it is dropped.
-    pub fn close(self) -> Closed {
+    pub fn close(self) -> PoolClosed {
         ManuallyDrop::new(self).end()
     }
 
-    fn end(&mut self) -> Closed {
+    fn end(&mut self) -> PoolClosed {
         // SAFETY: by exclusive reference. Whether the pool's memory outlives `owner_leaves` is for the answer to say:
         // nothing is touched after it unless the answer is that we free it.
         unsafe {
@@ -413,7 +413,7 @@ impl<M: Memory> PagePool<M> {
             }
             tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed");
             record.lingers();
-            Closed { stats, outstanding }
+            PoolClosed { stats, outstanding }
         }
     }
 }
@@ -434,7 +434,7 @@ impl<M: Memory> fmt::Debug for PagePool<M> {
 /// How a pool stood when its owner let go.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct Closed {
+pub struct PoolClosed {
     /// The final counters.
     pub stats: PoolStats,
     /// Pages still out then; quarantined ones not included.

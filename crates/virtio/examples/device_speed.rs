@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use device_common::*;
-use netmem_virtio::device::Device;
+use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::PortError;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
 use netmem_virtio::ring::DESC_WRITE;
@@ -35,7 +35,7 @@ fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
 }
 
 fn receive(what: &str, size: usize, features: u64, each: usize) {
-    let mut device = Device::new(one_pair(), |_| Gen::new(size, None)).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
     driver.start_ring(RING);
@@ -57,7 +57,7 @@ fn receive(what: &str, size: usize, features: u64, each: usize) {
 
 /// The device on a thread of its own, as the command runs it.
 fn receive_across(what: &str, size: usize, features: u64) {
-    let mut device = Device::new(one_pair(), |_| Gen::new(size, None)).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
     driver.start_ring(RING);
@@ -94,7 +94,7 @@ fn receive_across(what: &str, size: usize, features: u64) {
 }
 
 fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<P, PortError>) {
-    let mut device = Device::new(one_pair(), port).unwrap();
+    let mut device = NetDevice::new(one_pair(), port).unwrap();
     let mut driver = Driver::connect(&device, PLAIN);
     driver.share_memory();
     for index in 0..2 {

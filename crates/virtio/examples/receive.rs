@@ -2,8 +2,8 @@
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::VhostUser;
-use netmem_virtio::device::{Device, Options, port::Gen};
-use netmem_virtio::driver::{Mode, NetOptions, VirtioNet};
+use netmem_virtio::device::{NetDevice, Options, port::Gen};
+use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,10 +28,10 @@ fn pin(cpu: usize) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().collect();
-    let mode = if args.get(1).is_some_and(|m| m == "mergeable") { Mode::Mergeable } else { Mode::Small };
+    let mode = if args.get(1).is_some_and(|m| m == "mergeable") { RxMode::Mergeable } else { RxMode::Small };
     let size = args.get(2).map_or(64, |s| s.parse().expect("a frame size"));
     let ring = args.get(3).map_or(256, |s| s.parse().expect("a ring size"));
-    let mut device = Device::new(Options::default(), |_| Gen::new(size, None))?;
+    let mut device = NetDevice::new(Options::default(), |_| Gen::new(size, None))?;
     let (front, back) = UnixStream::pair()?;
     let connection = device.control().serve(back)?;
     static STOP: AtomicBool = AtomicBool::new(false);

@@ -11,22 +11,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use device_common::*;
 use netmem_virtio::device::memory::{MAX_REGIONS, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Echo, Gen};
-use netmem_virtio::device::{Device, DeviceError, Options};
+use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
-fn echo(pairs: usize, serve_control: bool) -> Device<Echo> {
+fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {
     let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
-    Device::new(options, |_| Ok(Echo::new())).unwrap()
+    NetDevice::new(options, |_| Ok(Echo::new())).unwrap()
 }
 
 /// Lets `attack` loose on one of the rings of a device with two pairs and a control queue; then only that ring is
 /// stopped, `name` is counted once, its error descriptor is signalled, and the other pair still works.
 fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     let mut device =
-        Device::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
+        NetDevice::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
             .unwrap();
     let mut driver = Driver::start(&device, MERGEABLE | feature::MQ, 5);
     attack(&mut driver);
@@ -154,7 +154,7 @@ fn a_command_without_room_for_an_answer() {
 /// Good frames before the bad chain are given back all the same.
 #[test]
 fn what_came_before_counts() {
-    let mut device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.post_rx(0, 0, 10, 2048);
     driver.rings[0].post(SIZE);
@@ -166,7 +166,7 @@ fn what_came_before_counts() {
 /// A buffer may cross from one region into another whose guest addresses follow.
 #[test]
 fn a_buffer_across_two_regions() {
-    let mut device = Device::new(one_pair(), |_| Gen::new(1000, Some(1))).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(1000, Some(1))).unwrap();
     let want = device.ports()[0].frame().to_vec();
     let mut driver = Driver::connect(&device, PLAIN);
     let half = MEMORY as u64 / 2;
@@ -319,7 +319,7 @@ fn a_second_front_end_is_refused() {
 /// The connection ends in the middle of traffic: the rings stop, nothing is touched any more.
 #[test]
 fn disconnects_under_traffic() {
-    let device = Device::new(one_pair(), |_| Gen::new(1514, None)).unwrap();
+    let device = NetDevice::new(one_pair(), |_| Gen::new(1514, None)).unwrap();
     let (stop, control, stats) = (AtomicBool::new(false), device.control(), device.stats());
     std::thread::scope(|s| {
         let stop = &stop;
@@ -365,7 +365,7 @@ fn disconnects_under_traffic() {
 /// A table that no longer holds a running ring stops that ring.
 #[test]
 fn a_table_that_loses_a_ring() {
-    let mut device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.post_rx(0, 0, 8, 2048);
     poll_until(&mut device, || driver.rings[0].ring.used_idx() == 8);

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use device_common::*;
 use netmem_virtio::device::port::Sink;
-use netmem_virtio::device::{Device, DeviceError};
+use netmem_virtio::device::{DeviceError, NetDevice};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// A vhost-user message: request, flags, size as claimed, then the body as sent.
@@ -42,7 +42,7 @@ fn half_spoken_messages() {
         ("a kick without its file", message(12, VERSION, 8, &u64_body), 0),
     ];
     for (what, bytes, fds) in cases {
-        let mut device = Device::new(one_pair(), |_| Ok(Sink)).unwrap();
+        let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let open = count_fds();
         let connection = device.control().serve(theirs).unwrap();

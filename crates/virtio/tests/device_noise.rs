@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use device_common::*;
 use netmem_virtio::device::port::{Echo, Sink};
-use netmem_virtio::device::{Device, Options, QueueError};
+use netmem_virtio::device::{DriverFault, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::Desc;
 use vhost::VhostBackend;
@@ -35,7 +35,7 @@ impl Noise {
 fn noise_in_the_rings() {
     let mut noise = Noise(0x5eed);
     let options = Options { max_pairs: 1, serve_control: true, ..Options::default() };
-    let mut device = Device::new(options, |_| Ok(Echo::new())).unwrap();
+    let mut device = NetDevice::new(options, |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 3);
     let near = [GUEST, GUEST + MEMORY as u64, 0, u64::MAX, USER];
     for _ in 0..3000 {
@@ -73,14 +73,14 @@ fn noise_in_the_rings() {
         }
     }
     let seen = driver.queue_errors().len();
-    assert!(seen >= QueueError::NAMES.len() - 3, "the noise reaches the checks: {:?}", driver.queue_errors());
+    assert!(seen >= DriverFault::NAMES.len() - 3, "the noise reaches the checks: {:?}", driver.queue_errors());
     driver.hang_up();
 }
 
 #[test]
 fn noise_on_the_socket() {
     let mut noise = Noise(0xfeed);
-    let mut device = Device::new(Options::default(), |_| Ok(Sink)).unwrap();
+    let mut device = NetDevice::new(Options::default(), |_| Ok(Sink)).unwrap();
     for round in 0..3000u64 {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let connection = device.control().serve(theirs).unwrap();

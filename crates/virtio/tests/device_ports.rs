@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use device_common::*;
 use netmem_virtio::device::port::{CaptureError, Pcap, Play, Port, PortError, Tap, TapError};
-use netmem_virtio::device::{Device, DeviceError};
+use netmem_virtio::device::{DeviceError, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
 use netmem_virtio::ring::DESC_WRITE;
 use pcap_file::DataLink;
@@ -79,7 +79,7 @@ fn a_capture_arrives_byte_for_byte() {
     let frames = sample(3000, 9000);
     for (bytes, features, each) in [(pcap(&frames), MERGEABLE, 1536), (pcapng(&frames), PLAIN, 9216)] {
         let port = open(&bytes, Play::Once).unwrap();
-        let mut device = Device::new(one_pair(), |_| Ok(port.clone())).unwrap();
+        let mut device = NetDevice::new(one_pair(), |_| Ok(port.clone())).unwrap();
         let mut driver = Driver::start(&device, features, 1);
         driver.post_rx(0, 0, 128, each);
         let (mut got, mut frame, mut left) = (Vec::new(), Vec::new(), 0);
@@ -261,7 +261,7 @@ fn the_kernel_at_the_other_end() {
     }
     let name = tap_name();
     let mut taps = Tap::open(&name, 1, true).unwrap();
-    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 2);
     driver.post_rx(0, 0, SIZE, 2048);
     let wire = match Wire::new(&name) {
@@ -314,7 +314,7 @@ fn a_sleeping_device_is_woken_by_its_port() {
         Ok(wire) => wire,
         Err(e) => return skip(&format!("no packet sockets here: {e}")),
     };
-    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 1);
     driver.post_rx(0, 0, SIZE, 2048);
     let (stop, control) = (AtomicBool::new(false), device.control());
@@ -339,7 +339,7 @@ fn a_deleted_tap_ends_the_run() {
     }
     let name = tap_name();
     let mut taps = Tap::open(&name, 1, true).unwrap();
-    let mut device = Device::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.post_rx(0, 0, 16, 2048);
     match std::process::Command::new("ip").args(["link", "del", &name]).status() {

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use device_common::*;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
-use netmem_virtio::device::{Device, DeviceError, DropReason, Options};
+use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
 use netmem_virtio::ring::DESC_WRITE;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
-fn generator(size: usize, limit: Option<u64>) -> Device<Gen> {
-    Device::new(one_pair(), |_| Gen::new(size, limit)).unwrap()
+fn generator(size: usize, limit: Option<u64>) -> NetDevice<Gen> {
+    NetDevice::new(one_pair(), |_| Gen::new(size, limit)).unwrap()
 }
 
 fn header(bytes: &[u8]) -> VnetHdr {
@@ -156,7 +156,7 @@ fn send(driver: &mut Driver, ring: usize, first: u16, wire: &[u8], piece: usize)
 #[test]
 fn echo_answers_with_exchanged_addresses() {
     for (len, piece) in [(60, 2048), (60, 7), (1514, 2048), (1514, 100), (1514, 12)] {
-        let mut device = Device::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+        let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
         let mut driver = Driver::start(&device, MERGEABLE, 2);
         driver.post_rx(0, 0, SIZE, 2048);
         for round in 0..600u16 {
@@ -181,7 +181,7 @@ fn echo_answers_with_exchanged_addresses() {
 
 #[test]
 fn echo_is_bounded() {
-    let mut device = Device::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     let wire = frame_to_send(60, 0);
     for _ in 0..3000 {
@@ -194,7 +194,7 @@ fn echo_is_bounded() {
 
 #[test]
 fn frames_from_the_driver_are_judged() {
-    let mut device = Device::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     let mut bad = frame_to_send(100, 0);
     bad[1] = 99;
@@ -211,7 +211,7 @@ fn frames_from_the_driver_are_judged() {
 
 #[test]
 fn sink_counts() {
-    let mut device = Device::new(one_pair(), |_| Ok(Sink)).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     for n in 0..1000u64 {
         send(&mut driver, 1, 0, &frame_to_send(64, 0), if n % 2 == 0 { 2048 } else { 20 });
@@ -220,7 +220,7 @@ fn sink_counts() {
     assert_eq!((frames(&driver.stats).1, driver.stats.tx_bytes.load(Relaxed)), (1000, 64_000));
 }
 
-fn set_pairs(device: &mut Device<Gen>, driver: &mut Driver, ring: usize, pairs: u16) -> u8 {
+fn set_pairs(device: &mut NetDevice<Gen>, driver: &mut Driver, ring: usize, pairs: u16) -> u8 {
     let (addr, at) = driver.buffer(ring, 0, 64);
     let [low, high] = pairs.to_le_bytes();
     driver.memory.write(at, &[ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high, 0xff]);
@@ -232,7 +232,7 @@ fn set_pairs(device: &mut Device<Gen>, driver: &mut Driver, ring: usize, pairs: 
 #[test]
 fn the_control_queue_sets_the_pairs() {
     let options = Options { max_pairs: 2, serve_control: true, ..Options::default() };
-    let mut device = Device::new(options, |_| Gen::new(64, None)).unwrap();
+    let mut device = NetDevice::new(options, |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, PLAIN | feature::MQ | feature::CTRL_VQ, 5);
     driver.post_rx(0, 0, SIZE, 2048);
     driver.post_rx(2, 0, SIZE, 2048);
@@ -245,13 +245,13 @@ fn the_control_queue_sets_the_pairs() {
     poll_until(&mut device, || driver.rings[2].ring.used_idx() == SIZE);
     assert_eq!(driver.stats.commands.load(Relaxed), 3);
     // A front end that serves itself is not offered one.
-    let device = Device::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
+    let device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
     assert_eq!(device.control().offered() & (feature::CTRL_VQ | feature::MQ), feature::MQ);
 }
 
 #[test]
 fn rings_are_enabled_and_disabled_under_traffic() {
-    let device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -304,7 +304,7 @@ fn rings_are_enabled_and_disabled_under_traffic() {
 
 #[test]
 fn a_disabled_ring_discards() {
-    let mut device = Device::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.front.set_vring_enable(1, false).unwrap();
     send(&mut driver, 1, 0, &frame_to_send(64, 1), 2048);
@@ -328,7 +328,7 @@ fn interrupts_are_sent_when_wanted() {
 /// The device sleeps when there is nothing to do, and a kick wakes it: no frame is lost between looking and sleeping.
 #[test]
 fn a_sleeping_device_is_woken_by_kicks() {
-    let mut device = Device::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
@@ -363,7 +363,7 @@ fn a_sleeping_device_is_woken_by_kicks() {
 
 #[test]
 fn the_memory_table_can_change_under_traffic() {
-    let device = Device::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 1);
     driver.post_rx(0, 0, SIZE, 2048);
     let stop = AtomicBool::new(false);
@@ -394,12 +394,12 @@ fn the_memory_table_can_change_under_traffic() {
 }
 
 /// A port in which a pass stays until it is told to go on.
-struct Stays {
+struct BusyHead {
     entered: mpsc::Sender<()>,
     go_on: mpsc::Receiver<()>,
 }
 
-impl Port for Stays {
+impl Port for BusyHead {
     const WANTS_BYTES: bool = false;
     const FEATURES: u64 = 0;
 
@@ -421,8 +421,8 @@ impl Port for Stays {
 #[test]
 fn questions_are_answered_in_a_pass() {
     let ((entered, in_pass), (answered, go_on)) = (mpsc::channel(), mpsc::channel());
-    let mut port = Some(Stays { entered, go_on });
-    let mut device = Device::new(one_pair(), |_| Ok(port.take().unwrap())).unwrap();
+    let mut port = Some(BusyHead { entered, go_on });
+    let mut device = NetDevice::new(one_pair(), |_| Ok(port.take().unwrap())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 1);
     driver.post_rx(0, 0, 1, 2048);
     std::thread::scope(|s| {
@@ -444,7 +444,7 @@ fn configuration_space_is_readable() {
     use vhost::vhost_user::message::VhostUserConfigFlags;
     let mac = [2, 1, 2, 3, 4, 5];
     let options = Options { max_pairs: 3, mac: Some(mac), mtu: Some(9000), ..Options::default() };
-    let device = Device::new(options, |_| Ok(Sink)).unwrap();
+    let device = NetDevice::new(options, |_| Ok(Sink)).unwrap();
     let mut driver = Driver::connect(&device, PLAIN);
     assert_eq!(driver.front.get_queue_num().unwrap(), 3);
     let (_, config) = driver.front.get_config(0, 12, VhostUserConfigFlags::empty(), &[0; 12]).unwrap();
@@ -455,7 +455,7 @@ fn configuration_space_is_readable() {
 fn options_are_checked() {
     for pairs in [0, 128] {
         let options = Options { max_pairs: pairs, ..Options::default() };
-        assert!(matches!(Device::new(options, |_| Ok(Sink)), Err(DeviceError::Pairs { .. })));
+        assert!(matches!(NetDevice::new(options, |_| Ok(Sink)), Err(DeviceError::Pairs { .. })));
     }
     for size in [0, 59, 65550] {
         assert!(Gen::new(size, None).is_err());

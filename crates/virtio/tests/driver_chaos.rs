@@ -10,19 +10,19 @@ use driver_common::hostile::{Behaviour, Bench, DeviceRing, OnStop};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, lingering};
-use netmem_virtio::driver::{Mode, NetOptions};
+use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
 use netmem_virtio::ring::Desc;
 
-fn options(rng: &mut Rng) -> (Mode, NetOptions) {
+fn options(rng: &mut Rng) -> (RxMode, NetOptions) {
     let entries = 32 << rng.below(4);
     let pages = 512 + rng.below(512) as usize;
     let (mode, options) = match rng.below(5) {
-        0 => (Mode::Small, NetOptions::new(Mode::Small)),
-        1 => (Mode::Small, NetOptions::new(Mode::Small).buffers_per_page(2)),
-        2 => (Mode::Mergeable, NetOptions::new(Mode::Mergeable)),
-        3 => (Mode::Mergeable, NetOptions::new(Mode::Mergeable).max_frame(65549)),
-        _ => (Mode::Big, NetOptions::new(Mode::Big).max_frame(9014)),
+        0 => (RxMode::Small, NetOptions::new(RxMode::Small)),
+        1 => (RxMode::Small, NetOptions::new(RxMode::Small).buffers_per_page(2)),
+        2 => (RxMode::Mergeable, NetOptions::new(RxMode::Mergeable)),
+        3 => (RxMode::Mergeable, NetOptions::new(RxMode::Mergeable).max_frame(65549)),
+        _ => (RxMode::Big, NetOptions::new(RxMode::Big).max_frame(9014)),
     };
     let cache = [0, 16, 512][rng.below(3) as usize];
     (mode, options.ring_size(entries).pages(pages).cache(cache))
@@ -39,8 +39,8 @@ fn number(rng: &mut Rng) -> u64 {
 }
 
 /// Receives a frame into as many chains as the dice say, with a header that is mostly right.
-fn deliver(bench: &mut Bench, mode: Mode, rng: &mut Rng) {
-    let want = if mode == Mode::Mergeable { 1 + rng.below(4) as u16 * (rng.below(2) as u16) } else { 1 };
+fn deliver(bench: &mut Bench, mode: RxMode, rng: &mut Rng) {
+    let want = if mode == RxMode::Mergeable { 1 + rng.below(4) as u16 * (rng.below(2) as u16) } else { 1 };
     if bench.ring.available() < want || bench.ring.available() > bench.ring.size {
         return;
     }
@@ -57,7 +57,7 @@ fn deliver(bench: &mut Bench, mode: Mode, rng: &mut Rng) {
         }
         let bytes = if i == 0 { header.to_bytes().to_vec() } else { vec![rng.next() as u8; 12] };
         bench.device.try_write(d.addr, &bytes);
-        let most = if mode == Mode::Big { 9000 } else { 1500 };
+        let most = if mode == RxMode::Big { 9000 } else { 1500 };
         bench.ring.write(u32::from(head), 26 + rng.below(most) as u32);
     }
     bench.ring.show();
@@ -158,7 +158,7 @@ fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     let forwarded = stats.transmitted + stats.redirected;
     assert_eq!(stats.frames, stats.passed + stats.dropped + forwarded + stats.aborted);
     let out: HashSet<u32> = held.iter().flat_map(|p| p.fragments().map(netmem_pool::Frag::index)).collect();
-    assert!(mode == Mode::Big || pool.inflight() >= out.len() as u64);
+    assert!(mode == RxMode::Big || pool.inflight() >= out.len() as u64);
     // The end comes in one of several ways, and packets go before it or after.
     match rng.below(4) {
         0 => bench.device.kill(),

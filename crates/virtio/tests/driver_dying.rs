@@ -13,20 +13,20 @@ use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PeerShared, lingering};
 use netmem_virtio::device::Connection;
 use netmem_virtio::device::port::{Gen, Play};
-use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use permutations::permutations;
 
 /// Pages that the device has: two buffers may share one.
-fn pages(bench: &mut Bench, mode: Mode) -> u64 {
-    if mode == Mode::Big { bench.pair.rx.posted() as u64 } else { bench.pair.rx.pool_stats().inflight() }
+fn pages(bench: &mut Bench, mode: RxMode) -> u64 {
+    if mode == RxMode::Big { bench.pair.rx.posted() as u64 } else { bench.pair.rx.pool_stats().inflight() }
 }
 
-fn options() -> [(Mode, NetOptions); 4] {
+fn options() -> [(RxMode, NetOptions); 4] {
     [
-        (Mode::Small, NetOptions::new(Mode::Small)),
-        (Mode::Small, NetOptions::new(Mode::Small).headroom(0)),
-        (Mode::Mergeable, NetOptions::new(Mode::Mergeable)),
-        (Mode::Big, NetOptions::new(Mode::Big)),
+        (RxMode::Small, NetOptions::new(RxMode::Small)),
+        (RxMode::Small, NetOptions::new(RxMode::Small).headroom(0)),
+        (RxMode::Mergeable, NetOptions::new(RxMode::Mergeable)),
+        (RxMode::Big, NetOptions::new(RxMode::Big)),
     ]
 }
 
@@ -54,12 +54,12 @@ fn a_backend_that_dies() {
         for (i, p) in held.iter().enumerate() {
             assert_eq!(p.to_vec(), frame(i as u64, 200));
         }
-        let lost = if mode == Mode::Big { before } else { bench.pair.rx.posted() as u64 };
+        let lost = if mode == RxMode::Big { before } else { bench.pair.rx.posted() as u64 };
         drop(bench.pair.tx);
         let closed = bench.pair.rx.close().unwrap();
         let s = closed.stats;
         // With two buffers to a page, some share theirs with packets that are held, which are outstanding.
-        let parts = mode == Mode::Small && before == 128;
+        let parts = mode == RxMode::Small && before == 128;
         assert!(if parts { s.quarantined >= 110 && s.quarantined < 140 } else { s.quarantined == lost }, "{s:?}");
         assert_eq!(s.allocated(), s.returned() + s.quarantined + closed.outstanding);
         // Also what users hold: it is unmapped at once, and stays readable.
@@ -97,7 +97,7 @@ fn a_backend_that_falls_silent() {
     let behaviour = Behaviour { on_stop: OnStop::Hang, pairs: 4, ..Behaviour::default() };
     let (device, backend) = Hostile::new(behaviour);
     let books = Books::default();
-    let (net, pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(Mode::Small).pairs(4))).unwrap();
+    let (net, pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(RxMode::Small).pairs(4))).unwrap();
     for pair in pairs {
         let lost = pair.rx.posted() as u64;
         assert_closed(&pair.rx.close().unwrap(), lost);
@@ -127,7 +127,7 @@ fn lies_and_death() {
 
 fn control(lie: impl FnOnce(&mut Hostile, &mut hostile_ring::Ring) + Send) -> NetError {
     let (mut device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
-    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(Mode::Small).pairs(2)).unwrap();
+    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(2)).unwrap();
     let mut ring = device.ring(4);
     let error = thread::scope(|s| {
         let asked = s.spawn(|| net.set_active_pairs(2).unwrap_err());
@@ -176,7 +176,7 @@ fn control_commands_that_fail() {
 #[test]
 fn late_control_answers() {
     let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
-    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(Mode::Small).pairs(3)).unwrap();
+    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(3)).unwrap();
     let mut ring = device.ring(6);
     assert!(matches!(net.set_active_pairs(2), Err(NetError::ControlTimeout { .. })));
     assert!(matches!(net.set_active_pairs(3), Err(NetError::ControlTimeout { .. })));

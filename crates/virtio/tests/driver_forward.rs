@@ -10,7 +10,7 @@ use driver_common::*;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, TxBulk, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{Echo, Play};
-use netmem_virtio::driver::{Mode, QueuePair, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{QueuePair, RxMode, VirtioRx, VirtioTx};
 
 /// What an echo makes of a frame.
 fn echoed(bytes: &[u8]) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn thousands_of_frames() {
             let mut want = frames(n, 9014);
             want.iter_mut().for_each(|f| f[0] = 2);
             let memory = common_memory(4096);
-            let options = || memory(Mode::Mergeable).max_frame(9014);
+            let options = || memory(RxMode::Mergeable).max_frame(9014);
             let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Echo::new()));
             let books = [Books::default(), Books::default()];
             let (net_a, mut a) = first.probe(books[0].keep(options()));

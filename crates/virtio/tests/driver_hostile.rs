@@ -10,13 +10,13 @@ use driver_common::hostile::Bench;
 use driver_common::*;
 use netmem_packet::{Checksum, GsoKind, Packet, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
-use netmem_virtio::driver::{Mode, NetOptions, QueueError};
+use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
 use netmem_virtio::ring::Desc;
 
 const DROP: fn() -> DropAll = DropAll::default;
 
-fn each(lie: impl Fn(Mode, &mut Bench) -> QueueError) {
+fn each(lie: impl Fn(RxMode, &mut Bench) -> DeviceFault) {
     for mode in MODES {
         // From the first buffer on, and in the middle of good ones.
         for good in [0, 3] {
@@ -38,15 +38,15 @@ fn ids_out_of_range() {
     for id in [256, 257, 65535, 65536, u32::MAX] {
         each(|_, b| {
             b.ring.give(id, 100);
-            QueueError::BadId { id }
+            DeviceFault::BadId { id }
         });
     }
     // No head of a chain.
     for id in [1, 16, 18, 255] {
-        let mut bench = Bench::new(NetOptions::new(Mode::Big));
+        let mut bench = Bench::new(NetOptions::new(RxMode::Big));
         bench.ring.give(id, 100);
         receive(&mut bench.pair.rx, &mut DROP());
-        bench.assert_stopped(QueueError::BadId { id });
+        bench.assert_stopped(DeviceFault::BadId { id });
     }
 }
 
@@ -59,14 +59,14 @@ fn a_buffer_used_twice() {
         bench.ring.give(u32::from(head), 100);
         receive(&mut bench.pair.rx, &mut DROP());
         assert_eq!(bench.pair.rx.stats().frames, 1);
-        bench.assert_stopped(QueueError::NotPosted { id: head });
+        bench.assert_stopped(DeviceFault::NotPosted { id: head });
     }
 }
 
 #[test]
 fn a_buffer_that_was_never_posted() {
     for mode in MODES {
-        let (entries, pages) = if mode == Mode::Big { (64, 3 * 17) } else { (8, 8) };
+        let (entries, pages) = if mode == RxMode::Big { (64, 3 * 17) } else { (8, 8) };
         let mut bench = Bench::new(NetOptions::new(mode).ring_size(entries).pages(pages).cache(8));
         // The user holds all pages that come: nothing replaces the buffer.
         bench.deliver(&frame(1, 100));
@@ -75,7 +75,7 @@ fn a_buffer_that_was_never_posted() {
         bench.ring.give(0, 100);
         receive(&mut bench.pair.rx, &mut DROP());
         drop(held);
-        bench.assert_stopped(QueueError::NotPosted { id: 0 });
+        bench.assert_stopped(DeviceFault::NotPosted { id: 0 });
     }
 }
 
@@ -86,15 +86,15 @@ fn lengths_beyond_the_buffer() {
             let head = b.ring.take().unwrap();
             let have: u32 = b.ring.chain(head).iter().map(|d| d.len).sum();
             b.ring.give(u32::from(head), have + excess);
-            assert!(mode != Mode::Small || have == 1530);
-            QueueError::BadLength { len: have + excess, have }
+            assert!(mode != RxMode::Small || have == 1530);
+            DeviceFault::BadLength { len: have + excess, have }
         });
     }
     each(|_, b| {
         let head = b.ring.take().unwrap();
         let have = b.ring.chain(head).iter().map(|d| d.len).sum();
         b.ring.give(u32::from(head), u32::MAX);
-        QueueError::BadLength { len: u32::MAX, have }
+        DeviceFault::BadLength { len: u32::MAX, have }
     });
 }
 
@@ -134,17 +134,17 @@ fn count(bench: &mut Bench, buffers: u16, used: u16) {
 #[test]
 fn buffer_counts_that_cannot_be() {
     for (buffers, used) in [(0, 1), (0, 30), (19, 19), (19, 1), (65535, 200), (256, 256)] {
-        let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+        let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
         count(&mut bench, buffers, used);
-        bench.assert_stopped(QueueError::BadBufferCount { buffers });
+        bench.assert_stopped(DeviceFault::BadBufferCount { buffers });
     }
     for (buffers, used) in [(2, 1), (18, 17), (18, 1)] {
-        let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+        let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
         count(&mut bench, buffers, used);
-        bench.assert_stopped(QueueError::MissingBuffers { buffers, used });
+        bench.assert_stopped(DeviceFault::MissingBuffers { buffers, used });
     }
     // The others do not look at it.
-    for mode in [Mode::Small, Mode::Big] {
+    for mode in [RxMode::Small, RxMode::Big] {
         let mut bench = Bench::new(NetOptions::new(mode));
         count(&mut bench, 65535, 3);
         assert_eq!(bench.pair.rx.stats().frames, 3);
@@ -156,27 +156,27 @@ fn buffer_counts_that_cannot_be() {
 /// A lie in the middle of a frame of several buffers: those before it go home, once.
 #[test]
 fn lies_inside_of_a_merged_frame() {
-    type Lie = fn(&mut Bench) -> QueueError;
+    type Lie = fn(&mut Bench) -> DeviceFault;
     let lies: [Lie; 3] = [
         |b| {
             b.ring.write(70_000, 100);
-            QueueError::BadId { id: 70_000 }
+            DeviceFault::BadId { id: 70_000 }
         },
         |b| {
             let id = b.ring.ring.avail_entry(0);
             b.ring.write(u32::from(id), 100);
-            QueueError::NotPosted { id }
+            DeviceFault::NotPosted { id }
         },
         |b| {
             let head = b.ring.take().unwrap();
             let have = b.ring.ring.desc(head).len;
             b.ring.write(u32::from(head), have + 1);
-            QueueError::BadLength { len: have + 1, have }
+            DeviceFault::BadLength { len: have + 1, have }
         },
     ];
     for lie in lies {
         for at in 1..6 {
-            let mut bench = Bench::new(NetOptions::new(Mode::Mergeable).max_frame(9014));
+            let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(9014));
             let mut error = None;
             for i in 0..6 {
                 if i == at {
@@ -200,7 +200,7 @@ fn lies_inside_of_a_merged_frame() {
 /// Buffers of no bytes in the middle of a frame are odd, and harm nobody.
 #[test]
 fn empty_buffers_inside_of_a_merged_frame() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
     for i in 0..5 {
         let head = bench.ring.take().unwrap();
         let header = VnetHdr { num_buffers: 5, ..VnetHdr::PLAIN };
@@ -222,10 +222,10 @@ fn the_used_index_jumps() {
             let posted = bench.ring.available();
             bench.ring.ring.set_used_idx(by);
             assert_eq!(receive(&mut bench.pair.rx, &mut DROP()), 0);
-            bench.assert_stopped(QueueError::IndexJump { by, posted });
+            bench.assert_stopped(DeviceFault::IndexJump { by, posted });
         }
         // Within the ring, and more than was posted.
-        let (entries, pages) = if mode == Mode::Big { (64, 3 * 17) } else { (8, 8) };
+        let (entries, pages) = if mode == RxMode::Big { (64, 3 * 17) } else { (8, 8) };
         let mut bench = Bench::new(NetOptions::new(mode).ring_size(entries).pages(pages).cache(8));
         let posted = bench.ring.available();
         bench.deliver(&frame(1, 100));
@@ -235,7 +235,7 @@ fn the_used_index_jumps() {
         bench.ring.ring.set_used_idx(1 + posted);
         assert_eq!(receive(&mut bench.pair.rx, &mut DROP()), 0);
         drop(held);
-        bench.assert_stopped(QueueError::IndexJump { by: posted, posted: left });
+        bench.assert_stopped(DeviceFault::IndexJump { by: posted, posted: left });
     }
 }
 
@@ -254,7 +254,7 @@ fn headers_that_claim_nonsense() {
         VnetHdr { flags: csum, csum_start: u16::MAX, csum_offset: u16::MAX, ..plain },
         VnetHdr { flags: csum | VnetHdr::DATA_VALID, csum_start: 0, csum_offset: 4999, ..plain },
     ];
-    for mode in [Mode::Mergeable, Mode::Big] {
+    for mode in [RxMode::Mergeable, RxMode::Big] {
         let mut bench = Bench::new(NetOptions::new(mode).max_frame(65549));
         for (i, header) in nonsense.into_iter().enumerate() {
             bench.device.deliver_with(&mut bench.ring, header, &frame(1, 5000));

@@ -14,7 +14,7 @@ use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, RegionError, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::Gen;
-use netmem_virtio::driver::{Mode, NetError, NetOptions, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
 
@@ -126,13 +126,13 @@ fn failures_at_every_message() {
 #[test]
 fn missing_features() {
     let cases = [
-        (Mode::Small, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "small mode"),
-        (Mode::Mergeable, feature::MRG_RXBUF, "VIRTIO_NET_F_MRG_RXBUF (bit 15)", "mergeable mode"),
-        (Mode::Mergeable, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "mergeable mode"),
-        (Mode::Big, feature::GUEST_CSUM, "VIRTIO_NET_F_GUEST_CSUM (bit 1)", "big-packet mode"),
-        (Mode::Big, feature::GUEST_TSO4, "VIRTIO_NET_F_GUEST_TSO4 (bit 7)", "big-packet mode"),
-        (Mode::Big, feature::GUEST_TSO6, "VIRTIO_NET_F_GUEST_TSO6 (bit 8)", "big-packet mode"),
-        (Mode::Small, feature::MQ, "VIRTIO_NET_F_MQ (bit 22)", "small mode"),
+        (RxMode::Small, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "small mode"),
+        (RxMode::Mergeable, feature::MRG_RXBUF, "VIRTIO_NET_F_MRG_RXBUF (bit 15)", "mergeable mode"),
+        (RxMode::Mergeable, feature::VERSION_1, "VIRTIO_F_VERSION_1 (bit 32)", "mergeable mode"),
+        (RxMode::Big, feature::GUEST_CSUM, "VIRTIO_NET_F_GUEST_CSUM (bit 1)", "big-packet mode"),
+        (RxMode::Big, feature::GUEST_TSO4, "VIRTIO_NET_F_GUEST_TSO4 (bit 7)", "big-packet mode"),
+        (RxMode::Big, feature::GUEST_TSO6, "VIRTIO_NET_F_GUEST_TSO6 (bit 8)", "big-packet mode"),
+        (RxMode::Small, feature::MQ, "VIRTIO_NET_F_MQ (bit 22)", "small mode"),
     ];
     for (mode, without, name, why) in cases {
         let behaviour = Behaviour { features: FEATURES & !without, pairs: 2, ..Behaviour::default() };
@@ -141,7 +141,7 @@ fn missing_features() {
     }
     // None of these is needed.
     let least = feature::VERSION_1 | feature::MRG_RXBUF;
-    for mode in [Mode::Small, Mode::Mergeable] {
+    for mode in [RxMode::Small, RxMode::Mergeable] {
         let mut bench = Bench::with(Behaviour { features: least, ..Behaviour::default() }, NetOptions::new(mode));
         assert!(bench.device.enabled().is_empty(), "rings are enabled from the start");
         bench.deliver(&frame(1, 100));
@@ -149,7 +149,7 @@ fn missing_features() {
         bench.close();
     }
     // A backend that confirms nothing.
-    let mut bench = Bench::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(Mode::Small));
+    let mut bench = Bench::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(RxMode::Small));
     // Its answer to a message that has one says that the others were heard.
     until(|| bench.device.enabled().len() == 2);
     bench.deliver(&frame(1, 100));
@@ -159,8 +159,9 @@ fn missing_features() {
 
 #[test]
 fn numbers_of_queues() {
-    let asked =
-        |pairs, has| probe(Behaviour { pairs: has, ..Behaviour::default() }, NetOptions::new(Mode::Small).pairs(pairs));
+    let asked = |pairs, has| {
+        probe(Behaviour { pairs: has, ..Behaviour::default() }, NetOptions::new(RxMode::Small).pairs(pairs))
+    };
     let error = asked(3, 2).unwrap_err();
     assert!(matches!(error, NetError::Backend(VhostUserError::TooFewQueues { wanted: 3, has: 2 })), "{error}");
     assert!(error.to_string().contains("3 queue pairs asked for, but the backend has 2"), "{error}");
@@ -182,26 +183,28 @@ fn ring_sizes() {
             assert!(error.to_string().contains("power of two"), "{error}");
         }
     }
-    assert!(probe(Behaviour::default(), NetOptions::new(Mode::Big).ring_size(16)).is_err());
-    probe(Behaviour::default(), NetOptions::new(Mode::Small).ring_size(8192).pages(8192)).unwrap();
+    assert!(probe(Behaviour::default(), NetOptions::new(RxMode::Big).ring_size(16)).is_err());
+    probe(Behaviour::default(), NetOptions::new(RxMode::Small).ring_size(8192).pages(8192)).unwrap();
 }
 
 #[test]
 fn frame_sizes_and_headroom() {
-    for (mode, size) in [(Mode::Small, 1519), (Mode::Mergeable, 65550), (Mode::Big, 65550), (Mode::Big, usize::MAX)] {
+    for (mode, size) in
+        [(RxMode::Small, 1519), (RxMode::Mergeable, 65550), (RxMode::Big, 65550), (RxMode::Big, usize::MAX)]
+    {
         let error = probe(Behaviour::default(), NetOptions::new(mode).max_frame(size)).unwrap_err();
         assert!(matches!(error, NetError::FrameSize { asked, max, .. } if asked == size && max < size), "{error}");
         assert!(error.to_string().contains(&size.to_string()), "{error}");
     }
-    let small = || NetOptions::new(Mode::Small);
+    let small = || NetOptions::new(RxMode::Small);
     for options in [
         small().headroom(u16::MAX),
         small().headroom(2600),
         small().buffers_per_page(3),
         small().buffers_per_page(u16::MAX),
         small().headroom(1000).buffers_per_page(2),
-        NetOptions::new(Mode::Mergeable).headroom(4096),
-        NetOptions::new(Mode::Mergeable).headroom(2600),
+        NetOptions::new(RxMode::Mergeable).headroom(4096),
+        NetOptions::new(RxMode::Mergeable).headroom(2600),
     ] {
         let error = probe(Behaviour::default(), options).unwrap_err();
         assert!(matches!(error, NetError::Room { .. }), "{error}");
@@ -211,11 +214,11 @@ fn frame_sizes_and_headroom() {
         small().headroom(2560),
         small().headroom(512).buffers_per_page(2),
         small().buffers_per_page(0),
-        NetOptions::new(Mode::Mergeable).headroom(2560),
-        NetOptions::new(Mode::Big).headroom(u16::MAX),
+        NetOptions::new(RxMode::Mergeable).headroom(2560),
+        NetOptions::new(RxMode::Big).headroom(u16::MAX),
         small().max_frame(0),
-        NetOptions::new(Mode::Mergeable).max_frame(0),
-        NetOptions::new(Mode::Big).max_frame(0),
+        NetOptions::new(RxMode::Mergeable).max_frame(0),
+        NetOptions::new(RxMode::Big).max_frame(0),
     ] {
         let mut bench = Bench::new(options);
         bench.deliver(&frame(1, 1000));
@@ -227,11 +230,11 @@ fn frame_sizes_and_headroom() {
 #[test]
 fn numbers_of_pages() {
     for (pages, name) in [(0, "Region"), (usize::MAX, "Region"), (usize::MAX / 4096, "Region"), (255, "Pool")] {
-        let error = probe(Behaviour::default(), NetOptions::new(Mode::Small).pages(pages)).unwrap_err();
+        let error = probe(Behaviour::default(), NetOptions::new(RxMode::Small).pages(pages)).unwrap_err();
         assert!(format!("{error:?}").starts_with(name), "{pages}: {error:?}");
     }
     // More than there is memory: said before it is used.
-    let error = probe(Behaviour::default(), NetOptions::new(Mode::Small).pages(1 << 31)).unwrap_err();
+    let error = probe(Behaviour::default(), NetOptions::new(RxMode::Small).pages(1 << 31)).unwrap_err();
     assert!(matches!(error, NetError::Region(RegionError::TooLittle { .. })), "{error:?}");
 }
 
@@ -251,7 +254,7 @@ fn no_memory() {
     let backend = VhostUser::own_device(ours).unwrap();
     let limit = rustix::process::Rlimit { current: Some(1 << 30), maximum: Some(1 << 30) };
     rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
-    let error = VirtioNet::probe(backend, NetOptions::new(Mode::Small).pages(1 << 18)).unwrap_err();
+    let error = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pages(1 << 18)).unwrap_err();
     assert!(matches!(error, NetError::Region(_)), "{error:?}");
     let mut chain: &dyn std::error::Error = &error;
     let mut text = chain.to_string();
@@ -267,8 +270,8 @@ fn no_memory() {
 fn memory_of_the_users() {
     let supply = RegionProvider::new(RegionOptions::new(1024).build::<PeerShared>().unwrap());
     let given = |mode| NetOptions::new(mode).memory(supply.region().clone(), supply.clone());
-    assert!(matches!(probe(Behaviour::default(), given(Mode::Big)), Err(NetError::GivenMemory)));
-    for mode in [Mode::Small, Mode::Mergeable] {
+    assert!(matches!(probe(Behaviour::default(), given(RxMode::Big)), Err(NetError::GivenMemory)));
+    for mode in [RxMode::Small, RxMode::Mergeable] {
         let mut rig = Rig::one(Gen::new(100, Some(1000)).unwrap());
         let books = Books::default();
         let (net, mut pairs) = rig.probe(books.keep(given(mode)));

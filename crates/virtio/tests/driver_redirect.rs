@@ -18,12 +18,12 @@ use driver_common::hostile::{Behaviour, Bench, OnStop};
 use driver_common::*;
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{DmaDomain, MapError, MemoryTable, PeerShared, lingering};
-use netmem_virtio::driver::{Mode, NetOptions, QueueError, QueuePair, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 
 /// The two devices, with rings of these sizes.
 fn two(domains: Domains, max_frame: usize, rings: [u16; 2]) -> (Bench, Bench) {
     let memory = common_memory(8192);
-    let options = |ring| memory(Mode::Mergeable).max_frame(max_frame).ring_size(ring);
+    let options = |ring| memory(RxMode::Mergeable).max_frame(max_frame).ring_size(ring);
     let a = Bench::new(options(rings[0]));
     let b = match domains {
         Domains::One => a.beside(Behaviour::default(), options(rings[1])),
@@ -152,9 +152,9 @@ fn synced(bench: &Bench) -> u64 {
 #[test]
 fn rings_of_another_size() {
     let memory = common_memory(2048);
-    let mut a = Bench::new(memory(Mode::Mergeable));
+    let mut a = Bench::new(memory(RxMode::Mergeable));
     // More than the 2 MiB that regions are measured in; it takes the pages that are left.
-    let mut b = a.beside(Behaviour::default(), memory(Mode::Mergeable).ring_size(32768).cache(0));
+    let mut b = a.beside(Behaviour::default(), memory(RxMode::Mergeable).ring_size(32768).cache(0));
     (0..4).for_each(|i| a.deliver(&marked(i, 500, true)));
     assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx).sent, 4);
     for i in 0..4 {
@@ -217,7 +217,7 @@ fn a_target_that_is_dead() {
                     "lies" => b.tx.give(1 << 20, 0),
                     _ => {}
                 }
-                let stopped = (end == "lies").then_some(QueueError::BadId { id: 1 << 20 });
+                let stopped = (end == "lies").then_some(DeviceFault::BadId { id: 1 << 20 });
                 more(&mut a, 40);
                 let went = forward(&mut a.pair.rx, &mut b.pair.tx);
                 assert_eq!(b.pair.tx.stats().stopped, stopped);
@@ -286,11 +286,11 @@ impl DmaDomain for Fussy {
 #[test]
 fn maps_that_fail_half_way() {
     let memory = common_memory(2048);
-    let mut a = Bench::new(memory(Mode::Mergeable).max_frame(9014));
+    let mut a = Bench::new(memory(RxMode::Mergeable).max_frame(9014));
     let (left, asked) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(Mutex::new(Vec::new())));
     let (l, r) = (Arc::clone(&left), Arc::clone(&asked));
     // As many descriptors as it takes, if those of refused packets are free again.
-    let options = memory(Mode::Mergeable).ring_size(8);
+    let options = memory(RxMode::Mergeable).ring_size(8);
     let options = options.domain(move |table| Arc::new(Fussy { table, left: l, asked: r }));
     let mut b = Bench::over(Behaviour::default(), options, Books::default());
     for can in 0..=3 {
@@ -405,15 +405,15 @@ fn pages_of_a_device_that_is_gone() {
 #[test]
 fn a_target_out_of_reach() {
     for premapped in [true, false] {
-        let mut a = Bench::new(NetOptions::new(Mode::Mergeable));
-        let mut b = Bench::new(NetOptions::new(Mode::Mergeable).premapped(premapped));
+        let mut a = Bench::new(NetOptions::new(RxMode::Mergeable));
+        let mut b = Bench::new(NetOptions::new(RxMode::Mergeable).premapped(premapped));
         a.deliver(&marked(1, 100, true));
         let mut program = Forward::to(&mut b.pair.tx);
         a.pair.rx.poll(|poll| poll.receive(256, &mut program));
         assert_eq!(program.reach, [[if premapped { Reach::Map } else { Reach::Never }]]);
         assert_eq!(program.bulk.stats(), BulkStats { sent: 0, dropped: 1 });
         assert_eq!(b.pair.tx.stats().wrong_domain, 1);
-        a.assert_home(Mode::Mergeable);
+        a.assert_home(RxMode::Mergeable);
         close(a, b, if premapped { Domains::Two } else { Domains::Plain }, false);
     }
 }

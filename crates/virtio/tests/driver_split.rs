@@ -15,8 +15,8 @@ use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, SplitFrame, SplitTxQueue, TxQueue};
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::{Echo, Gen, Play};
-use netmem_virtio::device::{Device, DropReason, Options};
-use netmem_virtio::driver::{Mode, NetError, NetOptions, SplitOptions, VirtioNet, VirtioSplitTx};
+use netmem_virtio::device::{DropReason, NetDevice, Options};
+use netmem_virtio::driver::{NetError, NetOptions, RxMode, SplitOptions, VirtioNet, VirtioSplitTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
 
@@ -114,12 +114,13 @@ fn what_it_takes() {
     let memory = DeviceMemory::new(200);
     for missing in [feature::CSUM, feature::GUEST_CSUM] {
         let options = Options { withhold: missing, ..Options::default() };
-        let mut rig = Rig::new(Device::new(options, |_| Ok(Echo::new())).unwrap());
+        let mut rig = Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
         let error = VirtioNet::probe(rig.connect(), memory.options()).unwrap_err();
         assert!(error.to_string().contains(feature::name(missing)), "{error}");
         assert!(matches!(error, NetError::Backend(VhostUserError::MissingFeature { .. })));
     }
-    for options in [NetOptions::new(Mode::Mergeable), NetOptions::new(Mode::Big), memory.options().premapped(false)] {
+    for options in [NetOptions::new(RxMode::Mergeable), NetOptions::new(RxMode::Big), memory.options().premapped(false)]
+    {
         let error = VirtioNet::probe(Rig::one(Echo::new()).connect(), memory.add(options)).unwrap_err();
         assert!(matches!(error, NetError::DeviceMemory { .. }), "{error}");
     }
@@ -278,7 +279,8 @@ fn another_process() {
     println!("listening");
     std::io::stdout().flush().unwrap();
     let port = Gen::new(1000, None).unwrap();
-    let (mut device, stop) = (Device::new(Options::default(), |_| Ok(port.clone())).unwrap(), AtomicBool::new(false));
+    let (mut device, stop) =
+        (NetDevice::new(Options::default(), |_| Ok(port.clone())).unwrap(), AtomicBool::new(false));
     let control = device.control();
     std::thread::scope(|s| {
         s.spawn(|| device.run(&stop).unwrap());

@@ -11,7 +11,7 @@ use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
 use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Packet, SplitFrame, SplitTxQueue, TxQueue};
 use netmem_virtio::driver::{
-    NetError, NetOptions, QueueError, RestartError, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
+    DeviceFault, NetError, NetOptions, RestartError, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
 };
 use netmem_virtio::net::VnetHdr;
 use netmem_virtio::ring::{DESC_NEXT, DESC_WRITE, Desc};
@@ -36,7 +36,7 @@ fn probe(memory: &DeviceMemory, options: NetOptions) -> (Hostile, VirtioNet, Vir
 
 impl Bench {
     fn new() -> Self {
-        Self::with(NetOptions::new(netmem_virtio::driver::Mode::Small), 300)
+        Self::with(NetOptions::new(netmem_virtio::driver::RxMode::Small), 300)
     }
 
     fn with(options: NetOptions, pages: usize) -> Self {
@@ -62,7 +62,7 @@ impl Bench {
     }
 
     #[track_caller]
-    fn assert_stopped(mut self, error: QueueError) {
+    fn assert_stopped(mut self, error: DeviceFault) {
         let before = self.rx.stats();
         assert_eq!(before.stopped, Some(error));
         for idx in [0, self.ring.used.wrapping_add(1), u16::MAX] {
@@ -75,7 +75,7 @@ impl Bench {
 }
 
 /// Lies as the first thing, and after good frames.
-fn each(lie: impl Fn(&mut Bench) -> QueueError) {
+fn each(lie: impl Fn(&mut Bench) -> DeviceFault) {
     for good in [0, 3] {
         let mut bench = Bench::new();
         for i in 0..good {
@@ -114,7 +114,7 @@ fn ids_out_of_range() {
     for id in [1, 255, 256, 257, 511, 65535, 65536, u32::MAX] {
         each(|b| {
             b.ring.give(id, 100);
-            QueueError::BadId { id }
+            DeviceFault::BadId { id }
         });
     }
 }
@@ -126,21 +126,21 @@ fn a_chain_used_twice() {
     bench.deliver(&frame(1, 88));
     bench.ring.give(u32::from(head), 100);
     assert_eq!(bench.poll(), 1);
-    bench.assert_stopped(QueueError::NotPosted { id: head });
+    bench.assert_stopped(DeviceFault::NotPosted { id: head });
 }
 
 #[test]
 fn a_chain_that_was_never_posted() {
     let mut bench =
-        Bench::with(NetOptions::new(netmem_virtio::driver::Mode::Small).ring_size(16).pages(64).cache(8), 8);
+        Bench::with(NetOptions::new(netmem_virtio::driver::RxMode::Small).ring_size(16).pages(64).cache(8), 8);
     bench.deliver(&frame(1, 100));
     let held = take(&mut bench.rx);
     assert_eq!(bench.rx.posted(), 7, "no page of device memory is left");
     bench.ring.give(0, 100);
     assert_eq!(bench.poll(), 0);
-    assert_eq!(bench.rx.stats().stopped, Some(QueueError::NotPosted { id: 0 }));
+    assert_eq!(bench.rx.stats().stopped, Some(DeviceFault::NotPosted { id: 0 }));
     drop(held);
-    bench.assert_stopped(QueueError::NotPosted { id: 0 });
+    bench.assert_stopped(DeviceFault::NotPosted { id: 0 });
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn lengths_beyond_the_chain() {
         each(|b| {
             let head = b.ring.take().unwrap();
             b.ring.give(u32::from(head), len);
-            QueueError::BadLength { len, have }
+            DeviceFault::BadLength { len, have }
         });
     }
 }
@@ -161,7 +161,7 @@ fn the_used_index_jumps() {
         let mut bench = Bench::new();
         bench.ring.ring.set_used_idx(by);
         assert_eq!(bench.poll(), 0);
-        bench.assert_stopped(QueueError::IndexJump { by, posted: 128 });
+        bench.assert_stopped(DeviceFault::IndexJump { by, posted: 128 });
     }
 }
 
@@ -339,7 +339,7 @@ fn a_backend_that_dies() {
 #[test]
 fn a_bind_that_cannot_be() {
     let memory = DeviceMemory::new(300);
-    let (device, net, mut rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::Mode::Small));
+    let (device, net, mut rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
     let (small, stranger) = (DeviceMemory::new(127), DeviceMemory::new(300));
     let mut ring = device.ring(0);
     for (i, options) in
@@ -364,12 +364,12 @@ fn a_bind_that_cannot_be() {
     drop(net);
     books.assert_balanced();
     // None was given to this device.
-    let mut bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::Mode::Small));
+    let mut bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
     let error = bench.pair.rx.restart_split(&SplitOptions::new(memory.provider.clone())).unwrap_err();
     let RestartError::Unchanged { queue, source: NetError::NoDeviceMemory } = error else { panic!("{error:?}") };
     bench.pair.rx = *queue;
     bench.close();
-    let bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::Mode::Big));
+    let bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
     let error = bench.pair.rx.restart(None).unwrap_err();
     assert!(matches!(error, RestartError::Unchanged { source: NetError::GivenMemory, .. }), "{error:?}");
 }
@@ -380,7 +380,7 @@ fn a_bind_that_cannot_be() {
 fn a_restart_without_a_device() {
     for dead in [false, true] {
         let memory = DeviceMemory::new(300);
-        let (mut device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::Mode::Small));
+        let (mut device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
         device.behave(|b| b.on_stop = OnStop::Refuse);
         if dead {
             device.kill();
@@ -409,7 +409,7 @@ fn a_restart_without_a_device() {
 fn a_restart_that_fails_at_the_end() {
     for message in ["SET_VRING_NUM", "SET_VRING_ADDR", "SET_VRING_KICK", "SET_VRING_ENABLE"] {
         let memory = DeviceMemory::new(300);
-        let (device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::Mode::Small));
+        let (device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
         device.behave(|b| b.fail_at = Some(message));
         let RestartError::Stopped { closed, .. } = rx.restart_split(&memory.split()).unwrap_err() else { panic!() };
         assert_closed(&closed, 0);

@@ -15,7 +15,7 @@ use flows::{Ends, FIRST_PORT, Flows, number, numbered};
 use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Steered, Steering};
-use netmem_virtio::device::{Device, Options};
+use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet};
 use netmem_virtio::net::VnetHdr;
 
@@ -32,7 +32,7 @@ fn lab(flows: u64, options: NetOptions) -> Lab {
     let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
     let mut ports = steering.spread(Flows::new(flows, limit.clone()), 2).into_iter();
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
-    let mut rig = Rig::new(Device::new(device, |_| Ok(ports.next().unwrap())).unwrap());
+    let mut rig = Rig::new(NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap());
     let books = Books::default();
     let (mut net, pairs) = rig.probe(books.keep(options.pairs(2)));
     net.set_active_pairs(2).unwrap();

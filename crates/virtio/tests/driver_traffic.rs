@@ -9,8 +9,8 @@ use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{Gen, Pcap, Play};
-use netmem_virtio::device::{Device, Options};
-use netmem_virtio::driver::{Mode, NetOptions, VirtioRx};
+use netmem_virtio::device::{NetDevice, Options};
+use netmem_virtio::driver::{NetOptions, RxMode, VirtioRx};
 
 /// Receives until as many frames as there are in `want` have come, in order and as they were sent.
 fn compare(rx: &mut VirtioRx, want: &[Vec<u8>]) {
@@ -34,17 +34,17 @@ fn compare(rx: &mut VirtioRx, want: &[Vec<u8>]) {
 }
 
 /// The options of `mode`, for frames of up to `max` bytes.
-fn options(mode: Mode, max: usize) -> NetOptions {
+fn options(mode: RxMode, max: usize) -> NetOptions {
     NetOptions::new(mode).max_frame(max)
 }
 
-const CASES: [(Mode, usize, usize); 6] = [
-    (Mode::Small, 1518, 4000),
-    (Mode::Mergeable, 1518, 4000),
-    (Mode::Mergeable, 9014, 4000),
-    (Mode::Mergeable, 65549, 3000),
-    (Mode::Big, 65549, 3000),
-    (Mode::Big, 1518, 4000),
+const CASES: [(RxMode, usize, usize); 6] = [
+    (RxMode::Small, 1518, 4000),
+    (RxMode::Mergeable, 1518, 4000),
+    (RxMode::Mergeable, 9014, 4000),
+    (RxMode::Mergeable, 65549, 3000),
+    (RxMode::Big, 65549, 3000),
+    (RxMode::Big, 1518, 4000),
 ];
 
 /// Proves NET-1: a capture of thousands of frames of mixed sizes arrives in every mode.
@@ -83,10 +83,10 @@ fn a_capture_arrives_whole_without_a_domain() {
 #[test]
 fn split_pages() {
     let all = [
-        options(Mode::Small, 1518).headroom(0),
-        options(Mode::Small, 1518).buffers_per_page(2),
-        options(Mode::Small, 1518).headroom(0).buffers_per_page(1),
-        options(Mode::Small, 1518).headroom(0).premapped(false),
+        options(RxMode::Small, 1518).headroom(0),
+        options(RxMode::Small, 1518).buffers_per_page(2),
+        options(RxMode::Small, 1518).headroom(0).buffers_per_page(1),
+        options(RxMode::Small, 1518).headroom(0).premapped(false),
     ];
     for (i, options) in all.into_iter().enumerate() {
         let want = frames(3000, 1518);
@@ -104,7 +104,9 @@ fn split_pages() {
 /// Proves POOL-1: pages are mapped when they enter the pool, not again in circulation, and synced as far as they are used.
 #[test]
 fn syncs_cover_the_bytes_in_use() {
-    for (mode, max) in [(Mode::Small, 1518), (Mode::Mergeable, 1518), (Mode::Mergeable, 9014), (Mode::Big, 9014)] {
+    for (mode, max) in
+        [(RxMode::Small, 1518), (RxMode::Mergeable, 1518), (RxMode::Mergeable, 9014), (RxMode::Big, 9014)]
+    {
         let want = frames(2000, max);
         let sent: u64 = want.iter().map(|f| f.len() as u64 + 12).sum();
         let mut rig = Rig::one(pcap(&want, Play::Once));
@@ -113,7 +115,7 @@ fn syncs_cover_the_bytes_in_use() {
         let mut pair = pairs.remove(0);
         let maps = books.domain().maps();
         compare(&mut pair.rx, &want);
-        if mode != Mode::Big {
+        if mode != RxMode::Big {
             // Packets were dropped as they came: what was mapped at the start was enough.
             assert_eq!(books.domain().maps(), maps);
         }
@@ -132,11 +134,11 @@ fn syncs_cover_the_bytes_in_use() {
 fn circulation() {
     let n = 1_000_000;
     let cases = [
-        (Mode::Small, 1518, 64, true),
-        (Mode::Mergeable, 1518, 64, true),
-        (Mode::Mergeable, 9014, 5000, true),
-        (Mode::Big, 65549, 64, true),
-        (Mode::Small, 1518, 64, false),
+        (RxMode::Small, 1518, 64, true),
+        (RxMode::Mergeable, 1518, 64, true),
+        (RxMode::Mergeable, 9014, 5000, true),
+        (RxMode::Big, 65549, 64, true),
+        (RxMode::Small, 1518, 64, false),
     ];
     for (mode, max, size, premapped) in cases {
         // Unoptimised code takes its time over long frames.
@@ -160,7 +162,7 @@ fn circulation() {
         });
         let (rx, pool) = (pair.rx.stats(), pair.rx.pool_stats());
         assert_eq!((rx.frames, rx.bytes, rx.stopped), (n, n * size as u64, None));
-        if mode != Mode::Big {
+        if mode != RxMode::Big {
             assert!(pool.allocated() >= n && pool.mapped <= 256 + 1024, "{pool:?}");
         }
         close_clean(pair);
@@ -170,7 +172,7 @@ fn circulation() {
 
 fn several(pairs: usize, serve_control: bool) -> Rig<Gen> {
     let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
-    Rig::new(Device::new(options, |pair| Gen::new(100 + pair, None)).unwrap())
+    Rig::new(NetDevice::new(options, |pair| Gen::new(100 + pair, None)).unwrap())
 }
 
 /// Proves NET-1: the number of queues in use changes under traffic, by the control queue or by enabling rings; what was
@@ -180,7 +182,7 @@ fn the_number_of_queues_changes_under_traffic() {
     for serve_control in [true, false] {
         let mut rig = several(3, serve_control);
         let books = Books::default();
-        let (mut net, mut pairs) = rig.probe(books.keep(NetOptions::new(Mode::Mergeable).pairs(3)));
+        let (mut net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Mergeable).pairs(3)));
         assert_eq!((net.active_pairs(), pairs.len()), (1, 3));
         let mut rng = Rng(1);
         for round in 0..60 {
@@ -214,7 +216,7 @@ fn the_number_of_queues_changes_under_traffic() {
 #[test]
 fn queues_on_threads() {
     let mut rig = several(4, true);
-    let (mut net, pairs) = rig.probe(NetOptions::new(Mode::Small).pairs(4));
+    let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(4));
     net.set_active_pairs(4).unwrap();
     std::thread::scope(|s| {
         for (i, mut pair) in pairs.into_iter().enumerate() {
@@ -233,9 +235,9 @@ fn queues_on_threads() {
 /// Proves NET-5 for the smallest rings and an odd budget.
 #[test]
 fn small_rings_and_budgets() {
-    for (mode, ring) in [(Mode::Small, 2), (Mode::Small, 4), (Mode::Mergeable, 32), (Mode::Big, 32)] {
+    for (mode, ring) in [(RxMode::Small, 2), (RxMode::Small, 4), (RxMode::Mergeable, 32), (RxMode::Big, 32)] {
         for budget in [0, 1, 3, usize::MAX] {
-            let max = if mode == Mode::Small { 1518 } else { 65549 };
+            let max = if mode == RxMode::Small { 1518 } else { 65549 };
             let want = frames(300, max);
             let mut rig: Rig<Pcap> = Rig::one(pcap(&want, Play::Once));
             let (_net, mut pairs) = rig.probe(options(mode, max).ring_size(ring));

@@ -9,7 +9,7 @@ use driver_common::*;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{Page, PeerShared};
 use netmem_virtio::device::port::Echo;
-use netmem_virtio::driver::{Mode, NetOptions, QueueError, VirtioRx};
+use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode, VirtioRx};
 use netmem_virtio::net::{VnetHdr, feature};
 
 fn page(rx: &mut VirtioRx) -> Page<PeerShared> {
@@ -34,13 +34,13 @@ fn packet(rx: &mut VirtioRx, room: usize, parts: &[&[u8]]) -> Packet<PeerShared>
 #[test]
 fn frames_go_round() {
     let cases = [
-        (Mode::Small, 1518, true),
-        (Mode::Small, 1518, false),
-        (Mode::Mergeable, 1518, true),
-        (Mode::Mergeable, 65549, true),
-        (Mode::Mergeable, 65549, false),
-        (Mode::Big, 65549, true),
-        (Mode::Big, 65549, false),
+        (RxMode::Small, 1518, true),
+        (RxMode::Small, 1518, false),
+        (RxMode::Mergeable, 1518, true),
+        (RxMode::Mergeable, 65549, true),
+        (RxMode::Mergeable, 65549, false),
+        (RxMode::Big, 65549, true),
+        (RxMode::Big, 65549, false),
     ];
     for (mode, max, premapped) in cases {
         let mut rig = Rig::one(Echo::new());
@@ -54,7 +54,7 @@ fn frames_go_round() {
             // In pieces, and the first one with no room for the header in half of the cases.
             let parts: Vec<&[u8]> = bytes.chunks(4000).collect();
             let room = if i % 2 == 0 { 64 } else { 0 };
-            let packet = if mode == Mode::Big {
+            let packet = if mode == RxMode::Big {
                 // Its pages are from no pool: what was received can be sent, so begin with a single page of the pool.
                 packet(&mut pair.rx, room, &[&bytes[..size.min(4000)]])
             } else {
@@ -95,7 +95,7 @@ fn frames_go_round() {
             left.len() == sizes.len()
         });
         for (i, size) in sizes.into_iter().enumerate() {
-            let size = if mode == Mode::Big { size.min(4000) } else { size };
+            let size = if mode == RxMode::Big { size.min(4000) } else { size };
             let straight = frame(i as u64, size);
             let swapped = [&straight[6..12], &straight[..6], &straight[12..]].concat();
             let at = left.iter().position(|f| *f == straight || *f == swapped);
@@ -104,7 +104,7 @@ fn frames_go_round() {
         let s = pair.tx.stats();
         assert_eq!((s.frames, s.full, s.wrong_domain, s.no_offload), (s.completed, 0, 0, 0));
         // All but the first of them, which were of the pool.
-        let mapped = if mode == Mode::Big && premapped { s.frames - sizes.len() as u64 } else { 0 };
+        let mapped = if mode == RxMode::Big && premapped { s.frames - sizes.len() as u64 } else { 0 };
         assert_eq!(s.mapped, mapped, "{mode}");
         close_clean(pair);
         if premapped {
@@ -117,7 +117,7 @@ fn frames_go_round() {
 /// touched.
 #[test]
 fn where_the_header_goes() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
     let bytes = frame(1, 3000);
     let parts = [&bytes[..1000], &bytes[1000..1900], &bytes[1900..]];
     for (room, share, descriptors) in [(64, false, 3), (12, false, 3), (11, false, 4), (0, false, 4), (64, true, 4)] {
@@ -145,7 +145,7 @@ fn where_the_header_goes() {
     let posted = bench.pair.rx.posted() as u64;
     let buffers = bench.books.synced.device.load(std::sync::atomic::Ordering::Relaxed) - (5 * 3000 + 2 * 12);
     assert_eq!(buffers % posted, 0);
-    bench.assert_home(Mode::Mergeable);
+    bench.assert_home(RxMode::Mergeable);
     bench.close();
 }
 
@@ -153,7 +153,7 @@ fn where_the_header_goes() {
 #[test]
 fn empty_fragments() {
     for room in [64, 0] {
-        let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+        let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
         let bytes = frame(1, 100);
         let parts: [&[u8]; 5] = [&[], &bytes[..50], &[], &bytes[50..], &[]];
         let packet = packet(&mut bench.pair.rx, room, &parts);
@@ -172,7 +172,7 @@ fn empty_fragments() {
 #[test]
 fn a_full_queue() {
     for entries in [2u16, 4, 256] {
-        let mut bench = Bench::new(NetOptions::new(Mode::Small).ring_size(entries).pages(1024));
+        let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(1024));
         for _ in 0..3 {
             let mut sent = 0;
             let refused = loop {
@@ -196,11 +196,11 @@ fn a_full_queue() {
             assert_eq!(bench.pair.tx.complete() as u64, sent);
         }
         assert_eq!(bench.pair.tx.stats().full, 3);
-        bench.assert_home(Mode::Small);
+        bench.assert_home(RxMode::Small);
         bench.close();
     }
     // More fragments than the ring has entries never fit.
-    let mut bench = Bench::new(NetOptions::new(Mode::Small).ring_size(2).pages(64));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(2).pages(64));
     let packet = packet(&mut bench.pair.rx, 64, &[&[1; 60], &[2; 60]]);
     assert!(bench.pair.tx.send(packet).is_err());
     bench.close();
@@ -209,7 +209,7 @@ fn a_full_queue() {
 /// Proves POOL-3: completions inside of the poll take the fast way home.
 #[test]
 fn completions_in_the_poll_context() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Small));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
     for i in 0..20 {
         bench.deliver(&frame(i, 100));
     }
@@ -232,7 +232,7 @@ fn completions_in_the_poll_context() {
 #[test]
 fn pages_of_another_device() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
-        let options = |premapped| NetOptions::new(Mode::Small).premapped(premapped);
+        let options = |premapped| NetOptions::new(RxMode::Small).premapped(premapped);
         let (mut first, mut second) = (Rig::one(Echo::new()), Rig::one(Echo::new()));
         let (_a, mut a) = first.probe(options(ours));
         let (_b, mut b) = second.probe(options(theirs));
@@ -273,7 +273,7 @@ fn offloads_need_their_features() {
         (tso | feature::CSUM, vec![vouched]),
     ] {
         let behaviour = Behaviour { features: FEATURES & !without, ..Behaviour::default() };
-        let mut bench = Bench::with(behaviour, NetOptions::new(Mode::Mergeable));
+        let mut bench = Bench::with(behaviour, NetOptions::new(RxMode::Mergeable));
         let mut refused = 0;
         for meta in [csum, vouched, tso4, tso6].into_iter().chain(never) {
             let mut packet = packet(&mut bench.pair.rx, 64, &[&frame(1, 3000)]);
@@ -300,8 +300,8 @@ fn offloads_need_their_features() {
 }
 
 /// Sends three packets, the second of three fragments, lets the device lie, and sees the queue stopped.
-fn lie(lie: impl FnOnce(&mut Bench, [u16; 3]) -> QueueError) {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+fn lie(lie: impl FnOnce(&mut Bench, [u16; 3]) -> DeviceFault) {
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
     for parts in [1, 3, 1] {
         let packet = packet(&mut bench.pair.rx, 64, &vec![&[7; 100][..]; parts]);
         bench.pair.tx.send(packet).unwrap();
@@ -331,28 +331,28 @@ fn completions_that_cannot_be() {
     for id in [256, 65536, u32::MAX] {
         lie(|b, _| {
             b.tx.give(id, 0);
-            QueueError::BadId { id }
+            DeviceFault::BadId { id }
         });
     }
     lie(|b, heads| {
         b.tx.give(u32::from(heads[0]), 0);
         b.tx.give(u32::from(heads[0]), 0);
-        QueueError::NotPosted { id: heads[0] }
+        DeviceFault::NotPosted { id: heads[0] }
     });
     // In the middle of a chain, and never sent.
     lie(|b, heads| {
         let id = b.tx.ring.desc(heads[1]).next;
         b.tx.give(u32::from(id), 0);
-        QueueError::NotPosted { id }
+        DeviceFault::NotPosted { id }
     });
     lie(|b, _| {
         b.tx.give(200, 0);
-        QueueError::NotPosted { id: 200 }
+        DeviceFault::NotPosted { id: 200 }
     });
     for by in [4, 257, 0x8000, u16::MAX] {
         lie(|b, _| {
             b.tx.ring.set_used_idx(by);
-            QueueError::IndexJump { by, posted: 3 }
+            DeviceFault::IndexJump { by, posted: 3 }
         });
     }
 }
@@ -360,7 +360,7 @@ fn completions_that_cannot_be() {
 /// The length of a completion means nothing, and descriptors that the device overwrites are not read back.
 #[test]
 fn completions_with_odd_lengths_and_broken_descriptors() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
     for round in 0..200 {
         let packet = packet(&mut bench.pair.rx, 0, &[&[7; 100], &[8; 100], &frame(round, 50)]);
         bench.pair.tx.send(packet).unwrap();
@@ -374,6 +374,6 @@ fn completions_with_odd_lengths_and_broken_descriptors() {
         assert_eq!(bench.pair.tx.complete(), 1);
     }
     assert_eq!(bench.pair.tx.stats().stopped, None);
-    bench.assert_home(Mode::Mergeable);
+    bench.assert_home(RxMode::Mergeable);
     bench.close();
 }

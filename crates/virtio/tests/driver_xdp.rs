@@ -9,14 +9,14 @@ use driver_common::hostile::Bench;
 use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
-use netmem_virtio::driver::{Mode, NetOptions};
+use netmem_virtio::driver::{NetOptions, RxMode};
 
-const SHAPES: [(Mode, usize, usize); 5] = [
-    (Mode::Small, 1518, 100),
-    (Mode::Mergeable, 1518, 100),
-    (Mode::Mergeable, 65549, 9000),
-    (Mode::Mergeable, 65549, 65549),
-    (Mode::Big, 65549, 9000),
+const SHAPES: [(RxMode, usize, usize); 5] = [
+    (RxMode::Small, 1518, 100),
+    (RxMode::Mergeable, 1518, 100),
+    (RxMode::Mergeable, 65549, 9000),
+    (RxMode::Mergeable, 65549, 65549),
+    (RxMode::Big, 65549, 9000),
 ];
 
 /// Proves NET-3 and POOL-9: each verdict on frames of one buffer and of up to 17, each counted, each page back exactly once.
@@ -73,14 +73,14 @@ fn tx_without_a_queue() {
         }
         fn pass(&mut self, _: Packet<PeerShared>) {}
     }
-    let mut bench = Bench::new(NetOptions::new(Mode::Small));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
     for verdict in [Verdict::Tx, Verdict::Redirect] {
         bench.deliver(&frame(1, 60));
         assert_eq!(receive(&mut bench.pair.rx, &mut Bounce(verdict)), 1);
     }
     let s = bench.pair.rx.stats();
     assert_eq!((s.transmitted, s.redirected), (1, 1));
-    bench.assert_home(Mode::Small);
+    bench.assert_home(RxMode::Small);
     bench.close();
 }
 
@@ -88,7 +88,7 @@ fn tx_without_a_queue() {
 /// counted.
 #[test]
 fn linearising() {
-    for mode in [Mode::Mergeable, Mode::Big] {
+    for mode in [RxMode::Mergeable, RxMode::Big] {
         let mut bench = Bench::new(NetOptions::new(mode).max_frame(65549));
         // What fits one buffer anyway, what is made to, what fills a page to the last byte, and what is one byte more.
         for (size, fits) in [(60, true), (4080, true), (4090, true), (4096, true), (4097, false), (65549, false)] {
@@ -116,7 +116,7 @@ fn linearising() {
 /// Proves NET-3: without a page to linearise into, the frame's own pages go home, once.
 #[test]
 fn linearising_without_pages() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable).max_frame(9014).ring_size(8).pages(8));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(9014).ring_size(8).pages(8));
     for i in 0..20 {
         bench.deliver(&frame(i, 4090));
         let mut program =
@@ -125,15 +125,15 @@ fn linearising_without_pages() {
         assert_eq!(bench.pair.rx.stats().not_linear, i + 1);
         assert_eq!(bench.pair.rx.posted(), 8);
     }
-    bench.assert_home(Mode::Mergeable);
+    bench.assert_home(RxMode::Mergeable);
     bench.close();
 }
 
 /// Proves POOL-9 as far as heads go: programs move both ends within the buffer, and not beyond.
 #[test]
 fn heads_and_tails_move_within_the_buffer() {
-    let split = NetOptions::new(Mode::Small).headroom(64).buffers_per_page(2);
-    for options in [NetOptions::new(Mode::Small), NetOptions::new(Mode::Mergeable), split] {
+    let split = NetOptions::new(RxMode::Small).headroom(64).buffers_per_page(2);
+    for options in [NetOptions::new(RxMode::Small), NetOptions::new(RxMode::Mergeable), split] {
         let mut bench = Bench::new(options);
         for i in 0..80 {
             let want = frame(i, 200);
@@ -170,7 +170,7 @@ fn heads_and_tails_move_within_the_buffer() {
 /// The head of a frame of several buffers can move; its tail is in another buffer.
 #[test]
 fn heads_move_on_multi_buffer_frames() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable).max_frame(65549));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
     let want = frame(7, 20_000);
     bench.deliver(&want);
     let mut got = None;
@@ -232,11 +232,11 @@ fn a_panicking_program() {
 fn a_queue_without_pages_recovers() {
     for (mode, max, size) in SHAPES {
         // Big-packet mode: for its three chains, and some to fill them up again.
-        let pages = if mode == Mode::Big { 3 * 17 + 10 } else { 64 };
+        let pages = if mode == RxMode::Big { 3 * 17 + 10 } else { 64 };
         let mut bench = Bench::new(NetOptions::new(mode).max_frame(max).ring_size(64).pages(pages));
         for _ in 0..3 {
             let mut held = Vec::new();
-            while bench.ring.available() > if mode == Mode::Mergeable { 17 } else { 0 } {
+            while bench.ring.available() > if mode == RxMode::Mergeable { 17 } else { 0 } {
                 bench.deliver(&frame(held.len() as u64, size));
                 held.append(&mut take(&mut bench.pair.rx));
                 assert!(held.len() <= pages, "pages come from nowhere");
@@ -259,7 +259,7 @@ fn a_queue_without_pages_recovers() {
 /// Frames are received within the budget, and the rest by the next poll.
 #[test]
 fn budgets_hold_under_merging() {
-    let mut bench = Bench::new(NetOptions::new(Mode::Mergeable).max_frame(65549));
+    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
     for i in 0..10 {
         bench.deliver(&frame(i, 10_000));
     }

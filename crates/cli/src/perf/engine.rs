@@ -16,9 +16,9 @@ use super::plan::{Alloc, Consumer as Where, Plan, Variant};
 use crate::args::{DeviceArg, PortArg};
 use crate::cpus::pin;
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
-use netmem::device::{Device, Options, Stats};
+use netmem::device::{NetDevice, Options, Stats};
 use netmem::pool::{Backing, PoolStats};
-use netmem::{Mode, NetOptions, Packet, PeerShared, QueuePair, RegionOptions, TxQueue, VhostUser, VirtioNet};
+use netmem::{NetOptions, Packet, PeerShared, QueuePair, RegionOptions, RxMode, TxQueue, VhostUser, VirtioNet};
 use netmem_bench::PageAllocator;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -125,7 +125,7 @@ impl<'a> Engine<'a> {
     ) -> Result<Sample, PerfError> {
         let cpus = self.plan.cpus;
         let options = Options { max_pairs: v.queues.into(), serve_control: v.queues > 1, ..Options::default() };
-        let mut device = Device::new(options, port)?;
+        let mut device = NetDevice::new(options, port)?;
         let io = |what| move |source| PerfError::Io { what, source };
         let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
         let connection = device.control().serve(back)?;
@@ -259,7 +259,7 @@ impl<'a> Engine<'a> {
         let pages = usize::from(v.queues) * (2 * usize::from(plan.ring) + 1024) + in_mailbox;
         let options = NetOptions::new(v.mode).pairs(v.queues).ring_size(plan.ring).max_frame(longest);
         let options = options.pages(pages).lock(plan.lock);
-        if v.alloc == Alloc::Pool || v.mode == Mode::Big {
+        if v.alloc == Alloc::Pool || v.mode == RxMode::Big {
             return Ok((options, None));
         }
         let pages = PageAllocator::new(RegionOptions::new(pages).lock(plan.lock).build()?);
@@ -279,7 +279,7 @@ fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShare
 
 /// The device's thread: its rings and, in turns with them, the application beside it. Says why it ended before its time.
 fn serve<P: Port>(
-    device: &mut Device<P>,
+    device: &mut NetDevice<P>,
     mut mail: Option<&mut Consumer<Packet<PeerShared>>>,
     halt: &AtomicBool,
     yields: bool,

@@ -4,7 +4,7 @@ use netmem::device::DeviceError;
 use netmem::device::port::PortError;
 use netmem::pool::RegionError;
 use netmem::virtio::VhostUserError;
-use netmem::virtio::driver::{NetError, QueueError};
+use netmem::virtio::driver::{DeviceFault, NetError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(crate) enum PerfError {
     #[error("{what}: {source}")]
     Io { what: &'static str, source: std::io::Error },
     #[error("{variant}: the device broke the rules of a ring, which is stopped: {source}")]
-    Broken { variant: String, source: QueueError },
+    Broken { variant: String, source: DeviceFault },
     #[error("{variant}: the backend at {} hung up; see why it ended, and start it again", socket.display())]
     BackendGone { variant: String, socket: PathBuf },
     #[error("{variant}: no packets came in {} s; {hint}", waited.as_secs())]

@@ -2,7 +2,7 @@
 
 use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, XdpArg};
 use crate::cpus::{self, Placement};
-use netmem::Mode;
+use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
 use netmem::virtio::net::MIN_FRAME;
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Consumer {
 /// What is measured with each allocator, and shown as a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
-    pub(crate) mode: Mode,
+    pub(crate) mode: RxMode,
     /// Bytes in a frame, where they are known.
     pub(crate) size: Option<usize>,
     pub(crate) name: String,
@@ -172,23 +172,23 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
     if let Some(size) = args.size.iter().find(|&&size| size < MIN_FRAME) {
         return BadArgument::new(format!("--size {size}: frames have at least {MIN_FRAME} bytes"));
     }
-    let modes: &[Mode] = match args.mode {
-        Some(ModeArg::Small) => &[Mode::Small],
-        Some(ModeArg::Mergeable) => &[Mode::Mergeable],
-        Some(ModeArg::Big) => &[Mode::Big],
-        Some(ModeArg::All) => &[Mode::Small, Mode::Mergeable, Mode::Big],
+    let modes: &[RxMode] = match args.mode {
+        Some(ModeArg::Small) => &[RxMode::Small],
+        Some(ModeArg::Mergeable) => &[RxMode::Mergeable],
+        Some(ModeArg::Big) => &[RxMode::Big],
+        Some(ModeArg::All) => &[RxMode::Small, RxMode::Mergeable, RxMode::Big],
         // Traffic of others can have any size.
-        None if matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[Mode::Mergeable],
-        None => &[Mode::Small, Mode::Mergeable],
+        None if matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[RxMode::Mergeable],
+        None => &[RxMode::Small, RxMode::Mergeable],
     };
     let given = args.mode.is_some_and(|mode| mode != ModeArg::All);
     let mut shapes = Vec::new();
     for &mode in modes {
         let defaults: &[usize] = match mode {
             _ if !generated => &[],
-            Mode::Small => &[64],
-            Mode::Mergeable => &[64, 1500],
-            Mode::Big => &[64000],
+            RxMode::Small => &[64],
+            RxMode::Mergeable => &[64, 1500],
+            RxMode::Big => &[64000],
         };
         let sizes = if args.size.is_empty() { defaults } else { &args.size };
         let too_long = sizes.iter().find(|&&size| size > mode.max_frame());
@@ -220,14 +220,14 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
     // What is shown to who asks for nothing in particular includes the way home from another CPU.
     let default = generated && args.mode.is_none() && args.size.is_empty() && args.consumer.is_none();
     if default && args.xdp == XdpArg::Pass && args.queues == [1] {
-        rows.push((Mode::Small, Some(64), Consumer::Other, 1));
+        rows.push((RxMode::Small, Some(64), Consumer::Other, 1));
     }
     let allocs: &[Alloc] = match args.alloc {
         AllocArg::Pool => &[Alloc::Pool],
         AllocArg::Page => &[Alloc::Page],
         AllocArg::Both => &[Alloc::Pool, Alloc::Page],
     };
-    let row = |(mode, size, consumer, queues): (Mode, Option<usize>, Consumer, u16)| {
+    let row = |(mode, size, consumer, queues): (RxMode, Option<usize>, Consumer, u16)| {
         allocs.iter().map(move |&alloc| Variant {
             mode,
             size,
@@ -235,7 +235,7 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
             alloc,
             consumer,
             queues,
-            skipped: (mode == Mode::Big && alloc == Alloc::Pool).then_some(OWN_PAGES),
+            skipped: (mode == RxMode::Big && alloc == Alloc::Pool).then_some(OWN_PAGES),
         })
     };
     Ok(rows.into_iter().flat_map(row).collect())

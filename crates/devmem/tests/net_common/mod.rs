@@ -7,9 +7,9 @@ use netmem_pool::{
 };
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Port;
-use netmem_virtio::device::{Connection, Control, Device, Options};
+use netmem_virtio::device::{Connection, Control, NetDevice, Options};
 use netmem_virtio::driver::{
-    Mode, NetError, NetOptions, RestartError, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioSplitTx,
+    NetError, NetOptions, RestartError, RxMode, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioSplitTx,
 };
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -139,7 +139,7 @@ impl Lab {
         let pairs = ports.len() as u16;
         let mut ports = ports.into_iter();
         let several = Options { max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
-        let mut device = Device::new(several, |_| Ok(ports.next().expect("one for each"))).expect("a device");
+        let mut device = NetDevice::new(several, |_| Ok(ports.next().expect("one for each"))).expect("a device");
         let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
         let flag = stop.clone();
         let thread = Some(std::thread::spawn(move || device.run(&flag).expect("it runs until it is told to stop")));
@@ -150,13 +150,14 @@ impl Lab {
         let host = RegionProvider::new(host);
         let seen = Arc::new(OnceLock::new());
         let keep = seen.clone();
-        let mut options = NetOptions::new(Mode::Small).pairs(pairs).memory(host.region().clone(), host.clone()).domain(
-            move |table| {
+        let mut options = NetOptions::new(RxMode::Small)
+            .pairs(pairs)
+            .memory(host.region().clone(), host.clone())
+            .domain(move |table| {
                 let domain: Arc<dyn DmaDomain> = Arc::new(table);
                 assert!(keep.set(domain.clone()).is_ok());
                 domain
-            },
-        );
+            });
         for &region in regions {
             options = options.device_memory(region.clone());
         }

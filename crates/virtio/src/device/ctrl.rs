@@ -1,6 +1,6 @@
 //! The control queue, for drivers that have no one else to serve it: how many queue pairs are in use.
 
-use super::QueueError;
+use super::DriverFault;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
 use super::queue::{Direction, Queue};
@@ -23,12 +23,12 @@ pub(super) fn command(
     max_pairs: u16,
     scratch: &mut Scratch,
     tally: &mut Tally,
-) -> Result<(), QueueError> {
+) -> Result<(), DriverFault> {
     for _ in 0..q.refresh()?.min(BATCH) {
         let head = q.head(0)?;
         scratch.buffers.clear();
         q.chain(memory, head, Direction::ReadThenWrite, &mut scratch.buffers)?;
-        let answer = scratch.buffers.iter().position(|b| b.write).ok_or(QueueError::NoAnswerByte { head })?;
+        let answer = scratch.buffers.iter().position(|b| b.write).ok_or(DriverFault::NoAnswerByte { head })?;
         // Longer commands than the one spoken here are unknown, so one byte more than its length is enough to see.
         let mut text = [0; 5];
         let len = gather(&scratch.buffers[..answer], &mut text);

@@ -1,10 +1,10 @@
-//! What can go wrong on the device side: [`QueueError`] ends one queue, [`DeviceError`] ends a connection or a start.
+//! What can go wrong on the device side: [`DriverFault`] ends one queue, [`DeviceError`] ends a connection or a start.
 
 use super::port::PortError;
 
 /// What a driver did to one ring. The ring is stopped and counted; the others go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum QueueError {
+pub enum DriverFault {
     /// The available index is further ahead than the ring is long.
     #[error("the available index went from {from} to {to} in a ring of {size}")]
     AvailJump {
@@ -91,7 +91,7 @@ pub enum QueueError {
     },
 }
 
-impl QueueError {
+impl DriverFault {
     /// The names under which [`super::Stats::queue_errors`] counts, in the order of [`Self::index`].
     pub const NAMES: [&'static str; 11] = [
         "avail_jump",

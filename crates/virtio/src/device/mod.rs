@@ -10,7 +10,7 @@
 //!
 //! A [`Device`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front end
 //! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
-//! that breaks a rule is stopped and counted ([`QueueError`], [`Stats`]) while the others go on.
+//! that breaks a rule is stopped and counted ([`DriverFault`], [`Stats`]) while the others go on.
 
 mod checksum;
 mod control;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use self::control::{Connection, Control};
-pub use self::error::{DeviceError, QueueError};
+pub use self::error::{DeviceError, DriverFault};
 use self::port::{MAX_WIRE, Port, PortError};
 use self::rx::Scratch;
 use self::state::{Shared, State, signal};
@@ -80,7 +80,7 @@ impl Options {
 
 /// The data side of a device. One thread at a time polls it.
 #[derive(Debug)]
-pub struct Device<P> {
+pub struct NetDevice<P> {
     shared: Arc<Shared>,
     ports: Vec<P>,
     /// The features that the ports know of.
@@ -90,7 +90,7 @@ pub struct Device<P> {
     wire: Box<[u8]>,
 }
 
-impl<P: Port> Device<P> {
+impl<P: Port> NetDevice<P> {
     /// A device without a front end; `port` makes the port of each queue pair.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ fn after(
     rings: &mut [state::Ring],
     index: usize,
     before: u16,
-    result: Result<(), QueueError>,
+    result: Result<(), DriverFault>,
     stats: &Stats,
     tally: &mut Tally,
 ) {

@@ -1,11 +1,11 @@
 //! The device's end of a split virtqueue: chains are taken in order, walked within bounds, and given back in order.
 //!
 //! Nothing that the driver wrote is believed: every word is read once, into a private copy, and the copy is checked.
-//! Whatever is wrong is a [`QueueError`]; the caller then never touches the ring again.
+//! Whatever is wrong is a [`DriverFault`]; the caller then never touches the ring again.
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::QueueError;
+use super::DriverFault;
 use super::memory::{MemoryTable, Window};
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
 
@@ -91,11 +91,11 @@ impl Queue {
 
     /// Reads the driver's index, once, and says how many chains may be taken.
     #[inline]
-    pub(super) fn refresh(&mut self) -> Result<u16, QueueError> {
+    pub(super) fn refresh(&mut self) -> Result<u16, DriverFault> {
         let to = self.ring.avail_idx();
         let ahead = to.wrapping_sub(self.next_avail);
         if ahead > self.size {
-            return Err(QueueError::AvailJump { from: self.next_avail, to, size: self.size });
+            return Err(DriverFault::AvailJump { from: self.next_avail, to, size: self.size });
         }
         self.avail_idx = to;
         Ok(ahead)
@@ -109,10 +109,10 @@ impl Queue {
 
     /// The head of the chain `n` places after the next one.
     #[inline(always)]
-    pub(super) fn head(&self, n: u16) -> Result<u16, QueueError> {
+    pub(super) fn head(&self, n: u16) -> Result<u16, DriverFault> {
         let head = self.ring.avail_entry(self.next_avail.wrapping_add(n));
         if head >= self.size {
-            return Err(QueueError::HeadOutOfRange { head, size: self.size });
+            return Err(DriverFault::HeadOutOfRange { head, size: self.size });
         }
         Ok(head)
     }
@@ -164,26 +164,26 @@ impl Queue {
         head: u16,
         direction: Direction,
         out: &mut Vec<Buffer>,
-    ) -> Result<u32, QueueError> {
+    ) -> Result<u32, DriverFault> {
         let (mut id, mut total, mut writing) = (head, 0u64, direction == Direction::Write);
         for _ in 0..self.size {
             let d = self.ring.desc(id);
             if d.flags & DESC_INDIRECT != 0 {
-                return Err(QueueError::Indirect { id });
+                return Err(DriverFault::Indirect { id });
             }
             if d.len == 0 {
-                return Err(QueueError::ZeroLength { id });
+                return Err(DriverFault::ZeroLength { id });
             }
             let write = d.flags & DESC_WRITE != 0;
             if write != writing {
                 if direction != Direction::ReadThenWrite || writing {
-                    return Err(QueueError::WrongDirection { id, flags: d.flags });
+                    return Err(DriverFault::WrongDirection { id, flags: d.flags });
                 }
                 writing = true;
             }
             total += u64::from(d.len);
             if total > u64::from(u32::MAX) {
-                return Err(QueueError::HugeChain { head, len: total });
+                return Err(DriverFault::HugeChain { head, len: total });
             }
             match self.host(memory, &d) {
                 Some(host) => out.push(Buffer { host, len: d.len as usize, write }),
@@ -193,16 +193,16 @@ impl Queue {
                 return Ok(total as u32);
             }
             if d.next >= self.size {
-                return Err(QueueError::NextOutOfRange { next: d.next, size: self.size });
+                return Err(DriverFault::NextOutOfRange { next: d.next, size: self.size });
             }
             id = d.next;
         }
-        Err(QueueError::ChainTooLong { head, size: self.size })
+        Err(DriverFault::ChainTooLong { head, size: self.size })
     }
 
     #[cold]
-    fn pieces(&mut self, memory: &MemoryTable, id: u16, d: &Desc, out: &mut Vec<Buffer>) -> Result<(), QueueError> {
-        let outside = || QueueError::OutsideTable { id, addr: d.addr, len: d.len };
+    fn pieces(&mut self, memory: &MemoryTable, id: u16, d: &Desc, out: &mut Vec<Buffer>) -> Result<(), DriverFault> {
+        let outside = || DriverFault::OutsideTable { id, addr: d.addr, len: d.len };
         let (mut addr, mut left) = (d.addr, d.len);
         while left > 0 {
             self.window = memory.window(addr).ok_or_else(outside)?;

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::port::Port;
 use super::state::State;
-use super::{Device, DeviceError};
+use super::{DeviceError, NetDevice};
 
 /// How long to go on polling after the last frame: at first, and within which bounds. The span doubles when a frame
 /// comes while polling and halves when none does, so that an idle device costs next to nothing.
@@ -18,7 +18,7 @@ const SPIN: [Duration; 3] = [Duration::from_micros(20), Duration::from_micros(2)
 /// A sleep without events ends after this, to look at the `stop` flag.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-impl<P: Port> Device<P> {
+impl<P: Port> NetDevice<P> {
     /// Moves frames until `stop` is set ([`super::Control::wake`] makes it look at once; otherwise within 100 ms).
     ///
     /// # Errors
@@ -154,7 +154,7 @@ mod tests {
     /// A device does not go to sleep, and waits for nothing, while the control side is at work.
     #[test]
     fn no_sleep_beside_the_control_side() {
-        let mut device = Device::new(Options::default(), |_| Ok(Echo::new())).unwrap();
+        let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap();
         let shared = Arc::clone(&device.shared);
         let state = shared.lock();
         let worker = thread::spawn(move || device.sleep().map(|()| device.shared.stats.sleeps.load(Ordering::Relaxed)));

@@ -4,7 +4,7 @@
 //! most of a nanosecond per frame, and across cores the cost is the number of lines that change owners, which no hint
 //! changes.
 
-use super::QueueError;
+use super::DriverFault;
 use super::copy::{copy, scatter};
 use super::memory::MemoryTable;
 use super::port::Port;
@@ -49,7 +49,7 @@ pub(super) fn receive<P: Port>(
     mergeable: bool,
     scratch: &mut Scratch,
     tally: &mut Tally,
-) -> Result<(), QueueError> {
+) -> Result<(), DriverFault> {
     let available = q.refresh()?;
     if available == 0 || q.starved() {
         if port.peek().is_some() {
@@ -71,7 +71,7 @@ fn fill<P: Port>(
     scratch: &mut Scratch,
     tally: &mut Tally,
     mut left: u16,
-) -> Result<(), QueueError> {
+) -> Result<(), DriverFault> {
     let mut group = [Whole::NONE; GROUP];
     while left > 0 && port.peek().is_some() {
         let found = q.look_ahead(memory, left, &mut group);
@@ -156,7 +156,7 @@ fn one<P: Port>(
     mergeable: bool,
     scratch: &mut Scratch,
     tally: &mut Tally,
-) -> Result<u16, QueueError> {
+) -> Result<u16, DriverFault> {
     let Some(wire) = port.peek() else { return Ok(0) };
     let chains = match spread(q, memory, wire, mergeable, scratch)? {
         Fit::Done(chains) => {
@@ -197,7 +197,7 @@ fn spread(
     wire: &[u8],
     mergeable: bool,
     scratch: &mut Scratch,
-) -> Result<Fit, QueueError> {
+) -> Result<Fit, DriverFault> {
     scratch.buffers.clear();
     scratch.chains.clear();
     let (mut room, mut taken) = (0, 0);

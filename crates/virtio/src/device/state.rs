@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::memory::MemoryTable;
 use super::queue::Queue;
-use super::{DeviceError, Options, QueueError, Stats};
+use super::{DeviceError, DriverFault, Options, Stats};
 use crate::net::feature;
 use crate::ring::{Desc, SplitLayout, SplitRing};
 
@@ -60,7 +60,7 @@ impl Ring {
 
     /// The same, because its driver broke the rules.
     #[cold]
-    pub(super) fn broken(&mut self, index: usize, e: QueueError, stats: &Stats) {
+    pub(super) fn broken(&mut self, index: usize, e: DriverFault, stats: &Stats) {
         tracing::warn!(ring = index, "ring stopped: {e}");
         stats.count_queue_error(e);
         self.stop();
@@ -145,7 +145,7 @@ impl State {
                 Err(e) => {
                     ring.base = queue.base();
                     let addr = if let DeviceError::RingAddress { addr, .. } = e { addr } else { 0 };
-                    ring.broken(index, QueueError::RingUnmapped { addr }, stats);
+                    ring.broken(index, DriverFault::RingUnmapped { addr }, stats);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::QueueError;
+use super::DriverFault;
 
 /// Why a frame went no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub struct Stats {
     /// Connections that ended in an error.
     pub connection_errors: AtomicU64,
     drops: [AtomicU64; DropReason::NAMES.len()],
-    queue_errors: [AtomicU64; QueueError::NAMES.len()],
+    queue_errors: [AtomicU64; DriverFault::NAMES.len()],
 }
 
 impl Stats {
@@ -71,16 +71,16 @@ impl Stats {
 
     /// Rings stopped by their driver's fault, by name.
     pub fn queue_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        QueueError::NAMES.into_iter().zip(self.queue_errors.iter().map(|n| n.load(Relaxed)))
+        DriverFault::NAMES.into_iter().zip(self.queue_errors.iter().map(|n| n.load(Relaxed)))
     }
 
-    /// Rings stopped by the fault called `name` in [`QueueError::NAMES`].
+    /// Rings stopped by the fault called `name` in [`DriverFault::NAMES`].
     #[must_use]
     pub fn queue_error(&self, name: &str) -> u64 {
         self.queue_errors().find(|&(n, _)| n == name).map_or(0, |(_, count)| count)
     }
 
-    pub(super) fn count_queue_error(&self, e: QueueError) {
+    pub(super) fn count_queue_error(&self, e: DriverFault) {
         self.queue_errors[e.index()].fetch_add(1, Relaxed);
     }
 

@@ -1,6 +1,6 @@
 //! From the driver to the port: chains into frames.
 
-use super::QueueError;
+use super::DriverFault;
 use super::copy::{copy, gather};
 use super::memory::MemoryTable;
 use super::port::{MAX_WIRE, Port};
@@ -28,7 +28,7 @@ pub(super) fn transmit<P: Port>(
     scratch: &mut Scratch,
     wire: &mut [u8],
     tally: &mut Tally,
-) -> Result<(), QueueError> {
+) -> Result<(), DriverFault> {
     let left = q.refresh()?.min(BATCH);
     let mut result = Ok(());
     for n in 0..left {
@@ -59,7 +59,7 @@ fn take(
     copied: bool,
     scratch: &mut Scratch,
     wire: &mut [u8],
-) -> Result<(u16, usize), QueueError> {
+) -> Result<(u16, usize), DriverFault> {
     let head = q.head(0)?;
     let d = q.desc(head);
     let len = d.len as usize;

@@ -8,7 +8,7 @@
 
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::ring::DriverRing;
-use super::stats::{QueueError, RxStats};
+use super::stats::{DeviceFault, RxStats};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, XdpFrame};
 use netmem_pool::{DmaDomain, MapError, Napi, Page, PeerShared, RegionProvider};
@@ -110,21 +110,21 @@ impl BigRing {
         &mut self,
         napi: &mut Napi<'_, PeerShared>,
         handler: &mut H,
-    ) -> Result<(), QueueError> {
+    ) -> Result<(), DeviceFault> {
         let (id, len) = self.ring.used(0);
         let number =
             u16::try_from(id).ok().filter(|id| id.is_multiple_of(self.per_chain)).map(|id| id / self.per_chain);
-        let number = number.filter(|&c| usize::from(c) < self.chains.len()).ok_or(QueueError::BadId { id })?;
+        let number = number.filter(|&c| usize::from(c) < self.chains.len()).ok_or(DeviceFault::BadId { id })?;
         let chain = &mut self.chains[usize::from(number)];
         if !chain.posted {
-            return Err(QueueError::NotPosted { id: id as u16 });
+            return Err(DeviceFault::NotPosted { id: id as u16 });
         }
         chain.posted = false;
         self.ring.consume(1);
         self.free.push(number);
         let have = u32::from(self.per_chain) * self.page_size;
         if len > have {
-            return Err(QueueError::BadLength { len, have });
+            return Err(DeviceFault::BadLength { len, have });
         }
         if (len as usize) < VnetHdr::LEN + ETHERNET {
             self.stats.short += 1;

@@ -20,12 +20,12 @@ mod split_tx;
 mod stats;
 mod tx;
 
-pub use options::{Mode, NetOptions};
+pub use options::{NetOptions, RxMode};
 pub use restart::{RestartError, Restarted};
 pub use rx::{RxPoll, VirtioRx};
 pub use split_rx::{SplitClosed, SplitOptions, SplitPoll, VirtioSplitRx};
 pub use split_tx::VirtioSplitTx;
-pub use stats::{QueueError, RxStats, TxStats};
+pub use stats::{DeviceFault, RxStats, TxStats};
 pub use tx::VirtioTx;
 
 use crate::ring::SplitLayout;
@@ -81,7 +81,7 @@ pub enum NetError {
         /// The length asked for.
         asked: usize,
         /// The mode.
-        mode: Mode,
+        mode: RxMode,
         /// The longest.
         max: usize,
     },
@@ -108,7 +108,7 @@ pub enum NetError {
     )]
     DeviceMemory {
         /// The mode asked for.
-        mode: Mode,
+        mode: RxMode,
     },
     /// A device that was given no device memory.
     #[error("the device was given no device memory; say `NetOptions::device_memory` before it is probed")]
@@ -251,9 +251,9 @@ impl VirtioNet {
         let (need, want) = options.features(with_control);
         let features = need | (want & backend.offered());
         let why = match options.mode {
-            Mode::Small => "small mode needs",
-            Mode::Mergeable => "mergeable mode needs",
-            Mode::Big => "big-packet mode needs",
+            RxMode::Small => "small mode needs",
+            RxMode::Mergeable => "mergeable mode needs",
+            RxMode::Big => "big-packet mode needs",
         };
         if options.checksums() {
             backend.require(options::CHECKSUMS, "device memory needs: nobody here can sum what nobody can read")?;
@@ -261,7 +261,7 @@ impl VirtioNet {
         backend.negotiate(features, why)?;
 
         let header = match options.mode {
-            Mode::Mergeable => Header::Counts,
+            RxMode::Mergeable => Header::Counts,
             _ if options.checksums() => Header::Vouches,
             _ => Header::Plain,
         };
@@ -291,7 +291,7 @@ impl VirtioNet {
 
         let control_index = usize::try_from(backend.pairs() * 2).unwrap_or(usize::MAX);
         let recipe = Recipe {
-            provider: (options.mode != Mode::Big).then(|| supply.provider()),
+            provider: (options.mode != RxMode::Big).then(|| supply.provider()),
             domain: domain.clone(),
             layout,
             header,
@@ -305,7 +305,7 @@ impl VirtioNet {
             let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
             let ring = DriverRing::new(&rings, plan.ring(rx_index), options.ring_size)?;
             let rx = match (&supply, options.mode) {
-                (Supply::Own(pages), Mode::Big) => {
+                (Supply::Own(pages), RxMode::Big) => {
                     let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
                     let pool = pool.build(pages.clone(), domain.clone())?;
                     let big = BigRing::new(ring, pages.clone(), domain.clone(), options.max_frame);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// How received frames lie in buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum RxMode {
     /// A frame in one buffer.
     Small,
     /// A frame in as many buffers as it needs.
@@ -22,7 +22,7 @@ pub enum Mode {
     Big,
 }
 
-impl Mode {
+impl RxMode {
     /// The longest frame that the mode can receive.
     #[must_use]
     pub fn max_frame(self) -> usize {
@@ -33,7 +33,7 @@ impl Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for RxMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Small => "small",
@@ -48,7 +48,7 @@ type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
 
 /// What the driver is to make of a device. Start with [`NetOptions::new`].
 pub struct NetOptions {
-    pub(super) mode: Mode,
+    pub(super) mode: RxMode,
     pub(super) pairs: u16,
     pub(super) ring_size: u16,
     pub(super) max_frame: usize,
@@ -67,12 +67,12 @@ impl NetOptions {
     /// One queue pair, rings of 256, frames up to 1518 bytes (in big-packet mode, up to 65549), premapped buffers, room
     /// for XDP in front of each frame.
     #[must_use]
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(mode: RxMode) -> Self {
         Self {
             mode,
             pairs: 1,
             ring_size: 256,
-            max_frame: if mode == Mode::Big { OFFLOAD_FRAME } else { STANDARD_FRAME },
+            max_frame: if mode == RxMode::Big { OFFLOAD_FRAME } else { STANDARD_FRAME },
             headroom: 256,
             per_page: None,
             pages: None,
@@ -187,15 +187,15 @@ impl NetOptions {
     }
 
     pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
-        let min = if self.mode == Mode::Big { 32 } else { 2 };
+        let min = if self.mode == RxMode::Big { 32 } else { 2 };
         let max = SplitLayout::MAX_SIZE;
         if !self.ring_size.is_power_of_two() || self.ring_size < min || self.ring_size > max {
             return Err(NetError::RingSize { size: self.ring_size, min, max });
         }
-        if self.mode == Mode::Big && self.memory.is_some() {
+        if self.mode == RxMode::Big && self.memory.is_some() {
             return Err(NetError::GivenMemory);
         }
-        if self.checksums() && (self.mode != Mode::Small || !self.premapped) {
+        if self.checksums() && (self.mode != RxMode::Small || !self.premapped) {
             return Err(NetError::DeviceMemory { mode: self.mode });
         }
         if self.pairs == 0 {
@@ -215,7 +215,7 @@ impl NetOptions {
             buffer.checked_sub(taken).ok_or(NetError::Room { headroom, frame, buffer })
         };
         let layout = match self.mode {
-            Mode::Small => {
+            RxMode::Small => {
                 let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
                 let per_page = self.per_page.unwrap_or(splits);
                 let spare = spare(page / per_page / 64 * 64)?;
@@ -227,18 +227,18 @@ impl NetOptions {
                 BufferLayout { first, colour_mask, len: need, unread, per_page }
             }
             // Segments must fit the fragments of a packet, which leaves little to spare.
-            Mode::Mergeable if self.max_frame > STANDARD_FRAME => {
+            RxMode::Mergeable if self.max_frame > STANDARD_FRAME => {
                 let len = page - 192;
                 debug_assert!(len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + OFFLOAD_FRAME);
                 BufferLayout { first: 0, colour_mask: 192, len, unread: 0, per_page: 1 }
             }
-            Mode::Mergeable => {
+            RxMode::Mergeable => {
                 let colour_mask = colours(spare(page)?);
                 let len = page - headroom - colour_mask;
                 BufferLayout { first: headroom, colour_mask, len, unread: 0, per_page: 1 }
             }
             // Chains of whole pages.
-            Mode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
+            RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
         };
         Ok(layout)
     }
@@ -260,9 +260,9 @@ impl NetOptions {
         let mut need = feature::VERSION_1;
         let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6;
         match self.mode {
-            Mode::Small => {}
-            Mode::Mergeable => need |= feature::MRG_RXBUF,
-            Mode::Big => need |= offload,
+            RxMode::Small => {}
+            RxMode::Mergeable => need |= feature::MRG_RXBUF,
+            RxMode::Big => need |= offload,
         }
         if self.checksums() {
             need |= CHECKSUMS;

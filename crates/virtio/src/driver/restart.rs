@@ -16,7 +16,7 @@ use super::rx::VirtioRx;
 use super::split_rx::{SplitClosed, SplitOptions, SplitPools, VirtioSplitRx};
 use super::{Link, NetError};
 use crate::vhost_user::VhostUserError;
-use netmem_pool::{Closed, PeerShared, Provider};
+use netmem_pool::{PeerShared, PoolClosed, Provider};
 use std::fmt;
 use std::sync::Arc;
 
@@ -74,12 +74,12 @@ pub(super) struct Stopped<C> {
 
 /// A receive queue that can be stopped.
 pub(super) trait Stop {
-    type Closed;
+    type PoolClosed;
     fn index(&self) -> usize;
     fn link(&self) -> &Arc<Link>;
     fn ring(&self) -> &DriverRing;
     /// None if it was stopped before.
-    fn stop(&mut self) -> Option<Stopped<Self::Closed>>;
+    fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;
 }
 
 impl VirtioRx {
@@ -89,7 +89,7 @@ impl VirtioRx {
     /// # Errors
     ///
     /// [`RestartError`].
-    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, Closed, VirtioSplitRx> {
+    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, PoolClosed, VirtioSplitRx> {
         exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), VirtioSplitRx::new)
     }
 
@@ -99,7 +99,7 @@ impl VirtioRx {
     /// # Errors
     ///
     /// [`RestartError`].
-    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, Closed, Self> {
+    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, PoolClosed, Self> {
         exchange(self, |link, index| link.host_pool(index / 2, memory), Self::new)
     }
 }
@@ -141,7 +141,7 @@ fn exchange<Q: Stop, P, N: Stop>(
     mut queue: Q,
     pools: impl FnOnce(&Link, usize) -> Result<P, NetError>,
     start: impl FnOnce(DriverRing, P, usize, Arc<Link>) -> N,
-) -> Outcome<Q, Q::Closed, N> {
+) -> Outcome<Q, Q::PoolClosed, N> {
     let (index, link) = (queue.index(), queue.link().clone());
     let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new()?)));
     let (pools, events) = match ready {

@@ -3,7 +3,7 @@
 //! The one place that knows that the ring is a split one. It trusts nothing that it reads from the ring and reads nothing
 //! back that it wrote there: indices, heads and descriptors have private copies.
 
-use super::stats::QueueError;
+use super::stats::DeviceFault;
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
 use crate::vhost_user::RingAddresses;
 use netmem_pool::{PeerShared, Region};
@@ -151,10 +151,10 @@ impl DriverRing {
 
     /// Chains that the device has given back and that were not consumed yet.
     #[inline]
-    pub(crate) fn pending(&self) -> Result<u16, QueueError> {
+    pub(crate) fn pending(&self) -> Result<u16, DeviceFault> {
         let by = self.ring.used_idx().wrapping_sub(self.next_used);
         let posted = self.next_avail.wrapping_sub(self.next_used);
-        if by <= posted { Ok(by) } else { Err(QueueError::IndexJump { by, posted }) }
+        if by <= posted { Ok(by) } else { Err(DeviceFault::IndexJump { by, posted }) }
     }
 
     /// The `i`th of them: head and length as the device claims them.

@@ -13,10 +13,10 @@ use super::big::BigRing;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::restart::{Stop, Stopped};
 use super::ring::DriverRing;
-use super::stats::{QueueError, RxStats, state};
+use super::stats::{DeviceFault, RxStats, state};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, MAX_FRAGS, Poll, RxQueue, XdpFrame};
-use netmem_pool::{Closed, Napi, Page, PagePool, PeerShared, PoolStats};
+use netmem_pool::{Napi, Page, PagePool, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
 use std::sync::Arc;
 
@@ -148,13 +148,13 @@ impl VirtioRx {
     }
 
     /// Stops the queue, takes back or quarantines what was posted, and closes the pool.
-    pub fn close(mut self) -> Option<Closed> {
+    pub fn close(mut self) -> Option<PoolClosed> {
         self.stop().map(|stopped| stopped.closed)
     }
 }
 
 impl Stop for VirtioRx {
-    type Closed = Closed;
+    type PoolClosed = PoolClosed;
 
     fn index(&self) -> usize {
         self.index
@@ -171,7 +171,7 @@ impl Stop for VirtioRx {
         }
     }
 
-    fn stop(&mut self) -> Option<Stopped<Closed>> {
+    fn stop(&mut self) -> Option<Stopped<PoolClosed>> {
         let mut pool = self.pool.take()?;
         let confirmed = self.link.stop_ring(self.index);
         if let Err(error) = &confirmed {
@@ -303,7 +303,7 @@ impl RxRing {
         napi: &mut Napi<'_, PeerShared>,
         budget: usize,
         handler: &mut H,
-    ) -> (usize, Result<(), QueueError>) {
+    ) -> (usize, Result<(), DeviceFault>) {
         let pending = match self.ring.pending() {
             Ok(pending) => pending,
             Err(error) => return (0, Err(error)),
@@ -345,7 +345,7 @@ impl RxRing {
         napi: &mut Napi<'_, PeerShared>,
         pending: u16,
         handler: &mut H,
-    ) -> Result<u16, QueueError> {
+    ) -> Result<u16, DeviceFault> {
         let (id, page, start, len) = self.take(napi)?;
         let Some(data_len) = (len as usize).checked_sub(VnetHdr::LEN).filter(|&n| n >= ETHERNET) else {
             self.stats.short += 1;
@@ -383,7 +383,7 @@ impl RxRing {
         header: [u8; VnetHdr::LEN],
         pending: u16,
         handler: &mut H,
-    ) -> Result<u16, QueueError> {
+    ) -> Result<u16, DeviceFault> {
         let header = VnetHdr::from_bytes(header);
         let mut buffers = 1;
         if self.header == Header::Counts && header.num_buffers != 1 {
@@ -398,17 +398,17 @@ impl RxRing {
     /// Takes the next used buffer: its head, its page, where it begins there, and how much was written. The one place where
     /// a head and a length of the device's are judged.
     #[inline(always)]
-    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(u16, Page<PeerShared>, u32, u32), QueueError> {
+    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(u16, Page<PeerShared>, u32, u32), DeviceFault> {
         let (id, len) = self.ring.used(0);
-        let slot = self.slots.get_mut(id as usize).ok_or(QueueError::BadId { id })?;
+        let slot = self.slots.get_mut(id as usize).ok_or(DeviceFault::BadId { id })?;
         let id = id as u16;
         let start = slot.start;
-        let page = slot.page.take_if(|_| slot.posted).ok_or(QueueError::NotPosted { id })?;
+        let page = slot.page.take_if(|_| slot.posted).ok_or(DeviceFault::NotPosted { id })?;
         slot.posted = false;
         self.ring.consume(1);
         self.free.push(id);
         if len > self.layout.len {
-            return Err(QueueError::BadLength { len, have: self.layout.len });
+            return Err(DeviceFault::BadLength { len, have: self.layout.len });
         }
         if self.needs_sync {
             napi.sync_for_cpu(&page, start as usize..(start + len) as usize);
@@ -423,12 +423,12 @@ impl RxRing {
         frame: &mut XdpFrame<PeerShared>,
         buffers: u16,
         pending: u16,
-    ) -> Result<u16, QueueError> {
+    ) -> Result<u16, DeviceFault> {
         if buffers == 0 || usize::from(buffers) > MAX_FRAGS + 1 {
-            return Err(QueueError::BadBufferCount { buffers });
+            return Err(DeviceFault::BadBufferCount { buffers });
         }
         if buffers > pending {
-            return Err(QueueError::MissingBuffers { buffers, used: pending });
+            return Err(DeviceFault::MissingBuffers { buffers, used: pending });
         }
         for _ in 1..buffers {
             let (_, page, start, len) = self.take(napi)?;

@@ -14,11 +14,11 @@ use super::frame::{BATCH, ETHERNET, meta, prefetch};
 use super::restart::{Stop, Stopped};
 use super::ring::DriverRing;
 use super::rx::part;
-use super::stats::{QueueError, RxStats, state};
+use super::stats::{DeviceFault, RxStats, state};
 use super::{Link, NetError, Recipe};
 use crate::net::VnetHdr;
 use netmem_packet::{SplitFrame, SplitHandler};
-use netmem_pool::{Closed, Device, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Provider};
+use netmem_pool::{Device, Napi, Page, PagePool, PeerShared, PoolClosed, PoolOptions, PoolStats, Provider};
 use std::fmt;
 use std::sync::Arc;
 
@@ -123,9 +123,9 @@ struct ChainRing {
 #[must_use]
 pub struct SplitClosed {
     /// The pool of host parts, in pages of host memory.
-    pub host: Closed,
+    pub host: PoolClosed,
     /// The pool of device memory.
-    pub device: Closed,
+    pub device: PoolClosed,
 }
 
 /// A receive queue of [`SplitFrame`]s: made from a [`VirtioRx`](super::VirtioRx) by a
@@ -193,7 +193,7 @@ impl VirtioSplitRx {
 }
 
 impl Stop for VirtioSplitRx {
-    type Closed = SplitClosed;
+    type PoolClosed = SplitClosed;
 
     fn index(&self) -> usize {
         self.index
@@ -346,19 +346,19 @@ impl ChainRing {
 
     /// Takes one frame off the ring. The one place where a head, a length and a header of the device's are judged.
     #[inline(always)]
-    fn frame<H: SplitHandler>(&mut self, host: &Napi<'_, PeerShared>, handler: &mut H) -> Result<(), QueueError> {
+    fn frame<H: SplitHandler>(&mut self, host: &Napi<'_, PeerShared>, handler: &mut H) -> Result<(), DeviceFault> {
         let (id, len) = self.ring.used(0);
         let chain = id as usize / 2;
-        let slot = self.slots.get_mut(chain).filter(|_| id.is_multiple_of(2)).ok_or(QueueError::BadId { id })?;
+        let slot = self.slots.get_mut(chain).filter(|_| id.is_multiple_of(2)).ok_or(DeviceFault::BadId { id })?;
         if !slot.posted {
-            return Err(QueueError::NotPosted { id: id as u16 });
+            return Err(DeviceFault::NotPosted { id: id as u16 });
         }
         slot.posted = false;
         self.ring.consume(1);
         self.free.push(chain as u16);
         let have = self.head + self.page;
         if len > have {
-            return Err(QueueError::BadLength { len, have });
+            return Err(DeviceFault::BadLength { len, have });
         }
         if (len as usize) < VnetHdr::LEN + ETHERNET {
             self.stats.short += 1;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A lie that stops a queue: after it, nothing that the device says about the ring can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum QueueError {
+pub enum DeviceFault {
     /// A head that is none of the ring's chains.
     #[error("the device used buffer {id}, and there is none of that number")]
     BadId {
@@ -49,7 +49,7 @@ pub enum QueueError {
     },
 }
 
-impl QueueError {
+impl DeviceFault {
     /// The name under which it is counted.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -92,13 +92,13 @@ pub struct RxStats {
     /// Times that the queue stayed shorter because there was no page to post.
     pub starved: u64,
     /// What stopped the queue.
-    pub stopped: Option<QueueError>,
+    pub stopped: Option<DeviceFault>,
 }
 
 impl RxStats {
     /// Stops the queue.
     #[cold]
-    pub(crate) fn stop(&mut self, error: QueueError) {
+    pub(crate) fn stop(&mut self, error: DeviceFault) {
         tracing::warn!(%error, "a receive queue is stopped: its device cannot be trusted");
         self.stopped = Some(error);
     }
@@ -136,10 +136,10 @@ pub struct TxStats {
     /// Frames that the device is done with.
     pub completed: u64,
     /// What stopped the queue.
-    pub stopped: Option<QueueError>,
+    pub stopped: Option<DeviceFault>,
 }
 
 /// A queue's state as a word.
-pub(crate) fn state(stopped: Option<QueueError>) -> impl fmt::Display {
+pub(crate) fn state(stopped: Option<DeviceFault>) -> impl fmt::Display {
     stopped.map_or("running", |e| e.name())
 }

@@ -8,7 +8,7 @@ use super::Link;
 use super::chains::{Chains, HeaderArray};
 use super::ring::DriverRing;
 use super::space::{Memory, Space};
-use super::stats::{QueueError, TxStats, state};
+use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, TxQueue};
 use netmem_pool::{Frag, PeerShared};
@@ -138,7 +138,7 @@ impl VirtioTx {
     }
 
     #[cold]
-    pub(super) fn stop(&mut self, error: QueueError) -> usize {
+    pub(super) fn stop(&mut self, error: DeviceFault) -> usize {
         tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
         self.stats.stopped = Some(error);
         0
@@ -159,14 +159,14 @@ impl VirtioTx {
 
     /// Takes back what the device is done with, and tells `done` of each chain before its descriptors are free.
     #[inline(always)]
-    pub(super) fn reap(&mut self, mut done: impl FnMut(&Chains, u16)) -> Result<usize, QueueError> {
+    pub(super) fn reap(&mut self, mut done: impl FnMut(&Chains, u16)) -> Result<usize, DeviceFault> {
         let pending = self.chains.ring.pending()?;
         for _ in 0..pending {
             let (id, _) = self.chains.ring.used(0);
-            let packet = self.packets.get(id as usize).ok_or(QueueError::BadId { id })?;
+            let packet = self.packets.get(id as usize).ok_or(DeviceFault::BadId { id })?;
             let id = id as u16;
             if packet.is_none() {
-                return Err(QueueError::NotPosted { id });
+                return Err(DeviceFault::NotPosted { id });
             }
             self.chains.ring.consume(1);
             if self.space.has_mapped() {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use netmem_virtio::device::port::Port;
-use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
+use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -139,7 +139,7 @@ pub fn region(file: &impl AsRawFd, guest: u64, user: u64, size: u64, offset: u64
 
 impl Driver {
     /// Connects and negotiates, but starts no ring.
-    pub fn connect<P: Port>(device: &Device<P>, features: u64) -> Self {
+    pub fn connect<P: Port>(device: &NetDevice<P>, features: u64) -> Self {
         Self::over(&device.control(), device.stats(), features)
     }
 
@@ -196,7 +196,7 @@ impl Driver {
     }
 
     /// A connected driver with `rings` rings, all running and enabled.
-    pub fn start<P: Port>(device: &Device<P>, features: u64, rings: usize) -> Self {
+    pub fn start<P: Port>(device: &NetDevice<P>, features: u64, rings: usize) -> Self {
         let mut driver = Self::connect(device, features);
         driver.share_memory();
         for index in 0..rings {
@@ -241,7 +241,7 @@ impl Driver {
 }
 
 /// Polls `device` until `done`, or panics: something that must happen has not.
-pub fn poll_until<P: Port>(device: &mut Device<P>, mut done: impl FnMut() -> bool) {
+pub fn poll_until<P: Port>(device: &mut NetDevice<P>, mut done: impl FnMut() -> bool) {
     until(|| {
         device.poll();
         done()

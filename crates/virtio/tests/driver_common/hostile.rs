@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use super::{Books, DropAll, close_clean, receive};
 use netmem_virtio::VhostUser;
-use netmem_virtio::driver::{Mode, NetOptions, QueueError, QueuePair, VirtioNet};
+use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::ring::{Desc, SplitRing};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -313,8 +313,8 @@ impl Bench {
 
     /// Pages are with the device, and nowhere else.
     #[track_caller]
-    pub fn assert_home(&mut self, mode: Mode) {
-        let expected = if mode == Mode::Big { 0 } else { self.pair.rx.posted() as u64 };
+    pub fn assert_home(&mut self, mode: RxMode) {
+        let expected = if mode == RxMode::Big { 0 } else { self.pair.rx.posted() as u64 };
         assert_eq!(self.pair.rx.pool_stats().inflight(), expected);
     }
 
@@ -327,7 +327,7 @@ impl Bench {
 
     /// The receive queue has stopped for this reason, and does nothing any more; every page is accounted for.
     #[track_caller]
-    pub fn assert_stopped(mut self, error: QueueError) {
+    pub fn assert_stopped(mut self, error: DeviceFault) {
         let before = self.pair.rx.stats();
         assert_eq!(before.stopped, Some(error));
         assert!(before.errors().any(|e| e == (error.name(), 1)), "{before:?}");

@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 use netmem_packet::{Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    Closed, CountingDomain, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, RegionOptions, RegionProvider,
+    CountingDomain, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolClosed, RegionOptions, RegionProvider,
 };
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Pcap, Play, Port};
-use netmem_virtio::device::{Connection, Control, Device, Options, Stats};
-use netmem_virtio::driver::{Mode, NetOptions, QueuePair, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
+use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
-pub const MODES: [Mode; 3] = [Mode::Small, Mode::Mergeable, Mode::Big];
+pub const MODES: [RxMode; 3] = [RxMode::Small, RxMode::Mergeable, RxMode::Big];
 
 /// A device on its thread, which sleeps when there is nothing to do.
 pub struct Rig<P: Port + 'static> {
@@ -31,11 +31,11 @@ pub struct Rig<P: Port + 'static> {
     pub control: Control,
     pub connection: Option<Connection>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Device<P>>>,
+    thread: Option<JoinHandle<NetDevice<P>>>,
 }
 
 impl<P: Port + 'static> Rig<P> {
-    pub fn new(mut device: Device<P>) -> Self {
+    pub fn new(mut device: NetDevice<P>) -> Self {
         let (stats, control, stop) = (device.stats(), device.control(), Arc::new(AtomicBool::new(false)));
         let flag = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
@@ -48,7 +48,7 @@ impl<P: Port + 'static> Rig<P> {
     /// A device of one pair.
     pub fn one(port: P) -> Self {
         let mut port = Some(port);
-        Self::new(Device::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap())
+        Self::new(NetDevice::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap())
     }
 
     /// A connection to it. One at a time.
@@ -64,11 +64,11 @@ impl<P: Port + 'static> Rig<P> {
     }
 
     /// The device back, its thread ended.
-    pub fn stop(mut self) -> Device<P> {
+    pub fn stop(mut self) -> NetDevice<P> {
         self.halt().unwrap()
     }
 
-    fn halt(&mut self) -> Option<Device<P>> {
+    fn halt(&mut self) -> Option<NetDevice<P>> {
         self.stop.store(true, Ordering::Relaxed);
         self.control.wake();
         self.thread.take().map(|t| t.join().unwrap())
@@ -183,14 +183,14 @@ impl Books {
 }
 
 /// Options of devices that take their pages from the same memory.
-pub fn common_memory(pages: usize) -> impl Fn(Mode) -> NetOptions {
+pub fn common_memory(pages: usize) -> impl Fn(RxMode) -> NetOptions {
     let supply = RegionProvider::new(RegionOptions::new(pages).build::<PeerShared>().unwrap());
     move |mode| NetOptions::new(mode).memory(Arc::clone(supply.region()), supply.clone())
 }
 
 /// Everything that went out came back, or was quarantined; what was mapped was unmapped.
 #[track_caller]
-pub fn assert_closed(closed: &Closed, quarantined: u64) {
+pub fn assert_closed(closed: &PoolClosed, quarantined: u64) {
     let s = closed.stats;
     assert_eq!(closed.outstanding, 0, "{s:?}");
     assert_eq!(s.quarantined, quarantined, "{s:?}");

@@ -10,9 +10,9 @@ use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Frag, PAGE_SIZE, Region, RegionProvider};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Port;
-use netmem_virtio::device::{Device as NetDevice, Options};
+use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{
-    Mode, NetOptions, QueuePair, Restarted, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
+    NetOptions, QueuePair, Restarted, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -33,7 +33,7 @@ impl DeviceMemory {
 
     /// Small mode, with this memory in the device's table.
     pub fn options(&self) -> NetOptions {
-        self.add(NetOptions::new(Mode::Small))
+        self.add(NetOptions::new(RxMode::Small))
     }
 
     pub fn add(&self, options: NetOptions) -> NetOptions {

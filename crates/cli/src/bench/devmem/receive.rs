@@ -9,7 +9,7 @@ use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
 use netmem::VirtioNet;
-use netmem::device::{Connection, Device};
+use netmem::device::{Connection, NetDevice};
 use netmem::virtio::driver::{SplitOptions, VirtioSplitRx};
 use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, SocketOptions, TokenRange};
 use quanta::Clock;
@@ -36,7 +36,7 @@ pub(super) struct Receiving<C: BindingCount, W> {
     queue: FlowQueue<C>,
     /// `None` once it has been closed.
     rx: Option<VirtioSplitRx>,
-    device: Device<Flows>,
+    device: NetDevice<Flows>,
     clock: Clock,
     books: Books,
     _net: VirtioNet,

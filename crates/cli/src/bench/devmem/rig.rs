@@ -2,10 +2,10 @@
 
 use super::source::Flows;
 use crate::bench::error::BenchError;
-use netmem::device::{Connection, Device, Options};
+use netmem::device::{Connection, NetDevice, Options};
 use netmem::pool::{DmaDomain, PAGE_SIZE};
 use netmem::refs::Worker;
-use netmem::{Mode, NetOptions, PeerShared, QueuePair, RegionOptions, RegionProvider, VhostUser, VirtioNet};
+use netmem::{NetOptions, PeerShared, QueuePair, RegionOptions, RegionProvider, RxMode, VhostUser, VirtioNet};
 use netmem_devmem::{Binding, BindingCount};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::error::Error;
@@ -45,7 +45,7 @@ pub(super) struct Rig<C: BindingCount> {
     pub(super) net: VirtioNet,
     pub(super) domain: Arc<dyn DmaDomain>,
     pub(super) host: Arc<RegionProvider<PeerShared>>,
-    pub(super) device: Device<Flows>,
+    pub(super) device: NetDevice<Flows>,
     pub(super) connection: Connection,
     pub(super) binding: Binding<C>,
 }
@@ -64,14 +64,14 @@ impl<C: BindingCount> Rig<C> {
     pub(super) fn new(memory: &Memory) -> Result<Self, BenchError> {
         let worker = Arc::new(Worker::new("netmem-cleanup").map_err(unavailable)?);
         let binding = Binding::<C>::counted(memory.file()?, 0, &worker).map_err(unavailable)?;
-        let device = Device::new(Options::default(), |_| Flows::new()).map_err(unavailable)?;
+        let device = NetDevice::new(Options::default(), |_| Flows::new()).map_err(unavailable)?;
         let (ours, theirs) = UnixStream::pair().map_err(unavailable)?;
         let connection = device.control().serve(theirs).map_err(unavailable)?;
         let region = RegionOptions::new(HOST_PAGES).build::<PeerShared>().map_err(unavailable)?;
         let host = RegionProvider::new(region);
         let seen: Arc<OnceLock<Arc<dyn DmaDomain>>> = Arc::default();
         let keep = seen.clone();
-        let options = NetOptions::new(Mode::Small)
+        let options = NetOptions::new(RxMode::Small)
             .memory(host.region().clone(), host.clone())
             .device_memory(binding.region().clone())
             .domain(move |table| {

@@ -11,7 +11,7 @@ use super::{FLOWS, MESSAGE, PAYLOAD};
 use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
-use netmem::device::{Connection, Device};
+use netmem::device::{Connection, NetDevice};
 use netmem::virtio::driver::VirtioSplitTx;
 use netmem::{PoolOptions, QueuePair, TxQueue, VirtioNet, VirtioRx};
 use netmem_devmem::{Binding, BindingCount, BindingRef, Endpoint, Message, SendError, Sender};
@@ -35,7 +35,7 @@ pub(super) struct Transmitting<C: BindingCount> {
     /// Of each flow, one at the application and one at the network.
     makers: Vec<Sender<C>>,
     senders: Vec<Sender<C>>,
-    device: Device<Flows>,
+    device: NetDevice<Flows>,
     clock: Clock,
     /// The queue pair's other half, which nothing comes to.
     rx: Option<VirtioRx>,

@@ -1,7 +1,7 @@
 //! The pools that are measured, and what all of them counted in the end.
 
 use crate::bench::error::BenchError;
-use netmem::pool::{Closed, MemoryTable, Napi, Page, PoolStats, Provider, RegionProvider};
+use netmem::pool::{MemoryTable, Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider};
 use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions};
 use netmem_bench::PageAllocator;
 use std::error::Error;
@@ -30,7 +30,7 @@ impl Books {
     }
 
     /// What a pool counted that was closed.
-    pub(crate) fn enter(&self, closed: &Closed) {
+    pub(crate) fn enter(&self, closed: &PoolClosed) {
         let mut entries = self.entries();
         entries.stats += closed.stats;
         entries.outstanding += closed.outstanding;

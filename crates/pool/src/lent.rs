@@ -10,8 +10,8 @@ use crate::page::Page;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What becomes of the head of a [`WaitQueue`] that stays busy.
-pub enum Stays<M: Memory> {
+/// What becomes of the head of a [`LentQueue`] that stays busy.
+pub enum BusyHead<M: Memory> {
     /// It is waited for, and so is everything behind it.
     Keep,
     /// It is given up, once it was found busy so many times in succession.
@@ -24,7 +24,7 @@ pub enum Stays<M: Memory> {
     },
 }
 
-impl<M: Memory> fmt::Debug for Stays<M> {
+impl<M: Memory> fmt::Debug for BusyHead<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Keep => f.write_str("Keep"),
@@ -33,9 +33,9 @@ impl<M: Memory> fmt::Debug for Stays<M> {
     }
 }
 
-/// What happened to the pages of a [`WaitQueue`] so far.
+/// What happened to the pages of a [`LentQueue`] so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WaitStats {
+pub struct LentStats {
     /// Put into the queue.
     pub lent: u64,
     /// Taken out, no longer busy.
@@ -53,16 +53,16 @@ pub struct WaitStats {
 /// Dropping a page is the ordinary way home, and needs somebody who drops it. Where nobody can, the pool's owner keeps the
 /// page here, together with a question whose answer is whether the borrower still uses it, and looks at the oldest when it
 /// needs a page. A pop and a push of a bounded queue and one answer each; no atomic operation but those of the answer.
-/// `docs/waiting-queue.md` has what it costs beside the ordinary way.
+/// `docs/lent-pages.md` has what it costs beside the ordinary way.
 ///
 /// ```
-/// use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider, Stays, WaitQueue};
+/// use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider, BusyHead, LentQueue};
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// let region = RegionOptions::new(64).huge_pages(false).build::<Private>()?;
 /// let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
-/// let mut waiting = WaitQueue::new(32, Stays::Keep);
+/// let mut waiting = LentQueue::new(32, BusyHead::Keep);
 ///
 /// // A borrower that counts up what it is done with, in order.
 /// let done = Arc::new(AtomicU64::new(0));
@@ -80,23 +80,23 @@ pub struct WaitStats {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// When the queue goes, pages that are no longer busy go home. Those that are go where [`Stays::Release`] says; with
-/// [`Stays::Keep`] they stay away for good, and show as in flight.
-pub struct WaitQueue<M: Memory, B: FnMut() -> bool> {
+/// When the queue goes, pages that are no longer busy go home. Those that are go where [`BusyHead::Release`] says; with
+/// [`BusyHead::Keep`] they stay away for good, and show as in flight.
+pub struct LentQueue<M: Memory, B: FnMut() -> bool> {
     lent: VecDeque<(Page<M>, B)>,
     capacity: usize,
-    stays: Stays<M>,
+    stays: BusyHead<M>,
     /// How often in succession the head was found busy.
     looks: u32,
-    stats: WaitStats,
+    stats: LentStats,
 }
 
-impl<M: Memory, B: FnMut() -> bool> WaitQueue<M, B> {
+impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     /// A queue for up to `capacity` pages.
     #[must_use]
-    pub fn new(capacity: usize, stays: Stays<M>) -> Self {
+    pub fn new(capacity: usize, stays: BusyHead<M>) -> Self {
         let lent = VecDeque::with_capacity(capacity);
-        Self { lent, capacity, stays, looks: 0, stats: WaitStats::default() }
+        Self { lent, capacity, stays, looks: 0, stats: LentStats::default() }
     }
 
     /// Keeps `page` until `busy` says that the borrower is done. To be called before he hears of it. The answer is to
@@ -127,7 +127,7 @@ impl<M: Memory, B: FnMut() -> bool> WaitQueue<M, B> {
                 return self.lent.pop_front().map(|(page, _)| page);
             }
             self.stats.busy += 1;
-            let Stays::Release { after, to } = &mut self.stays else { return None };
+            let BusyHead::Release { after, to } = &mut self.stays else { return None };
             self.looks += 1;
             if self.looks < *after {
                 return None;
@@ -155,19 +155,19 @@ impl<M: Memory, B: FnMut() -> bool> WaitQueue<M, B> {
 
     /// What happened so far.
     #[must_use]
-    pub fn stats(&self) -> WaitStats {
+    pub fn stats(&self) -> LentStats {
         self.stats
     }
 }
 
-impl<M: Memory, B: FnMut() -> bool> Drop for WaitQueue<M, B> {
+impl<M: Memory, B: FnMut() -> bool> Drop for LentQueue<M, B> {
     fn drop(&mut self) {
         let mut kept = 0;
         for (page, mut busy) in self.lent.drain(..) {
             match &mut self.stays {
                 _ if !busy() => drop(page),
-                Stays::Release { to, .. } => to(page),
-                Stays::Keep => {
+                BusyHead::Release { to, .. } => to(page),
+                BusyHead::Keep => {
                     kept += 1;
                     std::mem::forget(page);
                 }
@@ -179,9 +179,9 @@ impl<M: Memory, B: FnMut() -> bool> Drop for WaitQueue<M, B> {
     }
 }
 
-impl<M: Memory, B: FnMut() -> bool> fmt::Debug for WaitQueue<M, B> {
+impl<M: Memory, B: FnMut() -> bool> fmt::Debug for LentQueue<M, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waiting, most) = (self.lent.len(), self.capacity);
-        write!(f, "WaitQueue<{}>({waiting} of {most}, {:?}, {:?})", M::NAME, self.stays, self.stats)
+        write!(f, "LentQueue<{}>({waiting} of {most}, {:?}, {:?})", M::NAME, self.stays, self.stats)
     }
 }

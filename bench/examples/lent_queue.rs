@@ -1,11 +1,11 @@
 //! Two ways for a page to come back from a borrower: he drops it (the return hook), or he only lets it be seen that he is
-//! done, and the page waits in a queue whose head is looked at. The tables in `docs/waiting-queue.md` are this program's:
+//! done, and the page waits in a queue whose head is looked at. The tables in `docs/lent-pages.md` are this program's:
 //!
 //! ```text
-//! cargo run --release -p netmem-bench --example waiting_queue
+//! cargo run --release -p netmem-bench --example lent_queue
 //! ```
 
-use netmem_pool::{Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider, Stays, WaitQueue};
+use netmem_pool::{BusyHead, LentQueue, Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
 use rtrb::{Producer, RingBuffer};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::cell::Cell;
@@ -112,7 +112,7 @@ impl Owner for Hook {
 struct Waiting<B: FnMut() -> bool, Q: FnMut(u64) -> B> {
     pool: PagePool<Private>,
     window: usize,
-    queue: WaitQueue<Private, B>,
+    queue: LentQueue<Private, B>,
     next: u64,
     question: Q,
     sent: fn(usize, u64) -> Sent,
@@ -155,7 +155,7 @@ fn owner<R>(which: usize, window: usize, shown: &Shown, with: impl Measure<R>) -
         question: impl FnMut(u64) -> B,
         sent: fn(usize, u64) -> Sent,
     ) -> impl Owner {
-        let queue = WaitQueue::new(window, Stays::Keep);
+        let queue = LentQueue::new(window, BusyHead::Keep);
         Waiting { pool: pool(window), window, queue, next: 0, question, sent }
     }
     let flag = |n: u64| {
@@ -318,9 +318,9 @@ fn slow_head() {
         let mut queue = match which {
             2 => {
                 let to = move |page| given_up.lock().unwrap_or_else(PoisonError::into_inner).push(page);
-                WaitQueue::new(POOL, Stays::Release { after: 100, to: Box::new(to) })
+                LentQueue::new(POOL, BusyHead::Release { after: 100, to: Box::new(to) })
             }
-            _ => WaitQueue::new(POOL, Stays::Keep),
+            _ => LentQueue::new(POOL, BusyHead::Keep),
         };
         for n in 0..STEPS {
             now.store(n, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{alloc, close_balanced, pool};
-use netmem_pool::{Page, PoolOptions, Private, Stays, WaitQueue, WaitStats};
+use netmem_pool::{BusyHead, LentQueue, LentStats, Page, PoolOptions, Private};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
 #[test]
 fn a_head_that_is_kept() {
     let (mut pool, domain) = pool(PoolOptions::new("kept"), 4);
-    let mut waiting = WaitQueue::new(4, Stays::Keep);
+    let mut waiting = LentQueue::new(4, BusyHead::Keep);
     assert!(waiting.take().is_none() && waiting.is_empty());
     let mut flags = Vec::new();
     let mut indices = Vec::new();
@@ -41,7 +41,7 @@ fn a_head_that_is_kept() {
     flags[0].set(false);
     let order: Vec<_> = std::iter::from_fn(|| waiting.take()).map(|p| p.index()).collect();
     assert_eq!(order, indices);
-    assert_eq!(waiting.stats(), WaitStats { lent: 3, taken: 3, busy: 100, ..WaitStats::default() });
+    assert_eq!(waiting.stats(), LentStats { lent: 3, taken: 3, busy: 100, ..LentStats::default() });
     close_balanced(pool, &domain);
 }
 
@@ -50,7 +50,7 @@ fn a_head_that_is_kept() {
 fn the_bound() {
     let (mut pool, domain) = pool(PoolOptions::new("bound"), 8);
     for capacity in [0, 1, 5] {
-        let mut waiting = WaitQueue::new(capacity, Stays::Keep);
+        let mut waiting = LentQueue::new(capacity, BusyHead::Keep);
         let busy = Rc::new(Cell::new(true));
         let ask = || {
             let busy = busy.clone();
@@ -75,7 +75,8 @@ fn a_head_that_is_released() {
     let (mut pool, domain) = pool(PoolOptions::new("released"), 8);
     let given_up = Arc::new(Mutex::new(Vec::<Page<Private>>::new()));
     let to = given_up.clone();
-    let mut waiting = WaitQueue::new(8, Stays::Release { after: 3, to: Box::new(move |p| to.lock().unwrap().push(p)) });
+    let mut waiting =
+        LentQueue::new(8, BusyHead::Release { after: 3, to: Box::new(move |p| to.lock().unwrap().push(p)) });
     let (mut flags, mut indices) = (Vec::new(), Vec::new());
     for page in alloc(&mut pool, 4) {
         let (flag, busy) = borrower();
@@ -97,7 +98,7 @@ fn a_head_that_is_released() {
     assert!(waiting.take().is_none());
     let released: Vec<_> = given_up.lock().unwrap().iter().map(Page::index).collect();
     assert_eq!((released, waiting.len()), (vec![indices[0], indices[3]], 0));
-    assert_eq!(waiting.stats(), WaitStats { lent: 4, taken: 2, busy: 8, released: 2, full: 0 });
+    assert_eq!(waiting.stats(), LentStats { lent: 4, taken: 2, busy: 8, released: 2, full: 0 });
     // They are out until their receiver lets them go; one that a device may still write is quarantined.
     assert_eq!(pool.stats().inflight(), 2);
     let mut left = given_up.lock().unwrap();
@@ -116,8 +117,8 @@ fn a_queue_that_goes() {
         let given_up = Arc::new(AtomicUsize::new(0));
         let count = given_up.clone();
         let stays = match release {
-            false => Stays::Keep,
-            true => Stays::Release {
+            false => BusyHead::Keep,
+            true => BusyHead::Release {
                 after: 1,
                 to: Box::new(move |page| {
                     count.fetch_add(1, Ordering::Relaxed);
@@ -125,7 +126,7 @@ fn a_queue_that_goes() {
                 }),
             },
         };
-        let mut waiting = WaitQueue::new(8, stays);
+        let mut waiting = LentQueue::new(8, stays);
         for (n, page) in alloc(&mut pool, 6).into_iter().enumerate() {
             waiting.lend(page, move || n % 3 == 0).unwrap();
         }
@@ -165,7 +166,7 @@ fn a_borrower_that_polls() {
                 }
             }
         });
-        let mut waiting = WaitQueue::new(SLOTS, Stays::Keep);
+        let mut waiting = LentQueue::new(SLOTS, BusyHead::Keep);
         let mut lent = 0;
         while lent < PAGES {
             let Some(mut page) = waiting.take().or_else(|| pool.alloc()) else {

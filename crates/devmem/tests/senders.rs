@@ -82,7 +82,7 @@ struct Rig {
 impl Rig {
     fn new() -> (Self, Sender) {
         let (memory, binding) = bind(8, &worker());
-        let table = MemoryTable::new(&[]).and_device(binding.region().clone());
+        let table = MemoryTable::new::<PeerShared>(&[]).and_device(binding.region().clone());
         let base = table.entries()[0].bus();
         let rig = Self { memory, binding, domain: Arc::new(CountingDomain::new(table)), base };
         let sender = rig.sender("10.0.0.1:7", "10.0.0.2:9");
@@ -164,7 +164,7 @@ fn what_cannot_be_sent() {
     let (v4, v6) = (endpoint("10.0.0.1:7", 2), endpoint("[fd00::2]:9", 4));
     let error = Sender::new(&rig.binding, &rig.domain(), headers(16), v4, v6).unwrap_err();
     assert!(matches!(error, SenderError::Family { .. }), "{error:?}");
-    let stranger: Arc<dyn DmaDomain> = Arc::new(MemoryTable::new(&[]));
+    let stranger: Arc<dyn DmaDomain> = Arc::new(MemoryTable::new::<PeerShared>(&[]));
     let error = Sender::new(&rig.binding, &stranger, headers(16), v4, v4).unwrap_err();
     assert!(matches!(error, SenderError::Map(_)), "{error:?}");
     drop((queue, sender));

@@ -84,7 +84,8 @@
 //! * Allocation, and the fast way home, are in [`RxQueue::poll`] and on its thread. Elsewhere a drop is one atomic
 //!   operation.
 //! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`]) before
-//!   it is looked at; there are no slices of it.
+//!   it is looked at; there are no slices of it, unless the user declares the peer trusted
+//!   ([`TrustedPeer`](pool::TrustedPeer)).
 //! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
 
 pub use netmem_devmem as devmem;

@@ -2,7 +2,7 @@
 
 use crate::desc::Desc;
 use crate::mapping::HUGE;
-use crate::memory::{Device, Memory, PeerShared};
+use crate::memory::{Device, Memory, PeerMemory};
 use crate::region::Region;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::fmt;
@@ -99,22 +99,38 @@ pub(crate) unsafe fn map_page<M: Memory>(domain: &dyn DmaDomain, desc: &Desc, le
 /// One region of a [`MemoryTable`].
 #[derive(Clone, Debug)]
 pub struct TableEntry {
-    memory: Entry,
+    memory: Arc<dyn SharedRegion>,
     bus: u64,
 }
 
-#[derive(Clone, Debug)]
-enum Entry {
-    Mapped(Arc<Region<PeerShared>>),
-    Device(Arc<Region<Device>>),
+/// A region that is shared by file descriptor, of whatever kind.
+trait SharedRegion: fmt::Debug + Send + Sync {
+    /// The first byte in this process; `None` if the memory is not mapped here.
+    fn at(&self) -> Option<usize>;
+    fn len(&self) -> usize;
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+impl<M: Memory> SharedRegion for Region<M> {
+    fn at(&self) -> Option<usize> {
+        M::MAPPED.then(|| self.addr())
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd()
+    }
 }
 
 impl TableEntry {
     /// A region that the device knows by this process's addresses.
     #[must_use]
-    pub fn plain(region: Arc<Region<PeerShared>>) -> Self {
+    pub fn plain<M: PeerMemory>(region: Arc<Region<M>>) -> Self {
         let bus = region.as_ptr().addr() as u64;
-        Self { memory: Entry::Mapped(region), bus }
+        Self { memory: region, bus }
     }
 
     /// The device's address of the first byte.
@@ -127,42 +143,47 @@ impl TableEntry {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a region has at least one page")]
     pub fn len(&self) -> usize {
-        match &self.memory {
-            Entry::Mapped(region) => region.len(),
-            Entry::Device(region) => region.len(),
-        }
+        self.memory.len()
     }
 
     /// The file behind it.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.memory {
-            Entry::Mapped(region) => region.fd(),
-            Entry::Device(region) => region.fd(),
-        }
+        self.memory.fd()
     }
 
-    /// The address by which a vhost-user front end speaks of the first byte: where it is in this process. What is nowhere in
-    /// this process has one that is no address here, and nobody else's in the table.
+    /// The address by which a vhost-user front end speaks of the first byte: its address in this process. A region that is
+    /// not mapped in this process gets a number that is no address here, and that differs from every other entry's.
     #[must_use]
     pub fn user_addr(&self) -> u64 {
-        match &self.memory {
-            Entry::Mapped(region) => region.as_ptr().addr() as u64,
-            Entry::Device(_) => NOWHERE + self.bus,
-        }
+        self.memory.at().map_or(NOWHERE + self.bus, |at| at as u64)
     }
 
     /// Whether it is a device's memory, which this process does not map.
     #[must_use]
     pub fn is_device(&self) -> bool {
-        matches!(self.memory, Entry::Device(_))
+        self.memory.at().is_none()
     }
 }
 
-/// Above all addresses that a process can have, and below those that are negative numbers to somebody.
+/// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
 const NOWHERE: u64 = 1 << 62;
 
 /// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition.
+///
+/// ```
+/// use netmem_pool::{DmaDomain, MemoryTable, PeerShared, RegionOptions};
+/// use std::sync::Arc;
+///
+/// let [pages, rings] = [64, 4].map(|n| RegionOptions::new(n).huge_pages(false).build::<PeerShared>());
+/// // SAFETY: the peer of this table writes nothing but posted buffers.
+/// let pages = Arc::new(unsafe { pages?.trust_peer() });
+/// let rings = Arc::new(rings?);
+/// let table = MemoryTable::new(&[pages.clone()]).and_shared(rings.clone());
+/// assert_eq!(table.map(pages.as_ptr(), 4096)?, table.entries()[0].bus());
+/// assert_eq!(table.map(rings.as_ptr(), 4096)?, table.entries()[1].bus());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct MemoryTable {
     entries: Vec<TableEntry>,
@@ -174,20 +195,26 @@ impl MemoryTable {
     /// Puts the regions one after another into a bus address space that begins at 64 GiB, where no small integer and no
     /// pointer of this process passes for an address by accident.
     #[must_use]
-    pub fn new(regions: &[Arc<Region<PeerShared>>]) -> Self {
-        let mut table = Self { entries: Vec::new(), end: 64 << 30 };
-        regions.iter().for_each(|region| table.push(Entry::Mapped(region.clone())));
-        table
+    pub fn new<M: PeerMemory>(regions: &[Arc<Region<M>>]) -> Self {
+        let table = Self { entries: Vec::new(), end: 64 << 30 };
+        regions.iter().cloned().fold(table, Self::and_shared)
+    }
+
+    /// The same with another region behind the others, of the same kind or of another.
+    #[must_use]
+    pub fn and_shared<M: PeerMemory>(mut self, region: Arc<Region<M>>) -> Self {
+        self.push(region);
+        self
     }
 
     /// The same with a region of a device's memory behind the others, which [`map_file`](DmaDomain::map_file) then knows.
     #[must_use]
     pub fn and_device(mut self, region: Arc<Region<Device>>) -> Self {
-        self.push(Entry::Device(region));
+        self.push(region);
         self
     }
 
-    fn push(&mut self, memory: Entry) {
+    fn push(&mut self, memory: Arc<dyn SharedRegion>) {
         let entry = TableEntry { memory, bus: self.end };
         // Each begins where a huge page can, as those of the system's memory do anyway.
         self.end += (entry.len() as u64).next_multiple_of(HUGE as u64);
@@ -205,9 +232,8 @@ impl DmaDomain for MemoryTable {
     fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
         let addr = addr.addr();
         for e in &self.entries {
-            let Entry::Mapped(region) = &e.memory else { continue };
-            let start = region.as_ptr().addr();
-            if addr >= start && addr - start <= region.len() && len <= region.len() - (addr - start) {
+            let Some(start) = e.memory.at() else { continue };
+            if addr >= start && addr - start <= e.len() && len <= e.len() - (addr - start) {
                 return Ok(e.bus + (addr - start) as u64);
             }
         }

@@ -6,7 +6,7 @@
 //!        ◄── a new region, while the limit allows
 //! ```
 
-use crate::memory::Mapped;
+use crate::memory::SystemMemory;
 use crate::provider::{Provider, RawPage, Supply};
 use crate::region::{Region, RegionError, RegionOptions};
 use std::fmt;
@@ -29,7 +29,7 @@ const BELIEVED: u32 = 1024;
 ///
 /// Whoever asks for the page that makes it grow waits for the region to be made, and so does everybody who finds nothing
 /// meanwhile; pages can be given back at any time.
-pub struct GrowingProvider<M: Mapped> {
+pub struct GrowingProvider<M: SystemMemory> {
     step: RegionOptions,
     limit: usize,
     state: Mutex<State<M>>,
@@ -37,7 +37,7 @@ pub struct GrowingProvider<M: Mapped> {
     growth: Mutex<u32>,
 }
 
-struct State<M: Mapped> {
+struct State<M: SystemMemory> {
     supply: Supply,
     /// The newest last; never empty.
     regions: Vec<Arc<Region<M>>>,
@@ -45,13 +45,13 @@ struct State<M: Mapped> {
     starved: u64,
 }
 
-impl<M: Mapped> State<M> {
+impl<M: SystemMemory> State<M> {
     fn newest(&self) -> &Arc<Region<M>> {
         &self.regions[self.regions.len() - 1]
     }
 }
 
-impl<M: Mapped> GrowingProvider<M> {
+impl<M: SystemMemory> GrowingProvider<M> {
     /// Makes the first region, and every further one, as `step` says; the last is smaller if the `limit`, in pages, is not
     /// a multiple.
     ///
@@ -131,7 +131,7 @@ impl<M: Mapped> GrowingProvider<M> {
 
 // SAFETY: the newest region's fresh pages are handed out once, before there is a newer, and a page is on the supply's list
 // once; regions are made of one set of options and stay until the provider goes.
-unsafe impl<M: Mapped> Provider<M> for GrowingProvider<M> {
+unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         if pages.is_empty() {
             return 0;
@@ -164,7 +164,7 @@ unsafe impl<M: Mapped> Provider<M> for GrowingProvider<M> {
     }
 }
 
-impl<M: Mapped> fmt::Debug for GrowingProvider<M> {
+impl<M: SystemMemory> fmt::Debug for GrowingProvider<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
         let (pages, regions) = (state.pages, state.regions.len());

@@ -49,7 +49,9 @@ pub use grow::GrowingProvider;
 pub use home::outside_context;
 pub use lent::{BusyHead, LentQueue, LentStats};
 pub use linger::{Lingering, lingering};
-pub use memory::{Device, KernelShared, Mapped, Memory, PeerShared, Private, Readable};
+pub use memory::{
+    Device, KernelShared, Mapped, Memory, PeerMemory, PeerShared, Private, Readable, SystemMemory, TrustedPeer,
+};
 pub use page::Page;
 pub use pool::{Napi, PagePool, PoolClosed, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};

@@ -1,4 +1,13 @@
-//! The kinds of memory, as types: who else can write a byte decides how it may be read.
+//! The kinds of memory, as types: which other parties can write a byte decides how the byte may be read.
+//!
+//! ```text
+//!                  another writer           file descriptor   in this process           traits
+//!   Private        none                     no                slices and copies         Readable, SystemMemory
+//!   KernelShared   the kernel, by contract  no                slices and copies         Readable, SystemMemory
+//!   PeerShared     a peer, at any time      yes               copies                    PeerMemory, SystemMemory
+//!   TrustedPeer    a peer, by contract      yes               slices and copies         Readable, PeerMemory
+//!   Device         a device                 yes               nothing: it is not mapped
+//! ```
 
 use std::fmt;
 
@@ -8,7 +17,7 @@ mod sealed {
 
 /// A kind of memory. What a [`Region`](crate::Region) is made of, and so its pages and fragments.
 pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
-    /// How messages call it.
+    /// The kind's name in messages.
     const NAME: &'static str;
     /// Whether the memory is behind a file descriptor, so that another process can be given it.
     const SHARED_BY_FD: bool;
@@ -17,10 +26,40 @@ pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
 }
 
 /// Memory that this process has mapped, so that bytes can at least be copied in and out.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` memory is not mapped in this process",
+    label = "this needs memory that is mapped",
+    note = "device memory has no addresses here: its pages have an `index`, a `file_offset` and a `dma_addr`"
+)]
 pub trait Mapped: Memory {}
 
-/// Memory whose bytes nobody changes while we hold them, so that a slice of it may exist.
+/// Memory whose bytes do not change while this process holds them, so that a slice of them may exist.
+#[diagnostic::on_unimplemented(
+    message = "there are no slices of `{Self}` memory",
+    label = "this needs memory of which slices exist",
+    note = "a peer can write `PeerShared` memory at any time: copy the bytes out with `copy_to` or `read_at`",
+    note = "if the peer is trusted, declare it with `Region::trust_peer`: `TrustedPeer` memory has slices",
+    note = "`Device` memory is not mapped in this process and has no bytes to read"
+)]
 pub trait Readable: Mapped {}
+
+/// Memory that [`RegionOptions::build`](crate::RegionOptions::build) can take from the system, because nothing needs to be
+/// promised about it: every mapped kind but [`TrustedPeer`].
+#[diagnostic::on_unimplemented(
+    message = "a region of `{Self}` memory is not built from the system's memory alone",
+    note = "`TrustedPeer` memory comes from `Region::trust_peer`, `Device` memory from `Region::unmapped`"
+)]
+pub trait SystemMemory: Mapped {}
+
+/// Memory that is mapped here and shared with a peer by file descriptor: what a vhost-user driver works on.
+///
+/// Code that is generic over it treats a trusted peer and any other peer alike, and copies; code that also asks for
+/// [`Readable`] takes trusted peers only.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` memory is not shared with a peer by file descriptor",
+    note = "use `PeerShared`, or `TrustedPeer` if the peer is trusted"
+)]
+pub trait PeerMemory: Mapped {}
 
 /// Memory of this process alone.
 #[derive(Debug)]
@@ -34,8 +73,16 @@ pub enum KernelShared {}
 #[derive(Debug)]
 pub enum PeerShared {}
 
+/// Memory shared with a peer that the user has declared trusted: a peer that writes only the buffers that are posted to it.
+///
+/// It is shared by file descriptor like [`PeerShared`], and [`Readable`] like [`Private`]: pages and fragments are slices,
+/// and fragments turn into `Bytes` without a copy. The declaration is
+/// [`Region::<PeerShared>::trust_peer`](crate::Region::trust_peer), which is `unsafe` and the only source of such a region.
+#[derive(Debug)]
+pub enum TrustedPeer {}
+
 /// Memory that this process never maps: a device's, behind a dma-buf or what stands in for one. Its pages have a number, an
-/// offset in the file and a device address; bytes they have for others.
+/// offset in the file and a device address, and no bytes in this process.
 #[derive(Debug)]
 pub enum Device {}
 
@@ -52,9 +99,17 @@ macro_rules! kind {
 kind!(Private, "private", by_fd: false, mapped: true);
 kind!(KernelShared, "kernel-shared", by_fd: false, mapped: true);
 kind!(PeerShared, "peer-shared", by_fd: true, mapped: true);
+kind!(TrustedPeer, "trusted-peer", by_fd: true, mapped: true);
 kind!(Device, "device", by_fd: true, mapped: false);
 impl Mapped for Private {}
 impl Mapped for KernelShared {}
 impl Mapped for PeerShared {}
+impl Mapped for TrustedPeer {}
 impl Readable for Private {}
 impl Readable for KernelShared {}
+impl Readable for TrustedPeer {}
+impl PeerMemory for PeerShared {}
+impl PeerMemory for TrustedPeer {}
+impl SystemMemory for Private {}
+impl SystemMemory for KernelShared {}
+impl SystemMemory for PeerShared {}

@@ -8,7 +8,7 @@ use crate::span::Span;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
@@ -239,6 +239,34 @@ impl<M: Readable> Page<M> {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as for `as_slice`; by exclusive reference nobody inside of the process reads them either.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
+    }
+}
+
+impl<M: Readable> Deref for Page<M> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl<M: Readable> DerefMut for Page<M> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl<M: Readable> AsRef<[u8]> for Page<M> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<M: Readable> AsMut<[u8]> for Page<M> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
     }
 }
 

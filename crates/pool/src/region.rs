@@ -9,7 +9,7 @@ use crate::PAGE_SIZE;
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
 use crate::mapping::{self, HUGE, Mapping};
-use crate::memory::{Mapped, Memory};
+use crate::memory::{Mapped, Memory, PeerShared, SystemMemory, TrustedPeer};
 use crate::provider::RawPage;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
@@ -208,7 +208,7 @@ impl RegionOptions {
     /// # Errors
     ///
     /// See [`RegionError`]; nothing is left behind.
-    pub fn build<M: Mapped>(self) -> Result<Region<M>, RegionError> {
+    pub fn build<M: SystemMemory>(self) -> Result<Region<M>, RegionError> {
         Region::build(&self)
     }
 }
@@ -217,9 +217,10 @@ impl RegionOptions {
 ///
 /// | made by | kind | the memory is |
 /// | --- | --- | --- |
-/// | [`RegionOptions::build`] | every one that is [`Mapped`] | ours: taken from the system |
+/// | [`RegionOptions::build`] | every one that is [`SystemMemory`] | ours: taken from the system |
 /// | [`Region::from_raw`] | every one that is [`Readable`](crate::Readable) | a range of this process that the user brings |
 /// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`](crate::PeerShared) | a file that the user brings, mapped here |
+/// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | either of these two, of which the user vouches for the peer |
 /// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file that the user brings, never mapped here |
 ///
 /// Invariant (*described*): descriptor `i` is beside page `i`; both stay where they are while the region lives.
@@ -254,7 +255,7 @@ unsafe impl<M: Memory> Send for Region<M> {}
 // SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone writes.
 unsafe impl<M: Memory> Sync for Region<M> {}
 
-impl<M: Mapped> Region<M> {
+impl<M: SystemMemory> Region<M> {
     fn build(o: &RegionOptions) -> Result<Self, RegionError> {
         check_order(o.order)?;
         let pages = u32::try_from(o.pages).ok().filter(|&n| n > 0).ok_or(RegionError::Pages { pages: o.pages })?;
@@ -310,7 +311,40 @@ impl<M: Mapped> Region<M> {
         let transparent = o.huge && !huge && mapping::make_transparent(&memory, M::SHARED_BY_FD, o.populate);
         Ok((memory, fd, if transparent { Backing::Transparent } else { want }))
     }
+}
 
+impl Region<PeerShared> {
+    /// Declares every peer that is given this region's file trusted: the region becomes one of [`TrustedPeer`] memory, whose
+    /// pages and fragments are slices, and whose fragments turn into `Bytes`. Free: memory, file and descriptors stay.
+    ///
+    /// ```
+    /// use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
+    ///
+    /// let region = RegionOptions::new(8).huge_pages(false).build::<PeerShared>()?;
+    /// // SAFETY: the file is given to our own switch process only, which writes nothing but posted buffers.
+    /// let region = unsafe { region.trust_peer() };
+    /// let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+    /// let mut page = pool.alloc().ok_or("no page")?;
+    /// page[..5].copy_from_slice(b"hello");
+    /// let bytes = bytes::Bytes::from(page.freeze_range(0..5));
+    /// assert_eq!(bytes, &b"hello"[..]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// Until the region is dropped, each party that can write the file (a process that has its descriptor or a mapping of
+    /// it, and a device that such a process gives it to) writes only to buffers that are posted to that party, and to
+    /// each only until it has handed the buffer back or its queue was stopped. This includes other mappings of the file in
+    /// this process. A party that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
+    #[must_use]
+    pub unsafe fn trust_peer(self) -> Region<TrustedPeer> {
+        let Self { at, len, descs, fd, pages, used, order, backing, _owner, kind: PhantomData } = self;
+        Region { at, len, descs, fd, pages, used, order, backing, _owner, kind: PhantomData }
+    }
+}
+
+impl<M: Mapped> Region<M> {
     /// The first byte's address in this process.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -329,6 +363,11 @@ impl<M: Memory> Region<M> {
         })?;
         let used = AtomicU32::new(0);
         Ok(Self { at, len, descs, fd, pages, used, order, backing, _owner: owner, kind: PhantomData })
+    }
+
+    /// The first byte's address in this process; 0 where the memory is not mapped.
+    pub(crate) fn addr(&self) -> usize {
+        self.at.addr()
     }
 
     /// How many pages there are.

@@ -5,8 +5,8 @@ mod common;
 
 use common::alloc;
 use netmem_pool::{
-    Backing, KernelShared, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region, RegionError,
-    RegionProvider,
+    Backing, Frag, KernelShared, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region,
+    RegionError, RegionProvider,
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -133,6 +133,46 @@ fn a_file_of_the_users() {
         peer.write_all_at(b"from there", offset).unwrap();
         assert_eq!(&page.read_at::<10>(0).unwrap(), b"from there");
     }
+}
+
+/// Proves POOL-10: memory of a peer that was declared trusted is shared by descriptor as before, both sides see what the
+/// other writes, and its bytes are slices and `Bytes`. A region that was declared trusted is the same region: its file,
+/// its pages and the seal stay.
+#[test]
+fn memory_of_a_trusted_peer() {
+    fn needs_slices<M: Readable>(frag: Frag<M>) -> bytes::Bytes {
+        frag.into()
+    }
+    let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);
+    let peer = File::from(file.try_clone().unwrap());
+    let region = Region::from_fd(file, 1).unwrap();
+    let (at, fd) = (region.as_ptr(), region.fd().unwrap().as_raw_fd());
+    // SAFETY: the peer is this test, which writes no buffer that is not posted to it.
+    let region = unsafe { region.trust_peer() };
+    assert_eq!((region.as_ptr(), region.fd().unwrap().as_raw_fd(), region.pages()), (at, fd, 32));
+    assert_eq!(format!("{region:?}"), "Region<trusted-peer>(32 pages of 8192 B, brought)");
+    assert_eq!(ftruncate(region.fd().unwrap(), 0).unwrap_err(), rustix::io::Errno::PERM);
+
+    let memory = RegionProvider::new(region);
+    let rings = Arc::new(Region::from_fd(memfd(4096, MemfdFlags::ALLOW_SEALING), 0).unwrap());
+    let table = MemoryTable::new(std::slice::from_ref(&rings)).and_shared(memory.region().clone());
+    let [first, second] = table.entries() else { panic!("two regions") };
+    assert_eq!((first.user_addr(), second.user_addr()), (rings.as_ptr().addr() as u64, at.addr() as u64));
+    assert_eq!((first.is_device(), second.is_device(), second.len()), (false, false, 64 << 12));
+    let bus = second.bus();
+    let mut pool = PoolOptions::new("trusted").build(memory, Some(Arc::new(table))).unwrap();
+    let mut page = pool.alloc().unwrap();
+    page[..9].copy_from_slice(b"from here");
+    let mut seen = [0; 9];
+    let offset = page.dma_addr() - bus;
+    peer.read_exact_at(&mut seen, offset).unwrap();
+    assert_eq!(&seen, b"from here");
+    // The page is posted: the peer writes, and this process has no slice of it meanwhile.
+    peer.write_all_at(b"from there", offset).unwrap();
+    let bytes = needs_slices(page.freeze_range(0..10));
+    assert_eq!((&bytes[..], pool.stats().inflight()), (&b"from there"[..], 1));
+    drop(bytes);
+    assert_eq!(pool.stats().inflight(), 0);
 }
 
 /// Proves POOL-10 and decision 4: a memfd that the user brings cannot become shorter any more; one that refuses the seal is

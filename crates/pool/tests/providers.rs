@@ -5,8 +5,8 @@ mod common;
 
 use common::{Strict, counting};
 use netmem_pool::{
-    CountingDomain, DmaDomain, GrowingProvider, MapError, Mapped, Page, PagePool, PeerShared, PoolOptions, Private,
-    Provider, RawPage, Region, RegionError, RegionOptions,
+    CountingDomain, DmaDomain, GrowingProvider, MapError, Page, PagePool, PeerShared, PoolOptions, Private, Provider,
+    RawPage, Region, RegionError, RegionOptions, SystemMemory,
 };
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier, Mutex};
@@ -18,12 +18,12 @@ fn sparse(pages: usize) -> RegionOptions {
 
 /// A provider that the crate knows nothing of: a bit for each page, the lowest free one first.
 #[derive(Debug)]
-struct Bitmap<M: Mapped> {
+struct Bitmap<M: SystemMemory> {
     region: Region<M>,
     free: Mutex<Vec<u64>>,
 }
 
-impl<M: Mapped> Bitmap<M> {
+impl<M: SystemMemory> Bitmap<M> {
     fn new(pages: u32) -> Arc<Self> {
         let region = sparse(pages as usize).build().unwrap();
         let mut free = vec![!0; pages.div_ceil(64) as usize];
@@ -39,7 +39,7 @@ impl<M: Mapped> Bitmap<M> {
 }
 
 // SAFETY: a page's bit is set while it is nowhere. There is one region, and it stays.
-unsafe impl<M: Mapped> Provider<M> for Bitmap<M> {
+unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut free = self.free.lock().unwrap();
         let mut taken = 0;
@@ -75,7 +75,7 @@ unsafe impl<M: Mapped> Provider<M> for Bitmap<M> {
 /// Proves POOL-10: pools work with a provider that somebody else wrote, with a cache and without, to its last page.
 #[test]
 fn a_provider_of_somebody_elses() {
-    fn check<M: Mapped>(pages: u32, cache: usize) {
+    fn check<M: SystemMemory>(pages: u32, cache: usize) {
         let memory = Bitmap::<M>::new(pages);
         let domain = counting();
         let mut pool = PoolOptions::new("bitmap").cache(cache).build(memory.clone(), Some(domain.clone())).unwrap();

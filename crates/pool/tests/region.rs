@@ -7,14 +7,14 @@ mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
-    Backing, DmaDomain, KernelShared, MapError, Mapped, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
-    Region, RegionError, RegionOptions, RegionProvider,
+    Backing, DmaDomain, KernelShared, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Region,
+    RegionError, RegionOptions, RegionProvider, SystemMemory,
 };
 use skip::skip;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-fn plain<M: Mapped>(pages: usize) -> Region<M> {
+fn plain<M: SystemMemory>(pages: usize) -> Region<M> {
     RegionOptions::new(pages).huge_pages(false).build().unwrap()
 }
 
@@ -138,7 +138,7 @@ fn sparse_regions_are_free() {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * PAGE_SIZE
     }
-    fn check<M: Mapped>() {
+    fn check<M: SystemMemory>() {
         let before = resident();
         let provider = provider::<M>(80 << 18);
         let at = provider.region().as_ptr();

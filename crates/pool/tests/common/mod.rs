@@ -2,8 +2,8 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses some of it")]
 
 use netmem_pool::{
-    CountingDomain, DmaDomain, MapError, Mapped, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
-    RegionProvider,
+    CountingDomain, DmaDomain, MapError, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
+    RegionProvider, SystemMemory,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +68,7 @@ pub fn counting() -> Arc<Counting> {
     Arc::new(CountingDomain::new(Flat::default()))
 }
 
-pub fn provider<M: Mapped>(pages: usize) -> Arc<RegionProvider<M>> {
+pub fn provider<M: SystemMemory>(pages: usize) -> Arc<RegionProvider<M>> {
     RegionProvider::new(RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap())
 }
 

@@ -20,6 +20,7 @@
 
 mod bulk;
 mod bytes;
+mod cache;
 mod desc;
 mod dma;
 mod frag;

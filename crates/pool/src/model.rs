@@ -2,18 +2,19 @@
 //! nothing but the two ends of that way. `docs/return-path.md` says what each model proves, and how to see it fail.
 
 use crate::desc::{self, Desc};
-use crate::home::{Cache, Home, Ops, desc_of, first, link_of};
+use crate::home::{Home, desc_of, first, link_of};
 use crate::remote::{Left, Remote};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, JoinHandle};
-use netmem_percpu::{Depot, run_on};
+use netmem_percpu::{Depot, Pending, run_on};
 use std::ptr::NonNull;
 
 /// What a pool stands for: everybody on a way home looks at `alive`, and whoever frees the pool writes it.
 #[repr(C)]
 struct Pool {
     home: Home,
+    remote: Remote,
     alive: UnsafeCell<bool>,
     /// The provider: pages that left past the owner.
     given: Arc<Mutex<Vec<Sent>>>,
@@ -23,14 +24,12 @@ struct Pool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Sent(NonNull<Desc>);
 
-// SAFETY: loom checks every access to the cell; the home's cache is not used.
+// SAFETY: loom checks every access to the cell.
 unsafe impl Sync for Pool {}
 // SAFETY: as above.
 unsafe impl Send for Pool {}
 // SAFETY: pages are made for it.
 unsafe impl Send for Sent {}
-
-const OPS: &Ops = &Ops { overflow: elsewhere, elsewhere };
 
 /// As [`crate::shared::Shared`] has it, without a domain.
 unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
@@ -38,7 +37,7 @@ unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
     // SAFETY: a page that is not home yet keeps the pool; the models keep its memory.
     unsafe {
         (*this).touch();
-        let remote = &raw const (*this).home.remote.0;
+        let remote = &raw const (*this).remote;
         if Remote::push(remote, link_of(desc)).is_ok() {
             return;
         }
@@ -53,8 +52,8 @@ unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
 impl Pool {
     fn new(given: &Arc<Mutex<Vec<Sent>>>) -> Arc<Self> {
         let depot = Depot::new(1, 3).unwrap();
-        let home = Home::new(OPS, 0, Cache::new(0, 0), Some(depot), Remote::new(Left::new()));
-        Arc::new(Self { home, alive: UnsafeCell::new(true), given: given.clone() })
+        let (home, remote) = (Home::new(elsewhere, 0, Some(depot)), Remote::new(Left::new()));
+        Arc::new(Self { home, remote, alive: UnsafeCell::new(true), given: given.clone() })
     }
 
     fn touch(&self) {
@@ -66,15 +65,15 @@ impl Pool {
         // SAFETY: loom checks that nobody else reads or writes.
         self.alive.with_mut(|alive| assert!(unsafe { alive.replace(false) }, "freed twice"));
         // Nor that anybody is still in the depot.
-        self.home.depot.as_ref().unwrap().witness();
+        self.home.depot().unwrap().witness();
     }
 
     /// The owner's end, of a pool that had handed out `out` pages; what came back to it.
     fn end(&self, out: u64) -> Vec<Sent> {
         let mut back = Vec::new();
-        let mut pending = self.home.cache.pending.take();
-        self.home.depot.as_ref().unwrap().close(&mut pending, |item| back.push(Sent(desc_of(item)))).unwrap();
-        let mut list = self.home.remote.0.close();
+        let mut pending = Pending::default();
+        self.home.depot().unwrap().close(&mut pending, |item| back.push(Sent(desc_of(item)))).unwrap();
+        let mut list = self.remote.close();
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
@@ -82,7 +81,7 @@ impl Pool {
         }
         self.touch();
         // SAFETY: the last that the owner does.
-        if unsafe { Remote::owner_leaves(&self.home.remote.0, out - back.len() as u64) } {
+        if unsafe { Remote::owner_leaves(&self.remote, out - back.len() as u64) } {
             self.free();
         }
         back

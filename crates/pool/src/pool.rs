@@ -2,15 +2,16 @@
 //!
 //! What pages and owner share, and with it the way of every page, is in [`crate::shared`].
 
+use crate::cache::{Cache, PollHome};
 use crate::desc::Desc;
 use crate::dma::{DmaDomain, MapError};
-use crate::home::{Cache, Home};
+use crate::home::Home;
 use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::provider::Provider;
 use crate::remote::Remote;
-use crate::shared::{BATCH, REST, Shared};
+use crate::shared::{BATCH, Line, REST, Shared};
 use crate::stats::PoolStats;
 use netmem_percpu::{Depot, MAGAZINE, NoMemory};
 use std::cell::Cell;
@@ -220,13 +221,16 @@ impl<M: Memory> PagePool<M> {
         let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
         let depot = o.depot(&*provider)?;
         let record = Record::new(&o.name);
-        let remote = || Remote::new(record.left.clone());
         // At most 2 MiB; and more pages than a region can have need no place.
         let page_size = provider.page_size() as u32;
         let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
-            home: Home::new(Shared::<M>::OPS, domain_id, Cache::new(cache, page_size), depot, remote()),
-            kept: Home::new(Shared::<M>::KEPT, domain_id, Cache::new(0, page_size), None, remote()),
+            front: PollHome {
+                home: Home::new(Shared::<M>::elsewhere, domain_id, depot),
+                cache: Cache::new(cache, page_size, Shared::<M>::overflow),
+            },
+            remote: Line(Remote::new(record.left.clone())),
+            kept: Home::new(Shared::<M>::keep, domain_id, None),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             limit: Cell::new(o.limit),
             provider,
@@ -238,8 +242,8 @@ impl<M: Memory> PagePool<M> {
         });
         let mut pool = Self { shared: NonNull::from(Box::leak(shared)) };
         pool.prefill(o.prefill)?;
-        let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().home.cache.capacity());
-        let magazine = pool.shared().home.depot.as_ref().map_or(0, Depot::capacity);
+        let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().front.cache.capacity());
+        let magazine = pool.shared().front.home.depot().map_or(0, Depot::capacity);
         tracing::debug!(pool = name, kind, page_size, cache, magazine, held = pool.held(), "pool made");
         Ok(pool)
     }
@@ -247,13 +251,13 @@ impl<M: Memory> PagePool<M> {
     fn prefill(&mut self, want: usize) -> Result<(), PoolError> {
         let s = self.shared();
         loop {
-            let got = usize::try_from(s.home.cache.held.get()).unwrap_or(usize::MAX);
+            let got = usize::try_from(s.front.cache.held.get()).unwrap_or(usize::MAX);
             if got >= want || !s.circulates {
                 return Ok(());
             }
             // SAFETY: by exclusive reference.
             let desc = unsafe { Shared::take::<BATCH>(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
-            s.home.cache.put(desc);
+            s.front.cache.put(desc);
         }
     }
 
@@ -266,7 +270,7 @@ impl<M: Memory> PagePool<M> {
     /// straight into the array cache. The context ends with `f`, also by a panic.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
-        let _in_context = self.shared().home.enter();
+        let _in_context = self.shared().front.enter();
         f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
@@ -288,7 +292,7 @@ impl<M: Memory> PagePool<M> {
     #[must_use]
     pub fn held(&self) -> usize {
         let s = self.shared();
-        (s.home.cache.held.get() - s.home.remote.0.gone_past_owner()) as usize
+        (s.front.cache.held.get() - s.remote.0.gone_past_owner()) as usize
     }
 
     /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
@@ -303,7 +307,7 @@ impl<M: Memory> PagePool<M> {
         self.shared().drain();
         let mut gone = 0;
         while self.held() > pages
-            && let Some(desc) = self.shared().home.cache.take()
+            && let Some(desc) = self.shared().front.cache.take()
         {
             self.shared().give_back(desc);
             gone += 1;
@@ -326,7 +330,7 @@ impl<M: Memory> PagePool<M> {
     /// Identity of the pool's [domain](crate::DmaDomain), 0 for none; see [`Page::dma_domain`].
     #[must_use]
     pub fn dma_domain(&self) -> usize {
-        self.shared().home.domain()
+        self.shared().front.home.domain()
     }
 
     /// Whether pages stay with the pool when they come back; else every packet takes a page of its own from the provider.
@@ -345,7 +349,7 @@ impl<M: Memory> PagePool<M> {
     pub fn stats(&mut self) -> PoolStats {
         let s = self.shared();
         s.drain();
-        s.stats(s.home.remote.0.gone_past_owner())
+        s.stats(s.remote.0.gone_past_owner())
     }
 
     /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped
@@ -355,7 +359,7 @@ impl<M: Memory> PagePool<M> {
     pub fn quarantine(&mut self, page: Page<M>) {
         let s = self.shared();
         let desc = page.desc();
-        if ![&raw const s.home, &raw const s.kept].contains(&desc.home().cast_const()) {
+        if ![&raw const s.front.home, &raw const s.kept].contains(&desc.home().cast_const()) {
             tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
             return std::mem::forget(page);
         }
@@ -397,18 +401,18 @@ impl<M: Memory> PagePool<M> {
         unsafe {
             let s = self.shared.as_ref();
             s.empty();
-            let before = s.home.remote.0.gone_past_owner();
+            let before = s.remote.0.gone_past_owner();
             s.close();
-            let past = s.home.remote.0.gone_past_owner();
+            let past = s.remote.0.gone_past_owner();
             let mut stats = s.stats(past);
             if s.gone.get() && s.domain.is_some() {
                 // Those that found the stack closed did not unmap themselves: that was done when the device went.
                 stats.unmapped -= past - before;
             }
-            let out = s.home.cache.held.get();
+            let out = s.front.cache.held.get();
             let record = s.record.clone();
             let outstanding = out - past;
-            if Remote::owner_leaves(&raw const s.home.remote.0, out) {
+            if Remote::owner_leaves(&raw const s.remote.0, out) {
                 drop(Box::from_raw(self.shared.as_ptr()));
             }
             tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed");
@@ -427,7 +431,7 @@ impl<M: Memory> Drop for PagePool<M> {
 impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.shared();
-        write!(f, "PagePool({}, {:?})", self.name(), s.stats(s.home.remote.0.gone_past_owner()))
+        write!(f, "PagePool({}, {:?})", self.name(), s.stats(s.remote.0.gone_past_owner()))
     }
 }
 

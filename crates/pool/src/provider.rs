@@ -1,11 +1,11 @@
 //! Where pages come from and go to: the general supply behind every pool.
 
 use crate::desc::Desc;
-use crate::home::{Cache, Home, Ops, first, link_of};
+use crate::home::{Home, first, link_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::region::Region;
-use crate::remote::{Left, Link, Remote};
+use crate::remote::Link;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::offset_of;
@@ -222,21 +222,13 @@ impl Supply {
     }
 }
 
-// SAFETY: the home's cache has no capacity and is never used; all else is shareable.
-unsafe impl<M: Memory> Sync for RegionProvider<M> {}
-// SAFETY: as above.
-unsafe impl<M: Memory> Send for RegionProvider<M> {}
-
 impl<M: Memory> RegionProvider<M> {
-    const OPS: &'static Ops = &Ops { overflow: Self::free_page, elsewhere: Self::free_page };
-
     /// Supplies the pages of `region`: all of them, hence takes it as a whole.
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         let region = Arc::new(region);
-        let cache = Cache::new(0, region.page_size() as u32);
         let supply = Mutex::new(Supply::new());
-        Arc::new(Self { home: Home::new(Self::OPS, 0, cache, None, Remote::new(Left::new())), region, supply })
+        Arc::new(Self { home: Home::new(Self::free_page, 0, None), region, supply })
     }
 
     /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.

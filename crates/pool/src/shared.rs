@@ -2,9 +2,10 @@
 //!
 //! Reads top-down as the cost does: the array cache, refill from what came back, the provider; then how pages leave.
 
+use crate::cache::PollHome;
 use crate::desc::Desc;
 use crate::dma::{self, DmaDomain, MapError};
-use crate::home::{Home, Ops, desc_of, first, link_of, prefetch};
+use crate::home::{Home, desc_of, first, link_of, prefetch};
 use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
@@ -26,12 +27,17 @@ pub(crate) const BATCH: usize = 64;
 /// The least time between two reclaims in polls: each costs a membarrier, and sends those who return pages another way meanwhile.
 pub(crate) const REST: Duration = Duration::from_micros(100);
 
+/// A value on lines of its own.
+#[repr(align(128))]
+pub(crate) struct Line<T>(pub(crate) T);
+
 /// What the owner and the pages share. Its first field is the pages' [`Home`].
 ///
 /// Lives as long as the owner or a page that is out: whoever is last frees it, see [`crate::remote`].
 #[repr(C)]
 pub(crate) struct Shared<M: Memory> {
-    pub(crate) home: Home,
+    pub(crate) front: PollHome,
+    pub(crate) remote: Line<Remote>,
     /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
     pub(crate) kept: Home,
     pub(crate) id: u64,
@@ -49,11 +55,8 @@ pub(crate) struct Shared<M: Memory> {
 
 /// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
 impl<M: Memory> Shared<M> {
-    pub(crate) const OPS: &'static Ops = &Ops { overflow: Self::overflow, elsewhere: Self::elsewhere };
-    pub(crate) const KEPT: &'static Ops = &Ops { overflow: Self::keep, elsewhere: Self::keep };
-
     pub(crate) fn page_size(&self) -> usize {
-        self.home.cache.page_size as usize
+        self.front.cache.page_size as usize
     }
 
     /// A page, looking for it with the CPUs no sooner than `rest` after the last time.
@@ -61,7 +64,7 @@ impl<M: Memory> Shared<M> {
     pub(crate) unsafe fn alloc(this: NonNull<Self>, rest: Duration) -> Option<Page<M>> {
         // SAFETY: the owner calls; no reference is held across `slow`, which calls strangers.
         unsafe {
-            let cache = &(*this.as_ptr()).home.cache;
+            let cache = &(*this.as_ptr()).front.cache;
             let page_size = cache.page_size;
             let desc = match cache.pop() {
                 Some(desc) => desc,
@@ -80,7 +83,7 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the owner calls. Shared references to `Shared` live across strangers' calls, but everything in it that
         // those may change is a cell or an atomic.
         let s = unsafe { this.as_ref() };
-        let cache = &s.home.cache;
+        let cache = &s.front.cache;
         let refilled = || {
             let desc = cache.take()?;
             cache.counters.alloc_refill.bump();
@@ -120,12 +123,12 @@ impl<M: Memory> Shared<M> {
             return;
         }
         self.drain_stack();
-        self.home.cache.refill();
+        self.front.cache.refill();
     }
 
     /// Empties one full magazine into the cache. The next user of each page is told to come for its descriptor.
     fn take_magazine(&self) -> bool {
-        let cache = &self.home.cache;
+        let cache = &self.front.cache;
         if let Some(room) = cache.room_for_magazine() {
             let n = self.next_magazine(|n, item| {
                 let desc = desc_of(item);
@@ -146,8 +149,8 @@ impl<M: Memory> Shared<M> {
     /// Hands the items of one full magazine to `take`, with their number in it; how many there were, if there was one.
     #[inline(always)]
     fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
-        let cache = &self.home.cache;
-        let depot = self.home.depot.as_ref()?;
+        let cache = &self.front.cache;
+        let depot = self.front.home.depot()?;
         let mut pending = cache.pending.take();
         let mut n = 0;
         let found = depot.refill(&mut pending, |item| {
@@ -164,17 +167,17 @@ impl<M: Memory> Shared<M> {
         let now = Instant::now();
         if self.reclaimed.get().is_none_or(|last| now.duration_since(last) >= rest) && self.reclaim() {
             self.reclaimed.set(Some(now));
-            self.home.cache.counters.reclaims.bump();
+            self.front.cache.counters.reclaims.bump();
         }
     }
 
     /// Takes what the CPUs hold. False: they seem to hold nothing, or cannot be asked.
     fn reclaim(&self) -> bool {
-        let Some(depot) = &self.home.depot else { return false };
+        let Some(depot) = self.front.home.depot() else { return false };
         if depot.peek() == 0 {
             return false;
         }
-        let c = &self.home.cache.counters;
+        let c = &self.front.cache.counters;
         let mut n = 0;
         let done = depot.reclaim(|item| {
             self.keep_or_give(desc_of(item));
@@ -192,10 +195,10 @@ impl<M: Memory> Shared<M> {
 
     /// A page that came back: to be used again, unless the pool has nowhere to keep it.
     fn keep_or_give(&self, desc: NonNull<Desc>) {
-        if self.gone.get() || self.home.cache.capacity() == 0 {
+        if self.gone.get() || self.front.cache.capacity() == 0 {
             self.give_back(desc);
         } else {
-            self.home.cache.put(desc);
+            self.front.cache.put(desc);
         }
     }
 
@@ -203,11 +206,11 @@ impl<M: Memory> Shared<M> {
     pub(crate) unsafe fn take<const N: usize>(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         // SAFETY: the owner calls; see `slow`.
         let s = unsafe { this.as_ref() };
-        let cache = &s.home.cache;
+        let cache = &s.front.cache;
         let mut room = s.limit.get().saturating_sub(cache.held.get());
         if room == 0 {
             // Pages that went past the owner are out of the pool, though it had counted them as held.
-            room = s.limit.get().saturating_add(s.home.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
+            room = s.limit.get().saturating_add(s.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
         }
         if room == 0 || s.gone.get() {
             return Ok(None);
@@ -250,7 +253,7 @@ impl<M: Memory> Shared<M> {
                 // SAFETY: the provider keeps the page's region.
                 let dma = unsafe { dma::map_page::<M>(&**domain, desc, self.page_size())? };
                 desc.set_mapped(self.id, dma);
-                self.home.cache.counters.mapped.bump();
+                self.front.cache.counters.mapped.bump();
             }
             None => desc.set_mapped(0, desc.addr().addr() as u64),
         }
@@ -266,10 +269,10 @@ impl<M: Memory> Shared<M> {
     }
 
     pub(crate) fn drain_stack(&self) {
-        if self.home.remote.0.is_empty() {
+        if self.remote.0.is_empty() {
             return;
         }
-        self.take_in(self.home.remote.0.take_all());
+        self.take_in(self.remote.0.take_all());
     }
 
     /// Takes pages that came by the stack.
@@ -285,12 +288,12 @@ impl<M: Memory> Shared<M> {
 
     /// Counts a page that came by the stack; false if it is not to be used again.
     fn arrives(&self, desc: NonNull<Desc>) -> bool {
-        let c = &self.home.cache.counters;
+        let c = &self.front.cache.counters;
         // SAFETY: what was on the stack is the pool's.
         let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
         if kept {
             c.quarantined.bump();
-            self.home.cache.held.set(self.home.cache.held.get() - 1);
+            self.front.cache.held.set(self.front.cache.held.get() - 1);
         } else {
             c.recycle_ring_full.bump();
         }
@@ -299,7 +302,7 @@ impl<M: Memory> Shared<M> {
 
     /// Gives every page at home to the provider, and keeps none from now on.
     pub(crate) fn empty(&self) {
-        let cache = &self.home.cache;
+        let cache = &self.front.cache;
         while let Some(desc) = cache.take() {
             self.give_back(desc);
         }
@@ -312,19 +315,19 @@ impl<M: Memory> Shared<M> {
     /// Takes all that came back, for the last time: what comes from now on leaves past the owner. The pool is
     /// [empty](Self::empty), and keeps nothing.
     pub(crate) fn close(&self) {
-        if let Some(depot) = &self.home.depot {
-            let mut pending = self.home.cache.pending.take();
+        if let Some(depot) = self.front.home.depot() {
+            let mut pending = self.front.cache.pending.take();
             let mut n = 0;
             let closed = depot.close(&mut pending, |item| {
                 self.keep_or_give(desc_of(item));
                 n += 1;
             });
-            self.home.cache.counters.recycle_ring.add(n);
+            self.front.cache.counters.recycle_ring.add(n);
             if let Err(error) = closed {
                 tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
             }
         }
-        self.take_in(self.home.remote.0.close());
+        self.take_in(self.remote.0.close());
     }
 
     /// A page leaves the pool.
@@ -332,7 +335,7 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the pool owns the page, and passes it on.
         unsafe {
             self.unmap(desc.as_ref(), Desc::claim_unmap_alone);
-            self.home.cache.held.set(self.home.cache.held.get() - 1);
+            self.front.cache.held.set(self.front.cache.held.get() - 1);
             self.provider.give(RawPage::from_desc(desc));
         }
     }
@@ -342,30 +345,30 @@ impl<M: Memory> Shared<M> {
         if let (Some(dma), Some(domain)) = (claim(desc, self.id), &self.domain) {
             domain.unmap(dma, self.page_size());
             desc.unmapped();
-            self.home.cache.counters.unmapped.bump();
+            self.front.cache.counters.unmapped.bump();
         }
     }
 
     /// In the poll context, with the cache full; or with none, and then the page leaves the pool.
-    unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
-        const { assert!(offset_of!(Self, home) == 0) };
+    pub(crate) unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, front) == 0) };
         // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
         let s = unsafe { home.cast::<Self>().as_ref() };
-        s.home.cache.counters.recycle_cache_full.bump();
-        if s.home.cache.capacity() == 0 {
+        s.front.cache.counters.recycle_cache_full.bump();
+        if s.front.cache.capacity() == 0 {
             s.give_back(desc);
         } else {
-            s.home.cache.spill(desc);
+            s.front.cache.spill(desc);
         }
     }
 
     /// Any thread, for a page that the depot does not take.
-    unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
+    pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         let this = home.cast::<Self>().as_ptr();
         // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
         // we count it. No reference to the pool is held across either.
         unsafe {
-            let push = || Remote::push(&raw const (*this).home.remote.0, link_of(desc)).is_ok();
+            let push = || Remote::push(&raw const (*this).remote.0, link_of(desc)).is_ok();
             if (*this).circulates && push() {
                 return;
             }
@@ -382,18 +385,18 @@ impl<M: Memory> Shared<M> {
                 }
             }
             (*this).provider.give(RawPage::from_desc(desc));
-            if Remote::leave(&raw const (*this).home.remote.0) {
+            if Remote::leave(&raw const (*this).remote.0) {
                 drop(Box::from_raw(this));
             }
         }
     }
 
     /// Any thread, for a page in quarantine. `kept` is never entered, so that all of them come this way.
-    unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+    pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
         // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
         unsafe {
             let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
-            let remote = &raw const (*this).home.remote.0;
+            let remote = &raw const (*this).remote.0;
             if Remote::push(remote, link_of(desc)).is_err() && Remote::leave(remote) {
                 drop(Box::from_raw(this));
             }
@@ -402,11 +405,11 @@ impl<M: Memory> Shared<M> {
 
     /// The counters, when `released` pages have left past the owner.
     pub(crate) fn stats(&self, released: u64) -> PoolStats {
-        let c = &self.home.cache.counters;
+        let c = &self.front.cache.counters;
         let slow = c.alloc_slow.get();
         let high = self.page_size() > crate::PAGE_SIZE;
         PoolStats {
-            alloc_fast: self.home.cache.popped(),
+            alloc_fast: self.front.cache.popped(),
             alloc_slow: if high { 0 } else { slow },
             alloc_slow_high_order: if high { slow } else { 0 },
             alloc_empty: c.alloc_empty.get(),

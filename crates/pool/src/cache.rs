@@ -1,0 +1,197 @@
+//! What a polled pool has behind its header: the array cache, and whatever else only the pool's owner touches.
+
+use crate::desc::Desc;
+use crate::home::{Home, InContext, Return, first, link_of};
+use crate::remote::Link;
+use crate::stats::Counters;
+use netmem_percpu::{MAGAZINE, Pending};
+use std::cell::Cell;
+use std::ptr::{self, NonNull};
+
+/// A home that can be entered.
+#[repr(C)]
+pub(crate) struct PollHome {
+    /// The first field: pages point to it, and it is what a drop compares with the context.
+    pub(crate) home: Home,
+    pub(crate) cache: Cache,
+}
+
+impl PollHome {
+    /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
+    /// keeps it until then.
+    #[inline]
+    pub(crate) fn enter(&self) -> InContext {
+        let context = InContext::new(self);
+        self.cache.outer.set(context.outer());
+        context
+    }
+}
+
+/// The unlocked array of pages at hand, most recently used last, and an unbounded list behind it.
+///
+/// ```text
+///   │ null │ page │ page │ page │      │      │
+///     bottom               newest        last
+/// ```
+/// Two pointers say all: an empty cache's newest is the null at the bottom, a full one's is the last place.
+///
+/// Invariant (*owner's*): everything but the counters, which anyone may read, is touched only by whoever has the pool by
+/// exclusive reference or is in its poll context; no reference into it lives across a call that could drop a page.
+#[repr(C, align(128))]
+pub(crate) struct Cache {
+    newest: Cell<*mut Place>,
+    last: Cell<*mut Place>,
+    bottom: *mut Place,
+    /// Bytes in a page: here, where every allocation looks anyway.
+    pub(crate) page_size: u32,
+    places: u32,
+    spill: Cell<*mut Link>,
+    /// Magazines that came back and are still full.
+    pub(crate) pending: Cell<Pending>,
+    /// The context that this thread was in when it entered this one.
+    pub(crate) outer: Cell<*const PollHome>,
+    /// Takes back a page in the poll context when the array is full.
+    pub(crate) overflow: Return,
+    /// Pages taken from the provider and not given back by the owner.
+    pub(crate) held: Cell<u64>,
+    pub(crate) counters: Counters,
+}
+
+type Place = Option<NonNull<Desc>>;
+
+impl Cache {
+    /// For `capacity` pages of `page_size` bytes. What does not fit goes to `overflow`.
+    pub(crate) fn new(capacity: u32, page_size: u32, overflow: Return) -> Self {
+        let places: Box<[Place]> = vec![None; capacity as usize + 1].into();
+        let bottom = Box::into_raw(places).cast::<Place>();
+        Self {
+            newest: Cell::new(bottom),
+            // SAFETY: the last of the places just made.
+            last: Cell::new(unsafe { bottom.add(capacity as usize) }),
+            bottom,
+            page_size,
+            places: capacity,
+            spill: Cell::new(ptr::null_mut()),
+            pending: Cell::default(),
+            outer: Cell::new(ptr::null()),
+            overflow,
+            held: Cell::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The fast way out. Counts nothing: [`popped`](Self::popped) knows.
+    #[inline(always)]
+    pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
+        let newest = self.newest.get();
+        // SAFETY: a place that has a page, or the bottom, where there is none.
+        let desc = unsafe { *newest }?;
+        // SAFETY: not the bottom.
+        self.newest.set(unsafe { newest.sub(1) });
+        Some(desc)
+    }
+
+    /// The fast way in; false if the array is full.
+    #[inline(always)]
+    pub(crate) fn push(&self, desc: NonNull<Desc>) -> bool {
+        let newest = self.newest.get();
+        if newest == self.last.get() {
+            return false;
+        }
+        // SAFETY: there is a place behind it.
+        unsafe {
+            *newest.add(1) = Some(desc);
+            self.newest.set(newest.add(1));
+        }
+        self.counters.recycle_cached.bump();
+        true
+    }
+
+    /// Pages in the array.
+    fn len(&self) -> usize {
+        // SAFETY: of the same array.
+        unsafe { self.newest.get().offset_from_unsigned(self.bottom) }
+    }
+
+    /// Places in the array.
+    pub(crate) fn capacity(&self) -> usize {
+        // SAFETY: of the same array.
+        unsafe { self.last.get().offset_from_unsigned(self.bottom) }
+    }
+
+    /// How many pages went the fast way out: those that came in and are not there any more.
+    pub(crate) fn popped(&self) -> u64 {
+        let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
+        came.wrapping_sub(self.len() as u64)
+    }
+
+    /// The slow way in: into the array, or onto the list behind it.
+    pub(crate) fn put(&self, desc: NonNull<Desc>) {
+        if self.len() == self.capacity() {
+            return self.spill(desc);
+        }
+        // SAFETY: there is a place behind the newest.
+        unsafe { *self.newest.get().add(1) = Some(desc) };
+        self.grew(1);
+    }
+
+    /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and says
+    /// [`grew`](Self::grew), before anybody else uses the cache.
+    pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
+        // SAFETY: there are places behind the newest.
+        (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.get().add(1) })
+    }
+
+    /// So many pages were written behind the newest.
+    pub(crate) fn grew(&self, n: usize) {
+        // SAFETY: there are that many places, for they were written.
+        self.newest.set(unsafe { self.newest.get().add(n) });
+        self.counters.filled.add(n as u64);
+    }
+
+    /// The slow way out: of the array, or else of the list behind it.
+    pub(crate) fn take(&self) -> Option<NonNull<Desc>> {
+        let Some(desc) = self.pop() else { return self.unspill() };
+        self.counters.filled.add(u64::MAX);
+        Some(desc)
+    }
+
+    /// From now on every page overflows.
+    pub(crate) fn disable(&self) {
+        debug_assert_eq!(self.len(), 0);
+        self.last.set(self.bottom);
+    }
+
+    /// Puts a page onto the list behind the array.
+    pub(crate) fn spill(&self, desc: NonNull<Desc>) {
+        let link = link_of(desc);
+        // SAFETY: the page is the cache's now, and so is its link.
+        unsafe { (*link).set(self.spill.get()) };
+        self.spill.set(link);
+    }
+
+    /// Moves pages from that list into the array, while there are any and room for them.
+    pub(crate) fn refill(&self) {
+        while self.len() < self.capacity()
+            && let Some(desc) = self.unspill()
+        {
+            self.put(desc);
+        }
+    }
+
+    /// Takes a page off that list.
+    fn unspill(&self) -> Option<NonNull<Desc>> {
+        let link = self.spill.get();
+        // SAFETY: what is on the list is the cache's.
+        let (desc, next) = unsafe { first(link)? };
+        self.spill.set(next);
+        Some(desc)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` in `new`, with this length.
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.bottom, self.places as usize + 1)) });
+    }
+}

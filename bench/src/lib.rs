@@ -4,14 +4,17 @@
 //!   buffer. Put a pool with [`cache(0)`](netmem_pool::PoolOptions::cache) in front of it, and every allocation takes and
 //!   maps, every drop unmaps and gives back.
 //! * [`LockedPool`] is a page pool whose pages come back through a locked ring, one by one.
+//! * [`Forward`] and [`SpscPool`] are the floor under every way back between CPUs: none, and one that knows its returning threads.
 //! * [`DPDK_POOL`] is DPDK's answer, a program of its own.
 //! * [`tokens`] are the ways in which a socket could find the page of a token that is given back.
 
 mod buddy;
+mod floor;
 mod locked;
 mod pages;
 pub mod tokens;
 
+pub use floor::{FloorPage, Forward, SpscPool, SpscReturner};
 pub use locked::{LockedPage, LockedPool};
 pub use pages::PageAllocator;
 

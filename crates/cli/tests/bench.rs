@@ -141,6 +141,8 @@ fn pool_has_every_variant_and_keeps_its_books() {
         ("remote_busy_poll", "vs_locked_ring"),
         ("remote_bulk", "vs_locked_ring"),
         ("locked_ring", "vs_locked_ring"),
+        ("floor_forward", "vs_locked_ring"),
+        ("floor_spsc", "vs_locked_ring"),
         ("malloc_remote", "vs_locked_ring"),
         ("frag_clone_remote", ""),
         ("frag_split_remote", ""),

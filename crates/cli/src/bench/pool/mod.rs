@@ -23,7 +23,7 @@ use books::{CACHE, Pool};
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::PoolOptions;
-use netmem_bench::LockedPool;
+use netmem_bench::{Forward, LockedPool, SpscPool};
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
 use solo::Alone;
 use starved::Starved;
@@ -162,6 +162,9 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, solo::whole)))),
         piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, solo::whole)))),
         piped("locked_ring", "other CPUs", threads, move || Ok(LockedPool::new(pages as u32))),
+        // As many as can be on their way, and a batch that is being made.
+        piped("floor_forward", "other CPUs", threads, move || Ok(Forward::new((pipeline::RING + 32) * (threads - 1)))),
+        piped("floor_spsc", "other CPUs", threads, move || Ok(SpscPool::new(pages))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
         Timing::cell(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |lab| {
             dpdk.work(lab, "mbuf_remote", threads - 1)

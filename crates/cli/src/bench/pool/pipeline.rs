@@ -17,7 +17,7 @@ use crate::bench::error::BenchError;
 use crate::bench::lab::{Lab, Timed};
 use crate::bench::timing::Work;
 use netmem::pool::{Bulk, Page};
-use netmem_bench::{LockedPage, LockedPool};
+use netmem_bench::{FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner};
 use rtrb::chunks::{ReadChunk, WriteChunkUninit};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -25,7 +25,7 @@ use std::iter::from_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Places in a ring.
-const RING: usize = 1024;
+pub(super) const RING: usize = 1024;
 /// Pages that are passed on at a time.
 const BATCH: usize = 32;
 /// Pages that a pool has: the same for any number of droppers, or their working set would be measured, as long as each of
@@ -41,9 +41,9 @@ pub(super) trait Source: Send {
     /// Fills as many places as there is something for; says how many.
     fn fill(&mut self, places: WriteChunkUninit<'_, Self::Item>) -> usize;
 
-    /// What is done with what came through a ring.
-    fn dropper() -> impl FnMut(ReadChunk<'_, Self::Item>) + Send {
-        |items| items.into_iter().for_each(drop)
+    /// What each of `droppers` threads does with what comes through its ring.
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, Self::Item>) + Send + use<Self>> {
+        vec![|items: ReadChunk<'_, Self::Item>| items.into_iter().for_each(drop); droppers]
     }
 
     /// Is called once for every turn in which there is nothing to do.
@@ -106,12 +106,43 @@ impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Bulky<F> {
         self.0.fill(places)
     }
 
-    fn dropper() -> impl FnMut(ReadChunk<'_, Page<M>>) + Send {
-        let mut bulk = Bulk::new();
-        move |pages| {
-            pages.into_iter().for_each(|page| bulk.add(page));
-            bulk.flush();
-        }
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, Page<M>>) + Send + use<F>> {
+        let dropper = || {
+            let mut bulk = Bulk::new();
+            move |pages: ReadChunk<'_, Page<M>>| {
+                pages.into_iter().for_each(|page| bulk.add(page));
+                bulk.flush();
+            }
+        };
+        std::iter::repeat_with(dropper).take(droppers).collect()
+    }
+}
+
+/// Pages that do not come back: their dropper looks at each one's count.
+impl Source for Forward {
+    type Item = FloorPage;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
+        places.fill_from_iter(from_fn(|| Some(self.alloc())))
+    }
+
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, FloorPage>) + Send + use<>> {
+        let look = |page: FloorPage| _ = std::hint::black_box(page.is_sole());
+        vec![move |pages: ReadChunk<'_, FloorPage>| pages.into_iter().for_each(look); droppers]
+    }
+}
+
+/// Pages with a plain ring from each dropper as their way home.
+impl Source for SpscPool {
+    type Item = FloorPage;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
+        self.alloc(places)
+    }
+
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, FloorPage>) + Send + use<>> {
+        let put = |mut way: SpscReturner| move |pages: ReadChunk<'_, FloorPage>| way.put(pages.into_iter());
+        self.returners(droppers).into_iter().map(put).collect()
     }
 }
 
@@ -150,9 +181,12 @@ impl<S: Source> Pipeline<S> {
 impl<S: Source> Work for Pipeline<S> {
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let (mut rings, ends): (Vec<_>, Vec<_>) = (0..self.droppers).map(|_| RingBuffer::new(RING)).unzip();
-        let droppers =
-            ends.into_iter().map(|ring| move |ended: &AtomicBool| drop_all(ring, S::dropper(), ended)).collect();
         let source = &mut self.source;
+        let droppers = ends
+            .into_iter()
+            .zip(source.droppers(self.droppers))
+            .map(|(ring, dropper)| move |ended: &AtomicBool| drop_all(ring, dropper, ended))
+            .collect();
         let (timed, ok) = lab.served(droppers, || {
             let warm = send(source, &mut rings, (blocks / 16).max(1) * BLOCK);
             let (timed, ok) = lab.time(|| send(source, &mut rings, blocks * BLOCK));
@@ -234,6 +268,8 @@ mod tests {
         runs(Pages::new(pool(), cloned));
         runs(Pages::new(pool(), split));
         runs(LockedPool::new(256));
+        runs(Forward::new(256));
+        runs(SpscPool::new(256));
         runs(Malloc);
         let stats = books.stats();
         // Counted ones, and those to warm up.

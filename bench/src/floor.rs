@@ -1,0 +1,213 @@
+//! The floor under a hand-over between CPUs: the least that passing pages on costs, and the least that taking them back costs.
+//!
+//! ```text
+//!   Forward      descriptors in a circle ──► the caller's ring ──► the count is looked at, and that is all
+//!   SpscPool     descriptors ──► the caller's ring ──► the count is looked at ──┐
+//!                     ▲                                                        │
+//!                     └──── one ring for each returning thread, a batch ◄───────┘
+//! ```
+//!
+//! A page here is what it is elsewhere: sixteen bytes that lead to a descriptor of one cache line. Nothing else is left of a pool.
+//! `SpscPool` needs what a general return path cannot have: every returning thread is known in advance, has a ring of its own that never
+//! fills up, and publishes a whole batch with one store.
+
+use rtrb::chunks::WriteChunkUninit;
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::hint::cold_path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bytes in a page.
+const PAGE_SIZE: u32 = 4096;
+
+/// What is known of a page: a line.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Desc {
+    refs: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Desc>() == 64);
+
+/// Descriptors of `pages` pages. They are never freed, so that a page can be a plain reference.
+fn descs(pages: usize) -> &'static [Desc] {
+    Box::leak((0..pages).map(|_| Desc { refs: AtomicU32::new(1) }).collect())
+}
+
+/// A page of a [`Forward`] or an [`SpscPool`]. As large as other pages, and without a drop.
+#[derive(Debug)]
+#[must_use = "a page of a ring's pool comes back by its returner"]
+pub struct FloorPage {
+    desc: &'static Desc,
+    /// Offset and, in the upper half, length.
+    span: u64,
+}
+
+const _: () = assert!(size_of::<FloorPage>() == size_of::<netmem_pool::Page<netmem_pool::Private>>());
+
+impl FloorPage {
+    #[inline]
+    fn new(desc: &'static Desc) -> Self {
+        Self { desc, span: u64::from(PAGE_SIZE) << 32 }
+    }
+
+    /// Whether the holder has the only count of the page: what every drop of a page looks at first.
+    #[inline]
+    #[must_use]
+    pub fn is_sole(&self) -> bool {
+        self.desc.refs.load(Ordering::Acquire) == 1
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        (self.span >> 32) as usize
+    }
+
+    /// Never: a page has bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Pages that are handed out and never come back: the same ones again after the last.
+#[derive(Debug)]
+pub struct Forward {
+    descs: &'static [Desc],
+    next: usize,
+}
+
+impl Forward {
+    /// A circle of `pages` pages. Their descriptors, 64 bytes each, stay until the process ends.
+    #[must_use]
+    pub fn new(pages: usize) -> Self {
+        Self { descs: descs(pages.max(1)), next: 0 }
+    }
+
+    /// The next page.
+    #[inline]
+    pub fn alloc(&mut self) -> FloorPage {
+        let desc = &self.descs[self.next];
+        self.next = if self.next + 1 < self.descs.len() { self.next + 1 } else { 0 };
+        FloorPage::new(desc)
+    }
+}
+
+/// A pool whose pages come back by a plain ring from each returning thread.
+#[derive(Debug)]
+pub struct SpscPool {
+    descs: &'static [Desc],
+    /// Pages at home that did not come by a ring that is in use.
+    home: Vec<&'static Desc>,
+    rings: Vec<Consumer<&'static Desc>>,
+    /// The ring that is looked at next.
+    next: usize,
+}
+
+impl SpscPool {
+    /// A pool of `pages` pages. Their descriptors, 64 bytes each, stay until the process ends.
+    #[must_use]
+    pub fn new(pages: usize) -> Self {
+        let descs = descs(pages);
+        Self { descs, home: descs.iter().rev().collect(), rings: Vec::new(), next: 0 }
+    }
+
+    /// Makes the ways back, one for each of `threads` returning threads. Ways that were made earlier end; pages that are on them are at
+    /// home again.
+    pub fn returners(&mut self, threads: usize) -> Vec<SpscReturner> {
+        for mut ring in self.rings.drain(..) {
+            self.home.extend(std::iter::from_fn(|| ring.pop().ok()));
+        }
+        // A ring with a place for every page is never full.
+        let (returners, rings) = (0..threads).map(|_| RingBuffer::new(self.descs.len())).unzip();
+        self.rings = rings;
+        Vec::into_iter(returners).map(|ring| SpscReturner { ring }).collect()
+    }
+
+    /// Fills places with pages and says how many. Whole batches come first: those that came back by a ring, then those at home. A ring
+    /// with fewer pages than there are places is emptied only when there is nothing else.
+    #[inline]
+    pub fn alloc(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
+        let n = places.len();
+        for _ in 0..self.rings.len() {
+            self.next = if self.next + 1 < self.rings.len() { self.next + 1 } else { 0 };
+            if let Ok(pages) = self.rings[self.next].read_chunk(n) {
+                return places.fill_from_iter(pages.into_iter().map(FloorPage::new));
+            }
+        }
+        cold_path();
+        if self.home.is_empty()
+            && let Some(ring) = self.rings.iter_mut().find(|ring| !ring.is_empty())
+            && let Ok(pages) = ring.read_chunk(ring.slots())
+        {
+            return places.fill_from_iter(pages.into_iter().map(FloorPage::new));
+        }
+        let from = self.home.len().saturating_sub(n);
+        places.fill_from_iter(self.home.drain(from..).map(FloorPage::new))
+    }
+
+    /// Pages that are neither out nor on their way home.
+    #[must_use]
+    pub fn at_home(&self) -> usize {
+        self.home.len() + self.rings.iter().map(Consumer::slots).sum::<usize>()
+    }
+}
+
+/// A returning thread's way home for pages of one [`SpscPool`].
+#[derive(Debug)]
+pub struct SpscReturner {
+    ring: Producer<&'static Desc>,
+}
+
+impl SpscReturner {
+    /// Returns pages of this returner's pool: a look at each one's count, and one store that publishes all of them.
+    #[inline]
+    pub fn put(&mut self, pages: impl ExactSizeIterator<Item = FloorPage>) {
+        if let Ok(places) = self.ring.write_chunk_uninit(pages.len()) {
+            places.fill_from_iter(pages.filter(FloorPage::is_sole).map(|page| page.desc));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(pool: &mut SpscPool, n: usize) -> Vec<FloorPage> {
+        let (mut to, mut from) = RingBuffer::new(n);
+        let filled = to.write_chunk_uninit(n).map_or(0, |places| pool.alloc(places));
+        let pages: Vec<_> = std::iter::from_fn(|| from.pop().ok()).collect();
+        assert_eq!(pages.len(), filled);
+        pages
+    }
+
+    #[test]
+    fn every_page_comes_back_by_some_ring() {
+        let mut pool = SpscPool::new(100);
+        let mut returners = pool.returners(2);
+        for _ in 0..3 {
+            let mut pages = Vec::new();
+            while pages.len() < 100 {
+                let some = take(&mut pool, 7);
+                assert!(!some.is_empty());
+                pages.extend(some);
+            }
+            assert!(take(&mut pool, 7).is_empty() && pool.at_home() == 0);
+            let rest = pages.split_off(40);
+            returners[0].put(pages.into_iter());
+            returners[1].put(rest.into_iter());
+            assert_eq!(pool.at_home(), 100);
+        }
+        // What is on rings that end is not lost.
+        drop(returners);
+        assert_eq!((pool.returners(1).len(), pool.at_home()), (1, 100));
+    }
+
+    #[test]
+    fn a_circle_of_pages() {
+        let mut forward = Forward::new(3);
+        let pages: Vec<_> = (0..4).map(|_| forward.alloc()).collect();
+        assert!(pages.iter().all(|page| page.is_sole() && page.len() == 4096 && !page.is_empty()));
+        assert!(std::ptr::eq(pages[0].desc, pages[3].desc) && !std::ptr::eq(pages[0].desc, pages[1].desc));
+    }
+}

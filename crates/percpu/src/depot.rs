@@ -8,17 +8,17 @@
 //!                 └──────── empty ◄── empty ◄──────────────────────────────┘                 (list, pushed and popped)
 //! ```
 //!
-//! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. One in `capacity` pays for the
-//! exchange: an empty magazine popped, the full one pushed, a compare-and-swap each. The magazines are made with the depot
-//! and circulate; with none left, or the gate closed, an item is *refused* and its giver takes another way.
+//! To give an item is a plain push on this CPU's magazine, in a restartable sequence. One item in `capacity` pays for the
+//! exchange: an empty magazine is popped and the full one pushed, by a compare-and-swap each. The magazines are made with the
+//! depot and circulate. If no empty magazine is left, or the gate is closed, an item is *refused*, and the giver keeps it.
 //!
-//! **Who has what.** An item is given at one instruction: the commit of a push, or of the exchange that carries it in the new
-//! magazine. What a giver touches after that it may touch because of *other* items: after an exchange it holds a full magazine
-//! whose items nobody else has yet, so whatever those items keep alive (a pool, and this depot in it) stays until they are on the
-//! list. The instruction that puts them there is the giver's last touch.
+//! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the exchange that carries it in the
+//! new magazine. After an exchange the giver holds a full magazine. The items in it keep the depot alive (in a pool: each page
+//! keeps the pool, and the depot is a part of the pool) until they are on the list. The instruction that puts them on the list is
+//! the last one at which the giver touches the depot.
 //!
-//! **ABA.** The full list is taken whole, so a push may link to a head that went and came back: it is right again. From the list of
-//! empties single ones are popped, by anybody, which is where ABA lives:
+//! **ABA.** The full list is taken whole. A push may therefore link to a head that was taken and pushed again in between: the link
+//! is correct again. From the list of empty magazines, any thread pops single ones. There, ABA would be an error:
 //!
 //! ```text
 //!   giver A                              others
@@ -26,18 +26,22 @@
 //!                                        pop X, pop Y, push X         X is the head again, Y is in use
 //!   head: X -> Y ?                       Y would be handed out twice
 //! ```
-//! So the head carries a number that every pop counts up: A's exchange fails. It wraps after 2^32 pops, all of which would have to
-//! fall between two instructions of A's.
+//! So the head carries a number that every pop increments, and the exchange of giver A fails. The number wraps after 2^32 pops, all
+//! of which would have to happen between two instructions of giver A.
 //!
-//! **Reclaim.** A taker that is short of items looks at the CPUs' lengths, without any right to them and so without any certainty;
-//! if there seems to be something it closes the gate, after a membarrier has all magazines, empties them where they are,
-//! and opens the gate. Givers are refused meanwhile.
+//! **Reclaim.** A taker that is short of items first looks at the lengths of the CPUs' magazines ([`Depot::peek`]), which is a
+//! guess. To take those items it closes the gate, issues a membarrier, takes each magazine that holds items out of its CPU's word,
+//! and opens the gate. Givers are refused meanwhile. The magazines that were taken go the same way as those of the full list.
+//!
+//! **Pending.** The taker keeps the magazines that it has taken and not yet emptied on a list of its own, in [`Taker`]. The taker
+//! removes an item from its magazine before it passes the item to user code. If that code panics, the other items stay pending.
 
 use crate::barrier::BarrierError;
 use crate::gate::{Gate, NoMemory, clear};
 use crate::magazine::Magazine;
 use crate::sequence::{self, Exchanged, GateClosed, Pushed};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, handover};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, handover};
+use std::hint::cold_path;
 use std::num::NonZeroUsize;
 
 /// Never a magazine's index: the list of full ones is closed.
@@ -48,27 +52,22 @@ const CLOSED: u32 = u32::MAX;
 #[derive(Debug)]
 struct Line<T>(T);
 
-/// Items of all CPUs on their way to one taker. See the [crate's page](crate).
+/// Items of all CPUs on their way to one [`Taker`]. See the [crate's page](crate).
 ///
-/// There is one taker: [`refill`](Self::refill), [`reclaim`](Self::reclaim) and [`close`](Self::close) are called by one thread at a
-/// time, with one [`Pending`] that is used for no other depot. Otherwise items can be lost, or found twice.
-///
-/// Items are words that are not zero; what they mean, and who drops what they stand for, is the user's business: a depot that is
-/// dropped forgets what is in it.
+/// Items are words that are not zero. The user decides what they mean. A depot that is dropped forgets the items that are in it.
 ///
 /// ```
-/// # use netmem_percpu::{Depot, Pending};
+/// # use netmem_percpu::Depot;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let depot = Depot::new(8, 4)?;
-/// let mut pending = Pending::default();
+/// let (depot, mut taker) = Depot::new(8, 4)?;
 /// for address in 1..=20 {
 ///     let item = std::num::NonZero::new(address).ok_or("zero")?;
 ///     // SAFETY: the depot is there.
 ///     assert!(unsafe { Depot::give(&depot, item, |_| ()) });
 /// }
 /// let mut found = 0;
-/// while depot.refill(&mut pending, |_| found += 1) {} // the full magazines
-/// depot.reclaim(|_| found += 1)?; // and what the CPUs hold
+/// while taker.refill(&depot, |_| found += 1) {} // the full magazines
+/// taker.reclaim(&depot, |_| found += 1)?; // and what the CPUs hold
 /// assert_eq!(found, 20);
 /// # Ok(())
 /// # }
@@ -77,6 +76,8 @@ struct Line<T>(T);
 pub struct Depot {
     /// The words are magazines, or null.
     gate: Gate,
+    /// Differs from that of every other depot of this process: names the depot's taker.
+    id: u64,
     magazines: Box<[Magazine]>,
     /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would not do, for a store to it (a gate
     /// that reopens) makes the sanitizer forget who has released it.
@@ -97,22 +98,36 @@ unsafe impl Sync for Depot {}
 // SAFETY: as above.
 unsafe impl Send for Depot {}
 
-/// Full magazines that a taker has and has not emptied.
-#[derive(Debug, Default)]
-#[must_use = "what is in it is lost"]
-pub struct Pending(u32);
+/// Takes the items out of one [`Depot`], and owns the magazines that it has taken and not yet emptied.
+///
+/// [`Depot::new`] makes the one taker of a depot. It cannot be copied, and its methods need exclusive access: so items are neither
+/// lost nor found twice, whichever threads give and take. The taker belongs to its depot: it takes nothing from any other one.
+///
+/// Items that are pending when the taker is dropped stay in the depot, out of reach.
+#[derive(Debug)]
+#[must_use = "without its taker, a depot only fills up"]
+pub struct Taker {
+    /// The depot that it was made with.
+    depot: u64,
+    /// Index and 1 of the first magazine that was taken and is not empty yet, or 0.
+    pending: u32,
+}
 
 impl Depot {
-    /// A depot of `magazines` empty magazines of `capacity` items each, at least 1 and at most [`MAGAZINE`](crate::MAGAZINE). Takes a
-    /// lock, and 512 bytes for each.
+    /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each, at least 1 and at most
+    /// [`MAGAZINE`](crate::MAGAZINE). Takes a lock, and 512 bytes for each magazine.
     ///
     /// # Errors
     ///
     /// There is no memory.
-    pub fn new(capacity: usize, magazines: usize) -> Result<Self, NoMemory> {
+    pub fn new(capacity: usize, magazines: usize) -> Result<(Self, Taker), NoMemory> {
+        /// Of the standard library in a model, too: no model depends on the order of ids.
+        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let count = u32::try_from(magazines).unwrap_or(CLOSED).min(CLOSED - 1);
         let depot = Self {
             gate: Gate::new()?,
+            id,
             magazines: (1..=count).map(|index| Magazine::new(capacity, index)).collect(),
             capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(AtomicU32::new(0)),
@@ -121,7 +136,7 @@ impl Depot {
             witness: loom::cell::UnsafeCell::new(()),
         };
         depot.magazines.iter().rev().for_each(|magazine| depot.push_empty(magazine));
-        Ok(depot)
+        Ok((depot, Taker { depot: id, pending: 0 }))
     }
 
     /// Items in a magazine.
@@ -294,90 +309,146 @@ impl Depot {
         }
     }
 
-    /// Empties one full magazine into `take`. False: there is none. One atomic for a magazine, and one for all that have come since
-    /// the last time there was none.
-    pub fn refill(&self, pending: &mut Pending, mut take: impl FnMut(NonZeroUsize)) -> bool {
-        if pending.0 == 0 {
-            if matches!(self.full.0.load(Ordering::Relaxed), 0 | CLOSED) {
+    /// How many items the CPUs seem to hold. A guess: givers may change it at any time.
+    pub fn peek(&self) -> usize {
+        // SAFETY: a magazine of ours or null; its length may be read by any thread.
+        self.gate.peek().filter_map(|word| unsafe { magazine(word) }).map(Magazine::len).sum()
+    }
+}
+
+impl Taker {
+    /// Whether this is the taker of `depot`.
+    fn is_of(&self, depot: &Depot) -> bool {
+        self.depot == depot.id
+    }
+
+    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. False: there is none, or `depot` is
+    /// another taker's. One atomic for a magazine, and one for all that have come since the last time there was none.
+    ///
+    /// If `take` panics, the items that it has not seen stay pending.
+    pub fn refill(&mut self, depot: &Depot, take: impl FnMut(NonZeroUsize)) -> bool {
+        if !self.is_of(depot) {
+            return false;
+        }
+        if self.pending == 0 {
+            if matches!(depot.full.0.load(Ordering::Relaxed), 0 | CLOSED) {
                 return false;
             }
-            pending.0 = self.full.0.swap(0, Ordering::Acquire);
-            handover::acquire(&self.capacity);
-            self.magazine(pending.0).into_iter().for_each(Magazine::prefetch);
+            self.pending = depot.full.0.swap(0, Ordering::Acquire);
+            handover::acquire(&depot.capacity);
+            depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
         }
-        let Some(magazine) = self.magazine(pending.0) else { return false };
-        pending.0 = magazine.next.load(Ordering::Relaxed);
-        self.magazine(pending.0).into_iter().for_each(Magazine::prefetch);
-        magazine.items().filter_map(NonZeroUsize::new).for_each(&mut take);
-        magazine.clear();
-        self.push_empty(magazine);
+        self.empty_one(depot, take)
+    }
+
+    /// Empties the first magazine that is pending. False: none is.
+    fn empty_one(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> bool {
+        let Some(magazine) = depot.magazine(self.pending) else { return false };
+        self.pending = magazine.next.load(Ordering::Relaxed);
+        depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
+        let mut emptied = Emptied { depot, taker: self, magazine, taken: 0 };
+        for item in magazine.items() {
+            emptied.taken += 1;
+            NonZeroUsize::new(item).into_iter().for_each(&mut take);
+        }
         true
     }
 
-    /// How many items the CPUs seem to hold. A guess: they are being given all the while.
-    pub fn peek(&self) -> usize {
-        // SAFETY: a magazine of ours or null; its length may be read by anybody.
-        self.gate.peek().filter_map(|word| unsafe { magazine(word) }).map(Magazine::len).sum()
+    /// Puts a magazine that only the taker has in front of those that are pending.
+    fn add(&mut self, magazine: &Magazine) {
+        magazine.next.store(self.pending, Ordering::Relaxed);
+        self.pending = magazine.index;
     }
 
-    /// Takes what the CPUs hold. One membarrier; givers are refused meanwhile. Not for signal handlers. If `take` panics, items
-    /// that it has not seen are forgotten.
+    /// Takes what the CPUs hold. One membarrier; givers are refused until it is over. Not for signal handlers. If `take` panics,
+    /// the items that it has not seen stay pending.
     ///
     /// # Errors
     ///
     /// The barrier failed, and the items are where they were.
-    pub fn reclaim(&self, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
-        // As much as there can be: nobody waits for memory while the gate is closed.
-        let mut items = Vec::with_capacity(self.capacity * crate::cpus());
-        let Some(quiet) = self.gate.close()? else { return Ok(()) };
-        handover::acquire(&self.capacity);
-        // SAFETY: the gate is quiet: magazines of ours or null, and nobody's but ours.
-        for magazine in quiet.words().filter_map(|word| unsafe { magazine(word.load(Ordering::Relaxed)) }) {
-            items.extend(magazine.items().filter_map(NonZeroUsize::new));
-            magazine.clear();
+    pub fn reclaim(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
+        if !self.is_of(depot) {
+            return Ok(());
+        }
+        let Some(quiet) = depot.gate.close()? else { return Ok(()) };
+        handover::acquire(&depot.capacity);
+        let mut taken = 0;
+        for word in quiet.words() {
+            // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
+            let Some(magazine) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
+            // An empty magazine stays where its CPU will use it.
+            if magazine.len() > 0 {
+                clear(word);
+                self.add(magazine);
+                taken += 1;
+            }
         }
         quiet.reopen();
-        // Once all is as it must be: `take` may panic.
-        items.into_iter().for_each(&mut take);
+        (0..taken).for_each(|_| {
+            self.empty_one(depot, &mut take);
+        });
         Ok(())
     }
 
-    /// Takes everything, for the last time: from now on every giver is refused. One membarrier.
+    /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If `take` panics, the items that
+    /// it has not seen stay pending, and [`refill`](Self::refill) takes them.
     ///
     /// # Errors
     ///
     /// The barrier failed: what the CPUs hold stays where it is, and what was being given at that moment. The rest was taken, and
     /// later givers are refused.
-    pub fn close(&self, pending: &mut Pending, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
-        let closed = self.gate.close().map(|quiet| {
+    pub fn close(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
+        if !self.is_of(depot) {
+            return Ok(());
+        }
+        let closed = depot.gate.close().map(|quiet| {
             let Some(quiet) = quiet else { return };
-            handover::acquire(&self.capacity);
-            let out = |word: &AtomicUsize| {
-                let was = word.load(Ordering::Relaxed);
+            handover::acquire(&depot.capacity);
+            for word in quiet.words() {
+                // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
+                let magazine = unsafe { magazine(word.load(Ordering::Relaxed)) };
                 clear(word);
-                was
-            };
-            let held: Vec<_> = quiet.words().map(out).collect();
-            quiet.stay_closed();
-            // SAFETY: magazines of ours or null, out of their words since.
-            for magazine in held.into_iter().filter_map(|word| unsafe { magazine(word) }) {
-                magazine.items().filter_map(NonZeroUsize::new).for_each(&mut take);
+                magazine.into_iter().for_each(|magazine| self.add(magazine));
             }
+            quiet.stay_closed();
         });
         if closed.is_err() {
-            self.gate.shut();
+            depot.gate.shut();
         }
-        // What was pending first, then what has come since. AcqRel: closing tells those who find it closed what came before.
-        let came = self.full.0.swap(CLOSED, Ordering::AcqRel);
-        handover::acquire(&self.capacity);
-        for first in [std::mem::take(&mut pending.0), came] {
-            let mut at = if first == CLOSED { 0 } else { first };
-            while let Some(magazine) = self.magazine(at) {
-                at = magazine.next.load(Ordering::Relaxed);
-                magazine.items().filter_map(NonZeroUsize::new).for_each(&mut take);
-            }
+        // AcqRel: a giver that finds the list closed comes after all that the taker did before.
+        let mut full = depot.full.0.swap(CLOSED, Ordering::AcqRel);
+        handover::acquire(&depot.capacity);
+        // A list that is closed already has no magazine: `CLOSED` is the index of none.
+        while let Some(magazine) = depot.magazine(full) {
+            full = magazine.next.load(Ordering::Relaxed);
+            self.add(magazine);
         }
+        while self.empty_one(depot, &mut take) {}
         closed
+    }
+}
+
+/// A magazine that is being emptied. Dropped, also by a panic, the magazine is again an empty one of its depot, or pending with the
+/// items that were not taken.
+struct Emptied<'t> {
+    depot: &'t Depot,
+    taker: &'t mut Taker,
+    magazine: &'t Magazine,
+    /// How many items were taken, from the front.
+    taken: usize,
+}
+
+impl Drop for Emptied<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.taken == self.magazine.len() {
+            self.magazine.clear();
+            self.depot.push_empty(self.magazine);
+        } else {
+            cold_path();
+            self.magazine.remove_first(self.taken);
+            self.taker.add(self.magazine);
+        }
     }
 }
 

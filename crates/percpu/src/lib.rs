@@ -50,7 +50,7 @@ mod sync;
 
 pub use barrier::BarrierError;
 pub use counter::Counter;
-pub use depot::{Depot, Pending};
+pub use depot::{Depot, Taker};
 pub use gate::NoMemory;
 pub use magazine::MAGAZINE;
 pub use mode::{Index, Mode, Why, cpus, mode};

@@ -75,6 +75,15 @@ impl Magazine {
         self.length.store(0, Ordering::Relaxed);
     }
 
+    /// Forgets the first `n` items, by its holder.
+    pub(crate) fn remove_first(&self, n: usize) {
+        let kept = self.len().saturating_sub(n);
+        for at in 0..kept {
+            self.items[at].store(self.items[at + n].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.length.store(kept as u32, Ordering::Relaxed);
+    }
+
     /// Asks for all of its lines, to be read. A hint: costs no wait.
     pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]

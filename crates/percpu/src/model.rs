@@ -2,7 +2,7 @@
 //! interleaved with anybody's, but for a barrier, which waits for it. `docs/percpu.md` says what each model proves, and how
 //! to see it fail.
 
-use crate::{Counter, Depot, GateClosed, Pending, run_on};
+use crate::{Counter, Depot, GateClosed, Taker, run_on};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
@@ -135,11 +135,12 @@ fn item(n: usize) -> NonZeroUsize {
 }
 
 /// A depot of three magazines, each of which `capacity` items fill.
-fn depot_of(capacity: usize) -> Arc<Depot> {
-    Arc::new(Depot::new(capacity, 3).unwrap())
+fn depot_of(capacity: usize) -> (Arc<Depot>, Taker) {
+    let (depot, taker) = Depot::new(capacity, 3).unwrap();
+    (Arc::new(depot), taker)
 }
 
-fn depot() -> Arc<Depot> {
+fn depot() -> (Arc<Depot>, Taker) {
     depot_of(1)
 }
 
@@ -151,17 +152,17 @@ fn give(depot: &Depot, n: usize) -> bool {
 
 /// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that decides (whether there is anything);
 /// a yield has it do so.
-fn take_all(depot: &Depot, pending: &mut Pending, found: &mut Vec<NonZeroUsize>) {
+fn take_all(depot: &Depot, taker: &mut Taker, found: &mut Vec<NonZeroUsize>) {
     thread::yield_now();
-    while depot.refill(pending, |item| found.push(item)) {}
-    depot.reclaim(|item| found.push(item)).unwrap();
+    while taker.refill(depot, |item| found.push(item)) {}
+    taker.reclaim(depot, |item| found.push(item)).unwrap();
 }
 
 /// Give against reclaim: an item is found once, with what was written before it was given.
 #[test]
 fn give_against_reclaim() {
     loom::model(|| {
-        let (depot, contents) = (depot(), Contents::new());
+        let ((depot, mut taker), contents) = (depot(), Contents::new());
         let giver = {
             let (depot, contents) = (depot.clone(), contents.clone());
             on(1, move || {
@@ -169,13 +170,13 @@ fn give_against_reclaim() {
                 give(&depot, 7)
             })
         };
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
-        take_all(&depot, &mut pending, &mut found);
+        let mut found = Vec::new();
+        take_all(&depot, &mut taker, &mut found);
         if !found.is_empty() {
             assert_eq!(contents.read(), 1);
         }
         let given = giver.join().unwrap();
-        take_all(&depot, &mut pending, &mut found);
+        take_all(&depot, &mut taker, &mut found);
         assert_eq!(found, if given { vec![item(7)] } else { vec![] });
     });
 }
@@ -185,20 +186,20 @@ fn give_against_reclaim() {
 #[test]
 fn exchange_against_refill() {
     loom::model(|| {
-        let (depot, contents) = (depot(), Contents::new());
+        let ((depot, mut taker), contents) = (depot(), Contents::new());
         contents.write();
         assert!(give(&depot, 7));
         let giver = {
             let depot = depot.clone();
             on(0, move || give(&depot, 8))
         };
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        let mut found = Vec::new();
         thread::yield_now();
-        while depot.refill(&mut pending, |item| found.push(item)) {}
+        while taker.refill(&depot, |item| found.push(item)) {}
         let early = found.len();
         assert!(early == 0 || found == [item(7)] && contents.read() == 1);
         assert!(giver.join().unwrap());
-        take_all(&depot, &mut pending, &mut found);
+        take_all(&depot, &mut taker, &mut found);
         assert_eq!(found, [item(7), item(8)]);
     });
 }
@@ -217,16 +218,16 @@ fn push_against_reclaim() {
 
 fn against_reclaim(capacity: usize) {
     loom::model(move || {
-        let depot = depot_of(capacity);
+        let (depot, mut taker) = depot_of(capacity);
         assert!(give(&depot, 7));
         let giver = {
             let depot = depot.clone();
             on(0, move || give(&depot, 8))
         };
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
-        depot.reclaim(|item| found.push(item)).unwrap();
+        let mut found = Vec::new();
+        taker.reclaim(&depot, |item| found.push(item)).unwrap();
         let given = giver.join().unwrap();
-        take_all(&depot, &mut pending, &mut found);
+        take_all(&depot, &mut taker, &mut found);
         found.sort();
         assert_eq!(found, if given { vec![item(7), item(8)] } else { vec![item(7)] });
     });
@@ -238,7 +239,7 @@ fn hand_overs_against_refill() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {
-        let depot = depot();
+        let (depot, mut taker) = depot();
         let givers = [1, 2].map(|n| {
             let depot = depot.clone();
             let contents = Contents::new();
@@ -250,14 +251,14 @@ fn hand_overs_against_refill() {
             });
             (giver, contents)
         });
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        let mut found = Vec::new();
         thread::yield_now();
-        while depot.refill(&mut pending, |item| found.push(item)) {}
+        while taker.refill(&depot, |item| found.push(item)) {}
         for item in &found {
             assert_eq!(givers[item.get() - 1].1.read(), 1);
         }
         givers.into_iter().for_each(|(giver, _)| giver.join().unwrap());
-        while depot.refill(&mut pending, |item| found.push(item)) {}
+        while taker.refill(&depot, |item| found.push(item)) {}
         found.sort();
         assert_eq!(found, [item(1), item(2)]);
     });
@@ -267,7 +268,7 @@ fn hand_overs_against_refill() {
 #[test]
 fn pop_against_pop_and_push() {
     loom::model(|| {
-        let depot = depot();
+        let (depot, _) = depot();
         let popper = {
             let depot = depot.clone();
             thread::spawn(move || depot.pop_empty().map(|m| m.index))
@@ -285,7 +286,8 @@ fn pop_against_pop_and_push() {
 #[test]
 fn empties_are_handed_over() {
     loom::model(|| {
-        let depot = Arc::new(Depot::new(1, 1).unwrap());
+        let (depot, mut taker) = Depot::new(1, 1).unwrap();
+        let depot = Arc::new(depot);
         // SAFETY: the model keeps the depot.
         assert_eq!(unsafe { Depot::give_many(&*depot, &[item(7)]) }, 1);
         let giver = {
@@ -293,11 +295,11 @@ fn empties_are_handed_over() {
             // SAFETY: as above.
             on(1, move || unsafe { Depot::give_many(&*depot, &[item(8)]) })
         };
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        let mut found = Vec::new();
         thread::yield_now();
-        while depot.refill(&mut pending, |item| found.push(item)) {}
+        while taker.refill(&depot, |item| found.push(item)) {}
         let given = giver.join().unwrap();
-        while depot.refill(&mut pending, |item| found.push(item)) {}
+        while taker.refill(&depot, |item| found.push(item)) {}
         assert_eq!(found, if given == 1 { vec![item(7), item(8)] } else { vec![item(7)] });
     });
 }
@@ -317,7 +319,7 @@ fn exchange_against_close() {
 
 fn against_close(capacity: usize) {
     loom::model(move || {
-        let (depot, contents) = (depot_of(capacity), Contents::new());
+        let ((depot, mut taker), contents) = (depot_of(capacity), Contents::new());
         assert!(give(&depot, 7));
         let giver = {
             let (depot, contents) = (depot.clone(), contents.clone());
@@ -333,9 +335,9 @@ fn against_close(capacity: usize) {
                 back
             })
         };
-        let (mut found, mut pending) = (Vec::new(), Pending::default());
+        let mut found = Vec::new();
         contents.write();
-        depot.close(&mut pending, |item| found.push(item)).unwrap();
+        taker.close(&depot, |item| found.push(item)).unwrap();
         if found.len() == 2 {
             // All are here, so nobody has a reason to touch the depot.
             depot.witness();

@@ -1,6 +1,6 @@
 //! Counters in a whole process: many of them, many threads, forks, CPUs that threads are moved between.
 
-use netmem_percpu::{Counter, Depot, GateClosed, Mode, Pending, cpus, mode};
+use netmem_percpu::{Counter, Depot, GateClosed, Mode, Taker, cpus, mode};
 use std::num::NonZeroUsize;
 
 /// A thread on its own may find its CPU's lock taken, in portable mode: the shared path is then part of the contract.
@@ -67,20 +67,19 @@ fn thousands_of_threads() {
 /// Items go by full magazines, and what no magazine was filled with is reclaimed; a depot without empty magazines refuses.
 #[test]
 fn a_depot() {
-    let depot = Depot::new(8, 12).unwrap();
-    let mut pending = Pending::default();
+    let (depot, mut taker) = Depot::new(8, 12).unwrap();
     let item = |n| NonZeroUsize::new(n).unwrap();
     // SAFETY: the depot outlives the test.
     let give = |n| unsafe { Depot::give(&depot, item(n), |_| unreachable!("it is open")) };
     let refused = (1..=200).filter(|&n| !give(n)).count();
     assert!((200 - 12 * 8..200).contains(&refused), "{refused}");
     let mut found = Vec::new();
-    while depot.refill(&mut pending, |item| found.push(item)) {
+    while taker.refill(&depot, |item| found.push(item)) {
         assert!(found.len().is_multiple_of(8), "a magazine that was not full");
     }
     assert!(!found.is_empty());
     assert!(depot.peek() <= 8 * cpus());
-    depot.reclaim(|item| found.push(item)).unwrap();
+    taker.reclaim(&depot, |item| found.push(item)).unwrap();
     assert_eq!((found.len(), depot.peek()), (200 - refused, 0));
     found.sort();
     found.dedup();
@@ -90,35 +89,74 @@ fn a_depot() {
 /// Many at once do not wait on a CPU; a magazine more than there are is refused.
 #[test]
 fn many_at_once() {
-    let depot = Depot::new(4, 3).unwrap();
+    let (depot, mut taker) = Depot::new(4, 3).unwrap();
     let items: Vec<_> = (1..=14).filter_map(NonZeroUsize::new).collect();
     // SAFETY: the depot outlives the test.
     assert_eq!(unsafe { Depot::give_many(&depot, &items) }, 12);
-    let (mut found, mut pending) = (Vec::new(), Pending::default());
+    let mut found = Vec::new();
     assert_eq!(depot.peek(), 0);
-    while depot.refill(&mut pending, |item| found.push(item)) {}
+    while taker.refill(&depot, |item| found.push(item)) {}
     found.sort();
     assert_eq!(found, items[..12]);
 }
 
-/// A closed depot has handed out what was in it, and refuses. A taker that panics has lost what it had not seen, no more.
+/// A closed depot has handed out what was in it, and refuses.
 #[test]
 fn a_depot_ends() {
-    let depot = Depot::new(4, 8).unwrap();
-    let mut pending = Pending::default();
-    // SAFETY: the depot outlives the test.
-    let give =
-        |n| unsafe { Depot::give(&depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("nobody is in it")) };
-    while depot.peek() == 0 {
-        give(1);
-    }
-    let panics = std::panic::AssertUnwindSafe(|| depot.reclaim(|_| panic!("on purpose")));
-    assert!(std::panic::catch_unwind(panics).is_err());
-    assert_eq!(depot.peek(), 0);
-    let given = (0..10).filter(|&n| give(n)).count();
+    let (depot, mut taker) = Depot::new(4, 8).unwrap();
+    let given = (1..=10).filter(|&n| give(&depot, n)).count();
     let mut found = 0;
-    depot.close(&mut pending, |_| found += 1).unwrap();
-    assert!(found >= given);
-    assert!(!give(1));
-    assert!(!depot.refill(&mut pending, |_| unreachable!("all was taken")));
+    taker.close(&depot, |_| found += 1).unwrap();
+    assert_eq!(found, given);
+    assert!(!give(&depot, 1));
+    assert!(!taker.refill(&depot, |_| unreachable!("all was taken")));
+}
+
+/// Gives one item. False: it was refused.
+fn give(depot: &Depot, n: usize) -> bool {
+    // SAFETY: the depot is borrowed.
+    unsafe { Depot::give(depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("no giver is in it")) }
+}
+
+/// Code that panics over an item loses that item at most: the taker has the others, in whichever way it takes them.
+#[test]
+fn a_panic_over_one_item_leaves_the_others_pending() {
+    type Take = fn(&mut Taker, &Depot, &mut dyn FnMut(NonZeroUsize));
+    let ways: [Take; 3] = [
+        |taker, depot, take| while taker.refill(depot, &mut *take) {},
+        |taker, depot, take| taker.reclaim(depot, take).unwrap(),
+        |taker, depot, take| taker.close(depot, take).unwrap(),
+    ];
+    for way in ways {
+        let (depot, mut taker) = Depot::new(4, 40).unwrap();
+        let mut given: Vec<_> = (1..=51).filter(|&n| give(&depot, n)).map(|n| n + 1).collect();
+        let mut found = Vec::new();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            way(&mut taker, &depot, &mut |item| {
+                found.push(item.get());
+                panic!("on purpose");
+            });
+        }));
+        assert!(panicked.is_err() && found.len() == 1);
+        while taker.refill(&depot, |item| found.push(item.get())) {}
+        taker.reclaim(&depot, |item| found.push(item.get())).unwrap();
+        found.sort();
+        given.sort();
+        assert_eq!(found, given);
+    }
+}
+
+/// A taker takes nothing from a depot that it was not made with, and does not close it.
+#[test]
+fn a_taker_belongs_to_its_depot() {
+    let (mine, mut my_taker) = Depot::new(1, 8).unwrap();
+    let (other, mut other_taker) = Depot::new(1, 8).unwrap();
+    let given = [&mine, &other].map(|depot| (1..=4).filter(|&n| give(depot, n)).count());
+    let mut found = [0, 0];
+    assert!(!my_taker.refill(&other, |_| unreachable!("not its depot")));
+    my_taker.reclaim(&other, |_| unreachable!("not its depot")).unwrap();
+    my_taker.close(&other, |_| unreachable!("not its depot")).unwrap();
+    my_taker.close(&mine, |_| found[0] += 1).unwrap();
+    other_taker.close(&other, |_| found[1] += 1).unwrap();
+    assert_eq!(found, given);
 }

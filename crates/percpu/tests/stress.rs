@@ -9,7 +9,7 @@ mod disturb;
 mod stress_ops;
 
 use disturb::{Disturbed, on_signal, stress_threads};
-use netmem_percpu::{Counter, Depot, Mode, Pending, aborts, mode};
+use netmem_percpu::{Counter, Depot, Mode, Taker, aborts, mode};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -87,12 +87,12 @@ fn give_items(depot: &Depot, items: &Items, n: u64) {
 }
 
 /// Takes the full magazines, and what the CPUs hold.
-fn take_items(depot: &Depot, pending: &mut Pending, items: &Items) {
-    while depot.refill(pending, |item| {
+fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
+    while taker.refill(depot, |item| {
         items.found(item);
         items.refilled.fetch_add(1, Ordering::Relaxed);
     }) {}
-    depot.reclaim(|item| items.found(item)).expect("a barrier");
+    taker.reclaim(depot, |item| items.found(item)).expect("a barrier");
 }
 
 #[test]
@@ -100,8 +100,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     shared(); // before the first signal, which may interrupt whoever makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
-    let (depot, items) = (Depot::new(16, 64).unwrap(), Items::default());
-    let mut pending = Pending::default();
+    let ((depot, mut taker), items) = (Depot::new(16, 64).unwrap(), Items::default());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (mut sum, mut closes, mut reclaims) = (0, 0_u64, 0_u64);
     let shared_path = AtomicU64::new(0);
@@ -136,7 +135,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                 sum += shared().counter.close().unwrap().unwrap();
                 closes += 1;
                 assert!(shared().counter.reopen());
-                take_items(&depot, &mut pending, &items);
+                take_items(&depot, &mut taker, &items);
                 reclaims += 1;
             })
         });
@@ -146,7 +145,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
         (done, mover.join().unwrap())
     });
     sum += shared().counter.close().unwrap().unwrap();
-    depot.close(&mut pending, |item| items.found(item)).unwrap();
+    taker.close(&depot, |item| items.found(item)).unwrap();
 
     let elsewhere = shared().elsewhere.load(Ordering::Relaxed);
     let by_signals = shared().by_signals.load(Ordering::Relaxed);

@@ -4,7 +4,7 @@ use crate::desc::Desc;
 use crate::home::{Home, InContext, Return, first, link_of};
 use crate::remote::Link;
 use crate::stats::Counters;
-use netmem_percpu::{MAGAZINE, Pending};
+use netmem_percpu::{Depot, MAGAZINE, Taker};
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
@@ -17,6 +17,27 @@ pub(crate) struct PollHome {
 }
 
 impl PollHome {
+    /// With the depot that pages are dropped into, if there is one, and its taker.
+    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<(Depot, Taker)>, cache: Cache) -> Self {
+        let (depot, taker) = depot.unzip();
+        cache.taker.set(taker);
+        Self { home: Home::new(elsewhere, domain, depot), cache }
+    }
+
+    /// Runs `f` on the depot and its taker. None: there is no depot, or an `f` is running. For the pool's owner.
+    #[inline(always)]
+    pub(crate) fn with_taker<R>(&self, f: impl FnOnce(&mut Taker, &Depot) -> R) -> Option<R> {
+        /// Puts the taker back, also after a panic.
+        struct Back<'h>(&'h Cell<Option<Taker>>, Option<Taker>);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1.take());
+            }
+        }
+        let mut back = Back(&self.cache.taker, Some(self.cache.taker.take()?));
+        Some(f(back.1.as_mut()?, self.home.depot()?))
+    }
+
     /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
     /// keeps it until then.
     #[inline]
@@ -46,8 +67,8 @@ pub(crate) struct Cache {
     pub(crate) page_size: u32,
     places: u32,
     spill: Cell<*mut Link>,
-    /// Magazines that came back and are still full.
-    pub(crate) pending: Cell<Pending>,
+    /// Takes pages out of the depot. It is not here while it does so.
+    taker: Cell<Option<Taker>>,
     /// The context that this thread was in when it entered this one.
     pub(crate) outer: Cell<*const PollHome>,
     /// Takes back a page in the poll context when the array is full.
@@ -72,7 +93,7 @@ impl Cache {
             page_size,
             places: capacity,
             spill: Cell::new(ptr::null_mut()),
-            pending: Cell::default(),
+            taker: Cell::default(),
             outer: Cell::new(ptr::null()),
             overflow,
             held: Cell::new(0),

@@ -7,7 +7,7 @@ use crate::remote::{Left, Remote};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, JoinHandle};
-use netmem_percpu::{Depot, Pending, run_on};
+use netmem_percpu::{Depot, Taker, run_on};
 use std::ptr::NonNull;
 
 /// What a pool stands for: everybody on a way home looks at `alive`, and whoever frees the pool writes it.
@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 struct Pool {
     home: Home,
     remote: Remote,
+    taker: std::sync::Mutex<Taker>,
     alive: UnsafeCell<bool>,
     /// The provider: pages that left past the owner.
     given: Arc<Mutex<Vec<Sent>>>,
@@ -51,9 +52,10 @@ unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
 
 impl Pool {
     fn new(given: &Arc<Mutex<Vec<Sent>>>) -> Arc<Self> {
-        let depot = Depot::new(1, 3).unwrap();
+        let (depot, taker) = Depot::new(1, 3).unwrap();
         let (home, remote) = (Home::new(elsewhere, 0, Some(depot)), Remote::new(Left::new()));
-        Arc::new(Self { home, remote, alive: UnsafeCell::new(true), given: given.clone() })
+        let taker = std::sync::Mutex::new(taker);
+        Arc::new(Self { home, remote, taker, alive: UnsafeCell::new(true), given: given.clone() })
     }
 
     fn touch(&self) {
@@ -71,8 +73,8 @@ impl Pool {
     /// The owner's end, of a pool that had handed out `out` pages; what came back to it.
     fn end(&self, out: u64) -> Vec<Sent> {
         let mut back = Vec::new();
-        let mut pending = Pending::default();
-        self.home.depot().unwrap().close(&mut pending, |item| back.push(Sent(desc_of(item)))).unwrap();
+        let mut taker = self.taker.lock().unwrap();
+        taker.close(self.home.depot().unwrap(), |item| back.push(Sent(desc_of(item)))).unwrap();
         let mut list = self.remote.close();
         // SAFETY: what was on the stack is the pool's.
         while let Some((desc, rest)) = unsafe { first(list) } {

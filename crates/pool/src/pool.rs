@@ -13,7 +13,7 @@ use crate::provider::Provider;
 use crate::remote::Remote;
 use crate::shared::{BATCH, Line, REST, Shared};
 use crate::stats::PoolStats;
-use netmem_percpu::{Depot, MAGAZINE, NoMemory};
+use netmem_percpu::{Depot, MAGAZINE, NoMemory, Taker};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -102,8 +102,8 @@ impl PoolOptions {
         self
     }
 
-    /// The depot for what is dropped elsewhere. None for a pool that wants to see no page again.
-    fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<Depot>, PoolError> {
+    /// The depot for what is dropped elsewhere, and its taker. None for a pool that wants to see no page again.
+    fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
         let mut pages = 0_u64;
         provider.each(&mut |region| pages += u64::from(region.pages()));
         let pages = usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX);
@@ -225,10 +225,12 @@ impl<M: Memory> PagePool<M> {
         let page_size = provider.page_size() as u32;
         let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
-            front: PollHome {
-                home: Home::new(Shared::<M>::elsewhere, domain_id, depot),
-                cache: Cache::new(cache, page_size, Shared::<M>::overflow),
-            },
+            front: PollHome::new(
+                Shared::<M>::elsewhere,
+                domain_id,
+                depot,
+                Cache::new(cache, page_size, Shared::<M>::overflow),
+            ),
             remote: Line(Remote::new(record.left.clone())),
             kept: Home::new(Shared::<M>::keep, domain_id, None),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

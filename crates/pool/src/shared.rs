@@ -150,14 +150,13 @@ impl<M: Memory> Shared<M> {
     #[inline(always)]
     fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
         let cache = &self.front.cache;
-        let depot = self.front.home.depot()?;
-        let mut pending = cache.pending.take();
         let mut n = 0;
-        let found = depot.refill(&mut pending, |item| {
-            take(n, item);
-            n += 1;
-        });
-        cache.pending.set(pending);
+        let found = self.front.with_taker(|taker, depot| {
+            taker.refill(depot, |item| {
+                take(n, item);
+                n += 1;
+            })
+        })?;
         cache.counters.recycle_ring.add(n as u64);
         found.then_some(n)
     }
@@ -179,18 +178,20 @@ impl<M: Memory> Shared<M> {
         }
         let c = &self.front.cache.counters;
         let mut n = 0;
-        let done = depot.reclaim(|item| {
-            self.keep_or_give(desc_of(item));
-            n += 1;
+        let done = self.front.with_taker(|taker, depot| {
+            taker.reclaim(depot, |item| {
+                self.keep_or_give(desc_of(item));
+                n += 1;
+            })
         });
-        if let Err(error) = &done {
+        if let Some(Err(error)) = &done {
             tracing::warn!(pool = self.record.name(), %error, "pages that other CPUs hold cannot be reclaimed");
         }
         c.reclaimed.add(n);
         c.recycle_ring.add(n);
         // While it lasted others came past the magazines.
         self.drain_stack();
-        done.is_ok()
+        matches!(done, Some(Ok(())))
     }
 
     /// A page that came back: to be used again, unless the pool has nowhere to keep it.
@@ -315,17 +316,16 @@ impl<M: Memory> Shared<M> {
     /// Takes all that came back, for the last time: what comes from now on leaves past the owner. The pool is
     /// [empty](Self::empty), and keeps nothing.
     pub(crate) fn close(&self) {
-        if let Some(depot) = self.front.home.depot() {
-            let mut pending = self.front.cache.pending.take();
-            let mut n = 0;
-            let closed = depot.close(&mut pending, |item| {
+        let mut n = 0;
+        let closed = self.front.with_taker(|taker, depot| {
+            taker.close(depot, |item| {
                 self.keep_or_give(desc_of(item));
                 n += 1;
-            });
-            self.front.cache.counters.recycle_ring.add(n);
-            if let Err(error) = closed {
-                tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
-            }
+            })
+        });
+        self.front.cache.counters.recycle_ring.add(n);
+        if let Some(Err(error)) = closed {
+            tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
         }
         self.take_in(self.remote.0.close());
     }

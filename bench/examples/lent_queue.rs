@@ -5,7 +5,7 @@
 //! cargo run --release -p netmem-bench --example lent_queue
 //! ```
 
-use netmem_pool::{BusyHead, LentQueue, Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+use netmem_pool::{BusyHead, BusyPage, LentQueue, Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
 use rtrb::{Producer, RingBuffer};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::cell::Cell;
@@ -317,7 +317,9 @@ fn slow_head() {
         let given_up = dropped.clone();
         let mut queue = match which {
             2 => {
-                let to = move |page| given_up.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+                let to = move |page: BusyPage<'_, _>| {
+                    given_up.lock().unwrap_or_else(PoisonError::into_inner).push(page.into_page());
+                };
                 LentQueue::new(POOL, BusyHead::Release { after: 100, to: Box::new(to) })
             }
             _ => LentQueue::new(POOL, BusyHead::Keep),

@@ -4,7 +4,7 @@ use crate::home::Home;
 use crate::remote::Link;
 #[cfg(loom)]
 use loom::{
-    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering},
     thread,
 };
 use rustix::fd::RawFd;
@@ -13,7 +13,7 @@ use std::hint::cold_path;
 use std::ptr::NonNull;
 #[cfg(not(loom))]
 use std::{
-    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering},
     thread,
 };
 
@@ -47,6 +47,8 @@ pub(crate) struct Desc {
     pub(crate) link: Link,
     /// The region's file, which lives as long as the region does, or -1.
     file: Cell<RawFd>,
+    /// A device may still write to a part of the page that was dropped. Set once, until the region goes.
+    quarantined: AtomicBool,
 }
 
 #[cfg(not(loom))]
@@ -136,6 +138,18 @@ impl Desc {
         }
         self.mapped.store(0, Ordering::Relaxed);
         Some(self.dma())
+    }
+
+    /// Notes that a device may still write to the part of the page of which the caller holds a count, and drops it next.
+    pub(crate) fn set_quarantined(&self) {
+        // Relaxed: the drop of the count releases it, and a holder that finds itself alone has acquired that.
+        self.quarantined.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a device may still write to a part of the page: asked by the only holder.
+    #[inline]
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.quarantined.load(Ordering::Relaxed)
     }
 
     /// Counts one more user.
@@ -233,6 +247,7 @@ impl Desc {
             mapped: AtomicU64::new(0),
             link: Link::new(),
             file: Cell::new(-1),
+            quarantined: AtomicBool::new(false),
         }
     }
 }

@@ -11,11 +11,43 @@ use std::ptr::NonNull;
 /// Shared, read-only bytes of one page: what a packet is made of.
 ///
 /// Sixteen bytes, cheap to pass on. Cloning is one atomic addition; dropping is one atomic subtraction, and none for the
-/// last holder. Whoever that is, on whichever core, the page goes home from there.
+/// last holder. Whichever thread drops the last one, the page goes home from there.
 ///
-/// Inside it is a [`Page`] that is not alone on its bytes, of which only what reads is let out.
+/// [`advance`](Self::advance) and [`truncate`](Self::truncate) narrow a fragment in place and touch no count: stripping a
+/// header costs no atomic. [`slice`](Self::slice) and [`split_to`](Self::split_to) make another holder.
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// # let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+/// let mut page = pool.alloc().ok_or("no page")?;
+/// page.copy_from(0, b"header payload trailer")?;
+/// let mut frag = page.freeze();
+/// frag.advance(7);
+/// frag.truncate(15);
+/// let payload = frag.split_to(7);
+/// frag.advance(1);
+/// assert_eq!((&payload[..], &frag[..]), (&b"payload"[..], &b"trailer"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Inside it is a [`Page`] that may have other holders, of which only the methods that read are public.
 #[repr(transparent)]
 pub struct Frag<M: Memory>(Page<M>);
+
+/// Why bytes of a fragment were not written. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// There are not so many bytes.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    /// The page has another holder, which may be reading these bytes.
+    #[error(
+        "another fragment or page value is on the same page; write before sharing it, or copy the bytes into a page of your own"
+    )]
+    Shared,
+}
 
 impl<M: Memory> Frag<M> {
     #[inline]
@@ -81,8 +113,44 @@ impl<M: Memory> Frag<M> {
         self.clone().0.freeze_range(range)
     }
 
-    /// Gives up the value and keeps its count of the page: for who keeps counts by number. The count is given back by
-    /// [`Region::put`](crate::Region::put), with the page's number, which is the answer; until then the page is out.
+    /// Takes `n` bytes off the front. Touches no count: no atomic.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `n` bytes.
+    #[inline]
+    pub fn advance(&mut self, n: usize) {
+        self.0.advance(n);
+    }
+
+    /// Shortens the fragment to its first `len` bytes; does nothing if it has no more. Touches no count: no atomic.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+
+    /// Cuts the fragment in two: the first `at` bytes are returned, `self` keeps the rest. One atomic addition.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `at` bytes.
+    #[must_use]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        Self(self.0.split_to(at))
+    }
+
+    /// Cuts the fragment in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `at` bytes.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self(self.0.split_off(at))
+    }
+
+    /// Gives up the value and keeps its count of the page: for a holder that keeps counts by number. The answer is the page's
+    /// number, with which [`Region::put`](crate::Region::put) gives the count back; until then the page is out.
     #[inline]
     #[must_use = "the page does not come home before its count is put"]
     pub fn into_count(self) -> u32 {
@@ -91,21 +159,24 @@ impl<M: Memory> Frag<M> {
         index
     }
 
-    /// The bytes as exclusive ones, if nobody else holds the page.
+    /// The bytes as exclusive ones, if this is the only value on the page. No atomic read-modify-write.
     ///
     /// # Errors
     ///
-    /// The fragment itself, if the page is shared.
+    /// The fragment itself, if another value is on the page, be it on other bytes of it: a page of which one part is posted
+    /// to a device is shared.
     pub fn try_into_page(self) -> Result<Page<M>, Self> {
-        if self.0.desc().is_sole() { Ok(self.0) } else { Err(self) }
+        if self.0.is_sole() { Ok(self.0) } else { Err(self) }
     }
-}
 
-impl<M: Mapped> Frag<M> {
-    /// The first byte's address. What may be done there depends on the kind of memory; the safe ways are below.
+    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the
+    /// safe ones.
     #[inline]
     #[must_use]
-    pub fn as_ptr(&self) -> *const u8 {
+    pub fn as_ptr(&self) -> *const u8
+    where
+        M: Mapped,
+    {
         self.0.as_ptr()
     }
 
@@ -115,7 +186,10 @@ impl<M: Mapped> Frag<M> {
     ///
     /// [`OutOfRange`].
     #[inline]
-    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
+    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange>
+    where
+        M: Mapped,
+    {
         self.0.read_at(offset)
     }
 
@@ -125,16 +199,57 @@ impl<M: Mapped> Frag<M> {
     ///
     /// [`OutOfRange`].
     #[inline]
-    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
+    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange>
+    where
+        M: Mapped,
+    {
         self.0.copy_to(offset, to)
     }
 
-    /// Puts `header` directly in front of the bytes and makes it part of them, if nobody else holds the page and it has
-    /// room there. False, and nothing done, otherwise.
+    /// Copies bytes in at `offset`, if this is the only value on the page. No atomic read-modify-write.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`]; nothing is written then.
+    #[inline]
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), WriteError>
+    where
+        M: Mapped,
+    {
+        OutOfRange::check(offset, from.len(), self.len())?;
+        if !self.is_writable() {
+            return Err(WriteError::Shared);
+        }
+        Ok(self.0.copy_from(offset, from)?)
+    }
+
+    /// Whether [`write_at`](Self::write_at) can write: this is the only value on the page.
     #[inline]
     #[must_use]
-    pub fn prepend(&mut self, header: &[u8]) -> bool {
-        self.0.desc().is_sole() && self.0.prepend(header)
+    pub fn is_writable(&self) -> bool {
+        self.0.is_sole()
+    }
+
+    /// Puts `header` directly in front of the bytes and makes it part of them. False, and nothing done, if the page has too
+    /// few bytes there, if another value is on the page, be it on other bytes of it, or if the page is in quarantine. No
+    /// atomic read-modify-write.
+    #[inline]
+    #[must_use]
+    pub fn prepend(&mut self, header: &[u8]) -> bool
+    where
+        M: Mapped,
+    {
+        self.0.prepend(header)
+    }
+
+    /// The bytes.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8]
+    where
+        M: Readable,
+    {
+        self.0.as_slice()
     }
 }
 
@@ -150,8 +265,9 @@ impl Frag<Device> {
 impl<M: Readable> Deref for Frag<M> {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        self.0.as_slice()
+        self.as_slice()
     }
 }
 
@@ -187,7 +303,7 @@ impl<M: Readable> From<Frag<M>> for ::bytes::Bytes {
 impl<M: Memory> Clone for Frag<M> {
     #[inline]
     fn clone(&self) -> Self {
-        // SAFETY: as a fragment the second page is only read from, like the first.
+        // SAFETY: a fragment is only read from while it is not the only value on the page.
         Self(unsafe { self.0.alias() })
     }
 }

@@ -1,26 +1,35 @@
-//! A queue for pages that are lent to somebody who cannot give them back, and only lets it be seen that he is done.
+//! A queue for pages that are lent to a borrower which cannot drop them, and which only shows when it is done with a page.
 //!
 //! ```text
 //!   lend ──► [ page, busy? ][ page, busy? ][ page, busy? ] ──► take, while the head is not busy
 //!            newest                         the head           busy: nothing, or given up after so many looks
 //! ```
+//!
+//! The queue calls two functions of the user, which may panic: `busy`, the question, and `to`, the receiver of what is given
+//! up. A page is in the queue until its question has answered "no" or its receiver has taken it. A panic before that leaves
+//! the page where it was. So no panic loses a page, and none sends a page home that is still lent.
 
 use crate::memory::Memory;
 use crate::page::Page;
+use std::any::Any;
 use std::collections::VecDeque;
-use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::{fmt, thread};
 
-/// What becomes of the head of a [`LentQueue`] that stays busy.
+/// Receives pages that a queue gives up.
+type Receiver<M> = dyn FnMut(BusyPage<'_, M>) + Send;
+
+/// What a [`LentQueue`] does with a head that stays busy.
 pub enum BusyHead<M: Memory> {
-    /// It is waited for, and so is everything behind it.
+    /// The queue waits for the head, and with it for every page behind it.
     Keep,
-    /// It is given up, once it was found busy so many times in succession.
+    /// The queue gives the head up, after it was found busy so many times in succession.
     Release {
-        /// Looks, at least 1, of which the last gives up.
+        /// Looks, at least 1. The last of them gives the head up.
         after: u32,
-        /// Who gets the page, which the borrower still uses: to leave it to him for good, or to
+        /// Receives the page, which the borrower still uses: to leave it to the borrower for good, or to
         /// [quarantine](crate::PagePool::quarantine) it.
-        to: Box<dyn FnMut(Page<M>) + Send>,
+        to: Box<Receiver<M>>,
     },
 }
 
@@ -33,8 +42,52 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
     }
 }
 
+/// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver of
+/// [`BusyHead::Release`].
+///
+/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer, also by a panic, declines it: the queue
+/// keeps the page as its head, and counts looks from 0 again. A queue that is being dropped keeps a declined page from home
+/// for good.
+///
+/// ```
+/// # use netmem_pool::{BusyHead, BusyPage, LentQueue, PoolOptions, Private, RegionOptions, RegionProvider};
+/// # use std::sync::{Arc, Mutex};
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// # let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
+/// let given_up = Arc::new(Mutex::new(Vec::new()));
+/// let list = given_up.clone();
+/// // A list that is poisoned takes nothing: the queue keeps the page then.
+/// let to = move |page: BusyPage<'_, _>| {
+///     if let Ok(mut list) = list.lock() {
+///         list.push(page.into_page());
+///     }
+/// };
+/// let mut lent = LentQueue::new(8, BusyHead::Release { after: 2, to: Box::new(to) });
+/// lent.lend(pool.alloc().ok_or("no page")?, || true).map_err(|_| "the queue is full")?;
+/// assert!(lent.take().is_none() && lent.take().is_none());
+/// assert_eq!((lent.len(), given_up.lock().unwrap().len()), (0, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
+
+impl<M: Memory> BusyPage<'_, M> {
+    /// Takes the page. The borrower still uses it: from here on the receiver decides when it goes home.
+    #[must_use = "a page that is dropped goes home, and its borrower still uses it"]
+    pub fn into_page(self) -> Page<M> {
+        let Some(page) = self.0.take() else { unreachable!("it has its page until it is consumed") };
+        page
+    }
+}
+
+impl<M: Memory> fmt::Debug for BusyPage<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BusyPage({:?})", self.0)
+    }
+}
+
 /// What happened to the pages of a [`LentQueue`] so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LentStats {
     /// Put into the queue.
     pub lent: u64,
@@ -48,12 +101,12 @@ pub struct LentStats {
     pub full: u64,
 }
 
-/// Pages that are out with somebody who only polls: hardware that sets a flag, another process that counts up.
+/// Pages that are out with a borrower which only polls: hardware that sets a flag, another process that counts up.
 ///
-/// Dropping a page is the ordinary way home, and needs somebody who drops it. Where nobody can, the pool's owner keeps the
-/// page here, together with a question whose answer is whether the borrower still uses it, and looks at the oldest when it
-/// needs a page. A pop and a push of a bounded queue and one answer each; no atomic operation but those of the answer.
-/// `docs/lent-pages.md` has what it costs beside the ordinary way.
+/// Dropping a page is the ordinary way home, and needs code that drops it. A borrower without such code gets the page lent:
+/// the pool's owner keeps the page here, together with a question, `busy`, whose answer is whether the borrower still uses
+/// the page, and looks at the oldest page when it needs one. A pop and a push of a bounded queue and one answer for each
+/// page; no atomic operation but those of the answer. `docs/lent-pages.md` has what it costs beside the ordinary way.
 ///
 /// ```
 /// use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider, BusyHead, LentQueue};
@@ -62,45 +115,46 @@ pub struct LentStats {
 ///
 /// let region = RegionOptions::new(64).huge_pages(false).build::<Private>()?;
 /// let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
-/// let mut waiting = LentQueue::new(32, BusyHead::Keep);
+/// let mut lent = LentQueue::new(32, BusyHead::Keep);
 ///
 /// // A borrower that counts up what it is done with, in order.
 /// let done = Arc::new(AtomicU64::new(0));
 /// for n in 0..1000 {
 ///     // Refill: what is back comes first, then the pool.
-///     let Some(page) = waiting.take().or_else(|| pool.alloc()) else { continue };
+///     let Some(page) = lent.take().or_else(|| pool.alloc()) else { continue };
 ///     let counter = done.clone();
-///     waiting.lend(page, move || counter.load(Ordering::Acquire) <= n).expect("at most 16 are lent");
+///     lent.lend(page, move || counter.load(Ordering::Acquire) <= n).expect("at most 16 are lent");
 ///     // The borrower hears of the page, uses it, and some time later:
 ///     if n % 16 == 15 {
 ///         done.store(n + 1, Ordering::Release);
 ///     }
 /// }
-/// assert_eq!((waiting.stats().lent, pool.stats().allocated()), (1000, 16));
+/// assert_eq!((lent.stats().lent, pool.stats().allocated()), (1000, 16));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// When the queue goes, pages that are no longer busy go home. Those that are go where [`BusyHead::Release`] says; with
-/// [`BusyHead::Keep`] they stay away for good, and show as in flight.
+/// When the queue is dropped, each page is looked at once more. A page that is not busy goes home. A busy page goes to the
+/// receiver of [`BusyHead::Release`]; with [`BusyHead::Keep`] it stays away for good, and shows as in flight. A page whose
+/// question panics counts as busy; the first panic goes on when all pages have been looked at.
 pub struct LentQueue<M: Memory, B: FnMut() -> bool> {
     lent: VecDeque<(Page<M>, B)>,
     capacity: usize,
-    stays: BusyHead<M>,
+    head: BusyHead<M>,
     /// How often in succession the head was found busy.
     looks: u32,
     stats: LentStats,
 }
 
 impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
-    /// A queue for up to `capacity` pages.
+    /// A queue for up to `capacity` pages. Allocates their places.
     #[must_use]
-    pub fn new(capacity: usize, stays: BusyHead<M>) -> Self {
+    pub fn new(capacity: usize, head: BusyHead<M>) -> Self {
         let lent = VecDeque::with_capacity(capacity);
-        Self { lent, capacity, stays, looks: 0, stats: LentStats::default() }
+        Self { lent, capacity, head, looks: 0, stats: LentStats::default() }
     }
 
-    /// Keeps `page` until `busy` says that the borrower is done. To be called before he hears of it. The answer is to
-    /// acquire what he released: what he did with the page happened before he was done.
+    /// Keeps `page` until `busy` says that the borrower is done. Call it before the borrower hears of the page. The question
+    /// has to acquire what the borrower released when it was done: its last use of the page then happened before the answer.
     ///
     /// # Errors
     ///
@@ -118,7 +172,11 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
 
     /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the head only, and behind it
     /// only if it is given up.
+    ///
+    /// A panic of the question, or of the receiver of a head that is given up, comes through, and leaves the page at the
+    /// head unless the receiver had taken it.
     #[inline]
+    #[must_use = "a page that is dropped goes home"]
     pub fn take(&mut self) -> Option<Page<M>> {
         while let Some((_, busy)) = self.lent.front_mut() {
             if !busy() {
@@ -127,15 +185,14 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
                 return self.lent.pop_front().map(|(page, _)| page);
             }
             self.stats.busy += 1;
-            let BusyHead::Release { after, to } = &mut self.stays else { return None };
+            let BusyHead::Release { after, to } = &mut self.head else { return None };
             self.looks += 1;
             if self.looks < *after {
                 return None;
             }
             self.looks = 0;
-            self.stats.released += 1;
-            if let Some((page, _)) = self.lent.pop_front() {
-                to(page);
+            if !Offer::make(&mut self.lent, to, &mut self.stats.released) {
+                return None;
             }
         }
         None
@@ -160,28 +217,73 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     }
 }
 
+/// The head, off the queue while it is offered to the receiver. It is the head again if it was not taken, also by a panic.
+struct Offer<'q, M: Memory, B> {
+    lent: &'q mut VecDeque<(Page<M>, B)>,
+    page: Option<Page<M>>,
+    busy: Option<B>,
+    released: &'q mut u64,
+}
+
+impl<'q, M: Memory, B> Offer<'q, M, B> {
+    /// Offers the head to its receiver; true if that took it.
+    #[cold]
+    fn make(lent: &'q mut VecDeque<(Page<M>, B)>, to: &mut Receiver<M>, released: &'q mut u64) -> bool {
+        let (page, busy) = lent.pop_front().unzip();
+        let mut offer = Self { lent, page, busy, released };
+        if offer.page.is_some() {
+            to(BusyPage(&mut offer.page));
+        }
+        offer.page.is_none()
+    }
+}
+
+impl<M: Memory, B> Drop for Offer<'_, M, B> {
+    fn drop(&mut self) {
+        let Some(busy) = self.busy.take() else { return };
+        match self.page.take() {
+            Some(page) => self.lent.push_front((page, busy)),
+            None => *self.released += 1,
+        }
+    }
+}
+
 impl<M: Memory, B: FnMut() -> bool> Drop for LentQueue<M, B> {
     fn drop(&mut self) {
         let mut kept = 0;
-        for (page, mut busy) in self.lent.drain(..) {
-            match &mut self.stays {
-                _ if !busy() => drop(page),
-                BusyHead::Release { to, .. } => to(page),
-                BusyHead::Keep => {
-                    kept += 1;
-                    std::mem::forget(page);
-                }
+        let mut panic: Option<Box<dyn Any + Send>> = None;
+        // A panic that left the loop would let the remaining pages go home unasked.
+        let mut run = |f: &mut dyn FnMut()| {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
+                panic.get_or_insert(payload);
+            }
+        };
+        while let Some((page, busy)) = self.lent.pop_front() {
+            let (mut page, mut ask, mut is_busy) = (Some(page), Some(busy), true);
+            run(&mut || is_busy = ask.take().is_none_or(|mut busy| busy()));
+            match &mut self.head {
+                _ if !is_busy => run(&mut || drop(page.take())),
+                BusyHead::Release { to, .. } => run(&mut || to(BusyPage(&mut page))),
+                BusyHead::Keep => {}
+            }
+            if let Some(page) = page {
+                kept += 1;
+                std::mem::forget(page);
             }
         }
         if kept > 0 {
             tracing::warn!(pages = kept, "pages are still lent, and kept from home for good");
+        }
+        // A second panic while the first unwinds would end the process.
+        if let Some(payload) = panic.filter(|_| !thread::panicking()) {
+            resume_unwind(payload);
         }
     }
 }
 
 impl<M: Memory, B: FnMut() -> bool> fmt::Debug for LentQueue<M, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (waiting, most) = (self.lent.len(), self.capacity);
-        write!(f, "LentQueue<{}>({waiting} of {most}, {:?}, {:?})", M::NAME, self.stays, self.stats)
+        let (lent, most) = (self.lent.len(), self.capacity);
+        write!(f, "LentQueue<{}>({lent} of {most}, {:?}, {:?})", M::NAME, self.head, self.stats)
     }
 }

@@ -15,7 +15,7 @@
 //!   unmaps it when it leaves; in between the page circulates.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
 //!   lookup, no call to forget.
-//! * [`LentQueue`] keeps pages that are lent to somebody who cannot drop them, and looks whether he is done.
+//! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether the borrower is done.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
 mod bulk;
@@ -45,10 +45,10 @@ mod stats;
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
 pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
-pub use frag::Frag;
+pub use frag::{Frag, WriteError};
 pub use grow::GrowingProvider;
 pub use home::outside_context;
-pub use lent::{BusyHead, LentQueue, LentStats};
+pub use lent::{BusyHead, BusyPage, LentQueue, LentStats};
 pub use linger::{Lingering, lingering};
 pub use memory::{
     Device, KernelShared, Mapped, Memory, PeerMemory, PeerShared, Private, Readable, SystemMemory, TrustedPeer,

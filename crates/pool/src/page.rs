@@ -1,4 +1,4 @@
-//! A page, or a part of one, that somebody owns alone.
+//! A page, or a part of one, that has one owner.
 
 use crate::bytes::{self, OutOfRange};
 use crate::desc::{self, Desc};
@@ -15,13 +15,33 @@ use std::ptr::NonNull;
 ///
 /// ```text
 ///   page   ├───────────────────────────────────────────────┤   one descriptor, one count for each Page and Frag
-///   Page         ├─────────────────┤                            offset, len: nobody else has these bytes
+///   Page         ├─────────────────┤                            offset, len: no other value has these bytes
 /// ```
 ///
-/// As allocated it is the whole page. [`split_off`](Self::split_off) makes two of it, which share the page and not a
-/// byte. Dropping it sends the page home if nobody else is on it: two loads, two comparisons and a push in the pool's own
-/// poll context; a push on this CPU's magazine elsewhere. There is no way to drop one twice, and forgetting one
-/// takes [`std::mem::forget`] and shows as in flight.
+/// As allocated it is the whole page. [`split_off`](Self::split_off) and [`split_to`](Self::split_to) make two of it, which
+/// share the page and not a byte. [`advance`](Self::advance) and [`truncate`](Self::truncate) give bytes up without touching
+/// the count.
+///
+/// Dropping it sends the page home if it is the only value on the page: two loads, two comparisons and a push in the pool's
+/// own poll context; a push on this CPU's magazine elsewhere. There is no way to drop one twice, and forgetting one takes
+/// [`std::mem::forget`] and shows as in flight.
+///
+/// A page of memory that is [`Readable`] is a slice of bytes:
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// # let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
+/// let mut page = pool.alloc().ok_or("no page")?;
+/// page[64..69].copy_from_slice(b"hello");
+/// page.advance(64);
+/// page.truncate(5);
+/// assert_eq!((&*page, page.offset()), (&b"hello"[..], 64));
+/// // The bytes in front still belong to no other value.
+/// assert!(page.prepend(b"> "));
+/// assert_eq!((&*page, page.offset()), (&b"> hello"[..], 62));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[repr(C)]
 pub struct Page<M: Memory> {
     desc: NonNull<Desc>,
@@ -37,7 +57,7 @@ unsafe impl<M: Memory> Sync for Page<M> {}
 impl<M: Memory> Page<M> {
     /// # Safety
     ///
-    /// The caller passes on a count of this page, and with it `len` bytes from `offset`, which nobody else may have.
+    /// The caller passes on a count of this page, and with it `len` bytes from `offset`, which no other value has.
     #[inline]
     pub(crate) unsafe fn from_desc(desc: NonNull<Desc>, offset: u32, len: u32) -> Self {
         Self { desc, span: Span::new(offset, len), kind: PhantomData }
@@ -53,7 +73,7 @@ impl<M: Memory> Page<M> {
     ///
     /// # Safety
     ///
-    /// From now on neither value is used to write them.
+    /// From now on neither value is used to write them, until one of them is the only value on the page.
     #[inline]
     pub(crate) unsafe fn alias(&self) -> Self {
         self.desc().get();
@@ -103,13 +123,31 @@ impl<M: Memory> Page<M> {
         crate::home::prefetch(self.desc);
     }
 
-    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of, 0 for none: also once the pool's device is gone, and
-    /// with it the mapping. Equal numbers, same domain.
+    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of. 0 for none, and also once the pool's device is gone
+    /// and the mapping with it. Equal numbers, same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
         // SAFETY: *home stays* while the page is ours.
         if self.desc().is_mapped() { unsafe { (*self.desc().home()).domain() } } else { 0 }
+    }
+
+    /// Takes `n` bytes off the front. Touches no count: no atomic.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `n` bytes.
+    #[inline]
+    pub fn advance(&mut self, n: usize) {
+        self.span = self.span.from(self.check(n));
+    }
+
+    /// Shortens the page to its first `len` bytes; does nothing if it has no more. Touches no count: no atomic.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.len() {
+            self.span = self.span.to(len as u32);
+        }
     }
 
     /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
@@ -119,12 +157,42 @@ impl<M: Memory> Page<M> {
     /// If there are fewer than `at` bytes.
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
-        assert!(at <= self.len(), "split at {at} of {} bytes", self.len());
-        let at = at as u32;
+        let at = self.check(at);
         self.desc().get();
-        let (offset, len) = (self.span.offset(), self.span.len());
-        self.span = Span::new(offset, at);
-        Self { desc: self.desc, span: Span::new(offset + at, len - at), kind: PhantomData }
+        let rest = Self { span: self.span.from(at), ..*self };
+        self.span = self.span.to(at);
+        rest
+    }
+
+    /// Cuts the page in two: the first `at` bytes are returned, `self` keeps the rest. One atomic addition.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `at` bytes.
+    #[must_use]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        let rest = self.split_off(at);
+        std::mem::replace(self, rest)
+    }
+
+    /// `at` as the span counts, if there are so many bytes.
+    #[inline]
+    fn check(&self, at: usize) -> u32 {
+        assert!(at <= self.len(), "{at} of {} bytes", self.len());
+        at as u32
+    }
+
+    /// Whether this value is the only one on its page.
+    #[inline]
+    pub(crate) fn is_sole(&self) -> bool {
+        self.desc().is_sole()
+    }
+
+    /// Whether the bytes around these are this value's too: no other value is on the page, and no device kept a part of it
+    /// that was dropped.
+    #[inline]
+    fn has_whole_page(&self) -> bool {
+        self.is_sole() && !self.desc().is_quarantined()
     }
 
     /// Drops the page. Says what dropping it does, in a form that is always inlined.
@@ -150,16 +218,18 @@ impl<M: Memory> Page<M> {
     #[must_use]
     pub fn freeze_range(mut self, range: Range<usize>) -> Frag<M> {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
-        self.span = Span::new(self.span.offset() + range.start as u32, (range.end - range.start) as u32);
+        self.span = self.span.to(range.end as u32).from(range.start as u32);
         self.freeze()
     }
-}
 
-impl<M: Mapped> Page<M> {
-    /// The first byte's address. What may be done there depends on the kind of memory; the safe ways are below.
+    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the
+    /// safe ones.
     #[inline]
     #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
+    pub fn as_ptr(&self) -> *mut u8
+    where
+        M: Mapped,
+    {
         // SAFETY: the offset lies within the page.
         unsafe { self.desc().addr().add(self.span.offset() as usize) }
     }
@@ -170,7 +240,10 @@ impl<M: Mapped> Page<M> {
     ///
     /// [`OutOfRange`].
     #[inline]
-    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
+    pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange>
+    where
+        M: Mapped,
+    {
         let mut copy = [0; N];
         self.copy_to(offset, &mut copy)?;
         Ok(copy)
@@ -182,7 +255,10 @@ impl<M: Mapped> Page<M> {
     ///
     /// [`OutOfRange`].
     #[inline]
-    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
+    pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange>
+    where
+        M: Mapped,
+    {
         OutOfRange::check(offset, to.len(), self.len())?;
         // SAFETY: just checked; the page is ours.
         unsafe { bytes::copy_out(self.as_ptr().add(offset), to) };
@@ -195,25 +271,55 @@ impl<M: Mapped> Page<M> {
     ///
     /// [`OutOfRange`]; nothing is written then.
     #[inline]
-    pub fn copy_from(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
+    pub fn copy_from(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfRange>
+    where
+        M: Mapped,
+    {
         OutOfRange::check(offset, from.len(), self.len())?;
-        // SAFETY: just checked; nobody else in this process has these bytes.
+        // SAFETY: just checked; no other value has these bytes.
         unsafe { bytes::copy_in(from, self.as_ptr().add(offset)) };
         Ok(())
     }
 
-    /// Takes the bytes in front of these, which the caller knows to be nobody else's, and writes `header` there. False, and
-    /// nothing done, if the page begins too soon.
+    /// Puts `header` directly in front of the bytes and makes it part of them. False, and nothing done, if the page has too
+    /// few bytes there, if another value is on the page, be it on other bytes of it, or if the page is in quarantine. No
+    /// atomic read-modify-write.
     #[inline]
-    pub(crate) fn prepend(&mut self, header: &[u8]) -> bool {
-        if header.len() > self.offset() {
+    #[must_use]
+    pub fn prepend(&mut self, header: &[u8]) -> bool
+    where
+        M: Mapped,
+    {
+        if header.len() > self.offset() || !self.has_whole_page() {
             return false;
         }
         let n = header.len() as u32;
         self.span = Span::new(self.span.offset() - n, self.span.len() + n);
-        // SAFETY: the bytes lie in the page and are ours, by exclusive reference.
+        // SAFETY: the bytes lie in the page, and just proved to be this value's; it cannot be cloned meanwhile.
         unsafe { bytes::copy_in(header, self.as_ptr()) };
         true
+    }
+
+    /// The bytes.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8]
+    where
+        M: Readable,
+    {
+        // SAFETY: the bytes are ours; `Readable` says that no other party writes them.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// The bytes, to be changed.
+    #[inline]
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8]
+    where
+        M: Readable,
+    {
+        // SAFETY: as for `as_slice`; by exclusive reference this process does not read them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }
 
@@ -223,22 +329,6 @@ impl Page<Device> {
     #[must_use]
     pub fn file_offset(&self) -> u64 {
         self.desc().addr().addr() as u64 + u64::from(self.span.offset())
-    }
-}
-
-impl<M: Readable> Page<M> {
-    /// The bytes.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the bytes are ours; `Readable` says that nobody outside of the process writes them.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
-    }
-
-    /// The bytes, to be changed.
-    #[must_use]
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as for `as_slice`; by exclusive reference nobody inside of the process reads them either.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }
 

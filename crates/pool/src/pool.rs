@@ -366,6 +366,7 @@ impl<M: Memory> PagePool<M> {
             return std::mem::forget(page);
         }
         s.unmap(desc, Desc::claim_unmap_alone);
+        desc.set_quarantined();
         // By the pool's own pointer: what comes home this way may free the pool.
         // SAFETY: the owner keeps it.
         desc.set_home(unsafe { &raw mut (*self.shared.as_ptr()).kept });

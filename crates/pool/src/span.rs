@@ -22,4 +22,18 @@ impl Span {
     pub(crate) fn len(self) -> u32 {
         (self.0 >> 32) as u32
     }
+
+    /// Without the first `n` bytes, of which there are at least so many.
+    #[inline]
+    pub(crate) fn from(self, n: u32) -> Self {
+        debug_assert!(n <= self.len());
+        Self::new(self.offset() + n, self.len() - n)
+    }
+
+    /// The first `n` bytes, of which there are at least so many.
+    #[inline]
+    pub(crate) fn to(self, n: u32) -> Self {
+        debug_assert!(n <= self.len());
+        Self::new(self.offset(), n)
+    }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{alloc, close_balanced, pool, provider};
-use netmem_pool::{Frag, OutOfRange, Page, PeerShared, PoolOptions, Private};
+use netmem_pool::{Frag, OutOfRange, Page, PeerShared, PoolOptions, Private, WriteError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
@@ -69,6 +69,95 @@ fn a_sole_holder_owns_the_page() {
     close_balanced(pool, &domain);
 }
 
+/// Proves POOL-6 and POOL-7: bytes are taken off either end in place, of a shared fragment as of a sole one, and of pages
+/// as of fragments; no holder comes or goes by it, and the bytes are those that there were.
+#[test]
+fn both_ends_are_stripped_in_place() {
+    let (mut pool, domain) = pool(PoolOptions::new("strip"), 1);
+    let bytes: Vec<u8> = (0..4096).map(|n| (n % 251) as u8).collect();
+    let mut page = pool.alloc().unwrap();
+    page.copy_from_slice(&bytes);
+    page.advance(96);
+    page.truncate(3000);
+    page.truncate(3001);
+    assert_eq!((page.offset(), page.len(), &*page), (96, 3000, &bytes[96..3096]));
+    let front = page.split_to(1000);
+    assert_eq!((&*front, &*page), (&bytes[96..1096], &bytes[1096..3096]));
+    drop(front);
+
+    let mut frag = page.freeze();
+    let mut other = frag.clone();
+    frag.advance(0);
+    frag.advance(500);
+    frag.truncate(0);
+    assert_eq!((frag.len(), frag.offset()), (0, 1596));
+    other.advance(1000);
+    other.truncate(usize::MAX);
+    assert_eq!(&*other, &bytes[2096..3096]);
+    let (front, back) = (other.split_to(10), other.split_off(20));
+    assert_eq!((&*front, &*other, &*back), (&bytes[2096..2106], &bytes[2106..2126], &bytes[2126..3096]));
+    let other = other.try_into_page().unwrap_err();
+    drop((front, back, frag));
+    // As many holders went as came.
+    let mut sole = other.try_into_page().unwrap();
+    assert_eq!((&*sole, sole.offset()), (&bytes[2106..2126], 2106));
+    sole.advance(20);
+    assert!(sole.is_empty() && sole.prepend(&[7; 2126]));
+    assert_eq!((sole.len(), sole[2125], sole.offset()), (2126, 7, 0));
+    drop(sole);
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-6 and NET-6: a fragment does not get bytes of its page that are posted to a device in another buffer, nor
+/// may it be written while it has any other holder.
+#[test]
+fn a_page_that_is_split_between_buffers() {
+    let (mut pool, domain) = pool(PoolOptions::new("buffers"), 1);
+    let mut posted = pool.alloc().unwrap();
+    let mut frag = posted.split_off(2048).freeze();
+    let mut page = frag.clone();
+    assert!(!page.prepend(b"x") && !frag.prepend(b"x"), "a clone, and a part that is posted");
+    drop(page);
+    // One holder of these bytes, and one of others.
+    assert!(!frag.prepend(b"x") && !frag.is_writable());
+    assert_eq!(frag.write_at(0, b"x"), Err(WriteError::Shared));
+    let error = frag.write_at(2047, b"xy").unwrap_err();
+    assert_eq!(error, WriteError::OutOfRange(OutOfRange { offset: 2047, len: 2, have: 2048 }));
+    let mut frag = frag.try_into_page().unwrap_err();
+    page = frag.clone();
+    // The device is done, and its buffer is dropped, elsewhere.
+    thread::scope(|s| s.spawn(|| drop(posted)).join().unwrap());
+    assert!(!frag.is_writable() && !frag.prepend(b"x"));
+    drop(page);
+    frag.write_at(0, b"xyz").unwrap();
+    frag.advance(1);
+    assert!(frag.prepend(b"vw") && frag.is_writable());
+    assert_eq!((&frag[..4], frag.offset()), (&b"vwyz"[..], 2047));
+    drop(frag);
+    close_balanced(pool, &domain);
+}
+
+/// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering stays that device's. A fragment of the
+/// same page goes on as before, and gets no byte of the buffer.
+#[test]
+fn a_buffer_in_quarantine() {
+    let (mut pool, domain) = pool(PoolOptions::new("kept"), 2);
+    let mut kept = pool.alloc().unwrap();
+    let mut frag = kept.split_off(2048).freeze();
+    frag.advance(10);
+    pool.quarantine(kept);
+    assert_eq!(pool.stats().quarantined, 0, "the fragment is still out");
+    // It is alone on the page, as far as this process knows.
+    frag.write_at(0, b"mine").unwrap();
+    assert!(!frag.prepend(b"x"));
+    let mut page = frag.try_into_page().unwrap();
+    assert!(!page.prepend(&[0; 10]) && !page.prepend(&[0; 11]));
+    assert_eq!((page.len(), &page[..4]), (2038, &b"mine"[..]));
+    drop(page);
+    let stats = pool.close().stats;
+    assert_eq!((stats.quarantined, stats.inflight(), domain.maps()), (1, 0, domain.unmaps()));
+}
+
 /// Proves POOL-6: ranges beyond the part, inside of the page or not, are refused, and the page comes home all the same.
 #[test]
 fn ranges_are_checked() {
@@ -84,7 +173,11 @@ fn ranges_are_checked() {
         let _beyond = part.split_off(100);
         panics(|| drop(part.split_off(range.end.max(101))));
         panics(|| drop(part.freeze_range(range.clone())));
-        let frag = page.freeze_range(0..40);
+        panics(|| page.advance(range.end.max(51)));
+        panics(|| drop(page.split_to(range.end.max(51))));
+        let mut frag = page.freeze_range(0..40);
+        panics(|| frag.advance(range.end.max(41)));
+        panics(|| drop(frag.split_to(range.end.max(41))));
         panics(|| drop(frag.slice(range)));
     }
     close_balanced(pool, &domain);

@@ -4,12 +4,18 @@
 mod common;
 
 use common::{alloc, close_balanced, pool};
-use netmem_pool::{BusyHead, LentQueue, LentStats, Page, PoolOptions, Private};
+use netmem_pool::{BusyHead, BusyPage, LentQueue, LentStats, Page, PoolOptions, Private};
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+
+/// Lent, taken, busy, released, full.
+fn counts(stats: LentStats) -> [u64; 5] {
+    [stats.lent, stats.taken, stats.busy, stats.released, stats.full]
+}
 
 /// A borrower's flag, and the question after it.
 fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
@@ -41,7 +47,7 @@ fn a_head_that_is_kept() {
     flags[0].set(false);
     let order: Vec<_> = std::iter::from_fn(|| waiting.take()).map(|p| p.index()).collect();
     assert_eq!(order, indices);
-    assert_eq!(waiting.stats(), LentStats { lent: 3, taken: 3, busy: 100, ..LentStats::default() });
+    assert_eq!(counts(waiting.stats()), [3, 3, 100, 0, 0]);
     close_balanced(pool, &domain);
 }
 
@@ -75,8 +81,10 @@ fn a_head_that_is_released() {
     let (mut pool, domain) = pool(PoolOptions::new("released"), 8);
     let given_up = Arc::new(Mutex::new(Vec::<Page<Private>>::new()));
     let to = given_up.clone();
-    let mut waiting =
-        LentQueue::new(8, BusyHead::Release { after: 3, to: Box::new(move |p| to.lock().unwrap().push(p)) });
+    let mut waiting = LentQueue::new(
+        8,
+        BusyHead::Release { after: 3, to: Box::new(move |p| to.lock().unwrap().push(p.into_page())) },
+    );
     let (mut flags, mut indices) = (Vec::new(), Vec::new());
     for page in alloc(&mut pool, 4) {
         let (flag, busy) = borrower();
@@ -98,7 +106,7 @@ fn a_head_that_is_released() {
     assert!(waiting.take().is_none());
     let released: Vec<_> = given_up.lock().unwrap().iter().map(Page::index).collect();
     assert_eq!((released, waiting.len()), (vec![indices[0], indices[3]], 0));
-    assert_eq!(waiting.stats(), LentStats { lent: 4, taken: 2, busy: 8, released: 2, full: 0 });
+    assert_eq!(counts(waiting.stats()), [4, 2, 8, 2, 0]);
     // They are out until their receiver lets them go; one that a device may still write is quarantined.
     assert_eq!(pool.stats().inflight(), 2);
     let mut left = given_up.lock().unwrap();
@@ -122,7 +130,7 @@ fn a_queue_that_goes() {
                 after: 1,
                 to: Box::new(move |page| {
                     count.fetch_add(1, Ordering::Relaxed);
-                    drop(page);
+                    drop(page.into_page());
                 }),
             },
         };
@@ -134,6 +142,133 @@ fn a_queue_that_goes() {
         let away = if release { 0 } else { 2 };
         assert_eq!((pool.stats().inflight(), given_up.load(Ordering::Relaxed)), (away, 2 - away as usize));
     }
+}
+
+/// A panic of which the message is `what`.
+fn panics_with(what: &str, f: impl FnOnce()) {
+    let payload = catch_unwind(AssertUnwindSafe(f)).unwrap_err();
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&what));
+}
+
+/// Proves POOL-14 and POOL-5: a question that panics leaves its page at the head, lent as before.
+#[test]
+fn a_question_that_panics() {
+    let (mut pool, domain) = pool(PoolOptions::new("asks"), 4);
+    let mut queue = LentQueue::new(4, BusyHead::Keep);
+    let indices: Vec<_> = (0..2)
+        .map(|_| {
+            let page = pool.alloc().unwrap();
+            let (index, mut looks) = (page.index(), 0);
+            let busy = move || {
+                looks += 1;
+                assert!(looks != 2, "the second look");
+                looks < 3
+            };
+            queue.lend(page, busy).unwrap();
+            index
+        })
+        .collect();
+    for (n, index) in indices.into_iter().enumerate() {
+        assert!(queue.take().is_none());
+        panics_with("the second look", || drop(queue.take()));
+        assert_eq!((queue.len(), pool.stats().inflight()), (2 - n, 2 - n as u64));
+        assert_eq!(queue.take().unwrap().index(), index);
+    }
+    assert_eq!(counts(queue.stats()), [2, 2, 2, 0, 0]);
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-14 and POOL-5: a head that its receiver does not take, because it panics or does not want it, is the head
+/// again; one that was taken is the receiver's, also if it panics then. No page goes home meanwhile.
+#[test]
+fn a_receiver_that_panics() {
+    let (mut pool, domain) = pool(PoolOptions::new("receives"), 2);
+    let given_up = Arc::new(Mutex::new(Vec::<Page<Private>>::new()));
+    let (to, mut calls) = (given_up.clone(), 0);
+    let to = move |page: BusyPage<'_, Private>| {
+        calls += 1;
+        assert!(calls != 1, "before it was taken");
+        if calls != 2 {
+            to.lock().unwrap().push(page.into_page());
+        }
+        assert!(calls != 3, "after it was taken");
+    };
+    let mut queue = LentQueue::new(4, BusyHead::Release { after: 2, to: Box::new(to) });
+    let lent = alloc(&mut pool, 2);
+    let indices: Vec<_> = lent.iter().map(Page::index).collect();
+    lent.into_iter().for_each(|page| queue.lend(page, || true).unwrap());
+    assert!(queue.take().is_none());
+    panics_with("before it was taken", || drop(queue.take()));
+    assert!(pool.alloc().is_none(), "a lent page was handed out");
+    // The looks count from 0 again; the offer is declined, and so is the head.
+    assert!(queue.take().is_none() && queue.take().is_none());
+    assert_eq!((queue.len(), queue.stats().released, pool.stats().inflight()), (2, 0, 2));
+    assert!(queue.take().is_none());
+    panics_with("after it was taken", || drop(queue.take()));
+    assert_eq!((queue.len(), queue.stats().released, pool.stats().inflight()), (1, 1, 2));
+    assert!(queue.take().is_none() && queue.take().is_none());
+    let mut given_up = std::mem::take(&mut *given_up.lock().unwrap_or_else(PoisonError::into_inner));
+    assert_eq!(given_up.iter().map(Page::index).collect::<Vec<_>>(), indices);
+    assert_eq!(counts(queue.stats()), [2, 0, 8, 2, 0]);
+    given_up.clear();
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-14 and POOL-5: a queue that goes looks at every page, whatever panics; no lent page goes home, a page whose
+/// question panics counts as lent, and the first panic comes through.
+#[test]
+fn panics_while_a_queue_goes() {
+    for release in [false, true] {
+        let (mut pool, _domain) = pool(PoolOptions::new("goes"), 8);
+        let given_up = Arc::new(Mutex::new(Vec::<Page<Private>>::new()));
+        let (to, mut calls) = (given_up.clone(), 0);
+        let to = move |page: BusyPage<'_, Private>| {
+            calls += 1;
+            assert!(calls != 2, "a receiver");
+            to.lock().unwrap().push(page.into_page());
+        };
+        let head = if release { BusyHead::Release { after: 1, to: Box::new(to) } } else { BusyHead::Keep };
+        let mut queue = LentQueue::new(8, head);
+        let pages = alloc(&mut pool, 8);
+        let indices: Vec<_> = pages.iter().map(Page::index).collect();
+        // Of every four one is done, one is busy, one panics and one is busy.
+        for (n, page) in pages.into_iter().enumerate() {
+            let busy = move || match n % 4 {
+                2 => panic!("a question"),
+                n => n != 0,
+            };
+            queue.lend(page, busy).unwrap();
+        }
+        panics_with("a question", || drop(queue));
+        let home: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        let mut at_home: Vec<_> = home.iter().map(Page::index).collect();
+        at_home.sort_unstable();
+        drop(home);
+        assert_eq!(at_home, [indices[0].min(indices[4]), indices[0].max(indices[4])], "what is not lent, and no more");
+        let given_up = std::mem::take(&mut *given_up.lock().unwrap());
+        assert_eq!(given_up.len(), if release { 5 } else { 0 });
+        assert_eq!(pool.stats().inflight(), 6);
+    }
+}
+
+/// Proves POOL-14 and POOL-5: a queue that goes because of a panic looks at every page, too, and another panic meanwhile
+/// does not end the process.
+#[test]
+fn a_queue_that_unwinds() {
+    let (mut pool, _domain) = pool(PoolOptions::new("unwinds"), 4);
+    let pages = alloc(&mut pool, 4);
+    panics_with("a question", || {
+        let mut queue = LentQueue::new(4, BusyHead::Keep);
+        for (n, page) in pages.into_iter().enumerate() {
+            let busy = move || match n {
+                0 | 2 => panic!("a question"),
+                n => n == 1,
+            };
+            queue.lend(page, busy).unwrap();
+        }
+        let _ = queue.take();
+    });
+    assert_eq!(pool.stats().inflight(), 3);
 }
 
 /// Proves POOL-14: a borrower on another thread that polls and sets a flag, and never finds a page written that it still

@@ -103,7 +103,9 @@ pub use error::{DeliverError, TooManyRanges};
 #[cfg(not(loom))]
 pub use flow::{FlowBindError, FlowQueue, FlowStats, FlowTable};
 #[cfg(not(loom))]
-pub use netdev::{AttachError, DetachError, Netdev, Queues, UnbindError};
+pub use netdev::{AttachError, DetachError, Netdev, UnbindError};
+#[cfg(not(loom))]
+pub use netmem_packet::Queues;
 pub use pages::Pages;
 pub use receive::{Receive, ReceiveOne, TokenTable};
 pub use returner::{MAX_FRAGMENTS, MAX_RANGES, Returner};

@@ -7,35 +7,12 @@
 //! ```
 
 use crate::{Binding, BindingCount};
-use netmem_pool::{Device, Provider};
+use netmem_packet::Queues;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use thiserror::Error;
-
-/// What can be done with the receive queues of a device: each can be stopped and started again with other memory.
-pub trait Queues {
-    /// Why a queue was not restarted.
-    type Error: Error + 'static;
-
-    /// How many queues there are: 0 to so many.
-    fn queues(&self) -> usize;
-
-    /// Restarts a queue, which receives into host memory, with pages of `memory`.
-    ///
-    /// # Errors
-    ///
-    /// It goes on as it was, or has stopped: either way nothing is received into `memory`.
-    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> Result<(), Self::Error>;
-
-    /// Restarts a queue, which receives into device memory, with host memory.
-    ///
-    /// # Errors
-    ///
-    /// It goes on as it was, or has stopped.
-    fn detach(&mut self, queue: usize) -> Result<(), Self::Error>;
-}
 
 /// Why a binding was not attached.
 #[derive(Debug, Error)]
@@ -44,34 +21,35 @@ pub enum AttachError<E: Error + 'static> {
     /// The device has no such queue. Nothing has changed.
     #[error("there is no queue {queue}: the device has {queues}, from 0 on")]
     NoSuchQueue {
-        /// What was asked for.
+        /// The queue asked for.
         queue: usize,
-        /// What there are.
+        /// How many queues the device has.
         queues: usize,
     },
-    /// Another binding receives there, or the queue was named twice. Nothing has changed.
+    /// A binding is attached to the queue already, or the queue is in the list twice. Nothing has changed.
     #[error("queue {queue} is taken by binding {binding}; unbind that first, or use another queue")]
     Taken {
         /// The queue.
         queue: usize,
-        /// Who has it.
+        /// The id of the binding that is attached to it.
         binding: u64,
     },
-    /// A queue was not restarted. Those before it were given host memory again, but for those that are listed.
+    /// A queue was not restarted. The queues before it in the list were restarted with host memory again, except those in
+    /// `stuck`.
     #[error("queue {queue} was not restarted with device memory ({} queues did not get their own back)", stuck.len())]
     Restart {
         /// The queue.
         queue: usize,
         /// Why.
         source: E,
-        /// Queues that were attached and could not be detached again. They are still the binding's.
+        /// Queues that were attached and could not be detached again. They still count as attached to the binding.
         stuck: Vec<(usize, E)>,
     },
 }
 
-/// Why a queue was not detached. It goes on as it was or has stopped, and is taken still; those with smaller numbers are as
-/// they were.
+/// Why a queue was not detached. The queue goes on as it was, or it has stopped; it still counts as attached.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 #[error("queue {queue} was not restarted with host memory")]
 pub struct DetachError<E: Error + 'static> {
     /// The queue.
@@ -80,13 +58,14 @@ pub struct DetachError<E: Error + 'static> {
     pub source: E,
 }
 
-/// A binding was not unbound, and is live. Queues may have been detached.
+/// A binding was not unbound, and is live. Some of its queues may have been detached.
 #[derive(Error)]
+#[non_exhaustive]
 #[error("binding {} is still bound", binding.id())]
 pub struct UnbindError<C: BindingCount, E: Error + 'static> {
     /// The binding.
     pub binding: Box<Binding<C>>,
-    /// Why. `None`: queues of another device are attached.
+    /// Why a queue was not detached. `None`: queues of another device are attached.
     #[source]
     pub source: Option<DetachError<E>>,
 }
@@ -97,10 +76,10 @@ impl<C: BindingCount, E: Error> fmt::Debug for UnbindError<C, E> {
     }
 }
 
-/// Who a queue belongs to. It counts there for as long as this exists.
+/// The binding that a queue is attached to. While this value exists, the queue counts in that binding's number of queues.
 struct Taken {
     binding: u64,
-    /// The binding's number of queues, which outlives it.
+    /// The binding's number of queues. It outlives the binding.
     attached: Arc<AtomicUsize>,
 }
 
@@ -118,44 +97,49 @@ impl Drop for Taken {
     }
 }
 
-/// The receive queues of a device, each free or attached to one binding. With this value its queues go, and are attached no more,
-/// also those of a device that died and could not be detached.
+/// The receive queues of a device, and the binding that each of them receives into, if any.
+///
+/// For a virtio-net device, `Q` is `netmem_virtio::driver::VirtioRxQueues`.
+///
+/// Dropping this value drops the queues, and then none of them counts as attached. This also holds for the queues of a
+/// device that died, which could not be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its clones first.
 pub struct Netdev<Q: Queues> {
     queues: Q,
-    /// Behind the queues, which go first.
+    /// Declared after the queues, so that it is dropped after them.
     taken: Vec<Option<Taken>>,
 }
 
 impl<Q: Queues> Netdev<Q> {
-    /// A device none of whose queues is attached.
+    /// A device without attached queues.
     #[must_use]
     pub fn new(queues: Q) -> Self {
         let taken = (0..queues.queues()).map(|_| None).collect();
         Self { queues, taken }
     }
 
-    /// The queues, to be polled. Who restarts one does so behind this value's back.
+    /// The queues, to poll them. A queue that the caller restarts here, without `attach` or `detach`, is still counted as it
+    /// was before.
     pub fn queues_mut(&mut self) -> &mut Q {
         &mut self.queues
     }
 
-    /// The queues alone. None counts as attached from then on: who has them knows what they receive into.
+    /// Takes the queues out. None of them counts as attached any more, also if it still receives into a binding.
     #[must_use]
     pub fn into_queues(self) -> Q {
         self.queues
     }
 
-    /// The id of the binding that a queue is attached to.
+    /// The id of the binding that a queue is attached to; `None` if there is none.
     #[must_use]
     pub fn attached(&self, queue: usize) -> Option<u64> {
         Some(self.taken.get(queue)?.as_ref()?.binding)
     }
 
-    /// Attaches a binding to queues: all of them, or none. Each is restarted, in the order given.
+    /// Attaches a binding to queues: all of them, or none. The queues are restarted in the order of the list.
     ///
     /// # Errors
     ///
-    /// [`AttachError`].
+    /// [`AttachError`]. If a queue was not restarted, the queues before it are restarted with host memory.
     pub fn attach<C: BindingCount>(
         &mut self,
         binding: &Binding<C>,
@@ -181,11 +165,11 @@ impl<Q: Queues> Netdev<Q> {
         Ok(())
     }
 
-    /// Detaches one queue, whatever it is attached to. False: it is not.
+    /// Detaches one queue from its binding: restarts it with host memory. Returns false if the queue is not attached.
     ///
     /// # Errors
     ///
-    /// The queue was not restarted, and is still taken.
+    /// The queue was not restarted, and still counts as attached.
     pub fn detach(&mut self, queue: usize) -> Result<bool, DetachError<Q::Error>> {
         if self.attached(queue).is_none() {
             return Ok(false);
@@ -194,11 +178,11 @@ impl<Q: Queues> Netdev<Q> {
         Ok(true)
     }
 
-    /// Detaches all queues of a binding, the last first, and unbinds it.
+    /// Detaches all queues of a binding, the highest number first, and unbinds it.
     ///
     /// # Errors
     ///
-    /// A queue was not restarted, or the binding has queues of another device; it comes back, and is live.
+    /// A queue was not restarted, or the binding has queues of another device. The error returns the binding, which is live.
     pub fn unbind<C: BindingCount>(&mut self, binding: Binding<C>) -> Result<(), UnbindError<C, Q::Error>> {
         for queue in (0..self.taken.len()).rev() {
             if self.attached(queue) != Some(binding.id()) {

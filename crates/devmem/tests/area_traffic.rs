@@ -14,8 +14,8 @@ mod net_common;
 
 use flows::{Ends, Flows, number};
 use memory_common::{Memory, until};
-use net_common::Lab;
-use netmem_devmem::{AreaProvider, AreaStats, Buffer, RefillRing};
+use net_common::{InTests, Lab};
+use netmem_devmem::{AreaProvider, AreaStats, Buffer, Queues, RefillRing};
 use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Region};
 use netmem_virtio::driver::SplitOptions;
@@ -76,8 +76,8 @@ fn circulate(entries: usize) -> AreaStats {
     let region = Region::unmapped(memory.fd(), 0).expect("it can be cut");
     let (area, mut ring) = AreaProvider::new(region, entries).expect("there is memory");
     let mut lab = Lab::new(vec![Flows::new(1, limit.clone())], &[area.region()], SplitOptions::UDP_V4);
-    let queues = lab.queues();
-    queues.use_device(0, area.clone()).expect("the device goes on");
+    let mut queues = lab.queues();
+    queues.attach(0, area.clone()).expect("the device goes on");
     let (deliver, frames) = mpsc::channel();
     let control = lab.control.clone();
     let allow = |frames| {
@@ -100,7 +100,7 @@ fn circulate(entries: usize) -> AreaStats {
                 // Gone only if it has failed.
                 _ = deliver.send((bytes, buffer));
             };
-            queues.get(0).split().poll(|poll| poll.receive(64, &mut handler));
+            queues.queue(0).split().expect("it is attached").poll(|poll| poll.receive(64, &mut handler));
             area.stats().delivered == FRAMES || stop.load(Relaxed)
         });
         drop(deliver);
@@ -109,7 +109,7 @@ fn circulate(entries: usize) -> AreaStats {
     println!("{entries} entries: {} pages, up to {:?} times; {:?}", used.len(), used.values().max(), area.stats());
     assert!(used.len() > HELD && FRAMES > 10 * PAGES as u64, "{} pages were used", used.len());
     // The queue is stopped with buffers out; they end with their user.
-    queues.use_host(0).expect("the device goes on");
+    queues.detach(0).expect("the device goes on");
     drop((queues, lab));
     let before = ring.stats();
     assert_eq!((before.delivered, before.invalid), (FRAMES, 0), "{before:?}");

@@ -20,14 +20,13 @@ use netmem_pool::{
     RegionProvider,
 };
 use netmem_virtio::driver::{
-    NetOptions, QueuePair, RestartError, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx,
+    NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, VirtioNet, VirtioRxQueues, VirtioSplitRx,
     VirtioSplitTx,
 };
 use netmem_virtio::net::VnetHdr;
 use permutations::permutations;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,63 +59,47 @@ impl Count {
     }
 }
 
-/// A receive queue as it is at the moment.
-enum Rx {
-    Host(VirtioRx),
-    Split(VirtioSplitRx),
-    Gone,
-}
-
-/// The receive queues of a device that dies when the one that is named is to be attached: at once, or at this message.
-struct Pairs {
-    rx: Vec<Rx>,
+/// The receive queues of a device that dies when a certain queue is to be attached: at once, or at this message.
+struct Dying {
+    queues: VirtioRxQueues,
     device: Rc<RefCell<Hostile>>,
     dies: Option<(usize, Option<&'static str>)>,
-    /// How the pools of device memory stood of queues that were stopped.
-    closed: Rc<RefCell<Vec<SplitClosed>>>,
 }
 
-impl Queues for Pairs {
-    type Error = io::Error;
+impl Queues for Dying {
+    type Error = QueuesError;
 
     fn queues(&self) -> usize {
-        self.rx.len()
+        self.queues.queues()
     }
 
-    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> io::Result<()> {
+    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> Result<(), QueuesError> {
         match self.dies.filter(|dies| dies.0 == queue) {
             Some((_, None)) => self.device.borrow_mut().kill(),
             Some((_, message)) => self.device.borrow().behave(|b| b.fail_at = message),
             None => {}
         }
-        let Rx::Host(rx) = std::mem::replace(&mut self.rx[queue], Rx::Gone) else { panic!("not in host memory") };
-        match rx.restart_split(&SplitOptions::new(memory).cache(16)) {
-            Ok(restarted) => self.rx[queue] = Rx::Split(restarted.queue),
-            Err(RestartError::Stopped { source, .. }) => return Err(io::Error::other(source)),
-            Err(unchanged) => panic!("{unchanged:?}"),
-        }
-        Ok(())
+        let attached = self.queues.attach(queue, memory);
+        assert!(!matches!(attached, Err(QueuesError::Unchanged { .. })), "{attached:?}");
+        attached
     }
 
-    fn detach(&mut self, queue: usize) -> io::Result<()> {
-        let Rx::Split(rx) = std::mem::replace(&mut self.rx[queue], Rx::Gone) else {
-            return Err(io::Error::other("the queue has stopped"));
-        };
-        match rx.restart(None) {
-            Ok(restarted) => self.rx[queue] = Rx::Host(restarted.queue),
-            Err(RestartError::Stopped { source, closed }) => {
-                self.closed.borrow_mut().push(*closed);
-                return Err(io::Error::other(source));
-            }
-            Err(unchanged) => panic!("{unchanged:?}"),
-        }
-        Ok(())
+    fn detach(&mut self, queue: usize) -> Result<(), QueuesError> {
+        self.queues.detach(queue)
     }
+}
+
+/// How the pools of a queue stood that could not be detached.
+#[track_caller]
+fn closed(error: &QueuesError) -> SplitClosed {
+    let QueuesError::Stopped { closed, .. } = error else { panic!("it had not stopped: {error:?}") };
+    let RxClosed::Split(closed) = **closed else { panic!("it was not in device memory: {error:?}") };
+    closed
 }
 
 /// What a driver has of its device, and the test in the place of that.
 struct Lab {
-    net: Netdev<Pairs>,
+    net: Netdev<Dying>,
     tx: VirtioSplitTx<BindingRef>,
     _more: Vec<VirtioSplitTx<BindingRef>>,
     device: VirtioNet,
@@ -127,7 +110,6 @@ struct Lab {
 struct Peer {
     device: Rc<RefCell<Hostile>>,
     domain: Arc<CountingDomain<MemoryTable>>,
-    closed: Rc<RefCell<Vec<SplitClosed>>>,
 }
 
 fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
@@ -142,21 +124,22 @@ fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
         domain
     });
     let (net, all) = VirtioNet::probe(backend, options).unwrap();
-    let (rx, mut more): (_, Vec<_>) =
-        all.into_iter().map(|QueuePair { rx, tx }| (Rx::Host(rx), tx.into_split())).unzip();
-    let peer = Peer { device, domain: seen.get().unwrap().clone(), closed: Rc::default() };
-    let queues = Pairs { rx, device: peer.device.clone(), dies: None, closed: peer.closed.clone() };
+    let (rx, mut more): (Vec<_>, Vec<_>) = all.into_iter().map(|QueuePair { rx, tx }| (rx, tx.into_split())).unzip();
+    let peer = Peer { device, domain: seen.get().unwrap().clone() };
+    let queues = Dying { queues: VirtioRxQueues::new(rx).cache(16), device: peer.device.clone(), dies: None };
     (Lab { net: Netdev::new(queues), tx: more.remove(0), _more: more, device: net, host }, peer)
 }
 
 impl Lab {
-    fn split(&mut self) -> &mut VirtioSplitRx {
-        let Rx::Split(rx) = &mut self.net.queues_mut().rx[0] else { panic!("not in device memory") };
-        rx
+    /// Does something with the queue, which receives into device memory.
+    #[track_caller]
+    fn split<R>(&mut self, f: impl FnOnce(&mut VirtioSplitRx) -> R) -> R {
+        let mut rx = self.net.queues_mut().queues.get(0).unwrap();
+        f(rx.split().expect("it is in device memory"))
     }
 
     fn poll(&mut self, queue: &mut FlowQueue) -> usize {
-        self.split().poll(|poll| poll.receive(64, queue))
+        self.split(|rx| rx.poll(|poll| poll.receive(64, queue)))
     }
 
     fn sender(&self, binding: &Binding, peer: &Peer) -> Sender {
@@ -182,7 +165,7 @@ impl Peer {
         assert_eq!(self.domain.maps(), self.domain.unmaps());
         drop(self.domain);
         assert_eq!(memory.descriptors(), 1, "the peer has it yet");
-        drop((self.device, self.closed));
+        drop(self.device);
         assert_eq!(memory.descriptors(), 0);
     }
 }
@@ -291,11 +274,12 @@ fn ring_page(device: &Hostile, head: u16) -> u64 {
 fn a_backend_that_dies() {
     let count = Count::begin();
     let Scene { memory, binding, mut lab, peer, mut socket, queue, sender, held, posted } = Scene::new();
-    assert_eq!((posted.len() as u64, lab.split().posted() as u64), (POSTED, POSTED));
+    assert_eq!((posted.len() as u64, lab.split(|rx| rx.posted()) as u64), (POSTED, POSTED));
     let error = lab.net.unbind(binding).unwrap_err();
-    assert_eq!(error.source.as_ref().unwrap().queue, 0);
+    let detach = error.source.as_ref().unwrap();
+    assert_eq!(detach.queue, 0);
+    let closed = closed(&detach.source).device;
     let binding = *error.binding;
-    let closed = peer.closed.borrow()[0].device;
     assert_eq!((closed.stats.quarantined, closed.outstanding), (POSTED, 6));
     assert_eq!(closed.stats.mapped, closed.stats.unmapped, "for a device that is gone, also what users hold");
     assert_eq!(binding.stats().in_use, POSTED + 6);
@@ -414,9 +398,10 @@ fn a_bind_whose_device_dies() {
         assert!(!lab.device.is_connected());
         assert_eq!((lab.net.attached(0), lab.net.attached(1)), (Some(binding.id()), None));
         assert_eq!((binding.stats().queues, binding.stats().in_use), (1, had), "{message:?}");
-        assert_eq!(peer.closed.borrow()[0].device.stats.quarantined, POSTED);
+        assert_eq!(closed(&stuck[0].1).device.stats.quarantined, POSTED);
         let error = lab.net.unbind(binding).unwrap_err();
-        assert_eq!(error.source.as_ref().unwrap().queue, 0);
+        let detach = error.source.as_ref().unwrap();
+        assert!(detach.queue == 0 && matches!(detach.source, QueuesError::NotRunning), "{detach:?}");
         let error = error.binding.unbind().unwrap_err();
         assert_eq!(error.queues, 1);
         drop(lab);

@@ -18,7 +18,7 @@ mod skip;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use memory_common::{Memory, until, worker};
-use net_common::{Lab, endpoint};
+use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
     Binding, FlowQueue, FlowTable, Fragment, Received, RecvError, Sender, Socket, SocketOptions, TokenRange,
 };
@@ -214,7 +214,7 @@ impl Ours {
         let mut datagram = None;
         until(|| {
             for (queue, into) in self.queues.iter_mut().enumerate() {
-                self.lab.queues().get(queue).poll(into);
+                self.lab.queues().poll(queue, into);
             }
             datagram = sockets.iter_mut().enumerate().find_map(|(at, socket)| match socket.recv(&mut out) {
                 Err(RecvError::Empty) => None,

@@ -16,7 +16,7 @@ mod net_common;
 
 use flows::{Ends, FIRST_PORT, Flows, number, payload};
 use memory_common::{Memory, until, worker};
-use net_common::{Lab, Rx, RxQueues};
+use net_common::{InTests, Lab};
 use netmem_devmem::{
     Binding, BindingRef, FlowQueue, FlowStats, FlowTable, Fragment, Netdev, Received, RecvError, Returner, Socket,
     SocketOptions, Token, TokenRange,
@@ -24,7 +24,7 @@ use netmem_devmem::{
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::Steering;
-use netmem_virtio::driver::SplitOptions;
+use netmem_virtio::driver::{EitherRx, SplitOptions, VirtioRxQueues};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -273,7 +273,7 @@ impl Bench {
 
 /// Which queue receives into which binding.
 struct Attached<'a> {
-    net: &'a mut Netdev<RxQueues>,
+    net: &'a mut Netdev<VirtioRxQueues>,
     bindings: &'a [Binding; 2],
     table: &'a FlowTable,
     into: &'a [Mutex<Option<FlowQueue>>; 2],
@@ -315,18 +315,18 @@ impl Outcome {
 }
 
 /// Polls a queue as it is now. The numbers of frames that came into host memory.
-fn poll(queues: &RxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) -> Vec<u64> {
+fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) -> Vec<u64> {
     let mut numbers = Vec::new();
     let mut into = into.lock().expect("it is ours");
-    match (&mut *queues.get(queue), into.as_mut()) {
-        (Rx::Split(rx), Some(into)) => _ = rx.poll(|poll| poll.receive(64, into)),
-        (Rx::Host(rx), _) => {
+    match (&mut *queues.queue(queue), into.as_mut()) {
+        (EitherRx::Split(rx), Some(into)) => _ = rx.poll(|poll| poll.receive(64, into)),
+        (EitherRx::Host(rx), _) => {
             let mut handler = |p: Packet<PeerShared>| numbers.push(number(&p.to_vec(), FLOWS));
             rx.poll(|poll| poll.receive(64, &mut handler));
         }
         // Attached a moment ago.
-        (Rx::Split(_), None) => {}
-        (Rx::Gone, _) => panic!("a restart has failed"),
+        (EitherRx::Split(_), None) => {}
+        (EitherRx::Stopped, _) => panic!("a restart has failed"),
     }
     numbers
 }

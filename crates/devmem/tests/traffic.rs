@@ -5,7 +5,7 @@ mod memory_common;
 mod net_common;
 
 use memory_common::{Memory, until, worker};
-use net_common::{Lab, endpoint};
+use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
     AttachError, Binding, FlowQueue, FlowTable, Fragment, RecvError, SendError, Sender, Socket, SocketOptions,
     TokenRange,
@@ -33,7 +33,7 @@ fn round_trip(lab: &mut Lab, sender: &mut Sender, queue: &mut FlowQueue, socket:
     tx.flush();
     let mut out = [Fragment::Empty];
     until(|| {
-        lab.queues().get(0).poll(queue);
+        lab.queues().poll(0, queue);
         tx.complete();
         match socket.recv(&mut out) {
             Ok(received) => {
@@ -97,8 +97,12 @@ fn there_and_back() {
     // The device, which is in this process and maps what it is given.
     assert_eq!(ours, 1, "{maps}");
     assert_eq!(socket.stats().fragments, 2000);
-    let before = lab.queues().get(0).split().pool_stats().1;
-    assert_eq!(before.inflight() - lab.queues().get(0).split().posted() as u64, 0);
+    {
+        let queues = lab.queues();
+        let mut rx = queues.queue(0);
+        let rx = rx.split().unwrap();
+        assert_eq!(rx.pool_stats().1.inflight() - rx.posted() as u64, 0);
+    }
     lab.net.unbind(binding).unwrap();
     drop((sender, queue, socket, returner, lab));
     memory.assert_gone();
@@ -151,7 +155,7 @@ fn memory_that_the_device_does_not_know() {
     let error = lab.net.attach(&unknown, &[0]).unwrap_err();
     assert!(matches!(&error, AttachError::Restart { queue: 0, stuck, .. } if stuck.is_empty()), "{error:?}");
     assert!(lab.net.attached(0).is_none());
-    lab.queues().get(0).host().poll(|poll| poll.receive(64, &mut |_| panic!("nothing was sent")));
+    lab.queues().queue(0).host().unwrap().poll(|poll| poll.receive(64, &mut |_| panic!("nothing was sent")));
     unknown.unbind().unwrap();
     stranger.assert_gone();
     lab.net.attach(&known, &[0]).unwrap();
@@ -179,7 +183,7 @@ fn orders_of_device_and_socket() {
         }
         lab.tx[0].flush();
         until(|| {
-            lab.queues().get(0).poll(&mut queue);
+            lab.queues().poll(0, &mut queue);
             socket.stats().queued == 10
         });
         match order {

@@ -17,6 +17,7 @@ mod device;
 mod frags;
 mod meta;
 mod packet;
+mod queues;
 mod split;
 mod xdp;
 
@@ -25,5 +26,6 @@ pub use device::{Handler, Poll, Reach, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{Packet, TooManyFrags};
+pub use queues::Queues;
 pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use driver_common::hostile::{Behaviour, DeviceRing, Hostile, OnStop};
 use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
 use driver_common::*;
-use netmem_packet::{Checksum, DeviceFrag, Packet, SplitFrame, SplitTxQueue, TxQueue};
+use netmem_packet::{Checksum, DeviceFrag, Packet, Queues, SplitFrame, SplitTxQueue, TxQueue};
 use netmem_virtio::driver::{
-    DeviceFault, NetError, NetOptions, RestartError, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
+    DeviceFault, EitherRx, NetError, NetOptions, QueuesError, RestartError, RxClosed, SplitOptions, VirtioNet,
+    VirtioRx, VirtioRxQueues, VirtioSplitRx, VirtioTx,
 };
 use netmem_virtio::net::VnetHdr;
 use netmem_virtio::ring::{DESC_NEXT, DESC_WRITE, Desc};
@@ -419,4 +420,73 @@ fn a_restart_that_fails_at_the_end() {
         let answered = device.stops().iter().filter(|&&ring| ring == 0).count() == 2;
         assert_eq!(home, if answered { 300 } else { 300 - 128 }, "{message}");
     }
+}
+
+/// Proves MEM-1: the queues of a device as one value, each restarted in place: to device memory, to other device memory, back,
+/// and not at all where there is nothing to do. A queue whose device refuses has stopped, and says so from then on.
+#[test]
+fn queues_restarted_in_place() {
+    let (memory, other) = (DeviceMemory::new(300), DeviceMemory::new(300));
+    let books = Books::default();
+    let (device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
+    let options = NetOptions::new(netmem_virtio::driver::RxMode::Small).pairs(2);
+    let (net, pairs) = VirtioNet::probe(backend, books.keep(other.add(memory.add(options)))).unwrap();
+    let (rx, tx): (Vec<_>, Vec<_>) = pairs.into_iter().map(|pair| (pair.rx, pair.tx)).unzip();
+    let mut queues = VirtioRxQueues::new(rx).header_bytes(100).cache(16);
+    let polling = queues.clone();
+    assert!(queues.queues() == 2 && polling.get(2).is_none());
+    let error = queues.attach(2, memory.provider.clone()).unwrap_err();
+    assert!(matches!(error, QueuesError::NoSuchQueue { queue: 2, queues: 2 }), "{error:?}");
+
+    // One frame each time, which is polled; and one which is not.
+    let expect = |queue: usize, seed: u64, memory: Option<&DeviceMemory>| {
+        let mut ring = device.ring(2 * queue);
+        device.deliver(&mut ring, &frame(seed, 500));
+        let mut rx = polling.get(queue).unwrap();
+        match (&mut *rx, memory) {
+            (EitherRx::Host(rx), None) => assert_eq!(driver_common::take(rx)[0].to_vec(), frame(seed, 500)),
+            (EitherRx::Split(rx), Some(memory)) => {
+                assert_eq!(rx.header_bytes(), 100);
+                assert_eq!(memory.bytes(&take(rx)[0]), frame(seed, 500));
+            }
+            (rx, memory) => panic!("{rx:?}, and device memory: {}", memory.is_some()),
+        }
+        drop(rx);
+        device.deliver(&mut ring, &frame(seed, 500));
+    };
+    expect(0, 1, None);
+    queues.attach(0, memory.provider.clone()).unwrap();
+    expect(0, 2, Some(&memory));
+    expect(1, 3, None);
+    queues.attach(0, other.provider.clone()).unwrap();
+    expect(0, 4, Some(&other));
+    assert_eq!(memory.at_home(), 300);
+    queues.detach(0).unwrap();
+    assert_eq!((polling.unread(), device.stops()), (3, vec![0, 0, 0]));
+    queues.detach(0).unwrap();
+    queues.detach(1).unwrap();
+    assert_eq!((polling.unread(), device.stops()), (3, vec![0, 0, 0]), "nothing to do");
+    expect(0, 5, None);
+
+    // What cannot be had leaves the queue as it was.
+    let small = DeviceMemory::new(127);
+    let error = queues.attach(1, small.provider.clone()).unwrap_err();
+    assert!(matches!(error, QueuesError::Unchanged { source: NetError::Pool(_) }), "{error:?}");
+    assert!(polling.get(1).unwrap().host().is_some() && polling.get(1).unwrap().split().is_none());
+
+    // One is taken out; the other's device does not say where it has stopped.
+    let taken = std::mem::take(&mut *polling.get(0).unwrap());
+    assert!(matches!(queues.attach(0, memory.provider.clone()), Err(QueuesError::NotRunning)));
+    let Some(RxClosed::Host(closed)) = taken.close() else { panic!("it received into host memory") };
+    assert_closed(&closed, 0);
+    queues.attach(1, memory.provider.clone()).unwrap();
+    device.behave(|b| b.on_stop = OnStop::Refuse);
+    let error = queues.detach(1).unwrap_err();
+    let QueuesError::Stopped { closed, source: NetError::Backend(_) } = &error else { panic!("{error:?}") };
+    let RxClosed::Split(closed) = **closed else { panic!("{error:?}") };
+    assert_split_closed(&closed, 128);
+    assert!(matches!(queues.detach(1), Err(QueuesError::NotRunning)));
+    assert!(polling.get(1).is_some_and(|rx| matches!(*rx, EitherRx::Stopped)));
+    drop((queues, polling, tx, net));
+    books.assert_balanced();
 }

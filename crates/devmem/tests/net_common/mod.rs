@@ -1,128 +1,41 @@
 //! A device of ours on a thread of its own, and its queues, which are polled here and restarted there.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
-use netmem_devmem::{BindingRef, Endpoint, FlowQueue, Netdev, Queues, Sender};
-use netmem_pool::{
-    Device as DeviceMemory, DmaDomain, PeerShared, PoolOptions, Provider, Region, RegionOptions, RegionProvider,
-};
+use netmem_devmem::{BindingRef, Endpoint, FlowQueue, Netdev, Sender};
+use netmem_pool::{Device as DeviceMemory, DmaDomain, PeerShared, PoolOptions, Region, RegionOptions, RegionProvider};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{Connection, Control, NetDevice, Options};
-use netmem_virtio::driver::{
-    NetError, NetOptions, RestartError, RxMode, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioSplitTx,
-};
+use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, VirtioNet, VirtioRxQueues, VirtioSplitTx};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 
-/// A receive queue as it is at the moment.
-pub enum Rx {
-    Host(VirtioRx),
-    Split(VirtioSplitRx),
-    Gone,
+/// The receive queues of a device, in the hands of tests: a queue that is not there, or not as it should be, is a failure.
+pub trait InTests {
+    fn queue(&self, queue: usize) -> MutexGuard<'_, EitherRx>;
+
+    /// Polls a queue that receives into device memory into the table of sockets. How many frames there were.
+    fn poll(&self, queue: usize, into: &mut FlowQueue) -> usize;
 }
 
-impl Rx {
+impl InTests for VirtioRxQueues {
     #[track_caller]
-    pub fn host(&mut self) -> &mut VirtioRx {
-        let Self::Host(rx) = self else { panic!("it receives into device memory") };
-        rx
+    fn queue(&self, queue: usize) -> MutexGuard<'_, EitherRx> {
+        self.get(queue).expect("there is such a queue")
     }
 
     #[track_caller]
-    pub fn split(&mut self) -> &mut VirtioSplitRx {
-        let Self::Split(rx) = self else { panic!("it receives into host memory") };
-        rx
-    }
-
-    /// Polls into the table of sockets. How many frames there were.
-    #[track_caller]
-    pub fn poll(&mut self, queue: &mut FlowQueue) -> usize {
-        self.split().poll(|poll| poll.receive(64, queue))
-    }
-}
-
-/// The receive queues of a device: handles, so that threads can poll them while somebody restarts them.
-#[derive(Clone)]
-pub struct RxQueues {
-    queues: Arc<[Mutex<Rx>]>,
-    header_bytes: u16,
-    /// Frames that had arrived and were lost by restarts.
-    unread: Arc<AtomicU64>,
-}
-
-impl RxQueues {
-    #[track_caller]
-    pub fn get(&self, queue: usize) -> MutexGuard<'_, Rx> {
-        self.queues[queue].lock().expect("nobody panics with it")
-    }
-
-    pub fn unread(&self) -> u64 {
-        self.unread.load(Ordering::Relaxed)
-    }
-
-    fn lost(&self, unread: u16) {
-        self.unread.fetch_add(unread.into(), Ordering::Relaxed);
-    }
-
-    /// Restarts a queue with pages of `memory`.
-    pub fn use_device(&self, queue: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> Result<(), NetError> {
-        let rx = &mut *self.get(queue);
-        let Rx::Host(old) = std::mem::replace(rx, Rx::Gone) else { panic!("it receives into host memory") };
-        let options = SplitOptions::new(memory).cache(16).header_bytes(self.header_bytes);
-        match old.restart_split(&options) {
-            Ok(restarted) => {
-                self.lost(restarted.unread);
-                *rx = Rx::Split(restarted.queue);
-                Ok(())
-            }
-            Err(RestartError::Unchanged { queue, source }) => {
-                *rx = Rx::Host(*queue);
-                Err(source)
-            }
-            Err(RestartError::Stopped { source, .. }) => Err(source),
-        }
-    }
-
-    /// Restarts a queue with host memory.
-    pub fn use_host(&self, queue: usize) -> Result<(), NetError> {
-        let rx = &mut *self.get(queue);
-        let Rx::Split(old) = std::mem::replace(rx, Rx::Gone) else { panic!("it receives into device memory") };
-        match old.restart(None) {
-            Ok(restarted) => {
-                self.lost(restarted.unread);
-                *rx = Rx::Host(restarted.queue);
-                Ok(())
-            }
-            Err(RestartError::Unchanged { queue, source }) => {
-                *rx = Rx::Split(*queue);
-                Err(source)
-            }
-            Err(RestartError::Stopped { source, .. }) => Err(source),
-        }
-    }
-}
-
-impl Queues for RxQueues {
-    type Error = NetError;
-
-    fn queues(&self) -> usize {
-        self.queues.len()
-    }
-
-    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<DeviceMemory>>) -> Result<(), NetError> {
-        self.use_device(queue, memory)
-    }
-
-    fn detach(&mut self, queue: usize) -> Result<(), NetError> {
-        self.use_host(queue)
+    fn poll(&self, queue: usize, into: &mut FlowQueue) -> usize {
+        let mut rx = self.queue(queue);
+        rx.split().expect("it receives into device memory").poll(|poll| poll.receive(64, into))
     }
 }
 
 /// A device with a queue pair for each of its ports.
 pub struct Lab {
-    pub net: Netdev<RxQueues>,
+    pub net: Netdev<VirtioRxQueues>,
     pub tx: Vec<VirtioSplitTx<BindingRef>>,
     pub device: VirtioNet,
     pub control: Control,
@@ -166,13 +79,13 @@ impl Lab {
         if pairs > 1 {
             device.set_active_pairs(pairs).expect("the device has as many");
         }
-        let (rx, tx) = queues.into_iter().map(|pair| (Mutex::new(Rx::Host(pair.rx)), pair.tx.into_split())).unzip();
-        let (rx, domain): (Vec<_>, _) = (rx, seen.get().expect("the driver asked for it").clone());
-        let net = Netdev::new(RxQueues { queues: rx.into(), header_bytes, unread: Arc::default() });
+        let (rx, tx): (Vec<_>, _) = queues.into_iter().map(|pair| (pair.rx, pair.tx.into_split())).unzip();
+        let domain = seen.get().expect("the driver asked for it").clone();
+        let net = Netdev::new(VirtioRxQueues::new(rx).header_bytes(header_bytes).cache(16));
         Self { net, tx, device, control, domain, host, stop, thread, _connection: connection }
     }
 
-    pub fn queues(&mut self) -> RxQueues {
+    pub fn queues(&mut self) -> VirtioRxQueues {
         self.net.queues_mut().clone()
     }
 

@@ -4,13 +4,15 @@
 //! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their rings when dropped.
 //! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
 //!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
-//! * [`VirtioNet`] stays behind to change how many pairs are in use, and to tell whether the device is there.
+//! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes while others poll.
+//! * [`VirtioNet`] changes how many pairs are in use, and tells whether the device is still connected.
 
 mod big;
 mod chains;
 mod ctrl;
 mod frame;
 mod options;
+mod queues;
 mod restart;
 mod ring;
 mod rx;
@@ -21,6 +23,7 @@ mod stats;
 mod tx;
 
 pub use options::{NetOptions, RxMode};
+pub use queues::{EitherRx, QueuesError, RxClosed, VirtioRxQueues};
 pub use restart::{RestartError, Restarted};
 pub use rx::{RxPoll, VirtioRx};
 pub use split_rx::{SplitClosed, SplitOptions, SplitPoll, VirtioSplitRx};

@@ -35,13 +35,15 @@ impl SplitOptions {
     pub const UDP_V4: u16 = 14 + 20 + 8;
     /// Headers of UDP over IPv6: Ethernet, IPv6 without extensions, UDP.
     pub const UDP_V6: u16 = 14 + 40 + 8;
+    /// Pages of device memory in a pool's array cache, unless the caller asks for another number.
+    pub(super) const CACHE: usize = 512;
     /// The most bytes of headers in a host part.
     const MOST: u16 = 1024 - VnetHdr::LEN as u16;
 
     /// Payload goes to pages of `provider`; 42 bytes of each frame go to host memory.
     #[must_use]
     pub fn new(provider: Arc<dyn Provider<Device>>) -> Self {
-        Self { provider, header_bytes: Self::UDP_V4, cache: 512 }
+        Self { provider, header_bytes: Self::UDP_V4, cache: Self::CACHE }
     }
 
     /// How many bytes of each frame go to host memory: as many as the headers have of the frames that are steered to this

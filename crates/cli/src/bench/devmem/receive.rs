@@ -1,7 +1,7 @@
 //! Receiving: the network polls device and queue, the application its sockets.
 
 use super::cell::{Outcome, STEP, Traffic};
-use super::rig::{Memory, Rig, refused, unavailable};
+use super::rig::{Memory, Rig, unavailable};
 use super::source::{FIRST_PORT, Flows};
 use super::ways::Way;
 use super::{FLOWS, MESSAGE};
@@ -10,8 +10,8 @@ use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
 use netmem::VirtioNet;
 use netmem::device::{Connection, NetDevice};
-use netmem::virtio::driver::{SplitOptions, VirtioSplitRx};
-use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, SocketOptions, TokenRange};
+use netmem::virtio::driver::{EitherRx, RxClosed, VirtioRxQueues};
+use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, Netdev, SocketOptions, TokenRange};
 use quanta::Clock;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,8 +34,7 @@ struct Flow<W> {
 pub(super) struct Receiving<C: BindingCount, W> {
     flows: Vec<Flow<W>>,
     queue: FlowQueue<C>,
-    /// `None` once it has been closed.
-    rx: Option<VirtioSplitRx>,
+    queues: Netdev<VirtioRxQueues>,
     device: NetDevice<Flows>,
     clock: Clock,
     books: Books,
@@ -47,8 +46,8 @@ pub(super) struct Receiving<C: BindingCount, W> {
 impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
     pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
         let Rig { pair, net, device, connection, binding, .. } = Rig::<C>::new(memory)?;
-        let restarted = pair.rx.restart_split(&SplitOptions::new(binding.provider()));
-        let rx = Some(restarted.map_err(|e| refused(&e))?.queue);
+        let mut queues = Netdev::new(VirtioRxQueues::new([pair.rx]));
+        queues.attach(&binding, &[0]).map_err(unavailable)?;
         let table = FlowTable::<C>::default();
         let mut flows = Vec::with_capacity(FLOWS);
         for flow in 0..FLOWS {
@@ -58,7 +57,7 @@ impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
         }
         let (queue, clock) = (table.queue(&binding), Clock::new());
         let (books, _net, _connection, _binding) = (books.clone(), net, connection, binding);
-        Ok(Self { flows, queue, rx, device, clock, books, _net, _connection, _binding })
+        Ok(Self { flows, queue, queues, device, clock, books, _net, _connection, _binding })
     }
 }
 
@@ -74,8 +73,11 @@ struct Told {
 
 impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
     fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
-        let Self { flows, queue, rx: Some(rx), device, clock, .. } = self else {
-            return Err(BenchError::NoPage("a queue that was closed"));
+        let Self { flows, queue, queues, device, clock, .. } = self;
+        // Nothing restarts it during a run, so it is locked once.
+        let mut rx = queues.queues_mut().get(0);
+        let Some(rx) = rx.as_mut().and_then(|rx| rx.split()) else {
+            return Err(BenchError::NoPage("a queue in device memory"));
         };
         let clock = &*clock;
         let told = Told::default();
@@ -166,7 +168,8 @@ fn give_back<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) ->
 
 impl<C: BindingCount, W> Drop for Receiving<C, W> {
     fn drop(&mut self) {
-        if let Some(closed) = self.rx.take().and_then(VirtioSplitRx::close) {
+        let rx = self.queues.queues_mut().get(0).map(|mut rx| std::mem::take(&mut *rx));
+        if let Some(RxClosed::Split(closed)) = rx.and_then(EitherRx::close) {
             self.books.enter(&closed.host);
             self.books.enter(&closed.device);
         }

@@ -50,12 +50,7 @@ pub(super) struct Rig<C: BindingCount> {
     pub(super) binding: Binding<C>,
 }
 
-/// What cannot be passed on as it is.
-pub(super) fn refused(error: &dyn Error) -> BenchError {
-    BenchError::Unavailable { what: "device memory", why: error.to_string() }
-}
-
-/// Whatever cannot be had here.
+/// What this machine or its memory does not allow.
 pub(super) fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
     BenchError::Unavailable { what: "device memory", why: format!("{:#}", anyhow::Error::new(error)) }
 }

@@ -1,0 +1,36 @@
+//! The receive queues of a device, each of which can be stopped and started again with other memory.
+
+use netmem_pool::{Device, Provider};
+use std::error::Error;
+use std::sync::Arc;
+
+/// The receive queues of a device: each receives into host memory or into device memory, and can be restarted with the
+/// other.
+///
+/// This is what a table of bindings needs from a driver. A queue restart is a control operation: it stops one ring, and
+/// the other queues of the device go on.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot restart its receive queues with device memory",
+    note = "the receive queues of a virtio-net device are `netmem_virtio::driver::VirtioRxQueues`"
+)]
+pub trait Queues {
+    /// Why a queue was not restarted.
+    type Error: Error + 'static;
+
+    /// How many queues there are. Their numbers begin with 0.
+    fn queues(&self) -> usize;
+
+    /// Restarts a queue with pages of `memory`.
+    ///
+    /// # Errors
+    ///
+    /// The queue goes on as it was, or it has stopped. In both cases nothing is received into `memory`.
+    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> Result<(), Self::Error>;
+
+    /// Restarts a queue with the host memory that it had at first.
+    ///
+    /// # Errors
+    ///
+    /// The queue goes on as it was, or it has stopped.
+    fn detach(&mut self, queue: usize) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,286 @@
+//! The receive queues of a device as one value: threads poll them, and another thread restarts them with other memory.
+//!
+//! ```text
+//!   VirtioRxQueues ──clone──► polling thread     get(2): EitherRx, locked ── poll ── unlocked
+//!                  └────────► control thread     attach(2, memory), detach(2): the restart, with the queue locked
+//!
+//!   EitherRx       Host(VirtioRx) ◄── detach, attach ──► Split(VirtioSplitRx)
+//!                        └───────── a restart failed ─────────┴──► Stopped
+//! ```
+//!
+//! A polling thread takes the lock of its queue again at once. So that a restart is not left waiting for a moment at which
+//! the lock happens to be free, each queue has two locks: a thread takes `turn`, then `queue`, and lets go of `turn`. A
+//! restart that waits for `queue` holds `turn`, and the polling thread then waits behind it.
+
+use super::NetError;
+use super::restart::{RestartError, Restarted};
+use super::rx::VirtioRx;
+use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
+use netmem_packet::Queues;
+use netmem_pool::{Device, PoolClosed, Provider};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A receive queue that is restarted in place: what it receives into can change between two polls.
+#[derive(Debug, Default)]
+pub enum EitherRx {
+    /// The queue receives into host memory.
+    Host(VirtioRx),
+    /// The queue receives into device memory; headers go to host memory.
+    Split(VirtioSplitRx),
+    /// The queue has stopped: a restart failed, or the queue was taken out.
+    #[default]
+    Stopped,
+}
+
+impl EitherRx {
+    /// The queue, if it receives into host memory.
+    #[must_use]
+    pub fn host(&mut self) -> Option<&mut VirtioRx> {
+        if let Self::Host(rx) = self { Some(rx) } else { None }
+    }
+
+    /// The queue, if it receives into device memory.
+    #[must_use]
+    pub fn split(&mut self) -> Option<&mut VirtioSplitRx> {
+        if let Self::Split(rx) = self { Some(rx) } else { None }
+    }
+
+    /// Stops the queue and closes its pools. `None` if the queue had stopped before.
+    pub fn close(self) -> Option<RxClosed> {
+        match self {
+            Self::Host(rx) => rx.close().map(RxClosed::Host),
+            Self::Split(rx) => rx.close().map(RxClosed::Split),
+            Self::Stopped => None,
+        }
+    }
+
+    /// Restarts the queue: with device memory, or without `split` with host memory. Returns how many received frames were
+    /// lost because they had not been polled.
+    fn restart(&mut self, split: Option<&SplitOptions>) -> Result<u16, QueuesError> {
+        let (host, device) = (RxClosed::Host, RxClosed::Split);
+        let (now, outcome) = match (std::mem::take(self), split) {
+            (Self::Host(rx), Some(split)) => settle(rx.restart_split(split), Self::Host, Self::Split, host),
+            (Self::Split(rx), Some(split)) => settle(rx.restart_split(split), Self::Split, Self::Split, device),
+            (Self::Split(rx), None) => settle(rx.restart(None), Self::Split, Self::Host, device),
+            (Self::Host(rx), None) => (Self::Host(rx), Ok(0)),
+            (Self::Stopped, _) => (Self::Stopped, Err(QueuesError::NotRunning)),
+        };
+        *self = now;
+        outcome
+    }
+}
+
+/// What a queue is after a restart, and what the caller is told.
+fn settle<Q, C, N>(
+    outcome: Result<Restarted<N, C>, RestartError<Q, C>>,
+    old: impl FnOnce(Q) -> EitherRx,
+    new: impl FnOnce(N) -> EitherRx,
+    closed: impl FnOnce(C) -> RxClosed,
+) -> (EitherRx, Result<u16, QueuesError>) {
+    match outcome {
+        Ok(restarted) => (new(restarted.queue), Ok(restarted.unread)),
+        Err(RestartError::Unchanged { queue, source }) => (old(*queue), Err(QueuesError::Unchanged { source })),
+        Err(RestartError::Stopped { closed: pools, source }) => {
+            (EitherRx::Stopped, Err(QueuesError::Stopped { closed: Box::new(closed(*pools)), source }))
+        }
+    }
+}
+
+/// How the pools of a queue stood when they were closed.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub enum RxClosed {
+    /// The pool of a queue that received into host memory.
+    Host(PoolClosed),
+    /// The pools of a queue that received into device memory.
+    Split(SplitClosed),
+}
+
+/// Why a queue of [`VirtioRxQueues`] was not restarted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueuesError {
+    /// The device has no such queue.
+    #[error("there is no queue {queue}: the device has {queues}, from 0 on")]
+    NoSuchQueue {
+        /// The queue asked for.
+        queue: usize,
+        /// How many queues there are.
+        queues: usize,
+    },
+    /// The queue goes on as it was.
+    #[error("the queue was not restarted and goes on as it was")]
+    Unchanged {
+        /// Why.
+        source: NetError,
+    },
+    /// The queue has stopped, and cannot be used any more.
+    #[error("the queue was stopped and could not be started again; probe the device anew to use it")]
+    Stopped {
+        /// How its pools stood when they were closed.
+        closed: Box<RxClosed>,
+        /// Why.
+        source: NetError,
+    },
+    /// The queue had stopped before: an earlier restart failed, or the queue was taken out.
+    #[error("the queue has stopped; probe the device anew to use it")]
+    NotRunning,
+}
+
+struct Slot {
+    /// Held by a thread that waits for the queue. See the module.
+    turn: Mutex<()>,
+    queue: Mutex<EitherRx>,
+}
+
+impl Slot {
+    /// A panic while the queue was locked left it as it was between two frames, or stopped: the lock stays usable.
+    fn lock(&self) -> MutexGuard<'_, EitherRx> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The receive queues of a virtio-net device, to be polled by some threads and restarted by another: the driver's
+/// implementation of [`Queues`].
+///
+/// The value is a handle; clones have the same queues. A polling thread asks for its queue with [`get`](Self::get) before
+/// each poll, and so finds it as the last restart has left it. This costs two uncontended locks for each poll. A restart
+/// waits until the queue is not locked, and then is the next to have it. A restart of a queue from within a poll of the same
+/// queue never ends.
+///
+/// ```no_run
+/// use netmem_packet::{Packet, Poll, RxQueue, SplitFrame};
+/// use netmem_pool::PeerShared;
+/// use netmem_virtio::driver::{EitherRx, QueuePair, SplitOptions, VirtioRxQueues};
+///
+/// # fn f(pairs: Vec<QueuePair>, mut frame: impl FnMut(SplitFrame), mut packet: impl FnMut(Packet<PeerShared>)) -> Option<usize> {
+/// let queues = VirtioRxQueues::new(pairs.into_iter().map(|pair| pair.rx)).header_bytes(SplitOptions::UDP_V6);
+/// let control = queues.clone(); // for a `Netdev`, which attaches bindings
+///
+/// // A polling thread, for ever:
+/// let frames = match &mut *queues.get(0)? {
+///     EitherRx::Host(rx) => rx.poll(|poll| poll.receive(64, &mut packet)),
+///     EitherRx::Split(rx) => rx.poll(|poll| poll.receive(64, &mut frame)),
+///     EitherRx::Stopped => return None, // a restart failed
+/// };
+/// # drop(control);
+/// # Some(frames)
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct VirtioRxQueues {
+    slots: Arc<[Slot]>,
+    /// Frames lost by restarts.
+    unread: Arc<AtomicU64>,
+    header_bytes: u16,
+    cache: usize,
+}
+
+impl VirtioRxQueues {
+    /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 42 bytes for headers.
+    pub fn new(queues: impl IntoIterator<Item = VirtioRx>) -> Self {
+        let slot = |rx| Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)) };
+        Self {
+            slots: queues.into_iter().map(slot).collect(),
+            unread: Arc::default(),
+            header_bytes: SplitOptions::UDP_V4,
+            cache: SplitOptions::CACHE,
+        }
+    }
+
+    /// How many bytes of each frame go to host memory, in queues that this handle attaches. See
+    /// [`SplitOptions::header_bytes`].
+    #[must_use]
+    pub fn header_bytes(mut self, bytes: u16) -> Self {
+        self.header_bytes = bytes;
+        self
+    }
+
+    /// Pages of device memory in the array cache, in queues that this handle attaches; 512 by default.
+    #[must_use]
+    pub fn cache(mut self, pages: usize) -> Self {
+        self.cache = pages;
+        self
+    }
+
+    /// Locks a queue, to poll it. `None` if the device has no such queue.
+    ///
+    /// The queue can be taken out of the value: `std::mem::take` leaves [`EitherRx::Stopped`] in its place.
+    #[must_use]
+    pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx>> {
+        self.slots.get(queue).map(Slot::lock)
+    }
+
+    /// Frames that the device had received and that were lost by restarts, because they had not been polled.
+    #[must_use]
+    pub fn unread(&self) -> u64 {
+        self.unread.load(Ordering::Relaxed)
+    }
+
+    fn restart(&self, queue: usize, split: Option<&SplitOptions>) -> Result<(), QueuesError> {
+        let queues = self.slots.len();
+        let mut rx = self.get(queue).ok_or(QueuesError::NoSuchQueue { queue, queues })?;
+        let unread = rx.restart(split)?;
+        self.unread.fetch_add(unread.into(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Queues for VirtioRxQueues {
+    type Error = QueuesError;
+
+    fn queues(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// A queue that receives into device memory already is restarted with the new one.
+    fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> Result<(), QueuesError> {
+        let options = SplitOptions::new(memory).header_bytes(self.header_bytes).cache(self.cache);
+        self.restart(queue, Some(&options))
+    }
+
+    /// A queue that receives into host memory already is left alone.
+    fn detach(&mut self, queue: usize) -> Result<(), QueuesError> {
+        self.restart(queue, None)
+    }
+}
+
+impl fmt::Debug for VirtioRxQueues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VirtioRxQueues({} queues)", self.slots.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A restart that waits for a queue is the next to have it, also before a polling thread that lets go of the queue and
+    /// asks for it again at once.
+    #[test]
+    fn a_restart_is_next() {
+        let slot = Slot { turn: Mutex::default(), queue: Mutex::default() };
+        for round in 0..100 {
+            let order = Mutex::new(Vec::new());
+            std::thread::scope(|s| {
+                let polled = slot.lock();
+                s.spawn(|| {
+                    let _restarted = slot.lock();
+                    order.lock().unwrap_or_else(PoisonError::into_inner).push("restart");
+                });
+                // From then on it waits for the queue, and for nothing else.
+                while slot.turn.try_lock().is_ok() {
+                    std::thread::yield_now();
+                }
+                drop(polled);
+                let _polled = slot.lock();
+                order.lock().unwrap_or_else(PoisonError::into_inner).push("poll");
+            });
+            let order = order.into_inner().unwrap_or_else(PoisonError::into_inner);
+            assert_eq!(order, ["restart", "poll"], "round {round}");
+        }
+    }
+}

@@ -6,7 +6,7 @@ mod memory_common;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use memory_common::{Memory, bind, worker};
 use netmem_devmem::{Binding, BindingRef, Endpoint, SendError, Sender, SenderError};
-use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, SplitTxQueue, TxQueue};
+use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{
     CountingDomain, DmaDomain, Frag, MemoryTable, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider,
 };
@@ -33,6 +33,10 @@ impl TxQueue for Fake {
 
     fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
         Err(packet)
+    }
+
+    fn room(&self, _: &Packet<PeerShared>) -> Room {
+        Room::Never
     }
 
     fn flush(&mut self) {}

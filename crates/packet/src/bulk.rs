@@ -1,35 +1,49 @@
 //! Packets on their way to a transmit queue, gathered and handed over in bulk.
 
-use crate::device::TxQueue;
+use crate::device::{Room, TxQueue};
 use crate::packet::Packet;
+use std::collections::VecDeque;
 use std::fmt;
 
-/// What became of the packets of a [`TxBulk`].
+/// What became of the packets of a [`TxBulk`]. What was pushed was sent, dropped, or is [held](TxBulk::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BulkStats {
     /// Packets that the queue took.
     pub sent: u64,
-    /// Packets that it refused, full, stopped or unable to reach them, and that were dropped.
+    /// Packets that were dropped: the queue refused them for ever, or it was full and the bulk was not to hold them.
     pub dropped: u64,
 }
 
-/// A transmit queue with a bulk of packets in front of it: how frames are redirected, or transmitted.
+/// A transmit queue with packets in front of it: how frames are redirected or transmitted, and where packets wait while the
+/// queue is full.
 ///
 /// ```text
-///   Handler::redirect ── push ──► [ up to 64 packets ] ── flush ──► complete · send each · flush ──► the queue
-///                                                                      │           └── refused: dropped, counted
-///                                                                      └── what the device is done with comes home
+///   Handler::redirect ── push ──► [ packets ] ── flush ──► complete · send each · flush ──► the queue
+///                                      ▲                      │         │
+///                                      │                      │         ├── full:    new()      dropped, counted
+///                                      └──────────────────────┼─────────┘            holding()  stays, in order
+///                                                             └── what the device is done with comes home
 /// ```
 ///
-/// Its place is in a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes: both run in the poll
-/// context of the queue that received the frames. There the bulk's target completes, and there it refuses: in both cases
-/// pages of that poll's pool go straight back to their cache. The queue's memory is touched once for 64 frames. A push
-/// allocates nothing.
+/// There are two answers to a queue that is full:
 ///
-/// The target is a queue or a queue that is lent, `&mut queue`. What a bulk holds when it is dropped is dropped with it.
+/// * [`new`](Self::new) drops, as a network card does. Each packet that the queue refuses is dropped and counted.
+/// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in the bulk, in order, and each
+///   [`flush`](Self::flush) tries again. The caller stops making packets while [`room`](Self::room) is 0; a forwarding
+///   caller receives at most `room` frames. Then no packet is lost.
+///
+/// A packet that the queue will never take ([`Room::Never`]) is dropped and counted in both cases, so that it does not block
+/// the packets behind it.
+///
+/// The place of a bulk is in a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes: both run in
+/// the poll context of the queue that received the frames. What is completed or dropped there goes straight back to the
+/// cache of that poll's pool. The queue's memory is touched once for 64 frames. A push allocates nothing.
+///
+/// The target is a queue or a queue that is lent, `&mut queue`. Packets that a bulk holds when it is dropped are dropped too.
 ///
 /// ```
-/// use netmem_packet::{Handler, Packet, TxBulk, TxQueue, Verdict, XdpFrame};
+/// use netmem_packet::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 ///
 /// struct Forward<T: TxQueue>(TxBulk<T>);
 ///
@@ -45,42 +59,89 @@ pub struct BulkStats {
 ///         self.0.flush();
 ///     }
 /// }
+///
+/// /// Receives no more frames than there is room for: a slow target slows the sender down.
+/// fn forward<Q: RxQueue, T: TxQueue<Mem = Q::Mem>>(rx: &mut Q, to: &mut Forward<T>) -> usize {
+///     let budget = to.0.room().min(256);
+///     rx.poll(|poll| poll.receive(budget, to))
+/// }
+/// # fn lent<T: TxQueue>(tx: &mut T) -> Forward<&mut T> { Forward(TxBulk::holding(tx, 256)) }
 /// ```
 pub struct TxBulk<T: TxQueue> {
     target: T,
-    held: Vec<Packet<T::Mem>>,
+    held: VecDeque<Packet<T::Mem>>,
+    /// Packets that may be held.
+    limit: usize,
+    /// Whether packets stay that the target has no room for.
+    holds: bool,
+    /// Packets pushed since the last flush.
+    pushed: usize,
     stats: BulkStats,
 }
 
 impl<T: TxQueue> TxBulk<T> {
-    /// Packets in a full bulk.
+    /// Packets between two flushes, at most: the bulk flushes itself then.
     pub const CAPACITY: usize = 64;
 
-    /// An empty bulk for `target`. Allocates the room for its packets.
+    /// An empty bulk for `target`, which drops what `target` refuses. Allocates the room for its packets.
     #[must_use]
     pub fn new(target: T) -> Self {
-        Self { target, held: Vec::with_capacity(Self::CAPACITY), stats: BulkStats::default() }
+        Self::with(target, Self::CAPACITY, false)
     }
 
-    /// Adds a packet, and flushes if the bulk is full with it.
+    /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target` is full. Allocates the
+    /// room for them.
+    #[must_use]
+    pub fn holding(target: T, packets: usize) -> Self {
+        Self::with(target, packets.max(Self::CAPACITY), true)
+    }
+
+    fn with(target: T, limit: usize, holds: bool) -> Self {
+        let held = VecDeque::with_capacity(limit);
+        Self { target, held, limit, holds, pushed: 0, stats: BulkStats::default() }
+    }
+
+    /// Adds a packet. Flushes after the 64th since the last flush.
+    ///
+    /// A caller that pushes although [`room`](Self::room) is 0 makes the bulk flush; if that makes no room, the packet is
+    /// dropped and counted.
     #[inline]
     pub fn push(&mut self, packet: Packet<T::Mem>) {
-        self.held.push(packet);
-        if self.held.len() == Self::CAPACITY {
+        if self.held.len() == self.limit && !self.make_room() {
+            self.stats.dropped += 1;
+            return;
+        }
+        self.held.push_back(packet);
+        self.pushed += 1;
+        if self.pushed == Self::CAPACITY {
             self.flush();
         }
     }
 
+    #[cold]
+    fn make_room(&mut self) -> bool {
+        self.flush();
+        self.held.len() < self.limit
+    }
+
     /// Completes what the target's device is done with, also if there is nothing to send, and hands over what the bulk
-    /// holds. What the target refuses is dropped, here and now, and counted.
+    /// holds, in order.
+    ///
+    /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room for, and all behind it.
+    /// What else the target refuses is dropped, here and now, and counted.
     pub fn flush(&mut self) {
+        self.pushed = 0;
         self.target.complete();
         if self.held.is_empty() {
             return;
         }
-        for packet in self.held.drain(..) {
+        while let Some(packet) = self.held.pop_front() {
             match self.target.send(packet) {
                 Ok(()) => self.stats.sent += 1,
+                Err(packet) if self.holds && self.target.room(&packet) == Room::Later => {
+                    self.held.push_front(packet);
+                    break;
+                }
                 Err(packet) => {
                     self.stats.dropped += 1;
                     drop(packet);
@@ -97,20 +158,27 @@ impl<T: TxQueue> TxBulk<T> {
         self.stats
     }
 
-    /// Packets that were pushed and not flushed.
+    /// Packets that were pushed, and neither sent nor dropped.
     #[inline]
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The queue, past the bulk.
+    /// How many packets can be pushed before one of them is dropped for want of room in the bulk.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.limit - self.held.len()
+    }
+
+    /// The queue, past the bulk. Packets that are sent here overtake those that the bulk holds.
     #[inline]
     pub fn target(&mut self) -> &mut T {
         &mut self.target
     }
 
-    /// The queue, after a last [`flush`](Self::flush).
+    /// The queue, after a last [`flush`](Self::flush). What the bulk then still [holds](Self::held) is dropped.
     #[must_use]
     pub fn into_target(mut self) -> T {
         self.flush();

@@ -6,8 +6,12 @@ use crate::xdp::{Verdict, XdpFrame};
 use netmem_pool::{Frag, Memory, Napi};
 
 /// What happens to received frames. A closure that takes a [`Packet`] is a handler that passes all of them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not handle frames in memory of the kind `{M}`",
+    note = "a handler is a closure `|packet: Packet<{M}>| ..`, or a type that implements `Handler<{M}>`"
+)]
 pub trait Handler<M: Memory> {
-    /// Whether [`run`](Self::run) wants every frame in one buffer. Frames that cannot be made so are dropped and counted.
+    /// Whether [`run`](Self::run) wants every frame in one buffer. A frame that cannot be made so is dropped and counted.
     const LINEAR: bool = false;
 
     /// The XDP program: looks at a frame, may change its head, decides.
@@ -26,15 +30,15 @@ pub trait Handler<M: Memory> {
         drop(packet);
     }
 
-    /// Takes a frame that is to leave by another device: which one is what [`run`](Self::run) has noted. Without a queue
-    /// of one, see [`TxBulk`](crate::TxBulk), it is dropped.
+    /// Takes a frame that is to leave by another device, which [`run`](Self::run) has chosen. By default the frame is
+    /// dropped; a handler that redirects has a [`TxBulk`](crate::TxBulk) for each device.
     #[inline]
     fn redirect(&mut self, packet: Packet<M>) {
         drop(packet);
     }
 
-    /// No more frames for now: the end of each [`receive`](Poll::receive), in the poll context. The place to flush what
-    /// was gathered for transmit queues.
+    /// Called at the end of each [`receive`](Poll::receive), in the poll context: the place to flush what was gathered for
+    /// transmit queues.
     #[inline]
     fn flush(&mut self) {}
 }
@@ -47,6 +51,10 @@ impl<M: Memory, F: FnMut(Packet<M>)> Handler<M> for F {
 }
 
 /// A receive queue with its page pool.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no receive queue",
+    note = "a queue with device memory (`VirtioSplitRx`) has a `poll` of its own, whose frames are `SplitFrame`s"
+)]
 pub trait RxQueue {
     /// The kind of memory that it delivers.
     type Mem: Memory;
@@ -73,11 +81,18 @@ pub trait Poll {
 }
 
 /// A transmit queue.
+///
+/// [`send`](Self::send) returns the packet if the queue cannot take it, and [`room`](Self::room) tells whether it can later.
+/// [`TxBulk`](crate::TxBulk) does both for many packets: it drops what the queue refuses, or keeps it until there is room.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no transmit queue",
+    note = "a queue that is lent (`&mut queue`) is one; a `TxBulk` is pushed to and flushed"
+)]
 pub trait TxQueue {
     /// The kind of memory that it sends from.
     type Mem: Memory;
 
-    /// Queues a packet; the device hears of it at the next [`flush`](Self::flush).
+    /// Queues a packet; the device sees it at the next [`flush`](Self::flush).
     ///
     /// A packet of another DMA domain is mapped for this device until the device is done with it.
     ///
@@ -86,6 +101,9 @@ pub trait TxQueue {
     /// The packet itself, as it was, if it can't be sent: the queue is full or stopped, or the device cannot reach the
     /// packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
+
+    /// Whether the queue has room for `packet`: now, after completions, or never. Changes and counts nothing.
+    fn room(&self, packet: &Packet<Self::Mem>) -> Room;
 
     /// Makes the device see what was queued.
     fn flush(&mut self);
@@ -108,6 +126,11 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     }
 
     #[inline]
+    fn room(&self, packet: &Packet<Self::Mem>) -> Room {
+        (**self).room(packet)
+    }
+
+    #[inline]
     fn flush(&mut self) {
         (**self).flush();
     }
@@ -121,6 +144,18 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     fn reach(&self, frag: &Frag<Self::Mem>) -> Reach {
         (**self).reach(frag)
     }
+}
+
+/// Whether a transmit queue has room for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// The queue has room. Sending can still fail, if the packet must be mapped for this device and cannot be.
+    Now,
+    /// The queue is full. It will have room when the device is done with packets that it has: [`TxQueue::complete`].
+    Later,
+    /// The queue will never take the packet: it has stopped, the packet has more fragments than the ring has descriptors,
+    /// the device lacks an offload that the packet asks for, or it cannot reach the packet's pages.
+    Never,
 }
 
 /// How a device reaches a fragment: "same domain?", answered.

@@ -22,7 +22,7 @@ mod split;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
-pub use device::{Handler, Poll, Reach, RxQueue, TxQueue};
+pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{Packet, TooManyFrags};

@@ -90,7 +90,7 @@ fn from_one_device_to_another() {
                 let before = (maps(&mut a, &mut b, domains), synced(&a), synced(&b));
                 let mut program = Forward::to(&mut b.pair.tx);
                 let got = a.pair.rx.poll(|poll| poll.receive(256, &mut program));
-                assert_eq!((got, program.bulk.stats()), (8, BulkStats { sent: 4, dropped: 0 }), "{domains:?}");
+                assert_eq!((got, program.bulk.stats()), (8, bulk_stats(4, 0)), "{domains:?}");
                 let reach = std::mem::take(&mut program.reach);
                 let frags: usize = reach.iter().map(Vec::len).sum();
                 assert_eq!(frags > 4, size > 4096);
@@ -176,7 +176,7 @@ fn a_full_target() {
             // More than a bulk.
             (0..100).for_each(|i| a.deliver(&marked(i, 200, true)));
             let (before, maps_before) = (a.pair.rx.pool_stats(), maps(&mut a, &mut b, domains));
-            assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), BulkStats { sent: 7, dropped: 93 });
+            assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), bulk_stats(7, 93));
             let after = a.pair.rx.pool_stats();
             assert_eq!(after.recycle_cached - before.recycle_cached, 93);
             assert_eq!(after.inflight(), posted + 7);
@@ -316,7 +316,7 @@ fn maps_that_fail_half_way() {
     assert_eq!((b.pair.tx.stats().wrong_domain, b.pair.tx.posted()), (3, 1));
     left.store(1, Ordering::Relaxed);
     (0..4).for_each(|i| a.deliver(&marked(i, 9000, true)));
-    assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), BulkStats { sent: 0, dropped: 4 });
+    assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), bulk_stats(0, 4));
     assert_eq!((b.pair.tx.stats().wrong_domain, b.tx.available()), (7, 1));
     a.assert_home_but(3);
     drop(b.pair.tx);
@@ -411,7 +411,7 @@ fn a_target_out_of_reach() {
         let mut program = Forward::to(&mut b.pair.tx);
         a.pair.rx.poll(|poll| poll.receive(256, &mut program));
         assert_eq!(program.reach, [[if premapped { Reach::Map } else { Reach::Never }]]);
-        assert_eq!(program.bulk.stats(), BulkStats { sent: 0, dropped: 1 });
+        assert_eq!(program.bulk.stats(), bulk_stats(0, 1));
         assert_eq!(b.pair.tx.stats().wrong_domain, 1);
         a.assert_home(RxMode::Mergeable);
         close(a, b, if premapped { Domains::Two } else { Domains::Plain }, false);
@@ -438,7 +438,7 @@ fn a_panic_before_the_flush() {
     assert_eq!((program.bulk.held(), program.bulk.stats().sent), (1, 2));
     program.fail = false;
     a.pair.rx.poll(|poll| poll.receive(256, &mut program));
-    assert_eq!((program.bulk.held(), program.bulk.stats()), (0, BulkStats { sent: 3, dropped: 0 }));
+    assert_eq!((program.bulk.held(), program.bulk.stats()), (0, bulk_stats(3, 0)));
     a.assert_home_but(3);
     close(a, b, Domains::Two, true);
 }

@@ -10,7 +10,7 @@
 use super::Link;
 use super::stats::TxStats;
 use super::tx::VirtioTx;
-use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, SplitTxQueue, TxQueue};
+use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{Frag, PeerShared};
 use std::fmt;
 use std::ops::Range;
@@ -98,6 +98,10 @@ impl<H> TxQueue for VirtioSplitTx<H> {
 
     fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
         self.tx.send(packet)
+    }
+
+    fn room(&self, packet: &Packet<PeerShared>) -> Room {
+        self.tx.room(packet)
     }
 
     fn flush(&mut self) {

@@ -10,7 +10,7 @@ use super::ring::DriverRing;
 use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
-use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, TxQueue};
+use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
 use netmem_pool::{Frag, PeerShared};
 use std::fmt;
 use std::sync::Arc;
@@ -111,11 +111,11 @@ impl VirtioTx {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
-        if packet.meta != Meta::default() && needs(packet.meta) & !self.features != 0 {
+        if self.lacks_offload(packet.meta) {
             self.stats.no_offload += 1;
             return Err(packet);
         }
-        if packet.frags().len() + payload.len() + 2 > self.chains.room() {
+        if descriptors(&packet) + payload.len() > self.chains.room() {
             self.stats.full += 1;
             return Err(packet);
         }
@@ -135,6 +135,12 @@ impl VirtioTx {
         self.chains.post_with(head, packet, header, in_place, |frag| self.space.known(frag), payload, held);
         self.count(bytes);
         Ok(())
+    }
+
+    /// Whether a frame asks for something that was not negotiated.
+    #[inline(always)]
+    fn lacks_offload(&self, meta: Meta) -> bool {
+        meta != Meta::default() && needs(meta) & !self.features != 0
     }
 
     #[cold]
@@ -188,13 +194,12 @@ impl TxQueue for VirtioTx {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
-        if packet.meta != Meta::default() && needs(packet.meta) & !self.features != 0 {
+        if self.lacks_offload(packet.meta) {
             self.stats.no_offload += 1;
             return Err(packet);
         }
-        // Checked before anything is written, for a header of its own: a packet that is refused comes back as it was.
-        let needs = packet.frags().len() + 2;
-        if needs > self.chains.room() {
+        // Checked before anything is written: a packet that is refused comes back as it was.
+        if descriptors(&packet) > self.chains.room() {
             self.stats.full += 1;
             return Err(packet);
         }
@@ -210,6 +215,19 @@ impl TxQueue for VirtioTx {
         self.space.sync(packet);
         self.chains.post(head, packet, header, in_place, |_, frag| self.space.known(frag));
         Ok(())
+    }
+
+    fn room(&self, packet: &Packet<PeerShared>) -> Room {
+        let size = usize::from(self.ring().size());
+        let never = self.stats.stopped.is_some()
+            || self.lacks_offload(packet.meta)
+            || descriptors(packet) > size
+            || packet.fragments().any(|f| self.space.reach(f) == Reach::Never);
+        match descriptors(packet) > self.chains.room() {
+            _ if never => Room::Never,
+            true => Room::Later,
+            false => Room::Now,
+        }
     }
 
     fn flush(&mut self) {
@@ -249,6 +267,12 @@ impl fmt::Debug for VirtioTx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioTx({}, {})", self.index, state(self.stats.stopped))
     }
+}
+
+/// Descriptors that must be free for a packet: one for each fragment, and one for a header that may need a place of its own.
+#[inline(always)]
+fn descriptors(packet: &Packet<PeerShared>) -> usize {
+    packet.frags().len() + 2
 }
 
 /// The features without which a frame cannot be sent.

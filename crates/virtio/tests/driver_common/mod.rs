@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use netmem_packet::{Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
+use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
     CountingDomain, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolClosed, RegionOptions, RegionProvider,
 };
@@ -285,6 +285,13 @@ impl Handler<PeerShared> for Forward<'_> {
     fn flush(&mut self) {
         self.bulk.flush();
     }
+}
+
+/// What a bulk says.
+pub fn bulk_stats(sent: u64, dropped: u64) -> BulkStats {
+    let mut stats = BulkStats::default();
+    (stats.sent, stats.dropped) = (sent, dropped);
+    stats
 }
 
 /// Drops every frame, and counts them.

@@ -47,7 +47,8 @@ impl Testpmd {
                 return None;
             }
         };
-        writeln!(child.stdin.as_mut().unwrap(), "start").unwrap();
+        // It may have ended already, if there is no testpmd: it then says nothing below.
+        let _ = writeln!(child.stdin.as_mut().unwrap(), "start");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         if !lines.any(|line| line.contains("packet forwarding - ports=1")) {
             println!("skipped: dpdk-testpmd does not start");

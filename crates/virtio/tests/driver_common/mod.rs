@@ -310,7 +310,7 @@ impl Handler<PeerShared> for DropAll {
 /// Waits for what must happen; the time is only there so that a failure ends.
 #[track_caller]
 pub fn until(mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(120);
+    let patience = Instant::now() + Duration::from_secs(if cfg!(tsan) { 600 } else { 120 });
     while !done() {
         assert!(Instant::now() < patience, "it never happened");
         std::thread::yield_now();

@@ -9,7 +9,8 @@
 //!     gate closed? Err(GateClosed): the shared path        leaves it closed, or reopens it
 //! ```
 //!
-//! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole.
+//! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole. A [`CpuCache`] holds items
+//!   that any thread puts in and takes out.
 //! * Each is one word, the gate, and a word per CPU in an arena where those of all lie side by side, CPU by CPU.
 //! * [`mode`] says whether the process has sequences. Where it has none (another architecture, an old C library, one that was
 //!   told `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same contract with a lock per
@@ -33,6 +34,7 @@ compile_error!("a word holds an address and a count: it must have 64 bits");
 mod arena;
 mod barrier;
 mod counter;
+mod cpu_cache;
 mod depot;
 mod gate;
 mod magazine;
@@ -47,9 +49,11 @@ mod rseq;
 mod rseq;
 mod sequence;
 mod sync;
+mod tagged;
 
 pub use barrier::BarrierError;
 pub use counter::Counter;
+pub use cpu_cache::{CpuCache, NothingFound};
 pub use depot::{Depot, Taker};
 pub use gate::NoMemory;
 pub use magazine::MAGAZINE;

@@ -1,6 +1,7 @@
 //! A magazine: an array of items that a CPU fills, and that is handed on whole.
 
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+use std::num::NonZeroUsize;
 
 /// Items in the largest magazine: with its header they fill eight lines. Two in models.
 pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
@@ -18,7 +19,8 @@ pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
 pub(crate) struct Magazine {
     length: AtomicU32,
     capacity: AtomicU32,
-    /// Index and 1 of the next magazine on a list; 0 ends it.
+    /// Index and 1 of the next magazine on a list; 0 ends it. In a [`CpuCache`](crate::CpuCache), also that of the previous magazine
+    /// of the CPU on which this one is loaded.
     pub(crate) next: AtomicU32,
     /// Which of its depot's it is, and 1.
     pub(crate) index: u32,
@@ -32,11 +34,20 @@ const LINE: usize = 64;
 pub(crate) const CAPACITY_AT: usize = 4;
 #[cfg_attr(loom, allow(dead_code, reason = "as above"))]
 pub(crate) const ITEMS_AT: usize = 16;
+/// Where it finds the next magazine and a magazine's own number, and the logarithm of a magazine's size.
+#[cfg_attr(loom, allow(dead_code, reason = "as above"))]
+pub(crate) const NEXT_AT: usize = 8;
+#[cfg_attr(loom, allow(dead_code, reason = "as above"))]
+pub(crate) const INDEX_AT: usize = 12;
+#[cfg_attr(loom, allow(dead_code, reason = "as above"))]
+pub(crate) const SHIFT: usize = 9;
 #[cfg(not(loom))]
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<Magazine>() == 512 && offset_of!(Magazine, length) == 0);
     assert!(offset_of!(Magazine, capacity) == CAPACITY_AT && offset_of!(Magazine, items) == ITEMS_AT);
+    assert!(offset_of!(Magazine, next) == NEXT_AT && offset_of!(Magazine, index) == INDEX_AT);
+    assert!(size_of::<Magazine>() == 1 << SHIFT);
 };
 
 impl Magazine {
@@ -68,6 +79,18 @@ impl Magazine {
         self.items[length].store(item, Ordering::Relaxed);
         self.length.store(length as u32 + 1, Ordering::Relaxed);
         true
+    }
+
+    /// Takes the newest item, by its holder.
+    pub(crate) fn pop(&self) -> Option<NonZeroUsize> {
+        let newest = self.len().checked_sub(1)?;
+        self.length.store(newest as u32, Ordering::Relaxed);
+        NonZeroUsize::new(self.items[newest].load(Ordering::Relaxed))
+    }
+
+    /// What a CPU's word holds when this magazine is the CPU's.
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self).expose_provenance()
     }
 
     /// Forgets its items, by its holder.
@@ -108,4 +131,9 @@ impl Magazine {
     pub(crate) fn items(&self) -> impl Iterator<Item = usize> {
         self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
     }
+}
+
+/// The magazine of which `index` is the index and 1. None: `index` is 0, or there is no such magazine.
+pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
+    magazines.get((index as usize).checked_sub(1)?)
 }

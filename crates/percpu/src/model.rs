@@ -8,6 +8,8 @@ use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
 use std::num::NonZeroUsize;
 
+mod cpu_cache;
+
 fn on<T: 'static>(cpu: usize, body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     thread::spawn(move || {
         run_on(cpu);

@@ -31,3 +31,33 @@ pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize) -> Result<Exchan
 pub(crate) mod cpu_id {
     pub(crate) use super::{add, exchange, push};
 }
+
+pub(crate) mod pair {
+    use super::*;
+    use crate::magazine::Magazine;
+    use crate::sequence::pair::{Popped, Replaced, Turned};
+
+    #[inline(always)]
+    pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> Result<Popped, GateClosed> {
+        Err(GateClosed)
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn turn(_gate: &AtomicUsize, _magazines: &[Magazine], _limit: u32) -> Result<Turned, GateClosed> {
+        Err(GateClosed)
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn replace(
+        _gate: &AtomicUsize,
+        _magazines: &[Magazine],
+        _limit: u32,
+        _new: &Magazine,
+    ) -> Result<Replaced, GateClosed> {
+        Err(GateClosed)
+    }
+
+    pub(crate) mod cpu_id {
+        pub(crate) use super::{pop, replace, turn};
+    }
+}

@@ -20,6 +20,8 @@ use crate::sequence::{Exchanged, GateClosed, Pushed};
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, handover};
 
+pub(crate) mod pair;
+
 /// A line for each, so that CPUs do not disturb each other.
 #[repr(align(64))]
 struct Lock(Mutex<()>);

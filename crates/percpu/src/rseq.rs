@@ -263,6 +263,8 @@ macro_rules! operations {
     };
 }
 
+pub(crate) mod pair;
+
 operations!(AREA, MM_CID);
 
 /// For older kernels.

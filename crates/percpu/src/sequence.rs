@@ -9,6 +9,8 @@ use crate::sync::AtomicUsize;
 use crate::{portable, rseq};
 use std::fmt;
 
+pub(crate) mod pair;
+
 /// The gate is closed, or this thread cannot use this CPU's data just now: take the shared path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateClosed;

@@ -1,0 +1,522 @@
+//! The CPU cache: items that any thread puts in and takes out, mostly without an atomic operation (Bonwick and Adams).
+//!
+//! ```text
+//!   CPU 0  word ──► loaded ──► previous ┐                          ┌─► full  ──► full  ──► full
+//!   CPU 1  word ──► loaded ──► previous ┼── one for one, when ◄────┤                                the depot: two lists,
+//!   ...                                 ┘   both are at the edge   └─► empty ──► empty ──► empty    any thread pushes and pops
+//! ```
+//!
+//! Each CPU has two *magazines*, arrays with a length. A push and a pop are a restartable sequence on the loaded one: a plain store.
+//! When the loaded magazine is empty (at a pop) or full (at a push), the previous one takes its place, if that helps. Only if both are
+//! empty or both are full, a magazine is exchanged with the depot. After such an exchange one magazine of the CPU is full and one is
+//! empty, so at least `capacity` more operations pass before the next exchange, whatever their order: a load at the edge of a magazine
+//! does not cause an exchange every time.
+//!
+//! **The pair in one word.** The CPU's word addresses the loaded magazine, and the loaded magazine holds the number of the previous
+//! one. A store to the word therefore exchanges the pair. The sequences are in `rseq/pair.rs`.
+//!
+//! **Ownership of an item.** An item belongs to the cache from the commit of the push on, and to the popping thread from the commit of
+//! the pop on. A thread that pushes may touch the cache after its commit only while it holds other items: it may have a full magazine,
+//! on its way to the depot. Those items keep the cache alive. The instruction that puts the magazine on the list is the last one at
+//! which the thread touches the cache.
+//!
+//! **Pop against reclaim.** The thread that reclaims closes the gate, and a membarrier follows. If the commit of a pop came before the
+//! barrier, the item belongs to the popping thread, and the reclaiming thread reads the shorter length. If not, the sequence restarts
+//! and finds the gate closed:
+//!
+//! ```text
+//!   CPU 0: pop                           CPU 1: reclaim
+//!   m = *word, item = m.items[n - 1]
+//!                                        gate: open -> closing
+//!                                        membarrier ──► interrupts CPU 0
+//!   before the commit: restarts, finds the gate closed, takes from the depot
+//!   after the commit: has the item       reads m.length = n - 1
+//!                                        takes both magazines out of the word
+//!                                        reopens the gate, puts the magazines on the depot's lists
+//! ```
+//!
+//! **A closed gate.** A thread that finds the gate closed goes to the depot. A pop there takes a magazine from the full list, takes one
+//! item from it, and puts the magazine back. A push is refused, and the caller keeps the item.
+//!
+//! **Exchange against another thread of this CPU.** A thread that was about to exchange may lose its CPU, and the next thread may do the
+//! exchange. The sequence therefore tests again whether both magazines are at the edge. If not, the first thread returns the magazine
+//! that it had fetched, and tries again.
+//!
+//! **ABA** on the lists: see `tagged.rs`.
+
+use crate::barrier::BarrierError;
+use crate::gate::{Gate, NoMemory, Quiet, clear};
+use crate::magazine::{Magazine, numbered};
+use crate::sequence::pair::{self, Popped, Replaced, Turned};
+use crate::sequence::{self, GateClosed, Pushed};
+use crate::sync::{Mutex, Ordering, handover};
+use crate::tagged::List;
+use std::num::NonZeroUsize;
+
+/// A value on lines of its own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Line<T>(T);
+
+/// Why a [pop](CpuCache::pop) has no item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NothingFound {
+    /// This CPU's magazines and the depot are empty. Other CPUs may hold items.
+    #[error("this CPU's magazines and the depot are empty")]
+    Empty,
+    /// The depot is empty, and this CPU's magazines cannot be used now: another thread reclaims, the cache is closed, or, in portable
+    /// mode, another thread of this CPU is in an operation.
+    #[error("the depot is empty, and the gate is closed to this thread")]
+    Refused,
+}
+
+/// Items that any thread puts in and takes out. See the [crate's page](crate).
+///
+/// Items are words that are not zero and not one of the three largest numbers: addresses, for example. The user decides what they mean.
+/// A cache that is dropped forgets the items that are in it.
+///
+/// ```
+/// # use netmem_percpu::CpuCache;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cache = CpuCache::new(8, 16)?;
+/// for address in 1..=20 {
+///     let item = std::num::NonZero::new(address).ok_or("zero")?;
+///     // SAFETY: the cache outlives the call.
+///     assert!(unsafe { CpuCache::push(&cache, item, |_| ()) });
+/// }
+/// cache.reclaim()?; // what all CPUs hold goes to the depot, where any thread finds it
+/// let mut found = 0;
+/// while cache.pop().is_ok() {
+///     found += 1;
+/// }
+/// assert_eq!(found, 20);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CpuCache {
+    /// The words are null or address magazines.
+    gate: Gate,
+    magazines: Box<[Magazine]>,
+    /// Also the name by which the thread sanitizer is told of hand-overs.
+    capacity: usize,
+    /// Magazines with items. The list is closed with the cache.
+    full: Line<List>,
+    /// Magazines without.
+    empty: Line<List>,
+    /// One thread at a time closes the gate.
+    gatekeeper: Mutex<()>,
+    /// Read by threads that touch the cache, and written by the thread that frees it.
+    #[cfg(loom)]
+    witness: loom::cell::UnsafeCell<()>,
+}
+
+#[cfg(loom)]
+// SAFETY: loom checks the accesses to the witness.
+unsafe impl Sync for CpuCache {}
+#[cfg(loom)]
+// SAFETY: as above.
+unsafe impl Send for CpuCache {}
+
+impl CpuCache {
+    /// A cache of `magazines` empty magazines of `capacity` items each, at least 1 and at most [`MAGAZINE`](crate::MAGAZINE). Each CPU
+    /// keeps two of them, and a thread in an exchange one; the rest is for the depot. Takes a lock, and 512 bytes for each magazine.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn new(capacity: usize, magazines: usize) -> Result<Self, NoMemory> {
+        let count = u32::try_from(magazines).unwrap_or(u32::MAX);
+        let cache = Self {
+            gate: Gate::new()?,
+            magazines: (1..=count).map(|index| Magazine::new(capacity, index)).collect(),
+            capacity: capacity.clamp(1, crate::MAGAZINE),
+            full: Line(List::new()),
+            empty: Line(List::new()),
+            gatekeeper: Mutex::new(()),
+            #[cfg(loom)]
+            witness: loom::cell::UnsafeCell::new(()),
+        };
+        cache.magazines.iter().rev().for_each(|magazine| cache.empty.0.put_back(magazine));
+        Ok(cache)
+    }
+
+    /// Items in a magazine.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// For models: says that no thread touches the cache any more.
+    #[cfg(loom)]
+    pub fn witness(&self) {
+        self.witness.with_mut(|_| ());
+    }
+
+    /// In a model, says that a thread touches the cache.
+    #[inline(always)]
+    fn touch(_this: *const Self) {
+        #[cfg(loom)]
+        // SAFETY: the cache is alive, or else loom says so.
+        unsafe {
+            (*_this).witness.with(|_| ());
+        }
+    }
+
+    /// Takes an item from this CPU's loaded magazine: the straight line of [`pop`](Self::pop). None: [`pop`](Self::pop) may find one.
+    #[inline(always)]
+    pub fn pop_at_once(&self) -> Option<NonZeroUsize> {
+        // SAFETY: the gate's word, and the slot's words are magazines.
+        let item = unsafe { pair::pop_at_once(self.gate.word()) }?;
+        handover::acquire(&self.capacity);
+        Some(item)
+    }
+
+    /// Takes an item: from this CPU's magazines, or else from the depot. What was done before the item was pushed is seen by the
+    /// caller. No lock, and no atomic but for two in [`capacity`](Self::capacity) operations at most. Never waits: if another thread is
+    /// faster, the call tries again.
+    ///
+    /// # Errors
+    ///
+    /// See [`NothingFound`].
+    pub fn pop(&self) -> Result<NonZeroUsize, NothingFound> {
+        let item = self.find()?;
+        handover::acquire(&self.capacity);
+        Ok(item)
+    }
+
+    fn find(&self) -> Result<NonZeroUsize, NothingFound> {
+        let gate = self.gate.word();
+        loop {
+            Self::touch(self);
+            // SAFETY: the gate's word, and the slot's words are magazines of ours.
+            let turned = unsafe {
+                match pair::pop(gate) {
+                    Ok(Popped::Item(item)) => return Ok(item),
+                    Ok(Popped::Edge) => pair::turn(gate, &self.magazines, 0),
+                    Err(GateClosed) => Err(GateClosed),
+                }
+            };
+            match turned {
+                Ok(Turned::Done | Turned::NotNeeded) => continue,
+                Ok(Turned::Edge) => return self.load().ok_or(NothingFound::Empty),
+                Err(GateClosed) => return self.take_from_depot().ok_or(NothingFound::Refused),
+            }
+        }
+    }
+
+    /// Takes an item from a full magazine of the depot, and loads the rest of it.
+    fn load(&self) -> Option<NonZeroUsize> {
+        let full = self.full.0.pop(&self.magazines)?;
+        handover::acquire(&self.capacity);
+        full.prefetch_to_write();
+        let item = full.pop();
+        if full.len() == 0 {
+            self.put_back(full);
+            return item;
+        }
+        handover::release(&self.capacity);
+        // SAFETY: the gate's word, and the slot's words are magazines of ours; this one is the caller's.
+        match unsafe { pair::replace(self.gate.word(), &self.magazines, 0, full) } {
+            Ok(Replaced::Old(old)) => self.numbered(old).into_iter().for_each(|old| self.empty.0.put_back(old)),
+            // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
+            Ok(Replaced::NotNeeded) | Err(GateClosed) => self.put_back(full),
+        }
+        item
+    }
+
+    /// Takes an item from a full magazine of the depot, and puts the magazine back.
+    fn take_from_depot(&self) -> Option<NonZeroUsize> {
+        let full = self.full.0.pop(&self.magazines)?;
+        handover::acquire(&self.capacity);
+        let item = full.pop();
+        self.put_back(full);
+        item
+    }
+
+    /// Puts a magazine that only the caller has on the list where it belongs, also after the cache was closed.
+    fn put_back(&self, magazine: &Magazine) {
+        handover::release(&self.capacity);
+        let list = if magazine.len() == 0 { &self.empty } else { &self.full };
+        list.0.put_back(magazine);
+    }
+
+    fn numbered(&self, index: u32) -> Option<&Magazine> {
+        numbered(&self.magazines, index)
+    }
+
+    /// Puts `item` in if this CPU's loaded magazine has room: the straight line of [`push`](Self::push). False: the item is the
+    /// caller's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    pub unsafe fn push_at_once(this: *const Self, item: NonZeroUsize) -> bool {
+        // By pointer: a reference to the whole would have to be good until the return, and the cache need not be.
+        // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
+        unsafe {
+            Self::touch(this);
+            handover::release(&(*this).capacity);
+            sequence::push_at_once((*this).gate.word(), item.get())
+        }
+    }
+
+    /// Puts `item` in. False: it was refused, and is the caller's, because the gate is closed or no empty magazine is left. No lock, and
+    /// no atomic but for two in [`capacity`](Self::capacity) operations at most. Can be called by signal handlers.
+    ///
+    /// `past` gets items that other threads had put in, and that this call had in hand when the cache was closed. They are the caller's
+    /// then. The cache is not touched after the last of them.
+    ///
+    /// # Safety
+    ///
+    /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken.
+    pub unsafe fn push(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+        // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the replacement.
+        unsafe {
+            let gate = (*this).gate.word();
+            let limit = (*this).capacity as u32;
+            loop {
+                Self::touch(this);
+                handover::release(&(*this).capacity);
+                match sequence::push(gate, item.get()) {
+                    Ok(Pushed::Done) => return true,
+                    Ok(Pushed::Full | Pushed::Missing) => {}
+                    Err(GateClosed) => return false,
+                }
+                match pair::turn(gate, &(*this).magazines, limit) {
+                    Ok(Turned::Done | Turned::NotNeeded) => continue,
+                    Ok(Turned::Edge) => {}
+                    Err(GateClosed) => return false,
+                }
+                let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { return false };
+                new.prefetch_to_write();
+                let _ = new.push(item.get());
+                match pair::replace(gate, &(*this).magazines, limit, new) {
+                    Ok(Replaced::Old(0)) => return true,
+                    Ok(Replaced::Old(old)) => {
+                        // The items of the old magazine keep the cache now.
+                        Self::hand_over(this, old, past);
+                        return true;
+                    }
+                    // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
+                    refused => {
+                        new.clear();
+                        (*this).empty.0.put_back(new);
+                        if refused.is_err() {
+                            return false;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts a full magazine on the depot's list. If the cache was closed, its items are passed to `past`.
+    ///
+    /// # Safety
+    ///
+    /// The magazine is the caller's, and its items keep the cache.
+    unsafe fn hand_over(this: *const Self, magazine: u32, past: impl FnMut(NonZeroUsize)) {
+        // SAFETY: the caller's.
+        unsafe {
+            handover::acquire(&(*this).capacity);
+            let Some(magazine) = numbered(&(*this).magazines, magazine) else { return };
+            let magazine = std::ptr::from_ref(magazine);
+            if Self::push_full(this, magazine) {
+                return;
+            }
+            // A copy: the cache may end with any of the items, so nothing of it is touched from here on. On the stack, because this may
+            // be a signal handler.
+            let mut items = [0; crate::MAGAZINE];
+            items.iter_mut().zip((*magazine).items()).for_each(|(to, item)| *to = item);
+            items.into_iter().filter_map(NonZeroUsize::new).for_each(past);
+        }
+    }
+
+    /// Puts a magazine with items on the depot's list. False: the list is closed, and the magazine is still the caller's.
+    ///
+    /// # Safety
+    ///
+    /// The magazine is the caller's, and its items keep the cache.
+    unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
+        // SAFETY: the caller's.
+        unsafe {
+            Self::touch(this);
+            handover::release(&(*this).capacity);
+            List::push(&raw const (*this).full.0, magazine)
+        }
+    }
+
+    /// Puts many items in at once, in magazines of their own: two atomics for each magazine, and the items do not wait on any CPU.
+    /// Returns how many, from the front, are in; the others were refused, and are the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    pub unsafe fn push_many(this: *const Self, items: &[NonZeroUsize]) -> usize {
+        let mut done = 0;
+        while done < items.len() {
+            // SAFETY: an item that is not in yet keeps the cache; after the last one nothing of it is touched.
+            unsafe {
+                let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { break };
+                let filled = items[done..].iter().take_while(|item| new.push(item.get())).count();
+                if !Self::push_full(this, new) {
+                    new.clear();
+                    (*this).empty.0.put_back(new);
+                    break;
+                }
+                done += filled;
+            }
+        }
+        done
+    }
+
+    /// How many items the CPUs seem to hold. A guess: other threads may change it at any time. Reads the lines of every CPU.
+    pub fn on_cpus(&self) -> usize {
+        let loaded = self.gate.peek().filter_map(|word| {
+            // SAFETY: a magazine of ours or null; its length and number may be read by any thread.
+            unsafe { magazine(word) }
+        });
+        loaded.map(|m| m.len() + self.numbered(m.next.load(Ordering::Relaxed)).map_or(0, Magazine::len)).sum()
+    }
+
+    /// How many items the cache seems to hold, on CPUs and in the depot. A guess. Reads a line of every magazine.
+    pub fn items(&self) -> usize {
+        self.magazines.iter().map(Magazine::len).sum()
+    }
+
+    /// Full magazines that threads have taken from the depot so far, modulo 2^31. If the number is the same before and after a search
+    /// that found nothing, no other thread had taken a magazine in between.
+    pub fn magazines_taken(&self) -> u32 {
+        self.full.0.pops()
+    }
+
+    /// Moves what all CPUs hold to the depot, where any thread finds it. Returns how many items. One membarrier (about 1 us, and an
+    /// interrupt of each CPU where this process runs); pushes are refused and pops go to the depot until it is over. Threads that
+    /// reclaim at the same time wait for each other. Not for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// The barrier failed, and the items are where they were.
+    pub fn reclaim(&self) -> Result<usize, BarrierError> {
+        // A poisoned lock still excludes, and nothing that it guards can be half done.
+        let _gatekeeper = self.gatekeeper.lock();
+        let Some(quiet) = self.gate.close()? else { return Ok(0) };
+        let taken = self.take_out(&quiet);
+        quiet.reopen();
+        Ok(self.sort(taken))
+    }
+
+    /// Refuses all pushes from now on. What the CPUs hold goes to the depot, where [`pop`](Self::pop) still finds it. One membarrier.
+    /// Not for signal handlers.
+    ///
+    /// An item that another thread has in hand at this moment is found when that thread's call is over: a pop and a reclaim put it on
+    /// the list, a push gives it to its `past`.
+    ///
+    /// # Errors
+    ///
+    /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless.
+    pub fn close(&self) -> Result<(), BarrierError> {
+        let _gatekeeper = self.gatekeeper.lock();
+        let closed = self.gate.close().map(|quiet| {
+            let Some(quiet) = quiet else { return };
+            let taken = self.take_out(&quiet);
+            quiet.stay_closed();
+            self.sort(taken);
+        });
+        if closed.is_err() {
+            self.gate.shut();
+        }
+        self.full.0.close();
+        closed
+    }
+
+    /// Takes all CPUs' magazines out of their words. The index and 1 of the first of a list of them.
+    fn take_out(&self, quiet: &Quiet<'_>) -> u32 {
+        handover::acquire(&self.capacity);
+        let mut first = 0;
+        for word in quiet.words() {
+            // SAFETY: the gate is quiet: magazines of ours or null, and only this thread's.
+            let Some(loaded) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
+            clear(word);
+            let previous = self.numbered(loaded.next.load(Ordering::Relaxed));
+            for magazine in [Some(loaded), previous].into_iter().flatten() {
+                magazine.next.store(first, Ordering::Relaxed);
+                first = magazine.index;
+            }
+        }
+        first
+    }
+
+    /// Puts the magazines of a list that only the caller has on the depot's lists. How many items are in them.
+    fn sort(&self, first: u32) -> usize {
+        let (mut at, mut items) = (first, 0);
+        while let Some(magazine) = self.numbered(at) {
+            at = magazine.next.load(Ordering::Relaxed);
+            items += magazine.len();
+            self.put_back(magazine);
+        }
+        items
+    }
+}
+
+/// # Safety
+///
+/// `word` is null or a magazine that lives.
+unsafe fn magazine<'c>(word: usize) -> Option<&'c Magazine> {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word).as_ref() }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn push(cache: &CpuCache, n: usize) -> bool {
+        // SAFETY: the cache outlives the call.
+        unsafe { CpuCache::push(cache, NonZeroUsize::new(n).expect("not 0"), |_| unreachable!()) }
+    }
+
+    #[test]
+    fn items_come_back_from_cpus_and_depot() {
+        let cache = CpuCache::new(4, 64).unwrap();
+        let mut items: Vec<_> = (1..=50).collect();
+        items.iter().for_each(|&n| assert!(push(&cache, n)));
+        assert_eq!(cache.items(), 50);
+        cache.reclaim().unwrap();
+        assert_eq!((cache.items(), cache.on_cpus()), (50, 0));
+        let mut found: Vec<_> = std::iter::from_fn(|| cache.pop().ok()).map(usize::from).collect();
+        found.sort_unstable();
+        assert_eq!(found, items);
+        assert_ne!(cache.magazines_taken(), 0);
+
+        // Without an empty magazine, and after the end.
+        let small = CpuCache::new(1, 1).unwrap();
+        items.truncate(1);
+        assert!(push(&small, 7) && !push(&small, 8));
+        small.close().unwrap();
+        assert!(!push(&small, 9));
+        assert_eq!(small.pop().map(usize::from), Ok(7));
+        assert_eq!(small.pop(), Err(NothingFound::Refused));
+    }
+
+    /// A load that goes up and down by one item at the edge of a magazine exchanges nothing with the depot.
+    #[test]
+    fn the_edge_of_a_magazine_is_no_exchange() {
+        let cache = CpuCache::new(4, 64).unwrap();
+        // More than the CPUs hold, so that some of it is in the depot.
+        for n in 1..=16 * crate::cpus() {
+            assert!(push(&cache, n));
+        }
+        let before = cache.magazines_taken();
+        let mut held = Vec::new();
+        for _ in 0..1000 {
+            held.extend(cache.pop());
+            held.extend(cache.pop());
+            held.drain(..).for_each(|item| assert!(push(&cache, item.get())));
+        }
+        // The thread may be moved to other CPUs, each of which exchanges a few times.
+        let exchanges = cache.magazines_taken().wrapping_sub(before);
+        assert!(exchanges < 100, "{exchanges} exchanges in 1000 rounds");
+    }
+}

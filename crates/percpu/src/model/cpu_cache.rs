@@ -1,0 +1,271 @@
+//! The models of a [`CpuCache`]: of the sequences on a pair of magazines, and of the depot's lists.
+
+use super::*;
+use crate::cpu_cache::{CpuCache, NothingFound};
+use crate::magazine::Magazine;
+use crate::tagged::List;
+
+/// A cache whose magazines `capacity` items fill.
+fn cache_of(capacity: usize, magazines: usize) -> Arc<CpuCache> {
+    Arc::new(CpuCache::new(capacity, magazines).unwrap())
+}
+
+/// Puts one item in. False: it was refused.
+fn push(cache: &CpuCache, n: usize) -> bool {
+    // SAFETY: the model keeps the cache.
+    unsafe { CpuCache::push(cache, item(n), |_| unreachable!("it is not closed")) }
+}
+
+/// All that is in the cache, when no other thread uses it.
+fn drain(cache: &CpuCache, found: &mut Vec<NonZeroUsize>) {
+    cache.reclaim().unwrap();
+    found.extend(std::iter::from_fn(|| cache.pop().ok()));
+    found.sort();
+}
+
+/// Pop against push: an item is found once, with what was written before it was pushed. The push is on the CPU of the pop, or on another.
+#[test]
+fn pop_against_push() {
+    for cpu in [0, 1] {
+        loom::model(move || {
+            let (cache, contents) = (cache_of(2, 4), Contents::new());
+            let pusher = {
+                let (cache, contents) = (cache.clone(), contents.clone());
+                on(cpu, move || {
+                    contents.write();
+                    push(&cache, 7)
+                })
+            };
+            thread::yield_now();
+            let mut found: Vec<_> = cache.pop().into_iter().collect();
+            if !found.is_empty() {
+                assert_eq!(contents.read(), 1);
+            }
+            let pushed = pusher.join().unwrap();
+            drain(&cache, &mut found);
+            assert_eq!(found, if pushed { vec![item(7)] } else { vec![] });
+        });
+    }
+}
+
+/// Pop against pop on one CPU: each item is found by one of them.
+#[test]
+fn pop_against_pop() {
+    loom::model(|| {
+        let cache = cache_of(2, 4);
+        assert!(push(&cache, 7) && push(&cache, 8));
+        let popper = {
+            let cache = cache.clone();
+            on(0, move || cache.pop().ok())
+        };
+        let mut found: Vec<_> = cache.pop().into_iter().collect();
+        found.extend(popper.join().unwrap());
+        drain(&cache, &mut found);
+        assert_eq!(found, [item(7), item(8)]);
+    });
+}
+
+/// Pop against reclaim: the item is the popping thread's, or in the depot.
+#[test]
+fn pop_against_reclaim() {
+    loom::model(|| {
+        let cache = cache_of(2, 4);
+        assert!(push(&cache, 7) && push(&cache, 8));
+        let popper = {
+            let cache = cache.clone();
+            on(0, move || cache.pop().ok())
+        };
+        let moved = cache.reclaim().unwrap();
+        let mut found: Vec<_> = popper.join().unwrap().into_iter().collect();
+        assert!(moved == 2 || found.len() == 1 && moved == 1, "{moved} of {found:?}");
+        drain(&cache, &mut found);
+        assert_eq!(found, [item(7), item(8)]);
+    });
+}
+
+/// A pop that makes the previous magazine the loaded one, and a push that does so, against reclaim.
+#[test]
+fn turn_against_reclaim() {
+    loom::model(|| {
+        let cache = cache_of(1, 6);
+        assert!(push(&cache, 7) && push(&cache, 8));
+        let other = {
+            let cache = cache.clone();
+            on(0, move || {
+                let found: Vec<_> = [(); 2].iter().filter_map(|()| cache.pop().ok()).collect();
+                let back = found.into_iter().filter(|item| !push(&cache, item.get()));
+                back.collect::<Vec<_>>()
+            })
+        };
+        cache.reclaim().unwrap();
+        let mut found = other.join().unwrap();
+        drain(&cache, &mut found);
+        assert_eq!(found, [item(7), item(8)]);
+    });
+}
+
+/// A pop that fetches a magazine from the depot against reclaim: the magazine is on the CPU or in the depot, never both.
+#[test]
+fn load_against_reclaim() {
+    loom::model(|| {
+        let cache = cache_of(2, 4);
+        // SAFETY: the model keeps the cache.
+        assert_eq!(unsafe { CpuCache::push_many(&*cache, &[item(7), item(8)]) }, 2);
+        let popper = {
+            let cache = cache.clone();
+            on(1, move || cache.pop().ok())
+        };
+        cache.reclaim().unwrap();
+        let mut found: Vec<_> = popper.join().unwrap().into_iter().collect();
+        drain(&cache, &mut found);
+        assert_eq!(found, [item(7), item(8)]);
+    });
+}
+
+/// Push against reclaim, of a CPU that has no magazine, one with room, a full one, and two full ones: the last is the exchange of a
+/// magazine with the depot.
+#[test]
+fn push_against_reclaim() {
+    for before in 0..4 {
+        loom::model(move || {
+            let (cache, contents) = (cache_of(1, 6), Contents::new());
+            (0..before).for_each(|n| assert!(push(&cache, 1 + n)));
+            let pusher = {
+                let (cache, contents) = (cache.clone(), contents.clone());
+                on(0, move || {
+                    contents.write();
+                    push(&cache, 7)
+                })
+            };
+            cache.reclaim().unwrap();
+            let mut found: Vec<_> = std::iter::from_fn(|| cache.pop().ok()).collect();
+            if found.contains(&item(7)) {
+                assert_eq!(contents.read(), 1);
+            }
+            let pushed = pusher.join().unwrap();
+            drain(&cache, &mut found);
+            let mut all: Vec<_> = (0..before).map(|n| item(1 + n)).collect();
+            all.extend(pushed.then_some(item(7)));
+            assert_eq!(found, all);
+        });
+    }
+}
+
+/// Exchange against exchange on one CPU, both of whose magazines are full: each item once, and two threads never get one magazine.
+#[test]
+fn exchange_against_exchange() {
+    loom::model(|| {
+        let cache = cache_of(1, 6);
+        assert!(push(&cache, 1) && push(&cache, 2));
+        let pusher = {
+            let cache = cache.clone();
+            on(0, move || push(&cache, 7))
+        };
+        let mut all = vec![item(1), item(2)];
+        all.extend(push(&cache, 6).then_some(item(6)));
+        all.extend(pusher.join().unwrap().then_some(item(7)));
+        let mut found = Vec::new();
+        drain(&cache, &mut found);
+        assert_eq!(found, all);
+    });
+}
+
+/// A full magazine goes from one CPU by the depot to the other: what was written before its items were pushed is seen.
+#[test]
+fn hand_over_between_cpus() {
+    loom::model(|| {
+        let (cache, contents) = (cache_of(1, 6), Contents::new());
+        let pusher = {
+            let (cache, contents) = (cache.clone(), contents.clone());
+            on(1, move || {
+                contents.write();
+                (1..=3).for_each(|n| assert!(push(&cache, n)));
+            })
+        };
+        thread::yield_now();
+        let mut found: Vec<_> = cache.pop().into_iter().collect();
+        if !found.is_empty() {
+            assert_eq!(contents.read(), 1);
+        }
+        pusher.join().unwrap();
+        drain(&cache, &mut found);
+        assert_eq!(found, [item(1), item(2), item(3)]);
+    });
+}
+
+/// Close against push, of a CPU with room and of one that hands a full magazine over: each item is found, refused, or passed to the
+/// pushing thread; and the thread that has them all may free the cache.
+#[test]
+fn push_against_close() {
+    for before in [0, 2] {
+        loom::model(move || {
+            let (cache, contents) = (cache_of(1, 6), Contents::new());
+            (0..before).for_each(|n| assert!(push(&cache, 1 + n)));
+            let pusher = {
+                let (cache, contents) = (cache.clone(), contents.clone());
+                on(0, move || {
+                    let mut back = Vec::new();
+                    // SAFETY: the model keeps the memory, and the item stands for the right to touch it.
+                    if !unsafe { CpuCache::push(&*cache, item(7), |item| back.push(item)) } {
+                        back.push(item(7));
+                    }
+                    if !back.is_empty() {
+                        assert_eq!(contents.read(), 1, "what was done before closing");
+                    }
+                    back
+                })
+            };
+            contents.write();
+            cache.close().unwrap();
+            let mut found: Vec<_> = std::iter::from_fn(|| cache.pop().ok()).collect();
+            if found.len() == before + 1 {
+                // All are here, so no thread has a reason to touch the cache.
+                cache.witness();
+            }
+            found.extend(pusher.join().unwrap());
+            found.sort();
+            let mut all: Vec<_> = (0..before).map(|n| item(1 + n)).collect();
+            all.push(item(7));
+            assert_eq!(found, all);
+            assert!(!push(&cache, 9));
+            assert_eq!(cache.pop(), Err(NothingFound::Refused));
+        });
+    }
+}
+
+/// Close against reclaim: the cache is closed whichever comes first, and all items are found afterwards.
+#[test]
+fn reclaim_against_close() {
+    loom::model(|| {
+        let cache = cache_of(1, 4);
+        assert!(push(&cache, 7));
+        let reclaimer = {
+            let cache = cache.clone();
+            on(1, move || cache.reclaim().unwrap())
+        };
+        cache.close().unwrap();
+        reclaimer.join().unwrap();
+        assert_eq!(cache.pop(), Ok(item(7)));
+        assert!(!push(&cache, 8));
+    });
+}
+
+/// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
+#[test]
+fn list_pop_against_pop_and_push() {
+    loom::model(|| {
+        let magazines: Arc<Vec<_>> = Arc::new((1..=3).map(|index| Magazine::new(1, index)).collect());
+        let list = Arc::new(List::new());
+        magazines.iter().rev().for_each(|magazine| list.put_back(magazine));
+        let popper = {
+            let (list, magazines) = (list.clone(), magazines.clone());
+            thread::spawn(move || list.pop(&magazines).map(|m| m.index))
+        };
+        let mut mine: Vec<_> = [(); 2].iter().filter_map(|()| list.pop(&magazines)).collect();
+        list.put_back(mine.remove(0));
+        let mut all = vec![mine[0].index, popper.join().unwrap().unwrap()];
+        all.extend(std::iter::from_fn(|| list.pop(&magazines)).map(|m| m.index));
+        all.sort();
+        assert_eq!(all, [1, 2, 3], "popped twice, or lost");
+    });
+}

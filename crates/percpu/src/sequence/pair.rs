@@ -1,0 +1,108 @@
+//! What the sequences of a [`CpuCache`](crate::CpuCache) answer, and which version of them runs: as for the others.
+
+use super::GateClosed;
+use crate::magazine::Magazine;
+use crate::mode::{Index, Mode, mode};
+use crate::portable::pair as portable;
+use crate::rseq::pair as rseq;
+use crate::sync::AtomicUsize;
+use std::num::NonZeroUsize;
+
+/// How a pop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Popped {
+    /// The item is the caller's.
+    Item(NonZeroUsize),
+    /// The loaded magazine is empty, or this CPU has none.
+    Edge,
+}
+
+/// How an exchange of the loaded magazine with the previous one ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turned {
+    /// The previous one is loaded.
+    Done,
+    /// The loaded one is not at its edge.
+    NotNeeded,
+    /// Both are at their edge, or there are not two.
+    Edge,
+}
+
+/// How the loading of another magazine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    /// It is loaded. The number of the magazine that was the previous one, or 0.
+    Old(u32),
+    /// One of the two is not at its edge.
+    NotNeeded,
+}
+
+/// The straight line alone. None: [`pop`] knows why.
+///
+/// # Safety
+///
+/// As for `rseq::pair::pop_at`.
+#[inline(always)]
+pub(crate) unsafe fn pop_at_once(gate: &AtomicUsize) -> Option<NonZeroUsize> {
+    // SAFETY: the caller's.
+    match unsafe { rseq::pop(gate) } {
+        Ok(Popped::Item(item)) => Some(item),
+        _ => None,
+    }
+}
+
+/// # Safety
+///
+/// As for `rseq::pair::pop_at`.
+pub(crate) unsafe fn pop(gate: &AtomicUsize) -> Result<Popped, GateClosed> {
+    // SAFETY: the caller's.
+    unsafe {
+        match rseq::pop(gate) {
+            Err(GateClosed) => match mode() {
+                Mode::Rseq(Index::MmCid) => Err(GateClosed),
+                Mode::Rseq(Index::CpuId) => rseq::cpu_id::pop(gate),
+                Mode::Portable(_) => portable::pop(gate),
+            },
+            done => done,
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `rseq::pair::turn_at`.
+pub(crate) unsafe fn turn(gate: &AtomicUsize, magazines: &[Magazine], limit: u32) -> Result<Turned, GateClosed> {
+    // SAFETY: the caller's.
+    unsafe {
+        match rseq::turn(gate, magazines, limit) {
+            Err(GateClosed) => match mode() {
+                Mode::Rseq(Index::MmCid) => Err(GateClosed),
+                Mode::Rseq(Index::CpuId) => rseq::cpu_id::turn(gate, magazines, limit),
+                Mode::Portable(_) => portable::turn(gate, magazines, limit),
+            },
+            done => done,
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `rseq::pair::replace_at`.
+pub(crate) unsafe fn replace(
+    gate: &AtomicUsize,
+    magazines: &[Magazine],
+    limit: u32,
+    new: &Magazine,
+) -> Result<Replaced, GateClosed> {
+    // SAFETY: the caller's.
+    unsafe {
+        match rseq::replace(gate, magazines, limit, new) {
+            Err(GateClosed) => match mode() {
+                Mode::Rseq(Index::MmCid) => Err(GateClosed),
+                Mode::Rseq(Index::CpuId) => rseq::cpu_id::replace(gate, magazines, limit, new),
+                Mode::Portable(_) => portable::replace(gate, magazines, limit, new),
+            },
+            done => done,
+        }
+    }
+}

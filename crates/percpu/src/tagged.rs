@@ -1,0 +1,99 @@
+//! A list of magazines that many threads push and pop, one magazine at a time.
+//!
+//! ```text
+//!   head = tag (31 bits) | closed (1 bit) | index and 1 of the first magazine (32 bits)
+//! ```
+//!
+//! **ABA.** A pop reads the first magazine and the one behind it, and exchanges the head. Other threads may change the list in between:
+//!
+//! ```text
+//!   thread A                             others
+//!   head = X, next = X.next (Y)
+//!                                        pop X, pop Y, push X         X is the head again, Y is in use
+//!   head: X -> Y ?                       Y would be handed out twice
+//! ```
+//! So every pop increments the tag, and the exchange of thread A fails. The tag wraps after 2^31 pops, all of which would have to
+//! happen between two instructions of thread A.
+//!
+//! **Closed.** A closed list refuses [`push`](List::push), which a thread uses that puts items. [`put_back`](List::put_back) and
+//! [`pop`](List::pop) work as before: a thread that had popped a magazine when the list was closed still returns it.
+//!
+//! **Ordering.** A push is a release and a pop an acquire, so what is in a magazine is passed on. Closing is a release, and a refused
+//! push an acquire.
+
+use crate::magazine::{Magazine, numbered};
+use crate::sync::{AtomicU64, Ordering};
+
+const CLOSED: u64 = 1 << 32;
+const TAG: u64 = 1 << 33;
+const INDEX: u64 = u32::MAX as u64;
+
+#[derive(Debug)]
+pub(crate) struct List {
+    head: AtomicU64,
+}
+
+impl List {
+    pub(crate) fn new() -> Self {
+        Self { head: AtomicU64::new(0) }
+    }
+
+    /// Puts a magazine that only the caller has on the list. False: the list is closed, and the magazine is still the caller's.
+    ///
+    /// # Safety
+    ///
+    /// `this` lives until the magazine is on the list. Nothing of it is touched afterwards.
+    pub(crate) unsafe fn push(this: *const Self, magazine: *const Magazine) -> bool {
+        // By pointer: a reference to the list would have to be good until the return.
+        // SAFETY: the caller's.
+        unsafe { Self::link(&raw const (*this).head, magazine, CLOSED) }
+    }
+
+    /// Puts a magazine that only the caller has on the list, also if the list is closed.
+    pub(crate) fn put_back(&self, magazine: &Magazine) {
+        // SAFETY: the caller keeps both.
+        unsafe { Self::link(&raw const self.head, magazine, 0) };
+    }
+
+    unsafe fn link(head: *const AtomicU64, magazine: *const Magazine, refused: u64) -> bool {
+        // SAFETY: the list lives until the exchange has succeeded, and the magazine is the caller's until then.
+        unsafe {
+            let mut was = (*head).load(Ordering::Acquire);
+            while was & refused == 0 {
+                (*magazine).next.store(was as u32, Ordering::Relaxed);
+                let new = was & !INDEX | u64::from((*magazine).index);
+                match (*head).compare_exchange_weak(was, new, Ordering::Release, Ordering::Acquire) {
+                    Ok(_) => return true,
+                    Err(now) => was = now,
+                }
+            }
+        }
+        false
+    }
+
+    /// Takes the magazine that was pushed last. It is one of `magazines`, as all on the list are.
+    pub(crate) fn pop<'m>(&self, magazines: &'m [Magazine]) -> Option<&'m Magazine> {
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            let magazine = numbered(magazines, head as u32)?;
+            // If another thread has popped it by now, this number is out of date, and the exchange fails by the tag.
+            let next = u64::from(magazine.next.load(Ordering::Relaxed));
+            let new = (head & !INDEX).wrapping_add(TAG) | next;
+            match self.head.compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(magazine),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Refuses every later [`push`](Self::push).
+    pub(crate) fn close(&self) {
+        // AcqRel: a thread whose push is refused comes after what the closing thread did before.
+        self.head.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// How many magazines were ever popped, modulo 2^31.
+    pub(crate) fn pops(&self) -> u32 {
+        (self.head.load(Ordering::Acquire) / TAG) as u32
+    }
+}

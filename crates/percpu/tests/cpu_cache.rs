@@ -1,0 +1,179 @@
+//! Threads that are moved, preempted and interrupted in the middle of sequences take items from a CPU cache and put them back, while
+//! another thread reclaims: each item is at any time with one thread or in the cache.
+//!
+//! `NETMEM_STRESS_OPS` says how many operations at least. One test to a process, for they send signals.
+
+#[path = "../../../tests/disturb.rs"]
+mod disturb;
+#[path = "../../../tests/stress_ops.rs"]
+mod stress_ops;
+
+use disturb::{Disturbed, on_signal, stress_threads};
+use netmem_percpu::{CpuCache, Mode, NothingFound, aborts, mode};
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use stress_ops::stress_ops;
+
+/// Items that a thread holds at a time, at most.
+const HELD: usize = 40;
+
+struct Shared {
+    cache: CpuCache,
+    /// For each item, whether a thread has it.
+    taken: Box<[AtomicBool]>,
+    by_signals: AtomicU64,
+    /// Pops and pushes that found the gate closed.
+    refused: AtomicU64,
+    /// Pops that found nothing.
+    empty: AtomicU64,
+}
+
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let items = HELD * 2 * stress_threads() as usize;
+        let shared = Shared {
+            // Small magazines, so that exchanges are frequent.
+            cache: CpuCache::new(8, items / 8 + 4 * netmem_percpu::cpus() + 64).expect("memory"),
+            taken: (0..items).map(|_| AtomicBool::new(false)).collect(),
+            by_signals: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            empty: AtomicU64::new(0),
+        };
+        for n in 1..=items {
+            let item = NonZeroUsize::new(n).expect("above 0");
+            // SAFETY: the cache is never dropped.
+            assert!(unsafe { CpuCache::push(&shared.cache, item, |_| unreachable!("never closed")) });
+        }
+        shared
+    })
+}
+
+impl Shared {
+    fn take(&self) -> Option<NonZeroUsize> {
+        match self.cache.pop() {
+            Ok(item) => {
+                assert!(!self.taken[item.get() - 1].swap(true, Ordering::Relaxed), "two threads have item {item}");
+                Some(item)
+            }
+            Err(NothingFound::Empty) => {
+                self.empty.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+            Err(NothingFound::Refused) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// The item, if it was refused.
+    fn put(&self, item: NonZeroUsize) -> Option<NonZeroUsize> {
+        assert!(self.taken[item.get() - 1].swap(false, Ordering::Relaxed), "item {item} was with no thread");
+        // SAFETY: the cache is never dropped.
+        if unsafe { CpuCache::push(&self.cache, item, |_| unreachable!("never closed")) } {
+            return None;
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.taken[item.get() - 1].store(true, Ordering::Relaxed);
+        Some(item)
+    }
+}
+
+/// What signal handlers took and have not put back: 0, or an item.
+static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+/// Uses the cache whose operation it has interrupted: takes an item, or puts one back that an earlier handler took.
+extern "C" fn signalled(_: libc::c_int) {
+    let shared = shared();
+    let n = shared.by_signals.fetch_add(1, Ordering::Relaxed);
+    let kept = KEPT.iter().filter(|kept| kept.load(Ordering::Relaxed) != 0).count();
+    if n.is_multiple_of(2) && kept < KEPT.len() / 2 {
+        shared.take().into_iter().for_each(keep);
+    } else {
+        let item = KEPT.iter().find_map(|kept| NonZeroUsize::new(kept.swap(0, Ordering::Relaxed)));
+        item.and_then(|item| shared.put(item)).into_iter().for_each(keep);
+    }
+}
+
+/// Keeps an item in a place that is free. Handlers take no more items when half of the places are in use.
+fn keep(item: NonZeroUsize) {
+    let place = |kept: &AtomicUsize| kept.compare_exchange(0, item.get(), Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    assert!(KEPT.iter().any(place), "no place for item {item}");
+}
+
+#[test]
+fn each_item_is_with_one_thread_or_in_the_cache() {
+    let shared = shared(); // before the first signal
+    on_signal(signalled);
+    let (ops, threads) = (stress_ops(5_000_000), stress_threads());
+    let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
+    let mut reclaims = 0_u64;
+    let moves = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|seed| {
+                let disturbed = &disturbed;
+                scope.spawn(move || {
+                    disturbed.during(|| {
+                        let (mut held, mut done, mut random) = (Vec::with_capacity(HELD), 0, seed + 1);
+                        // An abort is a matter of chance: as many operations again until there was one, but not for ever.
+                        while done < ops / threads || (restarts() && aborts() == 0 && done < 100 * ops) {
+                            // Linear congruential: how full this thread's hand is to be.
+                            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                            let want = (random >> 33) as usize % HELD;
+                            while held.len() < want {
+                                done += 1;
+                                match shared.take() {
+                                    Some(item) => held.push(item),
+                                    None => break,
+                                }
+                            }
+                            while held.len() > want {
+                                done += 1;
+                                let item = held.pop().expect("not empty");
+                                held.extend(shared.put(item));
+                            }
+                        }
+                        while let Some(item) = held.pop() {
+                            held.extend(shared.put(item));
+                        }
+                    })
+                })
+            })
+            .collect();
+        let mover = scope.spawn(|| {
+            disturbed.move_about(&stop, || {
+                shared.cache.reclaim().expect("a barrier");
+                reclaims += 1;
+            })
+        });
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+        mover.join().unwrap()
+    });
+
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let magazines = shared.cache.magazines_taken();
+    println!(
+        "{}: {} aborts, {} signals, {moves} moves, {reclaims} reclaims, {} refused, {} times empty, {magazines} magazines",
+        mode(),
+        aborts(),
+        of(&shared.by_signals),
+        of(&shared.refused),
+        of(&shared.empty),
+    );
+    let with_handlers = KEPT.iter().filter(|kept| kept.load(Ordering::Relaxed) != 0).count();
+    let with_threads = shared.taken.iter().filter(|taken| taken.load(Ordering::Relaxed)).count();
+    assert_eq!(with_threads, with_handlers);
+    shared.cache.close().unwrap();
+    let found = std::iter::from_fn(|| shared.take()).count();
+    assert_eq!(found + with_handlers, shared.taken.len(), "items were lost");
+    // It was stress.
+    assert!(of(&shared.by_signals) > 0 && moves > 0 && reclaims > 0 && magazines > 0 && of(&shared.refused) > 0);
+    assert!(!restarts() || aborts() > 0, "no sequence was ever restarted");
+}
+
+fn restarts() -> bool {
+    matches!(mode(), Mode::Rseq(_))
+}

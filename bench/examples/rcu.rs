@@ -81,7 +81,7 @@ impl Library {
     fn retire(self, waiting: &Arc<Waiting>) {
         let object = Object::retiring(waiting);
         match self {
-            Self::Refs => drop(Owner::new(object, RcuRef::new(1))),
+            Self::Refs => drop(Owner::<_, RcuRef>::new(object)),
             Self::Seize => {
                 // SAFETY: the object was never shared, and came from a box.
                 unsafe { SEIZE.enter().defer_retire(Box::into_raw(Box::new(object)), seize::reclaim::boxed) };
@@ -171,13 +171,13 @@ fn counts() {
         black_box(plain.put());
     };
     let rcuref = || {
-        black_box(rcu::read(|guard| black_box(&rcu).get(guard)));
+        black_box(rcu::read(|guard| black_box(&rcu).try_get(guard)));
         black_box(rcu.put());
     };
     let batched = || {
         rcu::read(|guard| {
             for _ in 0..64 {
-                black_box(black_box(&rcu).get(guard));
+                black_box(black_box(&rcu).try_get(guard));
                 black_box(rcu.put_guarded(guard));
             }
         });

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct RcuCounts;
 
-struct Node<T>([RcuCell<T>; 256]);
+struct Node<T>([RcuCell<T, RcuRef>; 256]);
 
 impl<T> Default for Node<T> {
     fn default() -> Self {
@@ -26,13 +26,13 @@ impl<T: Default + Send + Sync + 'static> Node<T> {
     fn at<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
         let cell = &self.0[byte as usize];
         if cell.load(guard).is_none() {
-            cell.store(Some(Owner::new(T::default(), RcuRef::new(1)).into_ref()));
+            cell.store(Some(Owner::new(T::default())));
         }
-        Some(cell.load(guard)?.get())
+        Some(cell.load(guard)?.value())
     }
 
     fn find<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
-        Some(self.0[byte as usize].load(guard)?.get())
+        Some(self.0[byte as usize].load(guard)?.value())
     }
 }
 

@@ -15,9 +15,8 @@
 
 use crate::Pages;
 use crate::ledger::Ledger;
-use netmem_percpu::NoMemory;
 use netmem_pool::{Device, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
-use netmem_refs::{Count, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};
+use netmem_refs::{Count, NoMemory, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use std::fmt;
@@ -36,40 +35,19 @@ pub trait BindingCount: Count {
     const NAME: &'static str;
     /// Whether counting touches no shared line while the binding lives.
     const PER_CPU: bool = false;
-
-    /// A count of one.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory for it.
-    fn fresh() -> Result<Self, NoMemory>
-    where
-        Self: Sized;
 }
 
 impl BindingCount for PercpuRef {
     const NAME: &'static str = "percpuref";
     const PER_CPU: bool = true;
-
-    fn fresh() -> Result<Self, NoMemory> {
-        Self::new()
-    }
 }
 
 impl BindingCount for RefCount {
     const NAME: &'static str = "refcount";
-
-    fn fresh() -> Result<Self, NoMemory> {
-        Ok(Self::new(1))
-    }
 }
 
 impl BindingCount for RcuRef {
     const NAME: &'static str = "rcuref";
-
-    fn fresh() -> Result<Self, NoMemory> {
-        Ok(Self::new(1))
-    }
 }
 
 /// Why memory was not bound. The descriptor is closed, nothing else has happened.
@@ -343,7 +321,6 @@ impl<C: BindingCount> Binding<C> {
         if bytes % page_size != 0 {
             return Err(BindError::Size { bytes, page_size, rest: bytes % page_size });
         }
-        let count = C::fresh()?;
         let memory = BoundMemory {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             supply: RegionProvider::new(region),
@@ -353,10 +330,9 @@ impl<C: BindingCount> Binding<C> {
             counted: (C::NAME, C::PER_CPU),
         };
         let worker = worker.clone();
-        let owner =
-            Owner::with_release(memory, count, move |memory| worker.defer(move || BoundMemory::cleanup(memory)));
-        let Ok(binding) = owner.try_get() else { unreachable!("a new count is live") };
-        let provider = Arc::new(BindingProvider { binding });
+        let release = move |memory| worker.defer(move || BoundMemory::cleanup(memory));
+        let owner = Owner::try_with_release(memory, release)?;
+        let provider = Arc::new(BindingProvider { binding: owner.get() });
         Ok(Self { owner, provider })
     }
 
@@ -372,7 +348,6 @@ impl<C: BindingCount> Binding<C> {
     }
 
     /// A reference to the memory, which keeps it past its unbinding.
-    #[must_use]
     pub fn reference(&self) -> BindingRef<C> {
         self.provider.binding.clone()
     }

@@ -73,18 +73,19 @@ struct Bound<C: Count + 'static> {
 }
 
 /// A binding of which a pool has the page.
-fn bind<C: Count>(count: C) -> Bound<C> {
+fn bind<C: Count>() -> Bound<C> {
     let (pool, ended) = (Arc::new(Pool(UnsafeCell::new(None))), Arc::new((AtomicU32::new(0), AtomicU32::new(0))));
     let alive = Arc::new(UnsafeCell::new(true));
     let memory = Memory { ledger: Ledger::new(), refs: AtomicU32::new(0), pool: pool.clone(), alive };
     let ends = ended.clone();
-    let owner = Owner::with_release(memory, count, move |memory: Memory<C>| {
+    let owner = Owner::try_with_release(memory, move |memory: Memory<C>| {
         // SAFETY: loom checks that nobody else reads or writes.
         memory.alive.with_mut(|alive| unsafe { *alive = false });
         ends.1.fetch_add(memory.ledger.out() as u32, Ordering::Relaxed);
         ends.0.fetch_add(1, Ordering::Relaxed);
-    });
-    let keeps = owner.try_get().expect("it is live");
+    })
+    .expect("a slot");
+    let keeps = owner.get();
     // SAFETY: nobody else has it yet.
     pool.0.with_mut(|at| unsafe { *at = Some(keeps) });
     assert!(owner.ledger.take(1));
@@ -97,9 +98,9 @@ fn unbind<C: Count>(owner: Owner<Memory<C>, C>) {
     drop(owner);
 }
 
-fn last_put_against_unbind<C: Count>(count: impl Fn() -> C + Sync + Send + 'static) {
-    loom::model(move || {
-        let Bound { owner, ended } = bind(count());
+fn last_put_against_unbind<C: Count>() {
+    loom::model(|| {
+        let Bound { owner, ended } = bind::<C>();
         let mut table = TokenTable::new();
         owner.refs.store(1, Ordering::Relaxed);
         {
@@ -131,13 +132,13 @@ fn last_put_against_unbind<C: Count>(count: impl Fn() -> C + Sync + Send + 'stat
 /// Last put against unbinding: the binding goes once, after the put is through with it, with every page home.
 #[test]
 fn last_put_against_unbind_refcount() {
-    last_put_against_unbind(|| RefCount::new(1));
+    last_put_against_unbind::<RefCount>();
 }
 
 /// The same with the count that bindings have.
 #[test]
 fn last_put_against_unbind_percpuref() {
-    last_put_against_unbind(|| PercpuRef::new().expect("a slot"));
+    last_put_against_unbind::<PercpuRef>();
 }
 
 /// Take against unbinding: a page goes out before the ledger is closed, and the binding is not drained, or it does not.

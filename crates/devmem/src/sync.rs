@@ -10,15 +10,15 @@ pub(crate) use std::sync::atomic::Ordering;
 
 #[cfg(not(any(loom, tsan)))]
 mod snapshot {
-    use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, Ref, rcu};
+    use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, rcu};
 
     /// A value that is read without a lock, and replaced as a whole.
-    pub(crate) struct Snapshot<T>(RcuCell<T>);
+    pub(crate) struct Snapshot<T>(RcuCell<T, RcuRef>);
 
-    /// The value that was there before. Dropping this may run anybody's destructors, so not under a lock; the value is
-    /// released once everybody has left who may be reading it.
+    /// The value that was there before. Its drop may run destructors of other values, so it must not happen under a lock. The
+    /// value is released once all readers that may have found it have left their sections.
     pub(crate) struct Replaced<T> {
-        _value: Option<Ref<T, RcuRef>>,
+        _value: Option<Owner<T, RcuRef>>,
     }
 
     impl<T: Send + Sync + 'static> Snapshot<T> {
@@ -30,12 +30,11 @@ mod snapshot {
         /// Runs `reader` on the value as it is now, if there is one, in a critical section. About 5 ns.
         #[inline]
         pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
-            rcu::read(|guard| reader(self.0.load(guard).map(Borrowed::get)))
+            rcu::read(|guard| reader(self.0.load(guard).map(Borrowed::value)))
         }
 
         pub(crate) fn replace(&self, value: T) -> Replaced<T> {
-            let value = Owner::new(value, RcuRef::new(1)).into_ref();
-            Replaced { _value: self.0.swap(Some(value)) }
+            Replaced { _value: self.0.swap(Some(Owner::new(value))) }
         }
     }
 }

@@ -70,8 +70,8 @@
 //! use netmem::refs::{Owner, PercpuRef};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let binding = Owner::with_release("64 pages", PercpuRef::new()?, |pages| println!("{pages} are free"));
-//! let r = binding.try_get()?; // on any thread
+//! let binding: Owner<_, PercpuRef> = Owner::try_with_release("64 pages", |pages| println!("{pages} are free"))?;
+//! let r = binding.get(); // on any thread
 //! drop(binding); // kills it: r drains
 //! assert!(r.try_get_live().is_err());
 //! drop(r); // the last reference: the release

@@ -1,11 +1,15 @@
 //! What went wrong with counts in this process and was contained.
 //!
-//! A count that is used wrongly leaks its object; it neither frees it early nor stops the program. That must not go
-//! unnoticed, so each case is counted here, and the first of each kind is an error event of `tracing`. Never one per
-//! event: what a peer can cause must not fill a log.
+//! A count that is used wrongly leaks its object; it neither frees it early nor stops the program. So that this does not go
+//! unnoticed, each case is counted here, and the first case of each kind is an error event of `tracing`. There is not an event
+//! for each case: a peer that can cause a fault must not be able to fill a log.
+//!
+//! A subscriber of `tracing` is code of the user, and may panic. Such a panic ends here: a get or a put goes on, and a worker's
+//! thread does not end. The panic hook has reported it by then.
 
 use std::any::Any;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Contained faults since the process started, of all counts together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,16 +17,16 @@ use std::mem;
 pub struct Faults {
     /// Counts that overflowed. Their objects are never freed.
     pub saturated: u64,
-    /// Puts without a get, and gets of a plain count at zero.
+    /// Puts without a get, and gets of a count at zero that only a holder may get.
     pub imbalanced: u64,
-    /// Objects that could not be killed, for the kernel refused a barrier that it had promised. They are never freed.
+    /// Objects that could not be killed, because the kernel refused a barrier that it had promised. They are never freed.
     pub leaked: u64,
-    /// Panics in a worker's jobs, and in destructors and release callbacks that ran after a grace period. The others
-    /// reach the caller.
+    /// Panics in user code that reached no caller: in the jobs of a worker, in releases after critical sections, and in a
+    /// release during the panic of a `confirm`. Other panics reach the caller.
     pub panicked: u64,
 }
 
-/// Faults contained until now. Four relaxed loads; the fields are each right, and not of one moment.
+/// Faults contained until now. Four relaxed loads, each right, but not all of one moment.
 pub fn faults() -> Faults {
     counters::read()
 }
@@ -30,38 +34,58 @@ pub fn faults() -> Faults {
 #[cold]
 pub(crate) fn saturated() {
     if counters::add(|f| &f.saturated) == 0 {
-        tracing::error!("a reference count overflowed and is saturated: its object is leaked");
+        report(|| tracing::error!("a reference count overflowed and is saturated: its object is leaked"));
     }
 }
 
 #[cold]
 pub(crate) fn imbalanced() {
     if counters::add(|f| &f.imbalanced) == 0 {
-        tracing::error!("a reference was put that nobody held, or taken of a count at zero");
+        report(|| tracing::error!("a reference was put that nobody held, or taken of a count at zero"));
     }
 }
 
 #[cold]
 pub(crate) fn leaked(why: &dyn std::fmt::Display) {
     if counters::add(|f| &f.leaked) == 0 {
-        tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked");
+        report(|| tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked"));
+    }
+}
+
+/// Runs user code in a place where its panic has no caller to reach. The panic is counted.
+pub(crate) fn contain(user: impl FnOnce()) {
+    if let Err(what) = catch_unwind(AssertUnwindSafe(user)) {
+        panicked(what);
     }
 }
 
 #[cold]
-pub(crate) fn panicked(what: Box<dyn Any + Send>) {
+fn panicked(what: Box<dyn Any + Send>) {
     if counters::add(|f| &f.panicked) == 0 {
         let message = what.downcast_ref::<&str>().copied();
         let message = message.or_else(|| what.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        tracing::error!(message, "a deferred cleanup panicked");
+        report(|| tracing::error!(message, "a deferred cleanup panicked"));
     }
-    // What a panic carries may panic again when it is dropped.
-    mem::forget(what);
+    drop_payload(what);
+}
+
+/// Has an event sent to the user's subscriber, whose panic ends here.
+fn report(event: impl FnOnce()) {
+    if let Err(what) = catch_unwind(AssertUnwindSafe(event)) {
+        drop_payload(what);
+    }
+}
+
+/// The payload of a panic is a value of the user, whose drop may panic again. Such a second payload is leaked.
+fn drop_payload(what: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(what))) {
+        mem::forget(again);
+    }
 }
 
 #[cfg(test)]
 impl Faults {
-    /// What was added since `before`: saturated, imbalanced.
+    /// The faults since `before`: saturated, imbalanced.
     pub(crate) fn since(before: Self) -> (u64, u64) {
         let now = faults();
         (now.saturated - before.saturated, now.imbalanced - before.imbalanced)
@@ -103,7 +127,7 @@ mod counters {
     }
 }
 
-/// Tests run side by side, so each counts what its own thread saw. All threads of a loom model are one thread here.
+/// Tests run side by side, so each thread has its own counters. All threads of a loom model are one thread here.
 #[cfg(test)]
 mod counters {
     use super::Faults;

@@ -23,6 +23,10 @@ mod faults;
 mod own_line;
 mod percpu_ref;
 mod ptr;
+#[cfg(not(loom))]
+pub mod rcu;
+#[cfg(loom)]
+#[path = "rcu_model.rs"]
 pub mod rcu;
 mod rcuref;
 mod refcount;
@@ -30,9 +34,10 @@ mod sync;
 mod worker;
 
 pub use faults::{Faults, faults};
+pub use netmem_percpu::NoMemory;
 pub use own_line::{CACHE_LINE, OwnLine};
 pub use percpu_ref::{KillError, PercpuRef, ResurrectError};
-pub use ptr::{Borrowed, Count, Dead, Owner, RcuCell, Ref};
+pub use ptr::{Borrowed, Count, Dead, InfallibleCount, Owner, RcuCell, Ref};
 pub use rcuref::RcuRef;
 pub use refcount::RefCount;
 pub use worker::Worker;

@@ -71,7 +71,7 @@ mod tests {
         let of = Embedded { before: 1, refs: OwnLine::new(RefCount::new(1)), after: 2 };
         let refs = line((&raw const of.refs).cast());
         assert!(line(&raw const of.before) != refs && line(&raw const of.after) != refs);
-        let (small, wide) = (Owner::new(1_u8, RefCount::new(1)), Owner::new(Wide(1), RcuRef::new(1)));
+        let (small, wide) = (Owner::<_, RefCount>::new(1_u8), Owner::<_, RcuRef>::new(Wide(1)));
         assert_eq!(((&raw const *small).addr() % CACHE_LINE, (&raw const wide.0).addr() % 128), (0, 0));
     }
 }

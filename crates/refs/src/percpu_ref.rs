@@ -227,16 +227,6 @@ impl PercpuRef {
         faults::imbalanced();
     }
 
-    /// For a pointer that makes it its own: with anything but the reference of a new one it is contained, and no put is told
-    /// anything.
-    pub(crate) fn adopt(&mut self) -> bool {
-        let fresh = self.shared.load(Ordering::Relaxed) == BIAS + 1 && self.counter.is_open() && self.counter.is_zero();
-        if !fresh {
-            self.shared.store(CONTAINED, Ordering::Relaxed);
-        }
-        fresh
-    }
-
     /// The owner lets go: gives its reference back, and ends the time of plain adds. True: it was the last, as for
     /// [`put`](Self::put).
     ///
@@ -302,6 +292,21 @@ impl PercpuRef {
             Err(shared) if shared & DYING == 0 => Err(ResurrectError::NotDying),
             Err(_) => Err(ResurrectError::Released),
         }
+    }
+
+    /// About how many references there are, the owner's included, for statistics. A load for each CPU.
+    ///
+    /// While the count is live, each CPU's word is read at another moment: the result is off by at most the gets and puts that
+    /// other threads make during the call. It is at least 1, for the owner's reference. Once the count has been killed, the
+    /// result was right at one moment. After an imbalance was found, it is more than 2^60.
+    pub fn approximate_count(&self) -> u64 {
+        let shared = self.shared.load(Ordering::Relaxed);
+        if shared & DYING != 0 && held(shared) < TOO_MANY {
+            return held(shared);
+        }
+        // Live, or the bias is still in the shared count.
+        let on_cpus = (self.counter.approximate() as i64).cast_unsigned();
+        held(shared).wrapping_sub(BIAS).wrapping_add(on_cpus).cast_signed().max(1).cast_unsigned()
     }
 
     /// Whether the last reference has gone.

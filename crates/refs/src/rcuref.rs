@@ -111,8 +111,8 @@ const fn is_saturated(value: u32) -> bool {
 /// it possible is that a get may add first and look afterwards, and that takes memory which is still there when the object
 /// is dead. So:
 ///
-/// * a `get` is made in the critical section in which the object was found, a put in one of its own or the caller's;
-/// * who is told by a put that it may destroy the object **defers that past a grace period**.
+/// * a `try_get` is made in the critical section in which the object was found, a put in one of its own or the caller's;
+/// * a caller that is told by its put that it may destroy the object **defers that past a grace period**.
 ///
 /// [`Owner`](crate::Owner) and [`RcuCell`](crate::RcuCell) do both.
 ///
@@ -123,11 +123,11 @@ const fn is_saturated(value: u32) -> bool {
 ///
 /// let refs = RcuRef::new(1);
 /// rcu::read(|guard| {
-///     assert!(refs.get(guard));
+///     assert!(refs.try_get(guard));
 ///     assert!(!refs.put_guarded(guard));
 /// });
 /// assert!(refs.put(), "the last one");
-/// assert!(refs.is_dead() && !rcu::read(|guard| refs.get(guard)));
+/// assert!(refs.is_dead() && !rcu::read(|guard| refs.try_get(guard)));
 /// ```
 #[repr(transparent)]
 pub struct RcuRef(AtomicU32);
@@ -148,10 +148,19 @@ impl RcuRef {
         Self(AtomicU32::new(initial(count)))
     }
 
-    /// One more, unless the object is dead. One atomic addition.
+    /// Takes a reference, for a caller that holds one. Cannot fail. One atomic addition.
     #[inline]
-    #[must_use]
-    pub fn get(&self, guard: &Guard) -> bool {
+    pub fn get(&self) {
+        if !self.add() {
+            faults::imbalanced();
+        }
+    }
+
+    /// Takes a reference, unless the object is dead, in the critical section in which the object was found. One atomic
+    /// addition.
+    #[inline]
+    #[must_use = "without a reference the object must not be used"]
+    pub fn try_get(&self, guard: &Guard) -> bool {
         let _ = guard;
         self.add()
     }
@@ -172,7 +181,7 @@ impl RcuRef {
         self.sub()
     }
 
-    /// [`get`](Self::get). The caller is in a critical section, or has a reference.
+    /// [`try_get`](Self::try_get). The caller is in a critical section, or has a reference.
     #[inline]
     pub(crate) fn add(&self) -> bool {
         let new = self.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -211,7 +220,7 @@ impl RcuRef {
             return self.0.compare_exchange(NONE, DEAD, Ordering::Acquire, Ordering::Relaxed).is_ok();
         }
         if new >= DEAD_ZONE {
-            // Contained before it is reported: a subscriber of events may take its time, or panic.
+            // Contained before it is reported: a subscriber of events may take its time.
             put_back(&self.0, DEAD);
             faults::imbalanced();
         } else {
@@ -223,15 +232,6 @@ impl RcuRef {
     /// Whether somebody was told to destroy the object. Not the same as a count of zero, which a get can still raise.
     pub fn is_dead(&self) -> bool {
         is_dead(self.0.load(Ordering::Relaxed))
-    }
-
-    /// For a pointer that makes it its own: with anything but one reference it is saturated, and no put is told anything.
-    pub(crate) fn adopt(&mut self) -> bool {
-        let fresh = self.0.load(Ordering::Relaxed) == initial(1);
-        if !fresh {
-            self.0.store(SATURATED, Ordering::Relaxed);
-        }
-        fresh
     }
 
     /// Whether the count overflowed: its object will not be destroyed.
@@ -410,7 +410,7 @@ mod tests {
     fn none_is_not_dead() {
         let refs = RcuRef::new(0);
         assert_eq!((refs.count(), refs.is_dead()), (0, false));
-        assert!(rcu::read(|guard| refs.get(guard)));
+        assert!(rcu::read(|guard| refs.try_get(guard)));
         assert!(refs.put());
         assert_eq!((refs.count(), refs.is_dead()), (0, true));
     }
@@ -422,7 +422,7 @@ mod tests {
         let refs = RcuRef::new(1);
         assert!(refs.put());
         for _ in 0..1000 {
-            assert!(!rcu::read(|guard| refs.get(guard)));
+            assert!(!rcu::read(|guard| refs.try_get(guard)));
         }
         assert_eq!(Faults::since(before), (0, 0));
         assert!(!refs.put() && refs.is_dead());
@@ -440,9 +440,9 @@ mod tests {
         let refs = RcuRef::new(MAX);
         rcu::read(|guard| {
             // MAX references, and one more, which is still counted right; the next one is too many.
-            assert!(refs.get(guard) && !refs.is_saturated());
-            assert!(refs.get(guard) && refs.is_saturated());
-            assert!((0..1000).all(|_| refs.get(guard) && !refs.put_guarded(guard) && !refs.put_guarded(guard)));
+            assert!(refs.try_get(guard) && !refs.is_saturated());
+            assert!(refs.try_get(guard) && refs.is_saturated());
+            assert!((0..1000).all(|_| refs.try_get(guard) && !refs.put_guarded(guard) && !refs.put_guarded(guard)));
         });
         assert!(refs.is_saturated());
         assert_eq!(Faults::since(before), (1, 0));

@@ -92,7 +92,7 @@ impl RefCount {
 
     #[cold]
     fn get_failed(&self, old: u32) {
-        // Contained before it is reported: a subscriber of events may take its time, or panic.
+        // Contained before it is reported: a subscriber of events may take its time.
         put_back(&self.0, SATURATED);
         match old {
             0 => faults::imbalanced(),
@@ -135,10 +135,11 @@ impl RefCount {
     #[cold]
     fn try_get_failed(&self, old: u32) -> bool {
         if old != 0 {
+            // Contained before it is reported: a subscriber of events may take its time.
+            put_back(&self.0, SATURATED);
             if old == MAX {
                 faults::saturated();
             }
-            put_back(&self.0, SATURATED);
         }
         old != 0
     }
@@ -170,15 +171,6 @@ impl RefCount {
     /// References, at some moment; more than 2^31 - 1 if saturated.
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// For a pointer that makes it its own: with anything but one reference it is saturated, and no put is told anything.
-    pub(crate) fn adopt(&mut self) -> bool {
-        let fresh = self.0.load(Ordering::Relaxed) == 1;
-        if !fresh {
-            self.0.store(SATURATED, Ordering::Relaxed);
-        }
-        fresh
     }
 
     /// Whether the count overflowed or was unbalanced: its object will not be freed.

@@ -5,13 +5,13 @@ pub(crate) use loom::sync::Mutex;
 #[cfg(loom)]
 use loom::sync::atomic::fence;
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::Mutex;
 #[cfg(not(loom))]
 use std::sync::atomic::fence;
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Acquires what was released to a count, after an operation on it that did not.
 #[inline]
@@ -26,9 +26,10 @@ pub(crate) fn acquire(at: &AtomicU32) {
 
 /// Puts a count back into the middle of its zone.
 ///
-/// The store comes after the addition that found the count in the zone, and so after whatever other additions come next to
-/// that one, for nothing comes between an addition's load and its store. Loom does not draw that conclusion, and lets such
-/// an addition come after the store without having seen it; it does keep exchanges in order.
+/// The store comes after the addition that found the count in the zone. An addition of another thread that directly follows
+/// that addition comes before the store too, because nothing comes between an addition's load and its store. Loom does not
+/// draw this conclusion: it lets such an addition come after the store without having seen it. So a model uses an exchange,
+/// which loom keeps in order.
 pub(crate) fn put_back(at: &AtomicU32, value: u32) {
     #[cfg(not(loom))]
     at.store(value, Ordering::Relaxed);

@@ -3,7 +3,6 @@
 use crate::faults;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, SendError};
 use std::thread::{self, JoinHandle};
 
@@ -25,7 +24,8 @@ type Job = Box<dyn FnOnce() + Send>;
 ///
 /// let worker = Arc::new(Worker::new("cleanup")?);
 /// let to = worker.clone();
-/// let file = Owner::with_release(String::from("log"), RefCount::new(1), move |file| to.defer(move || drop(file)));
+/// let release = move |file| to.defer(move || drop(file));
+/// let file: Owner<_, RefCount> = Owner::with_release(String::from("log"), release);
 /// drop(file);
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -43,7 +43,8 @@ impl Worker {
     /// The system has no thread to spare.
     pub fn new(name: &str) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || queue.into_iter().for_each(run))?;
+        let thread =
+            thread::Builder::new().name(name.into()).spawn(move || queue.into_iter().for_each(faults::contain))?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
     }
 
@@ -52,14 +53,8 @@ impl Worker {
         let Some(jobs) = &self.jobs else { return };
         // The thread takes jobs as long as there is a sender, so this cannot fail; if it did, late beats never.
         if let Err(SendError(job)) = jobs.send(Box::new(job)) {
-            run(job);
+            faults::contain(job);
         }
-    }
-}
-
-fn run(job: Job) {
-    if let Err(what) = catch_unwind(AssertUnwindSafe(job)) {
-        faults::panicked(what);
     }
 }
 

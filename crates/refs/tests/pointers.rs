@@ -2,9 +2,8 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-use netmem_refs::{Count, Dead, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
+use netmem_refs::{Count, Dead, InfallibleCount, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -37,20 +36,17 @@ fn eventually(what: impl Fn() -> bool) {
     panic!("still not, after five seconds");
 }
 
-fn try_get<T, C: Count>(owner: &Owner<T, C>) -> Result<Ref<T, C>, Dead> {
-    let r = owner.try_get()?;
-    Ok(r)
-}
-
-fn life_of<C: Count>(count: impl Fn() -> C) {
+fn life_of<C: Count>() {
     let (value, drops) = Value::new();
-    let owner = Owner::new(value, count());
-    let one = try_get(&owner).unwrap();
+    let owner: Owner<_, C> = Owner::try_new(value).unwrap();
+    let one = owner.get();
     let two = one.clone();
     let three = two.try_get_live().unwrap();
     assert!(one.ptr_eq(&three) && Arc::ptr_eq(&owner.0, &drops));
+    assert_eq!((owner.approximate_count(), three.approximate_count()), (4, 4));
     drop(one);
     owner.kill();
+    assert_eq!(three.approximate_count(), 2);
     drop(two);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     thread::spawn(move || drop(three)).join().unwrap();
@@ -58,73 +54,56 @@ fn life_of<C: Count>(count: impl Fn() -> C) {
 
     // No references at all, a callback, and a value of no size.
     let (tx, rx) = mpsc::channel();
-    drop(Owner::with_release((), count(), move |()| tx.send(()).unwrap()));
+    drop(Owner::<_, C>::try_with_release((), move |()| tx.send(()).unwrap()).unwrap());
     assert_eq!(rx.iter().count(), 1);
 }
 
 /// Proves REF-5.
 #[test]
 fn each_count_releases_once_at_the_last_put() {
-    life_of(|| RefCount::new(1));
-    life_of(|| PercpuRef::new().unwrap());
-    life_of(|| RcuRef::new(1));
+    life_of::<RefCount>();
+    life_of::<PercpuRef>();
+    life_of::<RcuRef>();
 }
 
-/// Whatever was done to a count before, an object never goes while somebody has it: it is used as usual, and leaked.
-/// Proves REF-5.
+/// A count that cannot fail to be made needs no `?`. Proves REF-5.
 #[test]
-fn a_count_that_is_not_fresh_leaks() {
-    fn leaks<C: Count>(count: C) {
-        let (value, drops) = Value::new();
-        let owner = Owner::new(value, count);
-        let one = owner.try_get().ok();
-        let two = one.clone();
-        drop(owner);
-        assert_eq!(drops.load(Ordering::SeqCst), 0, "released under somebody's hands");
-        drop((one, two));
-        rcu::flush();
-        assert_eq!(drops.load(Ordering::SeqCst), 0);
+fn owners_that_cannot_fail() {
+    fn made<C: InfallibleCount>() {
+        let (tx, rx) = mpsc::channel();
+        let (one, two): (Owner<_, C>, Owner<_, C>) =
+            (Owner::new(1), Owner::with_release(2, move |n| tx.send(n).unwrap()));
+        assert_eq!(*one.get() + *two.get(), 3);
+        drop(two);
+        assert_eq!(rx.iter().collect::<Vec<_>>(), [2]);
     }
-    leaks(RefCount::new(0));
-    leaks(RefCount::new(2));
-    leaks(RcuRef::new(0));
-    let dead = RcuRef::new(1);
-    assert!(dead.put());
-    leaks(dead);
-    let put = PercpuRef::new().unwrap();
-    assert!(!put.put());
-    leaks(put);
-    let got = PercpuRef::new().unwrap();
-    got.get();
-    leaks(got);
-    let killed = PercpuRef::new().unwrap();
-    assert!(killed.kill().unwrap());
-    leaks(killed);
+    made::<RefCount>();
+    made::<RcuRef>();
 }
 
 /// Proves REF-4: no count's release runs in a critical section, the caller's own included.
 #[test]
 fn no_release_in_a_section() {
-    fn waits<C: Count>(count: C) {
+    fn waits<C: Count>() {
         let (value, drops) = Value::new();
-        let owner = Owner::new(value, count);
+        let owner: Owner<_, C> = Owner::try_new(value).unwrap();
         rcu::read(|_| {
             rcu::read(|_| drop(owner));
             assert_eq!(drops.load(Ordering::SeqCst), 0);
         });
         eventually(|| drops.load(Ordering::SeqCst) == 1);
     }
-    waits(RefCount::new(1));
-    waits(RcuRef::new(1));
-    waits(PercpuRef::new().unwrap());
+    waits::<RefCount>();
+    waits::<RcuRef>();
+    waits::<PercpuRef>();
 }
 
 /// Proves REF-4, REF-5: killed with a confirmation, taken back to life by a reference, killed again.
 #[test]
 fn lives_of_a_pointer() {
     let (value, drops) = Value::new();
-    let owner = Owner::new(value, PercpuRef::new().unwrap());
-    let r = owner.try_get().unwrap();
+    let owner: Owner<_, PercpuRef> = Owner::try_new(value).unwrap();
+    let r = owner.get();
     assert!(!r.is_dying() && r.resurrect().is_err());
     let mut confirmed = false;
     owner.kill_and_confirm(|| confirmed = true).map_err(|(_, e)| e).unwrap();
@@ -148,9 +127,9 @@ fn destruction_waits_for_the_callers_section_and_is_in_none() {
         let (value, drops) = Value::new();
         let inner_at_once = Arc::new(AtomicBool::new(false));
         let told = inner_at_once.clone();
-        let owner = Owner::with_release(value, RcuRef::new(1), move |outer| {
+        let owner: Owner<_, RcuRef> = Owner::with_release(value, move |outer| {
             let (inner, inner_drops) = Value::new();
-            drop(Owner::new(inner, RcuRef::new(1)));
+            drop(Owner::<_, RcuRef>::new(inner));
             told.store(inner_drops.load(Ordering::SeqCst) == 1, Ordering::SeqCst);
             drop(outer);
         });
@@ -163,28 +142,65 @@ fn destruction_waits_for_the_callers_section_and_is_in_none() {
     });
 }
 
-/// What was found stays for the section, though it was taken out, put, and is dead. Proves REF-3.
+/// Which object was found stays for the section, though it was taken out, put, and is dead, whichever count it has. Proves
+/// REF-3.
 #[test]
 fn what_is_found_outlives_its_last_put() {
-    let (value, drops) = Value::new();
-    let cell = RcuCell::new(Some(Owner::new(value, RcuRef::new(1)).into_ref()));
-    rcu::read(|guard| {
-        let found = cell.load(guard).unwrap();
-        let kept = found.try_get().unwrap();
-        thread::scope(|scope| scope.spawn(|| cell.store(None)).join().unwrap());
-        assert!(cell.load(guard).is_none());
-        drop(kept);
-        assert_eq!(found.try_get().err(), Some(Dead));
-        assert!(Arc::ptr_eq(&found.0, &drops));
-        drop(cell);
-        assert_eq!(found.get().0.load(Ordering::SeqCst), 0);
-    });
-    eventually(|| drops.load(Ordering::SeqCst) == 1);
+    fn outlives<C: Count>() {
+        let (value, drops) = Value::new();
+        let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
+        rcu::read(|guard| {
+            let found = cell.load(guard).unwrap();
+            let kept = found.try_get().unwrap();
+            thread::scope(|scope| scope.spawn(|| cell.store(None)).join().unwrap());
+            assert!(cell.load(guard).is_none());
+            // The last put is in no section of its own thread's.
+            thread::scope(|scope| scope.spawn(|| drop(kept)).join().unwrap());
+            assert_eq!(found.try_get().err(), Some(Dead));
+            assert_eq!(found.try_get_live().err(), Some(Dead));
+            assert!(Arc::ptr_eq(&found.0, &drops));
+            drop(cell);
+            assert_eq!(found.value().0.load(Ordering::SeqCst), 0);
+        });
+        eventually(|| drops.load(Ordering::SeqCst) == 1);
+    }
+    outlives::<RefCount>();
+    outlives::<RcuRef>();
+    outlives::<PercpuRef>();
+}
+
+/// A put that is the last while no reader is about: the object was in the cell, and its owner is killed later.
+#[test]
+fn an_owner_taken_out_of_a_cell_is_alive() {
+    fn alive<C: Count>() {
+        let (value, drops) = Value::new();
+        let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
+        let owner = cell.take().unwrap();
+        assert!(owner.get().try_get_live().is_ok());
+        rcu::read(|_| thread::scope(|scope| scope.spawn(|| drop(owner)).join().unwrap()));
+        eventually(|| drops.load(Ordering::SeqCst) == 1);
+    }
+    alive::<RefCount>();
+    alive::<RcuRef>();
+    alive::<PercpuRef>();
+}
+
+/// A stored owner kills the one that was there: who has a reference keeps the object, and sees that it was killed.
+#[test]
+fn a_store_kills() {
+    static CONFIG: RcuCell<u32, PercpuRef> = RcuCell::empty();
+    let get = || rcu::read(|guard| CONFIG.load(guard).unwrap().try_get_live().unwrap());
+    CONFIG.store(Some(Owner::try_new(1).unwrap()));
+    let one = get();
+    assert!(!one.is_dying());
+    CONFIG.store(Some(Owner::try_new(2).unwrap()));
+    assert_eq!((*one, one.is_dying(), one.approximate_count()), (1, true, 1));
+    assert_eq!((*get(), get().is_dying()), (2, false));
 }
 
 #[test]
 fn a_cell_swaps() {
-    let of = |n: u32| Owner::new(n, RcuRef::new(1)).into_ref();
+    let of = |n: u32| Owner::<_, RcuRef>::new(n);
     let cell = RcuCell::default();
     assert!(cell.swap(Some(of(1))).is_none());
     assert_eq!(cell.swap(Some(of(2))).as_deref(), Some(&1));
@@ -192,26 +208,6 @@ fn a_cell_swaps() {
     assert!(cell.take().is_none());
     cell.store(Some(of(3)));
     assert_eq!(rcu::read(|guard| cell.load(guard).map(|n| *n)), Some(3));
-}
-
-/// A panic after a grace period is contained, and others' objects are released; at once, it is the caller's.
-#[test]
-fn panics_in_destructors() {
-    struct Panics;
-    impl Drop for Panics {
-        fn drop(&mut self) {
-            panic!("this panic is part of the test");
-        }
-    }
-    let before = faults().panicked;
-    let (value, drops) = Value::new();
-    rcu::read(|_| {
-        drop(Owner::new(Panics, RcuRef::new(1)));
-        drop(Owner::new(value, RcuRef::new(1)));
-    });
-    eventually(|| faults().panicked == before + 1 && drops.load(Ordering::SeqCst) == 1);
-    let owner = Owner::new(Panics, RefCount::new(1));
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(owner))).is_err());
 }
 
 /// The last put may be in the destructor of a thread local, when the thread's own sections are over.
@@ -223,9 +219,9 @@ fn a_last_put_while_the_thread_ends() {
     }
     let ((a, a_drops), (b, b_drops)) = (Value::new(), Value::new());
     thread::spawn(move || {
-        EARLY.with_borrow_mut(|place| *place = Some(Owner::new(a, RcuRef::new(1)).into_ref()));
+        EARLY.with_borrow_mut(|place| *place = Some(Owner::new(a).get()));
         rcu::read(|_| ());
-        LATE.with_borrow_mut(|place| *place = Some(Owner::new(b, RcuRef::new(1)).into_ref()));
+        LATE.with_borrow_mut(|place| *place = Some(Owner::new(b).get()));
     })
     .join()
     .unwrap();
@@ -249,7 +245,7 @@ fn prompt_among_many_sections() {
             });
         }
         eventually(|| entered.load(Ordering::SeqCst) == 40);
-        drop(Owner::new(value, RcuRef::new(1)));
+        drop(Owner::<_, RcuRef>::new(value));
         stop.store(true, Ordering::SeqCst);
     });
     eventually(|| drops.load(Ordering::SeqCst) == 1);
@@ -263,6 +259,6 @@ fn cleanup_on_a_worker() {
     let (tx, rx) = mpsc::channel();
     let release =
         move |name: String| to.defer(move || tx.send((name, thread::current().name().map(str::to_owned))).unwrap());
-    drop(Owner::with_release("binding".to_owned(), RcuRef::new(1), release));
+    drop(Owner::<_, RcuRef>::with_release("binding".to_owned(), release));
     assert_eq!(rx.recv().unwrap(), ("binding".to_owned(), Some("cleanup".to_owned())));
 }

@@ -1,5 +1,6 @@
 //! Many threads on few objects, for as many operations as `NETMEM_STRESS_OPS` says.
 #![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/stress_ops.rs"]
 mod stress_ops;
@@ -62,23 +63,22 @@ fn balanced(before: Faults) {
     assert_eq!((now.saturated, now.imbalanced, now.panicked), (before.saturated, before.imbalanced, before.panicked));
 }
 
-/// Objects that readers find while a writer replaces them: everybody who gets one has it, each is destroyed once, and gets
-/// come too late and puts meet, without a fault. Proves REF-2, REF-3.
-#[test]
-fn lookups_against_replacement() {
-    let (before, made) = (faults(), Arc::new(Made::default()));
-    let cells: Vec<_> =
-        (0..2).map(|_| RcuCell::new(Some(Owner::new(Object::new(&made), RcuRef::new(1)).into_ref()))).collect();
+/// Objects that readers find while writers replace them: every reader that gets one has it, each is destroyed once, and gets
+/// come too late and puts meet, without a fault.
+fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
+    let before = faults();
+    let owner = || Owner::try_new(Object::new(&made)).ok();
+    let cells: Vec<RcuCell<_, C>> = (0..2).map(|_| RcuCell::new(owner())).collect();
     let late = AtomicU64::new(0);
     thread::scope(|scope| {
         for seed in 0..THREADS {
-            let (cells, made, late) = (&cells, &made, &late);
+            let (cells, late, owner) = (&cells, &late, &owner);
             scope.spawn(move || {
                 let mut held = Vec::new();
                 for n in 0..operations() / THREADS {
                     let cell = &cells[((n ^ seed) & 1) as usize];
                     if n % 64 == seed {
-                        cell.store(Some(Owner::new(Object::new(made), RcuRef::new(1)).into_ref()));
+                        cell.store(owner());
                     }
                     rcu::read(|guard| {
                         let Some(found) = cell.load(guard) else { panic!("never empty") };
@@ -86,7 +86,8 @@ fn lookups_against_replacement() {
                         if n % 1024 == 0 {
                             thread::yield_now();
                         }
-                        match found.try_get() {
+                        let got = if n % 2 == 0 { found.try_get() } else { found.try_get_live() };
+                        match got {
                             Ok(r) => held.push(r),
                             Err(_) => _ = late.fetch_add(1, Ordering::Relaxed),
                         }
@@ -103,24 +104,37 @@ fn lookups_against_replacement() {
     settled(&made);
     balanced(before);
     assert!(made.made.load(Ordering::Relaxed) > operations() / 100);
+    late.into_inner()
+}
+
+/// Proves REF-2, REF-3.
+#[test]
+fn rcuref_lookups_against_replacement() {
+    let late = lookups_against_replacement::<RcuRef>(Arc::default());
     if operations() >= 1_000_000 {
-        assert!(late.load(Ordering::Relaxed) > 0, "no get came too late: the race was not run");
+        assert!(late > 0, "no get came too late: the race was not run");
     }
 }
 
-/// Proves REF-4, REF-5.
+/// Proves REF-1, REF-3.
 #[test]
-fn percpuref_clones_against_kill() {
-    clones_against_kill(|| PercpuRef::new().unwrap());
+fn refcount_lookups_against_replacement() {
+    lookups_against_replacement::<RefCount>(Arc::default());
 }
 
-fn clones_against_kill<C: Count>(count: impl Fn() -> C + Sync) {
+/// Proves REF-3, REF-4.
+#[test]
+fn percpuref_lookups_against_replacement() {
+    lookups_against_replacement::<PercpuRef>(Arc::default());
+}
+
+fn clones_against_kill<C: Count>() {
     let (before, made) = (faults(), Arc::new(Made::default()));
     for _ in 0..operations() / 2000 {
-        let owner = Owner::new(Object::new(&made), count());
+        let owner: Owner<_, C> = Owner::try_new(Object::new(&made)).unwrap();
         thread::scope(|scope| {
             for _ in 0..2 {
-                let Ok(mine) = owner.try_get() else { panic!("the owner is there") };
+                let mine = owner.get();
                 scope.spawn(move || {
                     for _ in 0..20 {
                         mine.clone().look();
@@ -134,14 +148,20 @@ fn clones_against_kill<C: Count>(count: impl Fn() -> C + Sync) {
     balanced(before);
 }
 
-/// The last put is anybody's, and once. Proves REF-1, REF-5.
+/// Proves REF-4, REF-5.
+#[test]
+fn percpuref_clones_against_kill() {
+    clones_against_kill::<PercpuRef>();
+}
+
+/// Any thread may put the last reference, and the release happens once. Proves REF-1, REF-5.
 #[test]
 fn refcount_clones_against_kill() {
-    clones_against_kill(|| RefCount::new(1));
+    clones_against_kill::<RefCount>();
 }
 
 /// Proves REF-2, REF-5.
 #[test]
 fn rcuref_clones_against_kill() {
-    clones_against_kill(|| RcuRef::new(1));
+    clones_against_kill::<RcuRef>();
 }

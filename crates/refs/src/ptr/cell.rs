@@ -1,140 +1,197 @@
 //! A place where readers find a counted object without a lock.
 
 use super::shared::Shared;
-use super::{Dead, Ref};
-use crate::RcuRef;
+use super::{Count, Dead, Owner, Ref};
 use crate::rcu::Guard;
+use crate::sync::{AtomicPtr, Ordering};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// An atomic place for an optional reference, which readers look up in a critical section.
+/// An atomic place for an optional [`Owner`], in which readers find the object in a critical section.
 ///
-/// The cell's reference keeps the object alive while it is there. Whoever takes it out may drop it at once: readers that
-/// still have the object from the cell keep its memory, and the value in it, by their section, and a
-/// [`try_get`](Borrowed::try_get) that comes too late is refused.
+/// While the owner is in the cell, the object is alive. A thread that [stores](Self::store) another owner kills the old
+/// object. Readers that found it before keep its memory and its value until their section ends, whichever count it has. A
+/// reader that needs the object for longer takes a [`Ref`] by [`Borrowed::try_get`].
+///
+/// A configuration that the whole process reads, and that is replaced while it runs:
 ///
 /// ```
-/// use netmem_refs::{Owner, RcuCell, RcuRef, rcu};
+/// use netmem_refs::{Owner, PercpuRef, RcuCell, Ref, rcu};
 ///
-/// let cell = RcuCell::new(Some(Owner::new(String::from("10.0.0.1"), RcuRef::new(1)).into_ref()));
-/// let gateway = rcu::read(|guard| cell.load(guard).and_then(|found| found.try_get().ok()));
-/// cell.store(None);
-/// assert_eq!(gateway.as_deref(), Some(&String::from("10.0.0.1")));
+/// struct Config {
+///     mtu: usize,
+/// }
+///
+/// static CONFIG: RcuCell<Config, PercpuRef> = RcuCell::empty();
+///
+/// // For the length of a section: two loads, no reference.
+/// fn fits(packet: &[u8]) -> bool {
+///     rcu::read(|guard| CONFIG.load(guard).is_some_and(|config| packet.len() <= config.mtu))
+/// }
+///
+/// // For longer: a reference, by a plain add on this CPU.
+/// fn config() -> Option<Ref<Config, PercpuRef>> {
+///     rcu::read(|guard| CONFIG.load(guard)?.try_get_live().ok())
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// CONFIG.store(Some(Owner::try_new(Config { mtu: 1500 })?));
+/// let old = config().ok_or("there is none")?;
+/// CONFIG.store(Some(Owner::try_new(Config { mtu: 9000 })?)); // kills the old one
+/// assert!(fits(&[0; 4000]));
+/// assert_eq!(old.mtu, 1500); // and `old` keeps it
+/// assert!(old.is_dying());
+/// # Ok(())
+/// # }
 /// ```
-pub struct RcuCell<T> {
-    /// Null, or a reference given up by `Ref::into_raw`.
-    at: AtomicPtr<Shared<T, RcuRef>>,
-    /// It owns, sends and shares what a `Ref` does.
-    _owns: PhantomData<Ref<T, RcuRef>>,
+pub struct RcuCell<T, C: Count> {
+    /// Null, or an owner given up by `Owner::into_raw`.
+    at: AtomicPtr<Shared<T, C>>,
+    /// It owns, sends and shares what an `Owner` does.
+    _owns: PhantomData<Owner<T, C>>,
 }
 
-fn into_raw<T>(reference: Option<Ref<T, RcuRef>>) -> *mut Shared<T, RcuRef> {
-    reference.map_or(ptr::null_mut(), |r| r.into_raw().as_ptr())
+fn into_raw<T, C: Count>(owner: Option<Owner<T, C>>) -> *mut Shared<T, C> {
+    owner.map_or(ptr::null_mut(), |owner| {
+        let shared = owner.into_raw();
+        // SAFETY: the owner was the caller's, and the cell has it next.
+        unsafe { Shared::enters_cell(shared) };
+        shared.as_ptr()
+    })
 }
 
-impl<T> RcuCell<T> {
-    /// A cell with that reference in it.
-    pub fn new(reference: Option<Ref<T, RcuRef>>) -> Self {
-        Self { at: AtomicPtr::new(into_raw(reference)), _owns: PhantomData }
+impl<T, C: Count> RcuCell<T, C> {
+    /// An empty cell, which can be a `static`.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { at: AtomicPtr::new(ptr::null_mut()), _owns: PhantomData }
     }
 
-    /// What is in the cell, for as long as the critical section lasts. One load.
+    /// As above, where loom's atomics know no constants.
+    #[cfg(loom)]
+    pub fn empty() -> Self {
+        Self { at: AtomicPtr::new(ptr::null_mut()), _owns: PhantomData }
+    }
+
+    /// A cell with that owner in it.
+    #[must_use]
+    pub fn new(owner: Option<Owner<T, C>>) -> Self {
+        Self { at: AtomicPtr::new(into_raw(owner)), _owns: PhantomData }
+    }
+
+    /// The object in the cell, for as long as the critical section lasts. One load.
     #[inline]
-    pub fn load<'g>(&self, guard: &'g Guard) -> Option<Borrowed<'g, T>> {
+    pub fn load<'g>(&self, guard: &'g Guard) -> Option<Borrowed<'g, T, C>> {
         NonNull::new(guard.protect(&self.at)).map(|shared| Borrowed { shared, _section: PhantomData })
     }
 
-    /// Puts another reference in, and hands out the one that was there. One atomic exchange.
-    pub fn swap(&self, reference: Option<Ref<T, RcuRef>>) -> Option<Ref<T, RcuRef>> {
-        // Sequentially consistent, for it is part of what the collector orders: who enters after the old one was retired
-        // does not find it.
-        let old = NonNull::new(self.at.swap(into_raw(reference), Ordering::SeqCst));
+    /// Puts another owner in, and hands out the one that was there, which is still alive. One atomic exchange.
+    #[must_use = "dropping the old owner kills its object; `store` says so"]
+    pub fn swap(&self, owner: Option<Owner<T, C>>) -> Option<Owner<T, C>> {
+        // Sequentially consistent, for it is part of what the collector orders: a reader that enters its section after the
+        // old object was retired does not find that object.
+        let old = NonNull::new(self.at.swap(into_raw(owner), Ordering::SeqCst));
         // SAFETY: the cell's, and with the exchange ours.
-        old.map(|old| unsafe { Ref::from_raw(old) })
+        old.map(|old| unsafe { Owner::from_raw(old) })
     }
 
-    /// Puts another reference in, and drops the one that was there.
-    pub fn store(&self, reference: Option<Ref<T, RcuRef>>) {
-        drop(self.swap(reference));
+    /// Puts another owner in, and kills the object that was there. It is released when its last reference has been put and
+    /// the readers that found it have left their sections.
+    pub fn store(&self, owner: Option<Owner<T, C>>) {
+        drop(self.swap(owner));
     }
 
-    /// Empties the cell.
-    pub fn take(&self) -> Option<Ref<T, RcuRef>> {
+    /// Empties the cell, and hands out the owner that was there.
+    #[must_use = "dropping the owner kills its object; `store` says so"]
+    pub fn take(&self) -> Option<Owner<T, C>> {
         self.swap(None)
     }
 }
 
-impl<T> Default for RcuCell<T> {
+impl<T, C: Count> Default for RcuCell<T, C> {
     fn default() -> Self {
-        Self::new(None)
+        Self::empty()
     }
 }
 
-impl<T> Drop for RcuCell<T> {
+impl<T, C: Count> Drop for RcuCell<T, C> {
     fn drop(&mut self) {
-        drop(self.take());
+        self.store(None);
     }
 }
 
-impl<T> fmt::Debug for RcuCell<T> {
+impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RcuCell").finish_non_exhaustive()
     }
 }
 
-/// An object found in an [`RcuCell`], while the critical section lasts. It may be dead already; its value is there.
-pub struct Borrowed<'g, T> {
+/// An object found in an [`RcuCell`], for as long as the critical section lasts. It may be dead already; its value can be
+/// read nevertheless.
+pub struct Borrowed<'g, T, C: Count> {
     /// Found in the section of `'g`, so not released before that ends.
-    shared: NonNull<Shared<T, RcuRef>>,
+    shared: NonNull<Shared<T, C>>,
     _section: PhantomData<&'g T>,
 }
 
 // SAFETY: from it one gets `&T`, and a `Ref`. The section may be another thread's, which outlasts `'g`.
-unsafe impl<T: Send + Sync> Send for Borrowed<'_, T> {}
+unsafe impl<T: Send + Sync, C: Count> Send for Borrowed<'_, T, C> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Sync for Borrowed<'_, T> {}
+unsafe impl<T: Send + Sync, C: Count> Sync for Borrowed<'_, T, C> {}
 
-impl<'g, T> Borrowed<'g, T> {
-    /// A reference that outlives the section. One atomic addition.
+impl<'g, T, C: Count> Borrowed<'g, T, C> {
+    /// Takes a reference, which outlives the section. Costs what a `try_get` of the count costs.
     ///
     /// # Errors
     ///
-    /// The last reference was put meanwhile. Look it up again.
+    /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell again.
     #[inline]
-    pub fn try_get(self) -> Result<Ref<T, RcuRef>, Dead> {
+    pub fn try_get(self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
-        unsafe { Ref::got(self.shared, RcuRef::add) }
+        unsafe { Ref::got(self.shared, C::try_get) }
     }
 
-    /// The value, for as long as the section.
+    /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was killed; with the other
+    /// counts this is [`try_get`](Self::try_get).
+    ///
+    /// # Errors
+    ///
+    /// The object was killed, so it was taken out of the cell. Load the cell again.
     #[inline]
-    pub fn get(self) -> &'g T {
+    pub fn try_get_live(self) -> Result<Ref<T, C>, Dead> {
+        // SAFETY: released after the section.
+        unsafe { Ref::got(self.shared, C::try_get_live) }
+    }
+
+    /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this `Borrowed`.
+    #[inline]
+    pub fn value(self) -> &'g T {
         // SAFETY: released after the section.
         unsafe { &(*self.shared.as_ptr()).value }
     }
 }
 
-impl<T> Clone for Borrowed<'_, T> {
+impl<T, C: Count> Clone for Borrowed<'_, T, C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Borrowed<'_, T> {}
+impl<T, C: Count> Copy for Borrowed<'_, T, C> {}
 
-impl<T> Deref for Borrowed<'_, T> {
+impl<T, C: Count> Deref for Borrowed<'_, T, C> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        self.get()
+        self.value()
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Borrowed<'_, T> {
+impl<T: fmt::Debug, C: Count> fmt::Debug for Borrowed<'_, T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Borrowed").field(&**self).finish()
     }

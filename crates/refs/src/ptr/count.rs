@@ -1,9 +1,6 @@
 //! What the smart pointers need of a count.
 
-use crate::rcu::{self, read};
-use crate::{KillError, PercpuRef, RcuRef, RefCount};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
+use crate::{KillError, NoMemory, PercpuRef, RcuRef, RefCount};
 
 pub(crate) mod sealed {
     /// Only the counts of this crate are counts: the pointers' safety rests on them.
@@ -12,64 +9,73 @@ pub(crate) mod sealed {
 
 /// A reference count for [`Owner`](crate::Owner) and [`Ref`](crate::Ref). Sealed: [`RefCount`], [`RcuRef`], [`PercpuRef`].
 ///
-/// Of all puts of a life, `kill` being one, exactly one returns true; after it no get succeeds. Exceptions only err
-/// towards never: a saturated or unbalanced count tells nobody.
-pub trait Count: sealed::Sealed + Send + Sync + 'static {
-    /// One more, for a caller that has one.
-    fn hold(&self);
+/// Of all puts of a life, `kill` being one, exactly one returns true; after it no get succeeds. A saturated or unbalanced
+/// count is the exception: none of its puts returns true, and its object is leaked.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a reference count",
+    note = "the counts are `RefCount`, `RcuRef` and `PercpuRef`; no other type can be one"
+)]
+pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
+    /// Whether a thread may look at the count in a critical section in which it holds no reference. Such an object is
+    /// released after all sections that are open at its last put.
+    const LOOKED_AT_IN_SECTIONS: bool = false;
 
-    /// One more, unless the object is dead. The caller makes sure that the count's memory is there.
+    /// A count of one reference.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for the count.
+    fn try_one() -> Result<Self, NoMemory>;
+
+    /// Takes a reference, for a caller that holds one. Cannot fail.
+    fn get(&self);
+
+    /// Takes a reference, unless the object is dead. The caller makes sure that the count's memory is there.
     #[must_use]
     fn try_get(&self) -> bool;
 
-    /// One more, unless the object is dead or killed. Only a count that remembers being killed refuses more than
-    /// [`try_get`](Self::try_get) does.
+    /// Takes a reference, unless the object is dead or was killed. Only [`PercpuRef`] remembers that it was killed; with
+    /// the others this is [`try_get`](Self::try_get).
     #[must_use]
     fn try_get_live(&self) -> bool {
         self.try_get()
     }
 
-    /// One less. True: it was the last.
+    /// Puts a reference. True: it was the last.
     #[must_use]
     fn put(&self) -> bool;
 
-    /// One less, the one that the count was made with. True: it was the last. Once.
+    /// Puts the initial reference. True: it was the last. To be called once.
     #[must_use]
     fn kill(&self) -> bool {
         self.put()
     }
 
-    /// Whether this is a count with one reference and nothing else; any other is made one that tells nobody, ever.
-    fn adopt(&mut self) -> bool;
-
-    /// Has `free` called on `at`, which contains a count whose last reference was put: at once, if the caller is in no
-    /// critical section, or when nobody can be in one that it was in. `prompt`: such a delay is not to be prolonged to gather
-    /// company.
-    ///
-    /// # Safety
-    ///
-    /// A put or kill of the count in `at` returned true, this is the first that is done about it, and nobody finds `at`
-    /// from now on. `free` may be called on it once, on any thread.
-    unsafe fn release<T: Release>(at: NonNull<T>, prompt: bool) {
-        // SAFETY: the caller's promise; who told nobody else looks at the count either.
-        unsafe { if rcu::in_section() { after_sections(at, prompt) } else { T::release(at) } }
-    }
+    /// The number of references, which may be wrong while other threads get and put. See
+    /// [`Owner::approximate_count`](crate::Owner::approximate_count).
+    fn approximate_count(&self) -> u64;
 }
 
-/// An allocation that knows how it is freed.
-pub trait Release {
-    /// # Safety
-    ///
-    /// Nobody else uses `at`; once.
-    unsafe fn release(at: NonNull<Self>);
+/// A count that can always be made: [`RefCount`] and [`RcuRef`], which allocate nothing.
+#[diagnostic::on_unimplemented(
+    message = "making a `{Self}` can fail, for want of memory",
+    note = "use `Owner::try_new` or `Owner::try_with_release`"
+)]
+pub trait InfallibleCount: Count {
+    /// A count of one reference.
+    fn one() -> Self;
 }
 
 impl sealed::Sealed for RefCount {}
 
 impl Count for RefCount {
+    fn try_one() -> Result<Self, NoMemory> {
+        Ok(Self::one())
+    }
+
     #[inline]
-    fn hold(&self) {
-        self.get();
+    fn get(&self) {
+        RefCount::get(self);
     }
 
     #[inline]
@@ -82,17 +88,30 @@ impl Count for RefCount {
         RefCount::put(self)
     }
 
-    fn adopt(&mut self) -> bool {
-        RefCount::adopt(self)
+    fn approximate_count(&self) -> u64 {
+        self.count().into()
+    }
+}
+
+impl InfallibleCount for RefCount {
+    fn one() -> Self {
+        Self::new(1)
     }
 }
 
 impl sealed::Sealed for RcuRef {}
 
 impl Count for RcuRef {
+    /// A put that lost the race to be the last still looks at the count.
+    const LOOKED_AT_IN_SECTIONS: bool = true;
+
+    fn try_one() -> Result<Self, NoMemory> {
+        Ok(Self::one())
+    }
+
     #[inline]
-    fn hold(&self) {
-        self.add();
+    fn get(&self) {
+        RcuRef::get(self);
     }
 
     #[inline]
@@ -105,42 +124,27 @@ impl Count for RcuRef {
         RcuRef::put(self)
     }
 
-    fn adopt(&mut self) -> bool {
-        RcuRef::adopt(self)
-    }
-
-    /// Past a grace period: others may be looking at the count, having lost a race, and at the object, having found it.
-    unsafe fn release<T: Release>(at: NonNull<T>, prompt: bool) {
-        // SAFETY: the caller's promise.
-        unsafe { after_sections(at, prompt) };
+    fn approximate_count(&self) -> u64 {
+        self.count().into()
     }
 }
 
-/// Has `at` released once every section that is open now has ended, the caller's included.
-///
-/// # Safety
-///
-/// As for [`Count::release`].
-#[cold]
-unsafe fn after_sections<T: Release>(at: NonNull<T>, prompt: bool) {
-    /// Runs where somebody leaves a critical section: a panic must not keep others' memory from being released.
-    unsafe fn after<T: Release>(at: *mut T, _: &rcu::Collector) {
-        // SAFETY: never null: it was not when it was retired. All sections that could know it have ended.
-        let release = AssertUnwindSafe(|| unsafe { T::release(NonNull::new_unchecked(at)) });
-        if let Err(what) = catch_unwind(release) {
-            crate::faults::panicked(what);
-        }
+impl InfallibleCount for RcuRef {
+    fn one() -> Self {
+        Self::new(1)
     }
-    // SAFETY: dead, so that whoever finds it does not get it; and the caller's promise.
-    read(|guard| unsafe { guard.retire(at, after::<T>, prompt) });
 }
 
 impl sealed::Sealed for PercpuRef {}
 
 impl Count for PercpuRef {
+    fn try_one() -> Result<Self, NoMemory> {
+        Self::new()
+    }
+
     #[inline]
-    fn hold(&self) {
-        self.get();
+    fn get(&self) {
+        PercpuRef::get(self);
     }
 
     #[inline]
@@ -158,11 +162,8 @@ impl Count for PercpuRef {
         PercpuRef::put(self)
     }
 
-    fn adopt(&mut self) -> bool {
-        PercpuRef::adopt(self)
-    }
-
-    /// There is an owner, who is gone after this; without a barrier, its object is leaked rather than freed early.
+    /// The caller is the owner, which does not exist any more after this call. If the kernel refuses the barrier, the
+    /// object is leaked, because it could not be released safely.
     fn kill(&self) -> bool {
         match PercpuRef::kill(self) {
             Ok(last) => last,
@@ -172,5 +173,9 @@ impl Count for PercpuRef {
                 false
             }
         }
+    }
+
+    fn approximate_count(&self) -> u64 {
+        PercpuRef::approximate_count(self)
     }
 }

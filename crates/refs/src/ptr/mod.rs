@@ -2,12 +2,14 @@
 
 mod cell;
 mod count;
+#[cfg(all(test, loom))]
+mod model;
 mod owner;
 mod reference;
 mod shared;
 
 pub use cell::{Borrowed, RcuCell};
-pub use count::Count;
+pub use count::{Count, InfallibleCount};
 pub use owner::Owner;
 pub use reference::Ref;
 

@@ -5,13 +5,13 @@ use super::{Count, Dead, Owner};
 use crate::{PercpuRef, ResurrectError};
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// A reference to an object of an [`Owner`](crate::Owner): cloning is a get, dropping a put.
+/// A reference to an object of an [`Owner`](crate::Owner): cloning is a get, which cannot fail, dropping is a put.
 ///
-/// Costs a pointer. Dropping the last one releases the object, as `Owner` describes.
+/// Eight bytes. Dropping the last reference releases the object, as `Owner` describes.
+#[must_use = "dropping it puts the reference"]
 pub struct Ref<T, C: Count> {
     shared: NonNull<Shared<T, C>>,
     /// For drop check and variance.
@@ -45,22 +45,25 @@ impl<T, C: Count> Ref<T, C> {
         Self { shared, _owns: PhantomData }
     }
 
-    /// Gives up the pointer, not the reference.
-    #[inline]
-    pub(super) fn into_raw(self) -> NonNull<Shared<T, C>> {
-        ManuallyDrop::new(self).shared
-    }
-
-    /// Another reference, if the object has not been killed: for new work, where `clone` is for work under way. Only
-    /// `PercpuRef` remembers being killed.
+    /// Takes another reference, if the object has not been killed: for new work, where `clone` is for work under way. Only
+    /// `PercpuRef` remembers that it was killed; with the other counts this cannot fail.
     ///
     /// # Errors
     ///
-    /// The owner is gone.
+    /// The object was killed: it has no owner any more.
     #[inline]
     pub fn try_get_live(&self) -> Result<Self, Dead> {
         // SAFETY: our reference keeps it.
         unsafe { Self::got(self.shared, C::try_get_live) }
+    }
+
+    /// The number of references, the owner's included, for statistics: it may have changed before the call returns.
+    ///
+    /// With [`RefCount`](crate::RefCount) and [`RcuRef`](crate::RcuRef), and with a `PercpuRef` that was killed, it was right at
+    /// one moment. With a live [`PercpuRef`] see [`PercpuRef::approximate_count`]. A saturated count gives more than 2^31 - 1.
+    pub fn approximate_count(&self) -> u64 {
+        // SAFETY: our reference keeps it.
+        unsafe { &(*self.shared.as_ptr()).count }.approximate_count()
     }
 
     /// Whether both are references to the same object.
@@ -93,7 +96,7 @@ impl<T, C: Count> Clone for Ref<T, C> {
     #[inline]
     fn clone(&self) -> Self {
         // SAFETY: our reference keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.hold();
+        unsafe { &(*self.shared.as_ptr()).count }.get();
         // SAFETY: just got.
         unsafe { Self::from_raw(self.shared) }
     }

@@ -1,6 +1,6 @@
 use netmem_refs::{Count, Owner, RefCount};
 
 fn main() {
-    let owner = Owner::new(1, RefCount::new(1));
+    let owner = Owner::<_, RefCount>::new(1);
     let _ = owner.count().put();
 }

@@ -1,7 +1,7 @@
-use netmem_refs::{RcuCell, rcu};
+use netmem_refs::{RcuCell, RcuRef, rcu};
 
 fn main() {
-    let cell = RcuCell::<u32>::new(None);
+    let cell = RcuCell::<u32, RcuRef>::empty();
     let found = rcu::read(|guard| cell.load(guard));
     drop(found);
 }

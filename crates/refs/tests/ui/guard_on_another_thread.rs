@@ -4,7 +4,7 @@ fn main() {
     let refs = RcuRef::new(1);
     rcu::read(|guard| {
         std::thread::scope(|scope| {
-            scope.spawn(|| refs.get(guard));
+            scope.spawn(|| refs.try_get(guard));
         });
     });
 }

@@ -2,7 +2,7 @@ use netmem_refs::{Owner, RefCount};
 use std::cell::Cell;
 
 fn main() {
-    let owner = Owner::new(Cell::new(1), RefCount::new(1));
-    let other = owner.try_get();
-    std::thread::spawn(move || other.map(|cell| cell.set(2)));
+    let owner = Owner::<_, RefCount>::new(Cell::new(1));
+    let other = owner.get();
+    std::thread::spawn(move || other.set(2));
 }

@@ -2,5 +2,5 @@ use netmem_refs::{Owner, RcuRef};
 
 fn main() {
     // It may be dropped on any thread.
-    let _ = Owner::new(std::rc::Rc::new(1), RcuRef::new(1));
+    let _ = Owner::<_, RcuRef>::new(std::rc::Rc::new(1));
 }

@@ -1,7 +1,7 @@
-use netmem_refs::{RcuCell, rcu};
+use netmem_refs::{RcuCell, RcuRef, rcu};
 
 fn main() {
-    let cell = RcuCell::<u32>::new(None);
-    let found: Option<&u32> = rcu::read(|guard| cell.load(guard).map(|found| found.get()));
+    let cell = RcuCell::<u32, RcuRef>::empty();
+    let found: Option<&u32> = rcu::read(|guard| cell.load(guard).map(|found| found.value()));
     drop(found);
 }

@@ -3,5 +3,5 @@ use netmem_refs::{Owner, RcuRef};
 fn main() {
     let local = String::new();
     // It may be dropped much later.
-    let _ = Owner::new(&local, RcuRef::new(1));
+    let _ = Owner::<_, RcuRef>::new(&local);
 }

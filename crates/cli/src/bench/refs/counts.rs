@@ -178,7 +178,7 @@ variant!(Guarded, "rcuref", Self(RcuRef::new(1)));
 impl Count for Guarded {
     #[inline(always)]
     fn pair(&self, (): &()) -> bool {
-        let got = rcu::read(|guard| self.0.get(guard));
+        let got = rcu::read(|guard| self.0.try_get(guard));
         apart();
         let last = got && self.0.put();
         apart();
@@ -213,7 +213,7 @@ impl Variant for Batched {
 impl Count for Batched {
     #[inline(always)]
     fn pair(&self, guard: &rcu::Guard) -> bool {
-        let got = self.0.get(guard);
+        let got = self.0.try_get(guard);
         apart();
         let last = got && self.0.put_guarded(guard);
         apart();

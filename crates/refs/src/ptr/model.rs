@@ -1,0 +1,143 @@
+//! Loom's models of the race that `shared.rs` names, over each count. Sections are those of `rcu_model.rs`. All
+//! interleavings are tried, but where a bound on preemptions is said.
+
+use super::{Count, Owner, RcuCell, Ref};
+use crate::{PercpuRef, RcuRef, RefCount, rcu};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+/// Checks that no use of it comes after, or is concurrent with, its release.
+struct Value {
+    alive: UnsafeCell<bool>,
+    drops: Arc<AtomicU32>,
+}
+
+// SAFETY: loom checks every access to the cell.
+unsafe impl Sync for Value {}
+// SAFETY: as above.
+unsafe impl Send for Value {}
+
+impl Value {
+    fn owner<C: Count>(drops: &Arc<AtomicU32>) -> Option<Owner<Self, C>> {
+        Owner::try_new(Self { alive: UnsafeCell::new(true), drops: drops.clone() }).ok()
+    }
+
+    fn touch(&self) {
+        // SAFETY: loom checks that nothing writes.
+        self.alive.with(|alive| assert!(unsafe { *alive }, "used after its release"));
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: loom checks that nothing else reads or writes.
+        self.alive.with_mut(|alive| assert!(unsafe { alive.replace(false) }, "released twice"));
+        self.drops.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(preemptions);
+    model.check(body);
+}
+
+/// Finds the object, reads it, and takes a reference if it can.
+fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
+    rcu::read(|guard| {
+        let found = cell.load(guard)?;
+        found.touch();
+        let got = found.try_get();
+        found.touch();
+        got.ok()
+    })
+}
+
+/// Readers against the last put: a reader finds the object while a writer takes it out and kills it. The reader reads it until
+/// its section ends, and beyond if it got a reference; the object is released once.
+fn reader_against_store<C: Count>() {
+    model(None, || {
+        let drops = Arc::new(AtomicU32::new(0));
+        let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
+        let reader = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                if let Some(got) = read(&cell) {
+                    got.touch();
+                }
+            })
+        };
+        cell.store(None);
+        reader.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// The same, and the last put is that of a thread which took its reference before and was never in a section.
+fn reader_against_a_late_put<C: Count>() {
+    model(Some(2), || {
+        let drops = Arc::new(AtomicU32::new(0));
+        let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
+        let held = read(&cell).expect("it is there");
+        let putter = thread::spawn(move || {
+            held.touch();
+            drop(held);
+        });
+        let reader = {
+            let cell = cell.clone();
+            thread::spawn(move || drop(read(&cell)))
+        };
+        drop(cell.take());
+        putter.join().unwrap();
+        reader.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// Store against store: two writers replace the object; each object is released once, the last one with the cell.
+fn store_against_store<C: Count>() {
+    model(Some(2), || {
+        let drops = Arc::new(AtomicU32::new(0));
+        let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
+        let other = {
+            let (cell, drops) = (cell.clone(), drops.clone());
+            thread::spawn(move || cell.store(Value::owner(&drops)))
+        };
+        cell.store(Value::owner(&drops));
+        drop(read(&cell));
+        other.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 2);
+        drop(cell);
+        assert_eq!(drops.load(Ordering::Relaxed), 3);
+    });
+}
+
+macro_rules! over_each_count {
+    ($($race:ident: $refcount:ident, $rcuref:ident, $percpuref:ident;)*) => {
+        $(
+            #[test]
+            fn $refcount() {
+                $race::<RefCount>();
+            }
+
+            #[test]
+            fn $rcuref() {
+                $race::<RcuRef>();
+            }
+
+            #[test]
+            fn $percpuref() {
+                $race::<PercpuRef>();
+            }
+        )*
+    };
+}
+
+over_each_count! {
+    reader_against_store: refcount_reader_against_store, rcuref_reader_against_store, percpuref_reader_against_store;
+    reader_against_a_late_put:
+        refcount_reader_against_a_late_put, rcuref_reader_against_a_late_put, percpuref_reader_against_a_late_put;
+    store_against_store: refcount_store_against_store, rcuref_store_against_store, percpuref_store_against_store;
+}

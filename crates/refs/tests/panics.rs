@@ -1,0 +1,260 @@
+//! A panic in user code loses nothing and hangs no thread: confirmations, destructors, release callbacks, jobs, critical
+//! sections, and subscribers of events.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
+
+use netmem_refs::{Count, KillError, Owner, PercpuRef, RcuCell, RcuRef, RefCount, Worker, faults, rcu};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+
+const PART: &str = "this panic is part of the test";
+
+/// `faults` are the whole process's, and a section of another test would put off what is released here: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts its drops, and panics in each if it is told to.
+struct Value {
+    drops: Arc<AtomicU32>,
+    panics: bool,
+}
+
+impl Value {
+    fn new(panics: bool) -> (Self, Arc<AtomicU32>) {
+        let drops = Arc::new(AtomicU32::new(0));
+        (Self { drops: drops.clone(), panics }, drops)
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics, "{PART}, in a drop");
+    }
+}
+
+fn drops(of: &Arc<AtomicU32>) -> u32 {
+    of.load(Ordering::SeqCst)
+}
+
+/// The message of the panic that `f` must end with.
+fn panic_of<R>(f: impl FnOnce() -> R) -> String {
+    let Err(what) = catch_unwind(AssertUnwindSafe(f)) else { panic!("it did not panic") };
+    match what.downcast::<String>() {
+        Ok(message) => *message,
+        Err(what) => what.downcast_ref::<&str>().unwrap().to_string(),
+    }
+}
+
+fn kill(owner: Owner<Value, PercpuRef>, confirm: impl FnOnce()) {
+    let killed: Result<(), KillError> = owner.kill_and_confirm(confirm).map_err(|(_, e)| e);
+    killed.unwrap();
+}
+
+/// `confirm` panics: the object is killed, the owner's reference is put, and the last put releases.
+#[test]
+fn confirm_panics() {
+    let _alone = alone();
+    // The owner's reference is the last.
+    let (value, dropped) = Value::new(false);
+    let owner = Owner::try_new(value).unwrap();
+    assert_eq!(panic_of(|| kill(owner, || panic!("{PART}"))), PART);
+    assert_eq!(drops(&dropped), 1);
+
+    // Another one is.
+    let (value, dropped) = Value::new(false);
+    let owner: Owner<_, PercpuRef> = Owner::try_new(value).unwrap();
+    let r = owner.get();
+    assert_eq!(panic_of(|| kill(owner, || panic!("{PART}"))), PART);
+    assert!(r.is_dying() && drops(&dropped) == 0);
+    assert_eq!(r.approximate_count(), 1);
+    drop(r);
+    assert_eq!(drops(&dropped), 1);
+}
+
+/// `confirm` panics, and so does the release: the first panic goes on, the second is counted, the process lives.
+#[test]
+fn confirm_and_release_panic() {
+    let _alone = alone();
+    let before = faults().panicked;
+    let (value, dropped) = Value::new(true);
+    let owner = Owner::try_new(value).unwrap();
+    assert_eq!(panic_of(|| kill(owner, || panic!("{PART}"))), PART);
+    assert_eq!((drops(&dropped), faults().panicked), (1, before + 1));
+}
+
+/// The raw count: killed, with the initial reference still there for the caller to put.
+#[test]
+fn confirm_of_a_count_panics() {
+    let count = PercpuRef::new().unwrap();
+    assert_eq!(panic_of(|| count.kill_and_confirm(|| panic!("{PART}"))), PART);
+    assert!(count.is_dying() && !count.try_get_live());
+    assert!(count.put());
+}
+
+/// A release that happens at once panics: the caller of the last put has the panic, and the value is not dropped again.
+#[test]
+fn release_panics_at_once() {
+    fn panics<C: Count>() {
+        let (value, dropped) = Value::new(true);
+        let owner: Owner<_, C> = Owner::try_new(value).unwrap();
+        let r = owner.get();
+        drop(owner);
+        assert_eq!(panic_of(|| drop(r)), format!("{PART}, in a drop"));
+        assert_eq!(drops(&dropped), 1);
+
+        let (value, dropped) = Value::new(false);
+        let release = |value: Value| {
+            assert_eq!(drops(&value.drops), 0);
+            panic!("{PART}");
+        };
+        let owner: Owner<_, C> = Owner::try_with_release(value, release).unwrap();
+        assert_eq!(panic_of(|| owner.kill()), PART);
+        assert_eq!(drops(&dropped), 1);
+    }
+    let _alone = alone();
+    panics::<RefCount>();
+    panics::<PercpuRef>();
+}
+
+/// Releases after critical sections panic: each panic is counted, and the other objects of the batch are released.
+#[test]
+fn release_panics_after_sections() {
+    fn panics<C: Count>() {
+        let before = faults().panicked;
+        let (first, first_dropped) = Value::new(true);
+        let (second, second_dropped) = Value::new(true);
+        let (last, last_dropped) = Value::new(false);
+        rcu::read(|_| {
+            drop(Owner::<_, C>::try_new(first).unwrap());
+            drop(Owner::<_, C>::try_with_release(second, drop).unwrap());
+            drop(Owner::<_, C>::try_new(last).unwrap());
+        });
+        assert_eq!([drops(&first_dropped), drops(&second_dropped), drops(&last_dropped)], [1, 1, 1]);
+        assert_eq!(faults().panicked, before + 2);
+    }
+    let _alone = alone();
+    panics::<RefCount>();
+    panics::<RcuRef>();
+    panics::<PercpuRef>();
+}
+
+/// A critical section panics, and so does a release that waited for it: the section's panic goes on.
+#[test]
+fn section_and_release_panic() {
+    let _alone = alone();
+    let before = faults().panicked;
+    let (value, dropped) = Value::new(true);
+    let section = |_: &rcu::Guard| {
+        drop(Owner::<_, RcuRef>::new(value));
+        panic!("{PART}");
+    };
+    assert_eq!(panic_of(|| rcu::read(section)), PART);
+    assert_eq!((drops(&dropped), faults().panicked), (1, before + 1));
+    // The thread is in no section: what it releases now, goes now.
+    let (value, dropped) = Value::new(false);
+    drop(Owner::<_, RefCount>::new(value));
+    assert_eq!(drops(&dropped), 1);
+}
+
+/// An exchange in a cell whose old object panics when it is released: the new object is there, the panic is counted.
+#[test]
+fn release_of_a_replaced_object_panics() {
+    fn panics<C: Count>() {
+        let before = faults().panicked;
+        let ((old, old_dropped), (new, new_dropped)) = (Value::new(true), Value::new(false));
+        let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(old).unwrap()));
+        cell.store(Some(Owner::try_new(new).unwrap()));
+        assert_eq!((drops(&old_dropped), drops(&new_dropped), faults().panicked), (1, 0, before + 1));
+        assert!(rcu::read(|guard| cell.load(guard).unwrap().try_get().is_ok()));
+        drop(cell);
+        assert_eq!(drops(&new_dropped), 1);
+    }
+    let _alone = alone();
+    panics::<RefCount>();
+    panics::<RcuRef>();
+    panics::<PercpuRef>();
+}
+
+/// The payload of a panic panics when it is dropped.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("{PART}, in a payload");
+    }
+}
+
+/// Panics at each event.
+struct Subscriber;
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        panic!("{PART}, in a subscriber");
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Only the first fault of a kind in a process is an event, so this runs in a process of its own, which it starts: counts are
+/// contained, and a worker goes on, though the subscriber panics at each event.
+#[test]
+fn subscribers_panic() {
+    const CHILD: &str = "NETMEM_TEST_SUBSCRIBERS_PANIC";
+    if std::env::var_os(CHILD).is_none() {
+        let this = std::env::current_exe().unwrap();
+        let child = std::process::Command::new(this)
+            .args(["--exact", "subscribers_panic", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+        return;
+    }
+    // For all threads of this process.
+    tracing::dispatcher::set_global_default(tracing::Dispatch::new(Subscriber)).unwrap();
+
+    // Overflow: got, and saturated.
+    let refs = RefCount::new(i32::MAX.cast_unsigned());
+    assert!(refs.try_get() && refs.is_saturated());
+    assert_eq!((faults().saturated, faults().panicked), (1, 0));
+
+    // A put too many, found when the count is killed: `confirm` is called nevertheless.
+    let count = PercpuRef::new().unwrap();
+    assert!(!count.put() && !count.put());
+    let mut confirmed = false;
+    assert!(!count.kill_and_confirm(|| confirmed = true).unwrap());
+    assert!(confirmed);
+    assert_eq!((faults().imbalanced, faults().panicked), (1, 0));
+
+    // A job panics, then the event about it does: the thread runs the next job. The payload's drop panics, too.
+    let worker = Worker::new("test").unwrap();
+    let (tx, rx) = mpsc::channel();
+    worker.defer(|| std::panic::panic_any(Payload));
+    worker.defer(move || tx.send(thread::current().id()).unwrap());
+    let ran_on = rx.recv().unwrap();
+    assert_ne!(ran_on, thread::current().id(), "the worker's thread has ended");
+    drop(worker);
+    assert_eq!(faults().panicked, 1);
+
+    // The rest of a batch is released, too.
+    let (first, _) = Value::new(true);
+    let (second, dropped) = Value::new(false);
+    rcu::read(|_| {
+        drop(Owner::<_, RcuRef>::new(first));
+        drop(Owner::<_, RcuRef>::new(second));
+    });
+    assert_eq!((drops(&dropped), faults().panicked), (1, 2));
+}

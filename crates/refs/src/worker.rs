@@ -3,6 +3,9 @@
 use crate::faults;
 use std::fmt;
 use std::io;
+use std::mem;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SendError};
 use std::thread::{self, JoinHandle};
 
@@ -15,8 +18,12 @@ type Job = Box<dyn FnOnce() + Send>;
 /// one after another in the order in which they came. A job that panics is counted in [`faults`](crate::faults()), and
 /// the next one runs.
 ///
-/// Dropping the worker finishes what is queued, and joins the thread. Dropped by one of its own jobs, it cannot wait for
-/// itself: the queue is finished by then, or will be, and the thread ends by itself.
+/// The drop of the worker waits until all queued jobs are done, and joins the thread. If one of the worker's own jobs drops
+/// it, that drop does not wait: the thread finishes the queue and ends by itself.
+///
+/// **After a fork** the thread exists in the parent only, and the parent runs the jobs that were queued. In the child, `defer`
+/// runs the job itself, before it returns, and the drop of the worker does nothing. A child that wants a thread makes a worker
+/// of its own.
 ///
 /// ```
 /// use netmem_refs::{Owner, RefCount, Worker};
@@ -33,7 +40,22 @@ pub struct Worker {
     /// `None` only while dropping.
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    /// [`FORKS`] in the process that has the thread.
+    process: u32,
 }
+
+/// How many forks lie between the process in which the first worker was made and this one. A process id would not do: a child
+/// in a PID namespace of its own may have its parent's.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Has forks counted from the first use on. 0, or an error of the system.
+static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic addition.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+});
 
 impl Worker {
     /// Starts the thread, under that name.
@@ -42,16 +64,28 @@ impl Worker {
     ///
     /// The system has no thread to spare.
     pub fn new(name: &str) -> io::Result<Self> {
+        if *COUNT_FORKS != 0 {
+            return Err(io::Error::from_raw_os_error(*COUNT_FORKS));
+        }
+        let process = FORKS.load(Ordering::Relaxed);
         let (jobs, queue) = mpsc::channel::<Job>();
-        let thread =
-            thread::Builder::new().name(name.into()).spawn(move || queue.into_iter().for_each(faults::contain))?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        let run = move || queue.into_iter().for_each(faults::contain);
+        let thread = thread::Builder::new().name(name.into()).spawn(run)?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), process })
     }
 
-    /// Has the thread run `job`. Allocates, does not block.
+    /// Whether the thread is another process's, of which this one is a child.
+    fn is_inherited(&self) -> bool {
+        self.process != FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Has the thread run `job`. Allocates, does not block. In the child of a fork, `job` runs before this returns.
     pub fn defer(&self, job: impl FnOnce() + Send + 'static) {
         let Some(jobs) = &self.jobs else { return };
-        // The thread takes jobs as long as there is a sender, so this cannot fail; if it did, late beats never.
+        if self.is_inherited() {
+            return faults::contain(job);
+        }
+        // The thread takes jobs as long as there is a sender, so this cannot fail. If it did, the job is not lost.
         if let Err(SendError(job)) = jobs.send(Box::new(job)) {
             faults::contain(job);
         }
@@ -60,11 +94,16 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        drop(self.jobs.take());
-        if let Some(thread) = self.thread.take()
+        let (jobs, thread) = (self.jobs.take(), self.thread.take());
+        if self.is_inherited() {
+            // The thread may have held a lock of the channel at the fork, and cannot be joined.
+            return mem::forget((jobs, thread));
+        }
+        drop(jobs);
+        if let Some(thread) = thread
             && thread.thread().id() != thread::current().id()
         {
-            // It has no panic to report: jobs are caught.
+            // It has no panic to report: jobs are contained.
             let _ = thread.join();
         }
     }

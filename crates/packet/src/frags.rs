@@ -28,7 +28,57 @@ impl<M: Memory> Frags<M> {
         self.0.as_ref().map_or(&[], |frags| frags.as_slice())
     }
 
+    #[inline]
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Frag<M>] {
+        self.0.as_mut().map_or(&mut [], |frags| frags.as_mut_slice())
+    }
+
+    /// Takes the first fragment, if there is one.
+    pub(crate) fn pop_front(&mut self) -> Option<Frag<M>> {
+        self.0.as_mut().filter(|frags| !frags.is_empty()).map(|frags| frags.remove(0))
+    }
+
+    /// Puts a fragment in front, or gives it back if there are as many as can be.
+    pub(crate) fn push_front(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
+        self.push(frag)?;
+        self.as_mut_slice().rotate_right(1);
+        Ok(())
+    }
+
+    /// Takes `n` bytes off the front, of which there are so many. Fragments that are used up are dropped.
+    pub(crate) fn advance(&mut self, mut n: usize) {
+        let Some(frags) = &mut self.0 else { return };
+        while let Some(first) = frags.first().filter(|first| first.len() <= n) {
+            n -= first.len();
+            frags.remove(0);
+        }
+        if let Some(first) = frags.first_mut() {
+            first.advance(n);
+        }
+    }
+
+    /// Keeps the first `len` bytes. Fragments behind them are dropped.
+    pub(crate) fn truncate(&mut self, mut len: usize) {
+        let Some(frags) = &mut self.0 else { return };
+        frags.retain_mut(|frag| {
+            let keep = len > 0;
+            frag.truncate(len);
+            len -= frag.len();
+            keep
+        });
+    }
+
     pub(crate) fn into_vec(self) -> Vec<Frag<M>> {
         self.0.map_or_else(Vec::new, |frags| *frags)
+    }
+}
+
+impl<M: Memory> Clone for Frags<M> {
+    fn clone(&self) -> Self {
+        Self(self.0.as_ref().filter(|frags| !frags.is_empty()).map(|frags| {
+            let mut all = Vec::with_capacity(MAX_FRAGS);
+            all.extend(frags.iter().cloned());
+            Box::new(all)
+        }))
     }
 }

@@ -25,7 +25,7 @@ pub use bulk::{BulkStats, TxBulk};
 pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
-pub use packet::{Packet, TooManyFrags};
+pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::Queues;
 pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -1,9 +1,12 @@
 //! What a device says about a frame beside its bytes.
 
 /// What is known of a frame's transport checksum.
+///
+/// The methods that edit a frame in place ([`Packet::pull`](crate::Packet::pull) and its like) keep this true as far as
+/// lengths tell: see [`Meta`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Nothing: whoever cares computes it.
+    /// Nothing: a receiver that depends on the checksum computes it.
     #[default]
     Unknown,
     /// The sender or the device vouches for it.
@@ -44,10 +47,67 @@ pub struct Gso {
 }
 
 /// Offload information of a frame.
+///
+/// Edits of a [`Packet`](crate::Packet) or an [`XdpFrame`](crate::XdpFrame) adjust it:
+///
+/// | edit | [`Checksum::Partial`] | [`Checksum::Vouched`] | [`Gso::headers`] |
+/// | --- | --- | --- | --- |
+/// | `n` bytes off the front | `start` is `n` less; `Vouched` once `start` itself was taken off: the payload never was on a wire | kept | `n` less, at least 0 |
+/// | `n` bytes in front | `start` is `n` more | kept | `n` more |
+/// | cut to a length | kept; `Unknown` once the place of the sum was cut off | kept | kept |
+/// | bytes written, or added behind | kept | kept | kept |
+///
+/// Lengths do not tell whether changed bytes are covered by a sum. Code that changes bytes under a vouched checksum, or that
+/// puts another transport header in front, sets the checksum to what is true then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The transport checksum.
     pub checksum: Checksum,
     /// Set if the frame is a segment to be cut.
     pub gso: Option<Gso>,
+}
+
+impl Meta {
+    /// Bytes were taken off the front of the frame.
+    #[inline]
+    pub(crate) fn pulled(&mut self, n: usize) {
+        if *self == Self::default() {
+            return;
+        }
+        if let Checksum::Partial { start, .. } = &mut self.checksum {
+            match usize::from(*start).checked_sub(n) {
+                // It fits: it is less than it was.
+                Some(now) => *start = now as u16,
+                None => self.checksum = Checksum::Vouched,
+            }
+        }
+        if let Some(gso) = &mut self.gso {
+            gso.headers = usize::from(gso.headers).saturating_sub(n) as u16;
+        }
+    }
+
+    /// What it is with `n` bytes in front of the frame; `None` if an offset does not fit its type then.
+    #[inline]
+    pub(crate) fn prepended(mut self, n: usize) -> Option<Self> {
+        if self == Self::default() {
+            return Some(self);
+        }
+        let more = |offset: u16| u16::try_from(usize::from(offset).checked_add(n)?).ok();
+        if let Checksum::Partial { start, .. } = &mut self.checksum {
+            *start = more(*start)?;
+        }
+        if let Some(gso) = &mut self.gso {
+            gso.headers = more(gso.headers)?;
+        }
+        Some(self)
+    }
+
+    /// The frame was cut to `len` bytes.
+    pub(crate) fn truncated(&mut self, len: usize) {
+        if let Checksum::Partial { start, offset } = self.checksum
+            && usize::from(start) + usize::from(offset) + size_of::<u16>() > len
+        {
+            self.checksum = Checksum::Unknown;
+        }
+    }
 }

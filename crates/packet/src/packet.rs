@@ -1,16 +1,49 @@
 //! A packet: a head and up to 17 more fragments.
 
-use crate::frags::Frags;
+use crate::frags::{Frags, MAX_FRAGS};
 use crate::meta::Meta;
-use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page};
+use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page, Readable, WriteError};
+use std::io::IoSlice;
+use std::{iter, mem};
 
-/// A frame as its pages: what a device delivered and nobody else has, or what is to be sent.
+/// A frame as its pages: received, and passed on by its handler, or about to be sent.
 ///
 /// ```text
 ///   Packet { head: Frag, frags: [Frag; 0..=17], len, meta }      fragments behind the head are on the heap
 /// ```
 ///
-/// Dropping it drops each fragment, and each page goes home when its last one is gone.
+/// Dropping it drops each fragment, and each page goes home when its last one is gone. Cloning it makes another holder of
+/// every fragment: one atomic addition for each, and an allocation if there are any behind the head.
+///
+/// A packet is edited in place. [`pull`](Self::pull), [`truncate`](Self::truncate), [`push`](Self::push) and
+/// [`append`](Self::append) change which bytes are part of it, and always can. [`write_at`](Self::write_at) and
+/// [`prepend`](Self::prepend) change bytes: they need pages that have no other holder. [`copy_head`](Self::copy_head) makes
+/// such a head out of shared bytes. All of them keep [`meta`](Self::meta) true: how, is said there.
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// use netmem_packet::{Checksum, Packet};
+///
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// # let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+/// let mut page = pool.alloc().ok_or("no page")?;
+/// page.copy_from(64, b"ethernet, ip, udp: payload")?;
+/// let mut packet = Packet::new(page.freeze_range(64..90));
+/// packet.meta.checksum = Checksum::Partial { start: 14, offset: 6 };
+///
+/// packet.pull(10)?;
+/// assert!(packet.prepend(b"vlan, ") && packet.to_vec() == b"vlan, ip, udp: payload");
+/// assert_eq!(packet.meta.checksum, Checksum::Partial { start: 10, offset: 6 });
+/// packet.write_at(0, b"VLAN")?;
+///
+/// // A clone shares the pages, so that neither can be written in place.
+/// let kept = packet.clone();
+/// assert!(packet.write_at(0, b"Vlan").is_err());
+/// packet.copy_head(15, pool.alloc().ok_or("no page")?, 64)?;
+/// packet.write_at(0, b"Vlan")?;
+/// assert_eq!((packet.to_vec(), kept.to_vec()), (b"Vlan, ip, udp: payload".into(), b"VLAN, ip, udp: payload".into()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Packet<M: Memory> {
     head: Frag<M>,
@@ -18,6 +51,28 @@ pub struct Packet<M: Memory> {
     len: u32,
     /// Offload information.
     pub meta: Meta,
+}
+
+impl<M: Memory> Clone for Packet<M> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self { head: self.head.clone(), frags: self.frags.clone(), ..*self }
+    }
+}
+
+/// Why the head of a packet was not copied. The packet is as it was, and the page that was offered has been dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyHeadError {
+    /// The packet has not so many bytes, or the page has no room for them behind the headroom.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    /// The rest of the head would be one fragment too many.
+    #[error("a packet has at most {MAX_FRAGS} fragments behind its head; copy the whole head, of {head} bytes")]
+    TooManyFrags {
+        /// Bytes in the head.
+        head: usize,
+    },
 }
 
 /// A packet has no room for one more fragment, which is returned.
@@ -39,7 +94,7 @@ impl<M: Memory> Packet<M> {
         Self { head, frags, len, meta }
     }
 
-    /// Adds a fragment at the end. Allocates if it is the first behind the head.
+    /// Adds a fragment at the end. Allocates if it is the first behind the head. Keeps `meta`.
     ///
     /// # Errors
     ///
@@ -48,6 +103,25 @@ impl<M: Memory> Packet<M> {
         let len = frag.len() as u32;
         self.frags.push(frag).map_err(TooManyFrags)?;
         self.len += len;
+        Ok(())
+    }
+
+    /// Adds the fragments of another packet at the end. Allocates if they are the first behind the head. Keeps `meta`, and
+    /// drops the other's.
+    ///
+    /// # Errors
+    ///
+    /// The other packet, if there were more than 17 fragments behind the head then; nothing has changed.
+    pub fn append(&mut self, other: Self) -> Result<(), Self> {
+        if self.frags().len() + 1 + other.frags().len() > MAX_FRAGS {
+            return Err(other);
+        }
+        let (head, frags) = other.into_fragments();
+        for frag in iter::once(head).chain(frags) {
+            // There is room for all of them.
+            let pushed = self.push(frag);
+            debug_assert!(pushed.is_ok());
+        }
         Ok(())
     }
 
@@ -75,24 +149,102 @@ impl<M: Memory> Packet<M> {
 
     /// All fragments, in order.
     pub fn fragments(&self) -> impl Iterator<Item = &Frag<M>> {
-        std::iter::once(&self.head).chain(self.frags())
+        iter::once(&self.head).chain(self.frags())
     }
 
-    /// Takes `n` bytes off the front of the head. Touches no count: no atomic.
+    /// Takes `n` bytes off the front, and adjusts `meta`. The head stays, perhaps empty, unless bytes are taken off behind
+    /// it; fragments that are used up are dropped. Within the head it touches no count: no atomic.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if the head is shorter; nothing has changed then.
+    /// [`OutOfRange`] if the packet is shorter; nothing has changed then.
+    #[inline]
     pub fn pull(&mut self, n: usize) -> Result<(), OutOfRange> {
-        OutOfRange::check(0, n, self.head.len())?;
-        self.head.advance(n);
+        if n <= self.head.len() {
+            self.head.advance(n);
+        } else {
+            self.pull_fragments(n)?;
+        }
         self.len -= n as u32;
+        self.meta.pulled(n);
         Ok(())
+    }
+
+    /// Takes off the whole head and some bytes behind it.
+    #[cold]
+    fn pull_fragments(&mut self, n: usize) -> Result<(), OutOfRange> {
+        OutOfRange::check(0, n, self.len())?;
+        self.frags.advance(n - self.head.len());
+        match self.frags.pop_front() {
+            Some(first) => self.head = first,
+            None => self.head.truncate(0),
+        }
+        Ok(())
+    }
+
+    /// Shortens the packet to its first `len` bytes, and adjusts `meta`; does nothing if it has no more. Fragments behind
+    /// them are dropped. Touches no other count.
+    pub fn truncate(&mut self, len: usize) {
+        if len >= self.len() {
+            return;
+        }
+        self.frags.truncate(len.saturating_sub(self.head.len()));
+        self.head.truncate(len);
+        self.len = len as u32;
+        self.meta.truncated(len);
     }
 
     /// Takes the packet apart: the head, and the rest in order.
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
         (self.head, self.frags.into_vec().into_iter())
+    }
+
+    /// The bytes as slices, in order: what vectored writes take. One for each fragment, 18 at most; empty fragments have
+    /// one, too.
+    ///
+    /// ```
+    /// # use netmem_packet::Packet;
+    /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+    /// # use std::io::Write;
+    /// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+    /// # let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+    /// let mut page = pool.alloc().ok_or("no page")?;
+    /// page[..11].copy_from_slice(b"hello world");
+    /// let mut packet = Packet::new(page.freeze_range(0..11));
+    /// let world = packet.head().slice(6..11);
+    /// packet.truncate(6);
+    /// packet.push(world)?;
+    ///
+    /// let mut file = Vec::new();
+    /// let written = file.write_vectored(&packet.io_slices().collect::<Vec<_>>())?;
+    /// assert_eq!((written, &file[..]), (11, &b"hello world"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn io_slices(&self) -> impl Iterator<Item = IoSlice<'_>>
+    where
+        M: Readable,
+    {
+        self.fragments().map(|frag| IoSlice::new(frag))
+    }
+
+    /// Calls `f` with each fragment that has some of the `len` bytes from `offset`, and with where in the fragment and how
+    /// many of them those are. There are so many bytes.
+    fn each_part<E>(
+        &mut self,
+        offset: usize,
+        len: usize,
+        mut f: impl FnMut(&mut Frag<M>, usize, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut skip, mut left) = (offset, len);
+        for frag in iter::once(&mut self.head).chain(self.frags.as_mut_slice()) {
+            let at = skip.min(frag.len());
+            let now = left.min(frag.len() - at);
+            if now > 0 {
+                f(frag, at, now)?;
+            }
+            (skip, left) = (skip - at, left - now);
+        }
+        Ok(())
     }
 }
 
@@ -107,15 +259,78 @@ impl<M: Mapped> Packet<M> {
         copy_across(self.fragments().map(|f| (f.len(), f)), offset, to, Frag::copy_to).ok_or(short)
     }
 
-    /// Puts `header` in front of the packet, as [`Frag::prepend`] does.
+    /// Copies bytes in at `offset`, across fragments. `meta` is kept: see [`Meta`]. No atomic read-modify-write.
+    ///
+    /// Each page that is written must have no other holder: no clone of the packet, no other fragment of the same page in
+    /// this packet, and no part of the page that is posted to a device, as where a receive queue puts several buffers into
+    /// a page. [`copy_head`](Self::copy_head) gets bytes out of such a page.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`]; nothing is written then.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), WriteError> {
+        OutOfRange::check(offset, from.len(), self.len())?;
+        self.each_part(
+            offset,
+            from.len(),
+            |frag, _, _| {
+                if frag.is_writable() { Ok(()) } else { Err(WriteError::Shared) }
+            },
+        )?;
+        let mut from = from;
+        self.each_part(offset, from.len(), |frag, at, n| {
+            let (now, later) = from.split_at(n);
+            from = later;
+            frag.write_at(at, now)
+        })
+    }
+
+    /// Copies the first `len` bytes into `page`, at `headroom`, and makes that the head: copy-on-write for headers, with a
+    /// page from whichever pool. [`write_at`](Self::write_at) can write these bytes then, and [`prepend`](Self::prepend)
+    /// has `headroom` bytes to put headers in. Length and `meta` are kept; the copied bytes' fragments are dropped or
+    /// shortened.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyHeadError`]; the packet is as it was then.
+    pub fn copy_head(&mut self, len: usize, mut page: Page<M>, headroom: usize) -> Result<(), CopyHeadError> {
+        OutOfRange::check(0, len, self.len())?;
+        OutOfRange::check(headroom, len, page.len())?;
+        let used_up = len >= self.head.len();
+        if !used_up && self.frags().len() == MAX_FRAGS {
+            return Err(CopyHeadError::TooManyFrags { head: self.head.len() });
+        }
+        let mut bounce = [0; 512];
+        let mut at = 0;
+        while at < len {
+            let now = &mut bounce[..(len - at).min(512)];
+            self.copy_to(at, now)?;
+            page.copy_from(headroom + at, now)?;
+            at += now.len();
+        }
+        let mut old = mem::replace(&mut self.head, page.freeze_range(headroom..headroom + len));
+        if used_up {
+            self.frags.advance(len - old.len());
+        } else {
+            old.advance(len);
+            let pushed = self.frags.push_front(old);
+            debug_assert!(pushed.is_ok());
+        }
+        Ok(())
+    }
+
+    /// Puts `header` in front of the packet, as [`Frag::prepend`] does, and adjusts `meta`. False, and nothing done, if that
+    /// cannot, or if an offset in `meta` would not fit its type.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool {
-        let done = self.head.prepend(header);
-        if done {
-            self.len += header.len() as u32;
+        let Some(meta) = self.meta.prepended(header.len()) else { return false };
+        if !self.head.prepend(header) {
+            return false;
         }
-        done
+        self.meta = meta;
+        self.len += header.len() as u32;
+        true
     }
 
     /// All bytes, copied.

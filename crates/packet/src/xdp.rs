@@ -22,6 +22,7 @@ pub enum Verdict {
 
 /// Why a frame of several buffers did not become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LineariseError {
     /// It does not fit a page of the pool.
     #[error("a frame of {len} bytes does not fit a page of {page} bytes")]
@@ -48,7 +49,7 @@ pub struct XdpFrame<M: Memory> {
     end: u32,
     len: u32,
     frags: Frags<M>,
-    /// Offload information. A program that changes what it speaks of clears it.
+    /// Offload information. Moving head or tail adjusts it; a program that changes the bytes that it describes clears it.
     pub meta: Meta,
 }
 
@@ -111,15 +112,19 @@ impl<M: Memory> XdpFrame<M> {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if that leaves the headroom or the head; nothing has changed then.
+    /// [`OutOfRange`] if that leaves the headroom or the head, or if an offset in `meta` would not fit its type; nothing has
+    /// changed then.
     pub fn adjust_head(&mut self, by: i32) -> Result<(), OutOfRange> {
         let moved = i64::from(self.start) + i64::from(by);
+        let n = by.unsigned_abs() as usize;
+        let outside = OutOfRange { offset: self.start as usize, len: n, have: self.head_len() };
         if moved < 0 || moved > i64::from(self.end) {
-            return Err(OutOfRange {
-                offset: self.start as usize,
-                len: by.unsigned_abs() as usize,
-                have: self.head_len(),
-            });
+            return Err(outside);
+        }
+        if by > 0 {
+            self.meta.pulled(n);
+        } else {
+            self.meta = self.meta.prepended(n).ok_or(outside)?;
         }
         self.start = moved as u32;
         self.len = self.len.wrapping_add_signed(-by);
@@ -143,6 +148,9 @@ impl<M: Memory> XdpFrame<M> {
         }
         self.end = moved as u32;
         self.len = self.len.wrapping_add_signed(by);
+        if by < 0 {
+            self.meta.truncated(self.len());
+        }
         Ok(())
     }
 
@@ -196,7 +204,7 @@ impl<M: Mapped> XdpFrame<M> {
         copy_across(self.frags.as_slice().iter().map(|f| (f.len(), f)), skip, back, Frag::copy_to).ok_or(short)
     }
 
-    /// Writes into the head.
+    /// Writes into the head. `meta` is kept: see [`Meta`].
     ///
     /// # Errors
     ///
@@ -243,7 +251,7 @@ impl<M: Readable> XdpFrame<M> {
         &self.page.as_slice()[self.start as usize..self.end as usize]
     }
 
-    /// The bytes of the head, to be changed.
+    /// The bytes of the head, to be changed. `meta` is kept: see [`Meta`].
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut self.page.as_mut_slice()[self.start as usize..self.end as usize]

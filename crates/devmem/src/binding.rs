@@ -15,7 +15,7 @@
 
 use crate::Pages;
 use crate::ledger::Ledger;
-use netmem_pool::{Device, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
+use netmem_pool::{Device, Direction, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
 use netmem_refs::{Count, NoMemory, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
@@ -148,7 +148,7 @@ impl BoundMemory {
         &self.queues
     }
 
-    /// The address of the first byte in `domain`, where the whole of the memory is mapped until the binding has gone.
+    /// The address of the first byte in `domain`, where the whole of the memory is mapped to be sent until the binding has gone.
     pub(crate) fn map_for(&self, domain: &Arc<dyn DmaDomain>) -> Result<u64, MapError> {
         let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, base)) = mappings.iter().find(|(known, _)| Arc::ptr_eq(known, domain)) {
@@ -156,7 +156,7 @@ impl BoundMemory {
         }
         let len = self.region().len();
         let file = self.region().fd().ok_or(MapError::File { offset: 0, len })?;
-        let base = domain.map_file(file, 0, len)?;
+        let base = domain.map_file(file, 0, len, Direction::ToDevice)?;
         mappings.push((domain.clone(), base));
         Ok(base)
     }

@@ -16,8 +16,8 @@ use netmem_devmem::{
 };
 use netmem_packet::TxQueue;
 use netmem_pool::{
-    CountingDomain, Device as DeviceMemory, DmaDomain, MemoryTable, PeerShared, PoolOptions, Provider, RegionOptions,
-    RegionProvider,
+    CountingDomain, Device as DeviceMemory, Direction, DmaDomain, MemoryTable, PeerShared, PoolOptions, Provider,
+    RegionOptions, RegionProvider,
 };
 use netmem_virtio::driver::{
     NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, VirtioNet, VirtioRxQueues, VirtioSplitRx,
@@ -154,7 +154,7 @@ impl Peer {
     /// Where the binding begins for the device.
     fn base(&self, binding: &Binding) -> u64 {
         let (file, len) = (binding.region().fd().unwrap(), binding.region().len());
-        let base = self.domain.map_file(file, 0, len).unwrap();
+        let base = self.domain.map_file(file, 0, len, Direction::ToDevice).unwrap();
         self.domain.unmap(base, len);
         base
     }

@@ -36,6 +36,19 @@ pub enum MapError {
     Full(String),
 }
 
+/// Which way bytes go between memory and the devices of a [`DmaDomain`]: what a mapping allows, and what one transfer does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// A device writes the bytes: receive buffers.
+    FromDevice,
+    /// A device reads the bytes: what is sent.
+    ToDevice,
+    /// A device does both: receive buffers whose pages may be sent again as they are. Needs no knowledge of the program,
+    /// hence the default.
+    #[default]
+    Bidirectional,
+}
+
 /// An address space that one device, or several, reach memory through.
 ///
 /// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves, a fragment when a device
@@ -43,13 +56,16 @@ pub enum MapError {
 /// packet, and only in domains that say they need them. Pools compare domains by identity: pages go between two devices
 /// of one domain without being mapped again.
 pub trait DmaDomain: fmt::Debug + Send + Sync {
-    /// Makes `len` bytes at `addr` reachable and returns the device's address of the first. The same bytes may be mapped
-    /// several times at once, and are then unmapped as often.
+    /// Makes `len` bytes at `addr` reachable in the given direction, and returns the device's address of the first. The same
+    /// bytes may be mapped several times at once, also in other directions, and are then unmapped as often.
+    ///
+    /// A domain that can, as one behind an IOMMU, keeps the device from everything else: memory that is mapped
+    /// [`ToDevice`](Direction::ToDevice) cannot be written by it.
     ///
     /// # Errors
     ///
     /// [`MapError`]; nothing is mapped then.
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError>;
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError>;
 
     /// The same for memory that this process has not mapped ([`Device`](crate::Device)): `len` bytes from `offset` of
     /// `file`, which is the descriptor that [`Region::fd`] gives, the same number while the region lives. Domains that
@@ -58,8 +74,8 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`MapError`]; nothing is mapped then.
-    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
-        let _ = file;
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, direction: Direction) -> Result<u64, MapError> {
+        let _ = (file, direction);
         Err(MapError::File { offset, len })
     }
 
@@ -71,14 +87,15 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The device wrote these bytes, the CPU is about to read them.
+    /// The device wrote these bytes, the CPU is about to read them. Of a mapping that allows the device to write.
     fn sync_for_cpu(&self, dma: u64, len: usize) {
         let _ = (dma, len);
     }
 
-    /// The CPU is done with these bytes, the device is about to read or write them.
-    fn sync_for_device(&self, dma: u64, len: usize) {
-        let _ = (dma, len);
+    /// The CPU is done with these bytes. The device is about to write them ([`FromDevice`](Direction::FromDevice): what the
+    /// CPU wrote is of no interest), to read them ([`ToDevice`](Direction::ToDevice)), or both.
+    fn sync_for_device(&self, dma: u64, len: usize, direction: Direction) {
+        let _ = (dma, len, direction);
     }
 }
 
@@ -87,13 +104,18 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
 /// # Safety
 ///
 /// The page's region is alive.
-pub(crate) unsafe fn map_page<M: Memory>(domain: &dyn DmaDomain, desc: &Desc, len: usize) -> Result<u64, MapError> {
+pub(crate) unsafe fn map_page<M: Memory>(
+    domain: &dyn DmaDomain,
+    desc: &Desc,
+    len: usize,
+    direction: Direction,
+) -> Result<u64, MapError> {
     if M::MAPPED {
-        return domain.map(desc.addr(), len);
+        return domain.map(desc.addr(), len, direction);
     }
     // SAFETY: memory that is not mapped is a file, which the region keeps open.
     let file = unsafe { BorrowedFd::borrow_raw(desc.file()) };
-    domain.map_file(file, desc.addr().addr() as u64, len)
+    domain.map_file(file, desc.addr().addr() as u64, len, direction)
 }
 
 /// One region of a [`MemoryTable`].
@@ -169,10 +191,11 @@ impl TableEntry {
 /// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
 const NOWHERE: u64 = 1 << 62;
 
-/// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition.
+/// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition. The device process maps
+/// the files, for reading and writing: the table limits it to the regions, and to no [`Direction`].
 ///
 /// ```
-/// use netmem_pool::{DmaDomain, MemoryTable, PeerShared, RegionOptions};
+/// use netmem_pool::{Direction, DmaDomain, MemoryTable, PeerShared, RegionOptions};
 /// use std::sync::Arc;
 ///
 /// let [pages, rings] = [64, 4].map(|n| RegionOptions::new(n).huge_pages(false).build::<PeerShared>());
@@ -180,8 +203,8 @@ const NOWHERE: u64 = 1 << 62;
 /// let pages = Arc::new(unsafe { pages?.trust_peer() });
 /// let rings = Arc::new(rings?);
 /// let table = MemoryTable::new(&[pages.clone()]).and_shared(rings.clone());
-/// assert_eq!(table.map(pages.as_ptr(), 4096)?, table.entries()[0].bus());
-/// assert_eq!(table.map(rings.as_ptr(), 4096)?, table.entries()[1].bus());
+/// assert_eq!(table.map(pages.as_ptr(), 4096, Direction::Bidirectional)?, table.entries()[0].bus());
+/// assert_eq!(table.map(rings.as_ptr(), 4096, Direction::Bidirectional)?, table.entries()[1].bus());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -229,7 +252,7 @@ impl MemoryTable {
 }
 
 impl DmaDomain for MemoryTable {
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, len: usize, _: Direction) -> Result<u64, MapError> {
         let addr = addr.addr();
         for e in &self.entries {
             let Some(start) = e.memory.at() else { continue };
@@ -240,7 +263,7 @@ impl DmaDomain for MemoryTable {
         Err(MapError::Outside { addr, len })
     }
 
-    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, _: Direction) -> Result<u64, MapError> {
         for e in self.entries.iter().filter(|e| e.is_device()) {
             let have = e.len() as u64;
             let same = e.fd().is_some_and(|fd| fd.as_raw_fd() == file.as_raw_fd());
@@ -293,14 +316,14 @@ impl<D> CountingDomain<D> {
 }
 
 impl<D: DmaDomain> DmaDomain for CountingDomain<D> {
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
-        let dma = self.inner.map(addr, len)?;
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
+        let dma = self.inner.map(addr, len, direction)?;
         self.maps.fetch_add(1, Ordering::Relaxed);
         Ok(dma)
     }
 
-    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
-        let dma = self.inner.map_file(file, offset, len)?;
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, direction: Direction) -> Result<u64, MapError> {
+        let dma = self.inner.map_file(file, offset, len, direction)?;
         self.maps.fetch_add(1, Ordering::Relaxed);
         Ok(dma)
     }
@@ -320,8 +343,8 @@ impl<D: DmaDomain> DmaDomain for CountingDomain<D> {
         self.inner.sync_for_cpu(dma, len);
     }
 
-    fn sync_for_device(&self, dma: u64, len: usize) {
+    fn sync_for_device(&self, dma: u64, len: usize, direction: Direction) {
         self.sync(len);
-        self.inner.sync_for_device(dma, len);
+        self.inner.sync_for_device(dma, len, direction);
     }
 }

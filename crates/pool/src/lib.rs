@@ -44,7 +44,7 @@ mod stats;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
-pub use dma::{CountingDomain, DmaDomain, MapError, MemoryTable, TableEntry};
+pub use dma::{CountingDomain, Direction, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use frag::{Frag, WriteError};
 pub use grow::GrowingProvider;
 pub use home::outside_context;

@@ -123,8 +123,9 @@ impl<M: Memory> Page<M> {
         crate::home::prefetch(self.desc);
     }
 
-    /// Identity of the domain that [`dma_addr`](Self::dma_addr) is of. 0 for none, and also once the pool's device is gone
-    /// and the mapping with it. Equal numbers, same domain.
+    /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0 for none, also once the
+    /// pool's device is gone and the mapping with it, and for a pool that maps
+    /// [`FromDevice`](crate::Direction::FromDevice). Equal numbers, same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {

@@ -4,7 +4,7 @@
 
 use crate::cache::{Cache, PollHome};
 use crate::desc::Desc;
-use crate::dma::{DmaDomain, MapError};
+use crate::dma::{Direction, DmaDomain, MapError};
 use crate::home::Home;
 use crate::linger::Record;
 use crate::memory::Memory;
@@ -61,13 +61,21 @@ pub struct PoolOptions {
     limit: u64,
     prefill: usize,
     magazine: Option<usize>,
+    direction: Direction,
 }
 
 impl PoolOptions {
     /// A pool that keeps up to 512 pages at hand and takes as many as the provider has.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), cache: 512, limit: u64::MAX, prefill: 0, magazine: None }
+        Self {
+            name: name.into(),
+            cache: 512,
+            limit: u64::MAX,
+            prefill: 0,
+            magazine: None,
+            direction: Direction::default(),
+        }
     }
 
     /// Pages in the array cache. 0 makes every allocation ask the provider and map, and every return unmap and give
@@ -99,6 +107,28 @@ impl PoolOptions {
     #[must_use]
     pub fn magazine(mut self, pages: usize) -> Self {
         self.magazine = Some(pages);
+        self
+    }
+
+    /// How pages are mapped in the pool's domain; [`Bidirectional`](Direction::Bidirectional) if nothing is said.
+    ///
+    /// [`ToDevice`](Direction::ToDevice) is for a pool whose pages are only sent: a device behind an IOMMU cannot write them.
+    /// [`FromDevice`](Direction::FromDevice) is for a receive queue whose pages are not sent as they are. Sending one all the
+    /// same is possible, and costs what sending a page of another domain does: it is mapped for the transmission, because a
+    /// device may not read it at [`Page::dma_addr`]; its [`dma_domain`](Page::dma_domain) is 0.
+    ///
+    /// ```
+    /// # use netmem_pool::{Direction, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider};
+    /// # use std::sync::Arc;
+    /// let memory = RegionProvider::new(RegionOptions::new(64).build::<PeerShared>()?);
+    /// let domain = Arc::new(MemoryTable::new(&[memory.region().clone()]));
+    /// let headers = PoolOptions::new("tx-headers").direction(Direction::ToDevice).build(memory, Some(domain))?;
+    /// assert_ne!(headers.dma_domain(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.direction = direction;
         self
     }
 
@@ -185,7 +215,7 @@ impl<M: Memory> Napi<'_, M> {
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = within(page, &bytes);
-            domain.sync_for_device(dma, len);
+            domain.sync_for_device(dma, len, Direction::FromDevice);
         }
     }
 
@@ -218,7 +248,9 @@ impl<M: Memory> PagePool<M> {
         if o.limit == 0 {
             return Err(PoolError::NoPages);
         }
-        let domain_id = domain.as_ref().map_or(0, |d| Arc::as_ptr(d).addr());
+        // Of a page that a device may not read it is none, so that transmit queues map it.
+        let readable = domain.as_ref().filter(|_| o.direction != Direction::FromDevice);
+        let domain_id = readable.map_or(0, |d| Arc::as_ptr(d).addr());
         let depot = o.depot(&*provider)?;
         let record = Record::new(&o.name);
         // At most 2 MiB; and more pages than a region can have need no place.
@@ -237,6 +269,7 @@ impl<M: Memory> PagePool<M> {
             limit: Cell::new(o.limit),
             provider,
             domain,
+            direction: o.direction,
             record,
             reclaimed: Cell::new(None),
             gone: Cell::new(false),
@@ -329,7 +362,8 @@ impl<M: Memory> PagePool<M> {
         self.shared().record.name()
     }
 
-    /// Identity of the pool's [domain](crate::DmaDomain), 0 for none; see [`Page::dma_domain`].
+    /// Identity of the pool's [domain](crate::DmaDomain); 0 for none, and for a pool whose pages a device may not read. See
+    /// [`Page::dma_domain`].
     #[must_use]
     pub fn dma_domain(&self) -> usize {
         self.shared().front.home.domain()

@@ -4,7 +4,7 @@
 
 use crate::cache::PollHome;
 use crate::desc::Desc;
-use crate::dma::{self, DmaDomain, MapError};
+use crate::dma::{self, Direction, DmaDomain, MapError};
 use crate::home::{Home, desc_of, first, link_of, prefetch};
 use crate::linger::Record;
 use crate::memory::Memory;
@@ -44,6 +44,8 @@ pub(crate) struct Shared<M: Memory> {
     pub(crate) limit: Cell<u64>,
     pub(crate) provider: Arc<dyn Provider<M>>,
     pub(crate) domain: Option<Arc<dyn DmaDomain>>,
+    /// How pages are mapped there.
+    pub(crate) direction: Direction,
     pub(crate) record: Arc<Record>,
     /// When the CPUs were last asked for what they hold.
     pub(crate) reclaimed: Cell<Option<Instant>>,
@@ -252,7 +254,7 @@ impl<M: Memory> Shared<M> {
         match &self.domain {
             Some(domain) => {
                 // SAFETY: the provider keeps the page's region.
-                let dma = unsafe { dma::map_page::<M>(&**domain, desc, self.page_size())? };
+                let dma = unsafe { dma::map_page::<M>(&**domain, desc, self.page_size(), self.direction)? };
                 desc.set_mapped(self.id, dma);
                 self.front.cache.counters.mapped.bump();
             }

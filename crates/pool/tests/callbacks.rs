@@ -5,7 +5,7 @@ mod common;
 
 use common::{close_balanced, elsewhere, provider};
 use netmem_pool::{
-    CountingDomain, DmaDomain, MapError, Page, PagePool, PoolOptions, Private, Provider, RawPage, Region,
+    CountingDomain, Direction, DmaDomain, MapError, Page, PagePool, PoolOptions, Private, Provider, RawPage, Region,
     RegionProvider,
 };
 use std::sync::{Arc, Mutex};
@@ -62,9 +62,9 @@ unsafe impl Provider<Private> for Meddler {
 struct MeddlingDomain(common::Flat, Arc<Stash>);
 
 impl DmaDomain for MeddlingDomain {
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
         self.1.drop_one();
-        self.0.map(addr, len)
+        self.0.map(addr, len, direction)
     }
 
     fn unmap(&self, dma: u64, len: usize) {

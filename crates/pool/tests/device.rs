@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Strict, alloc, assert_balanced, pool, provider};
-use netmem_pool::{CountingDomain, Page, PoolOptions, Private};
-use std::sync::{Arc, Barrier};
+use netmem_pool::{CountingDomain, Direction, DmaDomain, MapError, Page, PoolOptions, Private};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 /// Proves POOL-1: a device that goes has all its pages unmapped at once, wherever they are; what comes back later is
@@ -49,6 +49,47 @@ fn syncs_cover_the_bytes_in_use() {
         napi.sync_for_device(&page, 0..4096);
     });
     assert_eq!(domain.syncs(), (2, 60 + 100));
+}
+
+/// A domain that notes in which direction what is asked of it.
+#[derive(Debug, Default)]
+struct Directions(Mutex<Vec<(&'static str, Direction)>>);
+
+impl DmaDomain for Directions {
+    fn map(&self, addr: *mut u8, _: usize, direction: Direction) -> Result<u64, MapError> {
+        self.0.lock().unwrap().push(("map", direction));
+        Ok(addr.addr() as u64)
+    }
+
+    fn unmap(&self, _: u64, _: usize) {}
+
+    fn needs_sync(&self) -> bool {
+        true
+    }
+
+    fn sync_for_device(&self, _: u64, _: usize, direction: Direction) {
+        self.0.lock().unwrap().push(("sync", direction));
+    }
+}
+
+/// Proves POOL-1: a pool maps its pages in its direction, and syncs what it posts for being written; pages that a device may
+/// not read say so, so that a transmit queue maps them.
+#[test]
+fn directions() {
+    use Direction::{Bidirectional, FromDevice, ToDevice};
+    for direction in [None, Some(FromDevice), Some(ToDevice), Some(Bidirectional)] {
+        let domain = Arc::new(Directions::default());
+        let options = PoolOptions::new("direction").cache(2);
+        let options = direction.into_iter().fold(options, PoolOptions::direction);
+        let mut pool = options.build(provider::<Private>(4), Some(domain.clone())).unwrap();
+        let page = pool.alloc().unwrap();
+        pool.poll(|napi| napi.sync_for_device(&page, 0..64));
+        let direction = direction.unwrap_or(Bidirectional);
+        assert_eq!(*domain.0.lock().unwrap(), [("map", direction), ("sync", FromDevice)]);
+        let id = if direction == FromDevice { 0 } else { Arc::as_ptr(&domain).addr() };
+        assert_eq!((page.dma_domain(), pool.dma_domain()), (id, id));
+        assert_eq!(page.dma_addr(), page.as_ptr().addr() as u64, "it is mapped in any case");
+    }
 }
 
 /// Proves POOL-1: pages that come back on other threads while the device goes are unmapped once each, and none is

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Strict, counting};
 use netmem_pool::{
-    CountingDomain, DmaDomain, GrowingProvider, MapError, Page, PagePool, PeerShared, PoolOptions, Private, Provider,
-    RawPage, Region, RegionError, RegionOptions, SystemMemory,
+    CountingDomain, Direction, DmaDomain, GrowingProvider, MapError, Page, PagePool, PeerShared, PoolOptions, Private,
+    Provider, RawPage, Region, RegionError, RegionOptions, SystemMemory,
 };
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier, Mutex};
@@ -199,7 +199,7 @@ fn a_consumer_who_sits_on_everything() {
 struct Dropping(Mutex<Vec<Page<Private>>>);
 
 impl DmaDomain for Dropping {
-    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
         Ok(addr.addr() as u64)
     }
 

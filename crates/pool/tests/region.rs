@@ -7,8 +7,8 @@ mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
-    Backing, DmaDomain, KernelShared, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Region,
-    RegionError, RegionOptions, RegionProvider, SystemMemory,
+    Backing, Direction, DmaDomain, KernelShared, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
+    Region, RegionError, RegionOptions, RegionProvider, SystemMemory,
 };
 use skip::skip;
 use std::os::fd::AsRawFd;
@@ -171,11 +171,11 @@ fn the_memory_table_knows_its_regions() {
     let [first, second] = table.entries() else { panic!("two regions") };
     assert_eq!(second.bus(), first.bus() + a.region().len() as u64);
     let at = |region: &Region<PeerShared>, offset| region.as_ptr().wrapping_add(offset);
-    assert_eq!(table.map(at(a.region(), 4096), 4096).unwrap(), first.bus() + 4096);
-    assert_eq!(table.map(at(b.region(), 0), b.region().len()).unwrap(), second.bus());
+    assert_eq!(table.map(at(a.region(), 4096), 4096, Direction::default()).unwrap(), first.bus() + 4096);
+    assert_eq!(table.map(at(b.region(), 0), b.region().len(), Direction::default()).unwrap(), second.bus());
     let end = a.region().len();
     for (ptr, len) in [(at(a.region(), end - 4095), 4096), (ptr::null_mut(), 1), (at(a.region(), 0), usize::MAX)] {
-        assert!(matches!(table.map(ptr, len), Err(MapError::Outside { .. })), "{ptr:?} {len}");
+        assert!(matches!(table.map(ptr, len, Direction::default()), Err(MapError::Outside { .. })), "{ptr:?} {len}");
     }
     let mut pool = PoolOptions::new("table").build(b, Some(std::sync::Arc::new(table))).unwrap();
     assert_eq!(pool.alloc().unwrap().dma_addr() % 4096, 0);

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Flat, counting};
 use netmem_pool::{
-    CountingDomain, Device, DmaDomain, MapError, Memory, MemoryTable, PAGE_SIZE, PagePool, PeerShared, PoolOptions,
-    Region, RegionError, RegionOptions, RegionProvider, TableEntry,
+    CountingDomain, Device, Direction, DmaDomain, MapError, Memory, MemoryTable, PAGE_SIZE, PagePool, PeerShared,
+    PoolOptions, Region, RegionError, RegionOptions, RegionProvider, TableEntry,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::{File, OpenOptions};
@@ -32,11 +32,11 @@ fn unmappable(file: &OwnedFd) -> OwnedFd {
 struct Files(Vec<(Arc<Region<Device>>, u64)>);
 
 impl DmaDomain for Files {
-    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
         panic!("nothing is mapped here, not at {addr:?} either");
     }
 
-    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, _: Direction) -> Result<u64, MapError> {
         let number = |file: BorrowedFd<'_>| -> RawFd { file.as_raw_fd() };
         let mut known = self.0.iter().filter(|(region, _)| region.fd().map(number) == Some(number(file)));
         match known.next() {
@@ -149,7 +149,7 @@ fn a_domain_that_knows_no_files() {
     assert_eq!((pool.stats().alloc_failed, domain.maps()), (1, 0));
     let error = PoolOptions::new("addresses").prefill(4).build(memory.clone(), Some(domain)).unwrap_err();
     assert!(error.to_string().contains("use a domain that was given the file"), "{error}");
-    let error = Flat::default().map_file(memory.region().fd().unwrap(), 4096, 64).unwrap_err();
+    let error = Flat::default().map_file(memory.region().fd().unwrap(), 4096, 64, Direction::default()).unwrap_err();
     assert!(matches!(error, MapError::File { offset: 4096, len: 64 }), "{error}");
     let other = device(1 << 20, 0);
     let domain = Arc::new(Files(vec![(other.region().clone(), 0)]));
@@ -190,7 +190,7 @@ fn the_memory_table_knows_files() {
     let fd = |memory: &Arc<RegionProvider<Device>>| memory.region().fd().unwrap().as_raw_fd();
     let map = |file: RawFd, offset, len| {
         // SAFETY: the regions keep their files.
-        table.map_file(unsafe { BorrowedFd::borrow_raw(file) }, offset, len)
+        table.map_file(unsafe { BorrowedFd::borrow_raw(file) }, offset, len, Direction::default())
     };
     assert_eq!(map(fd(&a), 4096, 4 * 4096).unwrap(), first.bus() + 4096);
     assert_eq!(map(fd(&b), GB_80 - 1, 1).unwrap(), second.bus() + GB_80 - 1);

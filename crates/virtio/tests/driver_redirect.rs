@@ -17,7 +17,9 @@ use std::sync::{Arc, Mutex};
 use driver_common::hostile::{Behaviour, Bench, OnStop};
 use driver_common::*;
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxQueue, Verdict, XdpFrame};
-use netmem_pool::{DmaDomain, MapError, MemoryTable, PeerShared, lingering};
+use netmem_pool::{
+    Direction, DmaDomain, MapError, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider, lingering,
+};
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 
 /// The two devices, with rings of these sizes.
@@ -268,10 +270,10 @@ struct Fussy {
 }
 
 impl DmaDomain for Fussy {
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
         let one_less = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
         one_less.map_err(|_| MapError::Full("as the test wants it".into()))?;
-        let dma = self.table.map(addr, len)?;
+        let dma = self.table.map(addr, len, direction)?;
         self.asked.lock().unwrap().push(dma as i64);
         Ok(dma)
     }
@@ -416,6 +418,32 @@ fn a_target_out_of_reach() {
         a.assert_home(RxMode::Mergeable);
         close(a, b, if premapped { Domains::Two } else { Domains::Plain }, false);
     }
+}
+
+/// Proves POOL-1: pages of a pool in the device's domain are sent as they are mapped if they are mapped to be read, and
+/// mapped for the transmission if not.
+#[test]
+fn pools_in_one_direction() {
+    let supply = RegionProvider::new(RegionOptions::new(512).build::<PeerShared>().unwrap());
+    let options = NetOptions::new(RxMode::Small).memory(supply.region().clone(), supply.clone());
+    let mut b = Bench::new(options);
+    let mapped_to_send = [(Direction::ToDevice, 0), (Direction::Bidirectional, 0), (Direction::FromDevice, 1)];
+    for (direction, maps) in mapped_to_send {
+        let options = PoolOptions::new("headers").direction(direction).cache(1);
+        let mut pool = options.build(supply.clone(), Some(b.books.domain().clone())).unwrap();
+        let page = pool.alloc().unwrap();
+        let packet = Packet::new(page.freeze_range(64..164));
+        let (at, before) = (packet.head().dma_addr(), b.books.domain().maps());
+        let reach = if maps == 0 { Reach::Mapped(at) } else { Reach::Map };
+        assert_eq!(b.pair.tx.reach(packet.head()), reach);
+        b.pair.tx.send(packet).unwrap();
+        b.pair.tx.flush();
+        assert_eq!(b.books.domain().maps() - before, maps, "{direction:?}");
+        let head = b.tx.take().unwrap();
+        b.tx.give(u32::from(head), 0);
+        assert_eq!(b.pair.tx.complete(), 1);
+    }
+    b.close();
 }
 
 /// A program that panics leaves in the bulk what was redirected before; the next poll sends it.

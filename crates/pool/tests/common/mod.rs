@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses some of it")]
 
 use netmem_pool::{
-    CountingDomain, DmaDomain, MapError, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
+    CountingDomain, Direction, DmaDomain, MapError, Page, PagePool, PoolOptions, PoolStats, Private, RegionOptions,
     RegionProvider, SystemMemory,
 };
 use std::collections::{HashMap, HashSet};
@@ -24,7 +24,7 @@ impl Flat {
 }
 
 impl DmaDomain for Flat {
-    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
         if self.good > 0 && self.asked.fetch_add(1, Ordering::Relaxed) >= self.good {
             return Err(MapError::Full("as the test wants it".into()));
         }
@@ -47,7 +47,7 @@ impl Strict {
 }
 
 impl DmaDomain for Strict {
-    fn map(&self, addr: *mut u8, _len: usize) -> Result<u64, MapError> {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
         let (next, by_dma, by_addr) = &mut *self.0.lock().unwrap();
         assert!(by_addr.insert(addr.addr()), "mapped while it was mapped");
         *next += 1 << 12;

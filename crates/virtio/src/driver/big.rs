@@ -11,7 +11,7 @@ use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, XdpFrame};
-use netmem_pool::{DmaDomain, MapError, Napi, Page, PeerShared, RegionProvider};
+use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PeerShared, RegionProvider};
 use std::sync::Arc;
 
 struct Link {
@@ -187,7 +187,7 @@ impl BigRing {
             let sync = self.domain.as_ref().filter(|d| d.needs_sync());
             for (i, link) in (0..).zip(&chain.links) {
                 if let Some(domain) = sync {
-                    domain.sync_for_device(link.dma, self.page_size as usize);
+                    domain.sync_for_device(link.dma, self.page_size as usize, Direction::FromDevice);
                 }
                 self.ring.point(head + i, link.dma);
             }
@@ -207,7 +207,7 @@ impl BigRing {
         while chain.links.len() < usize::from(self.per_chain) {
             let Some(page) = self.supply.page() else { return Ok(false) };
             let dma = match &self.domain {
-                Some(domain) => domain.map(page.as_ptr(), self.page_size as usize)?,
+                Some(domain) => domain.map(page.as_ptr(), self.page_size as usize, Direction::FromDevice)?,
                 None => page.as_ptr().addr() as u64,
             };
             chain.links.push(Link { page, dma });

@@ -8,7 +8,7 @@
 //! ```
 
 use netmem_packet::{MAX_FRAGS, Packet, Reach};
-use netmem_pool::{DmaDomain, Frag, MapError, PeerShared, Region};
+use netmem_pool::{Direction, DmaDomain, Frag, MapError, PeerShared, Region};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -92,7 +92,8 @@ impl Space {
     #[cold]
     fn sync_all(&self, packet: &Packet<PeerShared>) {
         if let Memory::Domain(domain) = &self.memory {
-            packet.fragments().filter(|f| f.len() > 0).for_each(|f| domain.sync_for_device(f.dma_addr(), f.len()));
+            let sync = |f: &Frag<PeerShared>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
+            packet.fragments().filter(|f| f.len() > 0).for_each(sync);
         }
     }
 
@@ -108,7 +109,7 @@ impl Space {
             let place = match (new.space.address(frag), &new.space.memory) {
                 (Some(dma), _) => Place { dma, mapped: 0 },
                 (None, Memory::Domain(domain)) => {
-                    let dma = domain.map(frag.as_ptr().cast_mut(), frag.len())?;
+                    let dma = domain.map(frag.as_ptr().cast_mut(), frag.len(), Direction::ToDevice)?;
                     new.space.out += 1;
                     Place { dma, mapped: frag.len() as u32 }
                 }
@@ -122,7 +123,7 @@ impl Space {
         }
         if let (true, Memory::Domain(domain)) = (new.space.needs_sync, &new.space.memory) {
             for (frag, id) in std::iter::zip(frags(), &new.ids) {
-                domain.sync_for_device(new.space.place(*id), frag.len());
+                domain.sync_for_device(new.space.place(*id), frag.len(), Direction::ToDevice);
             }
         }
         // Its packet's from here on.

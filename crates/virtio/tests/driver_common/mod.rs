@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    CountingDomain, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolClosed, RegionOptions, RegionProvider,
+    CountingDomain, Direction, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolClosed, RegionOptions,
+    RegionProvider,
 };
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Pcap, Play, Port};
@@ -82,12 +83,12 @@ impl<P: Port + 'static> Drop for Rig<P> {
 }
 
 /// A memory table that knows what is mapped: a page is mapped once at a time, a fragment that is to be sent any number of
-/// times, each is unmapped as often, and what is synced is mapped.
+/// times, each is unmapped as often, and what is synced is mapped in that direction.
 #[derive(Debug)]
 pub struct Ledger {
     table: MemoryTable,
-    /// How often, by address and length.
-    mapped: Mutex<BTreeMap<(u64, usize), usize>>,
+    /// In which directions, by address and length: one for each time.
+    mapped: Mutex<BTreeMap<(u64, usize), Vec<Direction>>>,
     synced: Arc<Synced>,
 }
 
@@ -99,47 +100,50 @@ pub struct Synced {
 }
 
 impl Ledger {
-    fn assert_mapped(&self, dma: u64, len: usize) {
+    fn assert_mapped(&self, dma: u64, len: usize, direction: Direction) {
         let mapped = self.mapped.lock().unwrap();
         let mut below = mapped.range(..=(dma, usize::MAX)).rev().take_while(|((at, _), _)| dma - at < 1 << 21);
-        let covers = below.any(|((at, size), _)| dma + len as u64 <= at + *size as u64);
-        assert!(covers, "{len} bytes at {dma:#x} are synced and not mapped");
+        let covers = below.any(|((at, size), directions)| {
+            let allowed = directions.iter().any(|d| [direction, Direction::Bidirectional].contains(d));
+            allowed && dma + len as u64 <= at + *size as u64
+        });
+        assert!(covers, "{len} bytes at {dma:#x} are synced and not mapped {direction:?}");
     }
 }
 
 impl DmaDomain for Ledger {
-    fn map(&self, addr: *mut u8, len: usize) -> Result<u64, MapError> {
-        let dma = self.table.map(addr, len)?;
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
+        let dma = self.table.map(addr, len, direction)?;
         let mut mapped = self.mapped.lock().unwrap();
-        let times = mapped.entry((dma, len)).or_default();
-        *times += 1;
-        assert!(*times == 1 || len < PAGE_SIZE, "mapped while it was mapped");
+        let directions = mapped.entry((dma, len)).or_default();
+        directions.push(direction);
+        assert!(directions.len() == 1 || len < PAGE_SIZE, "mapped while it was mapped");
         Ok(dma)
     }
 
-    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, MapError> {
-        let dma = self.table.map_file(file, offset, len)?;
-        let before = self.mapped.lock().unwrap().insert((dma, len), 1);
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, direction: Direction) -> Result<u64, MapError> {
+        let dma = self.table.map_file(file, offset, len, direction)?;
+        let before = self.mapped.lock().unwrap().insert((dma, len), vec![direction]);
         assert_eq!(before, None, "mapped while it was mapped");
         Ok(dma)
     }
 
     fn unmap(&self, dma: u64, len: usize) {
         let mut mapped = self.mapped.lock().unwrap();
-        let times = mapped.get_mut(&(dma, len)).expect("unmapped what was not mapped");
-        *times -= 1;
-        if *times == 0 {
+        let directions = mapped.get_mut(&(dma, len)).expect("unmapped what was not mapped");
+        directions.pop();
+        if directions.is_empty() {
             mapped.remove(&(dma, len));
         }
     }
 
     fn sync_for_cpu(&self, dma: u64, len: usize) {
-        self.assert_mapped(dma, len);
+        self.assert_mapped(dma, len, Direction::FromDevice);
         self.synced.cpu.fetch_add(len as u64, Ordering::Relaxed);
     }
 
-    fn sync_for_device(&self, dma: u64, len: usize) {
-        self.assert_mapped(dma, len);
+    fn sync_for_device(&self, dma: u64, len: usize, direction: Direction) {
+        self.assert_mapped(dma, len, direction);
         self.synced.device.fetch_add(len as u64, Ordering::Relaxed);
     }
 }
@@ -169,7 +173,7 @@ impl Books {
         })
     }
 
-    pub fn domain(&self) -> &CountingDomain<Ledger> {
+    pub fn domain(&self) -> &Arc<CountingDomain<Ledger>> {
         self.domain.get().unwrap()
     }
 

@@ -8,7 +8,7 @@ pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicU32, atomic::AtomicU64};
 pub(crate) use snapshot::{Replaced, Snapshot};
 pub(crate) use std::sync::atomic::Ordering;
 
-#[cfg(not(any(loom, tsan)))]
+#[cfg(not(tsan))]
 mod snapshot {
     use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, rcu};
 
@@ -39,9 +39,9 @@ mod snapshot {
     }
 }
 
-/// The same for models, in which the collector cannot be, and for the thread sanitizer, which cannot judge it. A reader
-/// keeps the value that it found, as its section would.
-#[cfg(any(loom, tsan))]
+/// The same for the thread sanitizer, which cannot judge the collector. A reader keeps the value that it found, as its section
+/// would.
+#[cfg(tsan)]
 mod snapshot {
     use super::{Arc, Mutex};
     use std::sync::PoisonError;

@@ -87,11 +87,6 @@ impl Counter {
         self.0.reopen()
     }
 
-    /// Whether nothing is on any CPU's word. Nobody else is about, so it takes no barrier.
-    pub fn is_zero(&mut self) -> bool {
-        self.0.words_mut().fold(0_usize, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed))) == 0
-    }
-
     /// Whether the gate is open now.
     pub fn is_open(&self) -> bool {
         self.0.is_open()

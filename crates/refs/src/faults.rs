@@ -41,7 +41,7 @@ pub(crate) fn saturated() {
 #[cold]
 pub(crate) fn imbalanced() {
     if counters::add(|f| &f.imbalanced) == 0 {
-        report(|| tracing::error!("a reference was put that nobody held, or taken of a count at zero"));
+        report(|| tracing::error!("a reference was put without a get, or taken from a count at zero"));
     }
 }
 

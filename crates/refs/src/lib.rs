@@ -1,21 +1,24 @@
 //! Reference counts that scale, and smart pointers over them.
 //!
-//! Three counts, for three kinds of object; each keeps the promise that exactly one put is told it was the last. A put
-//! too many is found when there is no reference left to take it from; what is found is contained: see [`faults`]. The
-//! pointers make none.
+//! Three counts, for three kinds of object. With each, exactly one put is told that it was the last. A put too many is found
+//! when there is no reference left to take it from, and then contained: see [`faults`]. The pointers make no put too many.
 //!
 //! | the object | count | get + put | under contention |
 //! | --- | --- | --- | --- |
 //! | is used by few CPUs at once, or must be freed the moment its last user goes | [`RefCount`], 4 bytes | a compare-and-swap and an addition | the compare-and-swap repeats |
-//! | is found by lookup, by many, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | an addition each, in a critical section; share one among many | the same, whoever else is at it |
-//! | is set up once, used everywhere and torn down on purpose: a binding, a device, a table | [`PercpuRef`], 24 bytes and 8 per CPU | a plain addition each | the same: nothing is shared |
+//! | is found by lookup, by many threads, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | an addition each, in a critical section; share one among many | an addition each, which does not repeat |
+//! | is set up once, used everywhere and torn down on purpose: a binding, a device, a configuration | [`PercpuRef`], 24 bytes and 8 per CPU | a plain addition each | the same: nothing is shared |
 //!
 //! `netmem bench refs` measures them side by side.
 //!
-//! * [`Owner`] holds the initial reference of an object over any of them, [`Ref`] is one of the others. [`Worker`] is where
-//!   a release that blocks belongs.
-//! * [`RcuCell`] is where readers find an object; [`rcu::read`] is the critical section in which they do.
+//! * [`Owner`] holds the initial reference of an object over any of them, and makes the count. [`Ref`] is one of the other
+//!   references. A release that blocks is handed to a [`Worker`].
+//! * Readers find an object in an [`RcuCell`], in a critical section: [`rcu::read`]. It holds an owner of any count, and a store
+//!   replaces the object: a route, or the configuration of the whole process.
 //! * [`OwnLine`] keeps a count away from what is read after a get. The pointers' allocation does so already.
+//!
+//! Names say whether a get can fail, for all counts and pointers alike: `get` is for the holder of a reference and cannot fail;
+//! `try_get` may find the object dead; `try_get_live` also fails if the object was killed.
 //!
 //! The theory of each count opens its file; `docs/refcount.md`, `docs/rcuref.md` and `docs/percpuref.md` say what proves it.
 

@@ -5,12 +5,12 @@ use std::ops::Deref;
 /// Bytes in a cache line.
 pub const CACHE_LINE: usize = 64;
 
-/// Keeps what it holds, a count, on a cache line with nothing else.
+/// Keeps a count on a cache line with nothing else.
 ///
-/// Every get and put of a shared object takes the line of its count away from all other CPUs. What they read after a get
-/// must be on another line, or each read waits for that line again: Linux found its route cache four times slower for
-/// this alone. The smart pointers of this crate lay out their allocation so; a struct that embeds its count does it with
-/// this type. The price is 64 bytes per object instead of 4.
+/// Every get and put of a shared object takes the line of its count away from all other CPUs. Fields that are read after a get
+/// must be on another line, or each read waits for the count's line again: Linux found its route cache four times slower for
+/// this alone. The allocation of the smart pointers is laid out so. A struct that embeds its count uses this type. It costs 64
+/// bytes per object instead of 4.
 ///
 /// ```
 /// use netmem_refs::{OwnLine, RefCount};
@@ -31,6 +31,7 @@ pub struct OwnLine<C>(C);
 
 impl<C> OwnLine<C> {
     /// The count, on its own line.
+    #[must_use]
     pub const fn new(count: C) -> Self {
         const { assert!(align_of::<Self>() >= CACHE_LINE && size_of::<Self>().is_multiple_of(CACHE_LINE)) };
         Self(count)

@@ -2,10 +2,10 @@
 //!
 //! # The idea
 //!
-//! Nobody needs to know how many references there are to an object that has an owner, until the owner lets go. So while it
-//! is *live*, a get adds 1 to a word of the CPU that it runs on, a put takes 1 from whatever CPU's word it runs on, and no
-//! word says anything by itself. When the owner *kills* the object, the words are summed up into one shared count, which
-//! from then on reaches zero as any other count does.
+//! The number of references to an object that has an owner is needed only when the owner lets go. So while the object is
+//! *live*, a get adds 1 to a word of the CPU that it runs on, and a put takes 1 from the word of the CPU that it runs on. One word
+//! alone means nothing. When the owner *kills* the object, the words are added up into one shared count, which from then on
+//! reaches zero as any other count does.
 //!
 //! ```text
 //!   live                             dying                                 released
@@ -22,10 +22,10 @@
 //!   │ DYING │ count, with BIAS (2^62) while live │
 //! ```
 //!
-//! It may be used at any time, live or not: by threads that find the gate closed, and by those that have no sequences. The
-//! bias keeps it from zero while part of the truth is in the words; it goes in the one atomic addition that brings in their
-//! sum. Gets on a CPU and puts on the shared count, or the other way round, are all right: the two are only ever read as
-//! a sum.
+//! It may be used at any time, live or not: by threads that find the gate closed, and by threads that have no sequences. The
+//! bias keeps it from zero while part of the references are counted in the words. One atomic addition takes the bias out and
+//! brings the sum of the words in. A get on a CPU may be followed by a put on the shared count, or the other way round, because
+//! the two are read only as a sum.
 //!
 //! # Killing
 //!
@@ -37,12 +37,12 @@
 //!     gate closed; membarrier; sum                 finds the gate closed: shared path
 //!   shared += sum - BIAS
 //!   unlock
-//!   confirm()                                    nobody can get with try_get_live
+//!   confirm()                                    no try_get_live can succeed
 //!   put the initial reference
 //! ```
 //!
-//! There is no grace period to wait for: closing the gate is one, as long as a membarrier takes. Until the last line the
-//! initial reference keeps the count from zero, so the fold cannot be the one that finds it there.
+//! There is no other grace period to wait for: closing the gate is one, as long as a membarrier takes. Until the last line the
+//! initial reference keeps the count from zero, so the addition of the sum cannot bring it to zero.
 //!
 //! # Races
 //!
@@ -61,18 +61,18 @@
 //!
 //! In the other order the kill releases. *Kill against kill*: the bit is set under the lock, the second finds it.
 //!
-//! *Resurrect against put.* Taking the count back to life is one compare-and-swap that fails once the count is zero: either
-//! the put is not the last, or there is nothing to resurrect.
+//! *Resurrect against put.* Resurrecting is one compare-and-swap that fails once the count is zero: either the put is not the
+//! last, or there is nothing to resurrect.
 //!
-//! *Resurrect against a sequence that loaded the old gate.* A sequence that loaded the gate before the kill does not live
-//! through its barrier; one that loads it after the reopening adds to words that are zero and counted again.
+//! *Resurrect against a sequence that loaded the old gate.* A sequence that loaded the gate before the kill is restarted by the
+//! barrier. A sequence that loads it after the reopening adds to words that are zero and counted again.
 //!
 //! # Ordering
 //!
-//! What a thread did with the object before its put is seen by whoever releases it. A put on a CPU: its commit is a release,
-//! and the barrier of the kill makes it seen by the killer, whose put of the initial reference is a release. A put on the shared count is a release,
-//! and the one that finds it last an acquire; all of them are read-modify-writes of one word, so none hides an earlier
-//! one. Gets need no order: whoever gets has the object from somewhere.
+//! The thread that releases the object sees what other threads did with it before their puts. The commit of a put on a CPU is
+//! a release. The barrier of the kill makes it visible to the killing thread, whose put of the initial reference is a release. A
+//! put on the shared count is a release, and the last one an acquire. All of them are read-modify-writes of one word, so none hides
+//! an earlier one. Gets need no order: the caller has loaded the object's address before.
 
 use crate::faults;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -83,13 +83,14 @@ use thiserror::Error;
 const DYING: u64 = 1 << 63;
 /// More than there are references, and more than there can be puts on the shared count whose gets were on a CPU.
 const BIAS: u64 = 1 << 62;
-/// More than anybody can hold of a count that is dying, and less than a live one has: the range of what was contained.
+/// More references than there can be to an object that is dying, and less than the bias of a live one. A dying count that is not
+/// below it was contained.
 const TOO_MANY: u64 = BIAS / 2;
-/// What a count becomes when something was done that it cannot follow: no put brings it to zero.
+/// The value of a count that was found unbalanced: no put brings it to zero.
 const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 
-/// A reference count without a shared line: for objects that live long and are used from many cores, and whose end has an
-/// owner, such as a binding, a pool, a device.
+/// A reference count without a shared line, for objects that live long, are used from many cores, and are ended by an owner:
+/// a binding, a pool, a device, a configuration.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -97,7 +98,7 @@ const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 ///
 /// let count = PercpuRef::new()?; // with the owner's, the initial reference
 /// assert!(count.try_get_live()); // on any thread: a plain add
-/// assert!(!count.kill()?); // the owner lets go; somebody holds one yet
+/// assert!(!count.kill()?); // the owner lets go; one reference is still held
 /// assert!(!count.try_get_live());
 /// assert!(count.put()); // the last: it is for this caller to release the object
 /// # Ok(())
@@ -107,18 +108,19 @@ const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 /// **Cost.** Live: get and put are thirteen instructions each and no atomic operation ([`Counter::add`]). Dying: an atomic add
 /// each. Killing: a membarrier, about a microsecond, and a load for each CPU. 24 bytes, and 8 in an arena for each CPU.
 ///
-/// **What it does not solve** is finding the object: whoever calls [`try_get`](Self::try_get) must know by other means that
-/// the memory of the count is there. [`Owner`](crate::Owner) and [`Ref`](crate::Ref) are those means; or RCU.
+/// **It does not find the object**: the caller of [`try_get`](Self::try_get) must know by other means that the memory of the
+/// count is there. [`Owner`](crate::Owner) and [`Ref`](crate::Ref) are such means, and so is [`RcuCell`](crate::RcuCell).
 #[derive(Debug)]
 pub struct PercpuRef {
     counter: Counter,
     shared: AtomicU64,
-    /// Taken to kill and to resurrect, never while anybody else's code runs.
+    /// Taken to kill and to resurrect, never while user code runs.
     life: Mutex<()>,
 }
 
 /// Why a count was not killed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum KillError {
     /// It was killed before.
     #[error("the count has been killed before: only its owner may kill it, once")]
@@ -130,12 +132,13 @@ pub enum KillError {
 
 /// Why a count was not resurrected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ResurrectError {
     /// It is live.
     #[error("the count is live: only one that was killed can be resurrected")]
     NotDying,
-    /// The last reference has gone, and with it the object.
-    #[error("the last reference has gone: there is nothing to resurrect")]
+    /// The last reference has been put: the object is released, or about to be.
+    #[error("the last reference has been put: there is nothing to resurrect")]
     Released,
 }
 
@@ -153,7 +156,7 @@ impl PercpuRef {
         Ok(Self { counter: Counter::new()?, shared: AtomicU64::new(BIAS + 1), life: Mutex::new(()) })
     }
 
-    /// Takes another reference. For those who hold one, or are the owner before it kills.
+    /// Takes a reference, for a caller that holds one, or is the owner before it kills. Cannot fail.
     #[inline(always)]
     pub fn get(&self) {
         self.get_many(1);
@@ -174,8 +177,8 @@ impl PercpuRef {
         }
     }
 
-    /// Takes a reference, unless the last one has gone. Also from a count that was killed: to retransmit what was sent
-    /// before, say.
+    /// Takes a reference, unless the last one has been put. It succeeds also if the count was killed: for work under way, such as
+    /// to send a packet again.
     #[inline(always)]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self) -> bool {
@@ -195,16 +198,16 @@ impl PercpuRef {
         self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Gives a reference back. True: it was the last, and the caller releases the object, which it alone can still reach.
+    /// Puts a reference. True: it was the last, and the caller releases the object, which no other thread can reach.
     #[inline(always)]
-    #[must_use = "who puts the last reference releases the object"]
+    #[must_use = "the caller that puts the last reference releases the object"]
     pub fn put(&self) -> bool {
         self.put_many(1)
     }
 
-    /// Gives `n` references back at once. As for [`put`](Self::put).
+    /// Puts `n` references at once. As for [`put`](Self::put).
     #[inline(always)]
-    #[must_use = "who puts the last reference releases the object"]
+    #[must_use = "the caller that puts the last reference releases the object"]
     pub fn put_many(&self, n: u32) -> bool {
         self.counter.add(-(n as isize)).is_err() && self.put_shared(n)
     }
@@ -218,17 +221,16 @@ impl PercpuRef {
         held == n.into()
     }
 
-    /// Puts without gets, or a get from nothing: the object must not be released, a second time or under somebody's hands.
-    /// The count goes where no put brings it to zero.
+    /// There were puts without gets, or a get at zero. The object must not be released: it may have been released before, or be
+    /// in use. The count takes a value that no put brings to zero.
     #[cold]
     fn imbalance(&self) {
-        // Contained before it is reported: a subscriber of events may take its time, or panic.
+        // Contained before it is reported: a subscriber of events may take its time.
         self.shared.store(CONTAINED, Ordering::Relaxed);
         faults::imbalanced();
     }
 
-    /// The owner lets go: gives its reference back, and ends the time of plain adds. True: it was the last, as for
-    /// [`put`](Self::put).
+    /// Puts the owner's reference, and ends the time of plain adds. True: it was the last, as for [`put`](Self::put).
     ///
     /// # Errors
     ///
@@ -251,7 +253,7 @@ impl PercpuRef {
                 return Err(KillError::AlreadyDying);
             }
             let sum = match self.counter.close() {
-                // Open, as only the lock's holder closes and reopens it.
+                // The gate was open: only a holder of the lock closes and reopens it.
                 Ok(sum) => sum.unwrap_or(0),
                 Err(e) => {
                     self.shared.fetch_and(!DYING, Ordering::Relaxed);
@@ -260,7 +262,7 @@ impl PercpuRef {
             };
             let fold = (sum as i64).cast_unsigned().wrapping_sub(BIAS);
             let folded = self.shared.fetch_add(fold, Ordering::Relaxed).wrapping_add(fold);
-            // The initial reference is in it. Less than that, or more than anybody can hold, are puts without gets.
+            // The initial reference is in it. Less than that, or more than there can be, comes of puts without gets.
             let balanced = folded & DYING != 0 && (1..TOO_MANY).contains(&held(folded));
             if !balanced {
                 self.shared.store(CONTAINED, Ordering::Relaxed);
@@ -274,7 +276,7 @@ impl PercpuRef {
         Ok(self.put_shared(1))
     }
 
-    /// Takes a killed count back to life, with an owner's reference again. For whoever holds a reference.
+    /// Takes a killed count back to life, with an owner's reference again. The caller holds a reference.
     ///
     /// # Errors
     ///
@@ -285,7 +287,7 @@ impl PercpuRef {
             |shared| (shared & DYING != 0 && (1..TOO_MANY).contains(&held(shared))).then(|| held(shared) + BIAS + 1);
         match self.shared.fetch_update(Ordering::AcqRel, Ordering::Relaxed, back) {
             Ok(_) => {
-                // With the bias in place: from here on the shared count is part of the truth only.
+                // After the bias is in: from here on the shared count is only part of the number of references.
                 self.counter.reopen();
                 Ok(())
             }
@@ -299,6 +301,7 @@ impl PercpuRef {
     /// While the count is live, each CPU's word is read at another moment: the result is off by at most the gets and puts that
     /// other threads make during the call. It is at least 1, for the owner's reference. Once the count has been killed, the
     /// result was right at one moment. After an imbalance was found, it is more than 2^60.
+    #[must_use]
     pub fn approximate_count(&self) -> u64 {
         let shared = self.shared.load(Ordering::Relaxed);
         if shared & DYING != 0 && held(shared) < TOO_MANY {
@@ -309,12 +312,14 @@ impl PercpuRef {
         held(shared).wrapping_sub(BIAS).wrapping_add(on_cpus).cast_signed().max(1).cast_unsigned()
     }
 
-    /// Whether the last reference has gone.
+    /// Whether the last reference has been put.
+    #[must_use]
     pub fn is_zero(&self) -> bool {
         held(self.shared.load(Ordering::Acquire)) == 0
     }
 
     /// Whether it has been killed, and not resurrected.
+    #[must_use]
     pub fn is_dying(&self) -> bool {
         self.shared.load(Ordering::Acquire) & DYING != 0
     }

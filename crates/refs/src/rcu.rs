@@ -3,22 +3,30 @@
 //! ```text
 //!   reader                                  writer
 //!   rcu::read(|guard| {                     takes the object out of where readers find it
-//!       finds the object                    retires it: nobody who enters from now on can find it
-//!       uses it                             goes on, nobody waits
-//!   })  ── last one to leave ──────────────► the object is released, here, by the reader, outside the section
+//!       finds the object                    retires it: a section that begins now cannot find it
+//!       uses it                             goes on, without waiting
+//!   })  ── the last to leave ──────────────► the object is released here, by the reader, outside the section
 //! ```
 //!
 //! The collector is `seize` (why, and what it costs, is in `docs/rcuref.md`), one for the whole process. Three things are
 //! added to it:
 //!
-//! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot that it gives to another thread
-//!   when this one ends. A guard kept in a thread local could outlive that, and two threads would share a slot. So there
-//!   is no guard to keep: [`read`] lends one to a closure.
-//! * **A section may be entered in the destructor of a thread local**, where a last put can well be. `seize` would panic
-//!   there; such a section gets a slot for itself.
+//! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot, and gives the slot to another thread
+//!   when this thread ends. A guard that is kept in a thread local could live longer than that, and two threads would share a
+//!   slot. So there is no guard to keep: [`read`] lends a guard to a closure.
+//! * **A section may be entered in the destructor of a thread local**, because a last put can happen there. `seize` would
+//!   panic; such a section gets a slot for itself.
 //! * **Prompt release.** `seize` gathers retired objects per thread in batches of 32, and lets a batch go only if it has an
-//!   entry for each section then open. A file that is to be closed cannot wait for 31 others to join it. `retire` fills
-//!   the batch with entries that release nothing and lets it go, if the release is something that anybody can notice.
+//!   entry for each section that is open then. A file that is to be closed cannot wait for 31 other objects. If the program
+//!   can notice the release, `retire` fills the batch with entries that release nothing, and lets it go.
+//!
+//! **Panics.** If a section panics, it ends, and the panic goes on. A panic of a release is counted in
+//! [`faults`](crate::faults()), so it cannot keep other objects from being released.
+//!
+//! **After a fork** the child may enter sections and retire objects. A section that another thread of the parent had open at
+//! the fork is open in the child for ever: then the child's deferred releases never happen. Objects that other threads had
+//! retired, and that were not released yet, are leaked in the child. At the fork no other thread may be entering its first
+//! section, or ending: its lock would stay taken.
 
 pub(crate) use seize::Collector;
 use seize::{Guard as _, LocalGuard, OwnedGuard};
@@ -30,21 +38,22 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
 
-/// How many sections can be open at once in different slots: threads that have entered one and not ended, and sections
-/// entered while a thread ends. Raised before the first of them is entered.
+/// How many sections can be open at once in different slots: one for each thread that has entered a section and has not ended,
+/// and one for each section that was entered while a thread ends. Raised before such a section is entered.
 static PARTICIPANTS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The collector, for a thread that takes part. Without a destructor, so it can be read at any time.
+    /// The collector, for a thread that has entered a section. Without a destructor, so it can be read at any time.
     static READY: Cell<Option<&'static Collector>> = const { Cell::new(None) };
-    /// The thread took part, and is ending.
+    /// The thread has entered sections, and is ending.
     static ENDED: Cell<bool> = const { Cell::new(false) };
     /// Sections that the thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static EXIT: Exit = const { Exit };
 }
 
-/// Ends a thread's part. Made right after `seize` made its own, so that it goes before it.
+/// Takes an ending thread out of the participants. Made right after `seize` made its own thread local, so that this one is
+/// destroyed first.
 struct Exit;
 
 impl Drop for Exit {
@@ -55,21 +64,21 @@ impl Drop for Exit {
     }
 }
 
-/// Proof of being in a read-side critical section: what was found in it keeps its memory until it ends.
+/// Proof of being in a read-side critical section: an object that is found in it keeps its memory until the section ends.
 ///
-/// Lent by [`read`], and by nothing else. Bound to its thread.
+/// Only [`read`] lends one. It stays on its thread.
 ///
 /// ```compile_fail
 /// // A guard does not leave its section.
 /// let guard = netmem_refs::rcu::read(|guard| guard);
 /// ```
 pub struct Guard {
-    /// Dropped first: what leaving the slot releases is released outside of the section.
+    /// Dropped first: objects that are released when the slot is left are released outside of the section.
     _depth: Depth,
     slot: Slot,
 }
 
-/// Counts the sections that the thread is in, one within the other.
+/// Counts the nested sections that the thread is in.
 struct Depth;
 
 impl Depth {
@@ -92,9 +101,9 @@ pub(crate) fn in_section() -> bool {
     DEPTH.get() > 0
 }
 
-/// Whose slot the section is entered in.
+/// The slot that the section is entered in.
 enum Slot {
-    /// The thread's, as often as it likes.
+    /// The thread's, for any number of nested sections.
     Thread(LocalGuard<'static>),
     /// The section's own, because the thread is ending.
     Section(OwnedGuard<'static>),
@@ -102,9 +111,9 @@ enum Slot {
 
 /// Runs `section` in a read-side critical section.
 ///
-/// Costs about 5 ns, a little less when nested, and no shared cache line; the section should be short or its cost be shared by
-/// many operations, for nothing that was retired since it began is released before it ends. Leaving may release what
-/// others have retired: destructors and callbacks run here, after the section, never in it.
+/// Costs about 5 ns, a little less when nested, and touches no shared cache line. Keep sections short: an object that is
+/// retired after the section began is not released before it ends. The thread that leaves a section may release what other
+/// threads have retired: destructors and callbacks run here, after the section, never in it.
 #[inline]
 pub fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     match READY.get() {
@@ -122,7 +131,7 @@ fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
         let _leave = Leave;
         return section(&Guard::new(Slot::Section(collector.enter_owned())));
     }
-    // `seize` registers the destructor of its thread local, then we ours: the last registered runs first.
+    // `seize` registers the destructor of its thread local, then we register ours: the last one runs first.
     drop(collector.enter());
     EXIT.with(|_| ());
     READY.set(Some(collector));
@@ -138,8 +147,8 @@ impl Drop for Leave {
     }
 }
 
-/// Lets go of memory that this thread has retired and that waits for company: at most 31 objects, none with a destructor
-/// or a release callback, for those never wait. Costs a barrier on all CPUs of the process, some microseconds.
+/// Lets go of the objects that this thread has retired and that wait until a batch is full: at most 31, without a destructor
+/// and without a release callback, since others never wait. Costs a barrier on all CPUs of the process, some microseconds.
 pub fn flush() {
     read(Guard::flush);
 }
@@ -150,8 +159,8 @@ impl Guard {
         Self { _depth: Depth::enter(), slot }
     }
 
-    /// Loads a pointer such that what it points to is there until the section ends, if whoever retires that took the
-    /// pointer away first.
+    /// Loads a pointer. The object that it points to is there until the section ends, if the pointer is always taken away
+    /// before the object is retired.
     #[inline]
     pub(crate) fn protect<T>(&self, at: &AtomicPtr<T>) -> *mut T {
         match &self.slot {
@@ -160,8 +169,8 @@ impl Guard {
         }
     }
 
-    /// Has `release` called on `at` once every section that is open now has ended, this one included; by whoever leaves
-    /// the last one, outside of any section of theirs. `prompt`: without waiting for other retired objects.
+    /// Has `release` called on `at` once every section that is open now has ended, this one included. The thread that leaves
+    /// the last of them calls it, outside of any section. `prompt`: without waiting for other retired objects.
     ///
     /// # Safety
     ///
@@ -187,8 +196,8 @@ impl Guard {
         }
     }
 
-    /// A batch goes if it has an entry for each open section. Sections are no more than participants, and whoever becomes
-    /// one is counted before it enters: if the count has not grown, the batch is gone. If it has, again.
+    /// A batch goes if it has an entry for each open section. There are no more open sections than participants, and a
+    /// participant is counted before it enters: if the number has not grown, the batch is gone. If it has grown, try again.
     #[cold]
     fn flush(&self) {
         let mut entries = 0;

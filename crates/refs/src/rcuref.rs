@@ -1,15 +1,15 @@
-//! The count that never repeats itself: get and put are one addition each, whoever else is at it.
+//! The count that never repeats an operation: get and put are one addition each, however many threads get and put.
 //!
 //! The value is the number of references less one, and its sign bit says that something out of the ordinary is to be done.
 //!
 //! ```text
 //!   0x0000_0000 ..= 0x7FFF_FFFF   valid       value + 1 references
 //!   0x8000_0000 ..= 0xBFFF_FFFF   saturated   overflowed: never freed           put back to 0xA000_0000
-//!   0xC000_0000 ..= 0xFFFF_FFFE   dead        somebody was told to destroy it   put back to 0xE000_0000
-//!   0xFFFF_FFFF                   none        the last one was put, nobody has been told yet
+//!   0xC000_0000 ..= 0xFFFF_FFFE   dead        a put was told to destroy         put back to 0xE000_0000
+//!   0xFFFF_FFFF                   none        the last one was put, and no put has been told yet
 //! ```
 //!
-//! Both operations look at the value that their own addition made. If its sign bit is clear, they are done. Else
+//! Both operations look at the value that their own addition made. If its sign bit is clear, they are done. Otherwise:
 //!
 //! ```text
 //!   get   saturated   put back, got                    put   saturated   put back, not the last
@@ -17,8 +17,8 @@
 //!                                                            none        exchange(none -> dead): last if it succeeds
 //! ```
 //!
-//! An operation that is refused or saturated has added nevertheless, and others see that; the zones are so wide, 2^29 either
-//! way, that as many threads would have to be between their addition and their store to leave one.
+//! An operation that is refused or saturated has added nevertheless, and other threads see the sum. Each zone is 2^29 wide on
+//! either side: to leave it, as many threads would have to be between their addition and their store.
 //!
 //! # The races
 //!
@@ -34,9 +34,9 @@
 //! ```
 //! If the exchange comes first, the get lands in the dead zone and is refused.
 //!
-//! **Put against the put that marks dead.** In that window the getter may put again, and both see *none*. One exchange
-//! succeeds. The loser does not know more than that, and need not: its decision is made from what its own addition
-//! returned. If it read the count afresh, it would find it dead, as after a put too many, and report a fault that is none.
+//! **Put against the put that marks dead.** In that window the getter may put again, and both puts see *none*. One exchange
+//! succeeds. The put that loses decides from the value that its own addition returned. If it read the count afresh, it would find
+//! the count dead, as after a put too many, and report a fault where there is none.
 //!
 //! ```text
 //!   put                                   get, put
@@ -47,12 +47,13 @@
 //!   exchange(none -> dead) fails
 //!   not the last
 //! ```
-//! The loser's exchange is of a count whose object is about to be destroyed. That is why puts are in a critical section,
-//! too, and why destruction waits for its end.
+//! The losing put exchanges in a count whose object is about to be destroyed. So puts are in a critical section, too, and the
+//! destruction waits for its end.
 //!
-//! **Double put.** A put too many finds the count dead, or at *none*, and takes it further into the dead zone: counted.
-//! If the last put had not marked it yet, its exchange fails; nobody is told, the object leaks. Never are two told. A put
-//! too many while others hold references takes one of theirs, and only the last of them is found out.
+//! **Double put.** A put too many finds the count dead, or at *none*, and takes it further into the dead zone. It is counted
+//! as a fault. If the last put has not marked the count yet, its exchange fails: no put is told, and the object leaks. Two puts are
+//! never told. A put too many while other threads hold references takes one of theirs; then only the last put is found to be one
+//! too many.
 //!
 //! ```text
 //!   put                                   put (one too many)
@@ -62,9 +63,9 @@
 //!                                         stores dead
 //! ```
 //!
-//! **Saturation from both sides.** The get that overflows is seen by others before it has put the value back. A put then
-//! may take it below the edge, where all looks well; the store comes nevertheless, and the object leaks. A put that finds
-//! the zone stores the same value.
+//! **Saturation from both sides.** Other threads see the overflow before the get has put the value back. A put may take the
+//! value below the edge, and find nothing wrong. The store of the get comes nevertheless, and the object leaks. A put that finds
+//! the saturated zone stores the same value.
 //!
 //! ```text
 //!   get                                   put
@@ -75,12 +76,12 @@
 //!
 //! # Memory ordering
 //!
-//! Gets are relaxed: the caller has the object's address, and that load brought its contents. Additions of a put are
-//! releases; each later addition and the exchange read from the chain of them, and the exchange that succeeds acquires: who
-//! destroys does so after all that others did before they put. A refused get orders nothing, for there is nothing to look
-//! at. The plain stores break the chain, and are made only where nobody will be told any more.
+//! Gets are relaxed: the caller has loaded the object's address before, and that load made its contents visible. The additions
+//! of puts are releases. Each later addition, and the exchange, reads from the chain of them, and the exchange that succeeds
+//! acquires: the destruction comes after all that other threads did before their puts. A refused get orders nothing, because the
+//! caller must not look at the object. The plain stores break the chain; they are made only where no put will be told any more.
 //!
-//! That the memory of the count is there for whoever lost a race is the guard's doing, not the count's: see [`rcu`](crate::rcu).
+//! The guard, not the count, keeps the count's memory for a thread that lost a race: see [`rcu`](crate::rcu).
 
 use crate::faults;
 use crate::rcu::{self, Guard};
@@ -107,9 +108,8 @@ const fn is_saturated(value: u32) -> bool {
 
 /// A reference count for objects whose memory outlives a grace period, in 4 bytes: get and put are one atomic addition.
 ///
-/// Where a compare-and-swap would be repeated as often as others come between, an addition goes through at once. What makes
-/// it possible is that a get may add first and look afterwards, and that takes memory which is still there when the object
-/// is dead. So:
+/// A compare-and-swap is repeated as often as other threads come between; an addition goes through at once. But a get that
+/// adds first and looks afterwards needs memory that is still there when the object is dead. So:
 ///
 /// * a `try_get` is made in the critical section in which the object was found, a put in one of its own or the caller's;
 /// * a caller that is told by its put that it may destroy the object **defers that past a grace period**.
@@ -138,6 +138,7 @@ const _: () = assert!(size_of::<RcuRef>() == 4);
 impl RcuRef {
     /// A count of that many references; saturated if there are more than 2^31 - 1. One of none is not dead: it can be got.
     #[cfg(not(loom))]
+    #[must_use]
     pub const fn new(count: u32) -> Self {
         Self(AtomicU32::new(initial(count)))
     }
@@ -151,7 +152,15 @@ impl RcuRef {
     /// Takes a reference, for a caller that holds one. Cannot fail. One atomic addition.
     #[inline]
     pub fn get(&self) {
-        if !self.add() {
+        let new = self.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if new > MAX {
+            self.get_failed(new);
+        }
+    }
+
+    #[cold]
+    fn get_failed(&self, new: u32) {
+        if !self.add_failed(new) {
             faults::imbalanced();
         }
     }
@@ -165,17 +174,17 @@ impl RcuRef {
         self.add()
     }
 
-    /// One less. True: it was the last, and the caller alone may destroy the object, after a grace period. One atomic
+    /// Puts a reference. True: it was the last, and the caller alone may destroy the object, after a grace period. One atomic
     /// addition, in a critical section of its own.
     #[inline]
-    #[must_use]
+    #[must_use = "the caller that puts the last reference destroys the object, after a grace period"]
     pub fn put(&self) -> bool {
         rcu::read(|guard| self.put_guarded(guard))
     }
 
-    /// [`put`](Self::put), for a caller who is in a critical section.
+    /// [`put`](Self::put), for a caller that is in a critical section.
     #[inline]
-    #[must_use]
+    #[must_use = "the caller that puts the last reference destroys the object, after a grace period"]
     pub fn put_guarded(&self, guard: &Guard) -> bool {
         let _ = guard;
         self.sub()
@@ -229,17 +238,20 @@ impl RcuRef {
         false
     }
 
-    /// Whether somebody was told to destroy the object. Not the same as a count of zero, which a get can still raise.
+    /// Whether a put was told to destroy the object. Not the same as a count of zero, which a get can still raise.
+    #[must_use]
     pub fn is_dead(&self) -> bool {
         is_dead(self.0.load(Ordering::Relaxed))
     }
 
     /// Whether the count overflowed: its object will not be destroyed.
+    #[must_use]
     pub fn is_saturated(&self) -> bool {
         is_saturated(self.0.load(Ordering::Relaxed))
     }
 
-    /// References, at some moment; more than 2^31 if saturated, 0 if dead.
+    /// The number of references at one moment; more than 2^31 if saturated, 0 if dead.
+    #[must_use]
     pub fn count(&self) -> u32 {
         let value = self.0.load(Ordering::Relaxed);
         if value >= DEAD_ZONE { 0 } else { value + 1 }
@@ -252,8 +264,9 @@ impl fmt::Debug for RcuRef {
     }
 }
 
-/// Critical sections are not in the models: the count's memory lives as long as the model, as it does in a grace period
-/// that ends when all threads have. What is destroyed at once, by whoever is told, is what the count protects.
+/// Critical sections are not in these models. The count's memory lives as long as the model, as if a grace period ended when all
+/// threads have ended. The object that the count protects is destroyed at once, by the thread that is told to. All interleavings
+/// are tried.
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
@@ -284,14 +297,14 @@ mod model {
 
         /// As a user with a reference.
         fn look(&self) {
-            // SAFETY: loom checks that nobody writes.
+            // SAFETY: loom checks that nothing writes.
             self.contents.with(|c| assert!(unsafe { *c }.is_some(), "destroyed"));
         }
 
         fn put(&self) -> bool {
             let last = self.refs.sub();
             if last {
-                // SAFETY: loom checks that nobody else reads or writes.
+                // SAFETY: loom checks that nothing else reads or writes.
                 self.contents.with_mut(|c| assert!(unsafe { (*c).take() }.is_some(), "destroyed twice"));
             }
             last
@@ -309,7 +322,7 @@ mod model {
         last.into_iter().filter(|last| *last).count()
     }
 
-    /// Last put against get: whoever got has the object until it puts, one put is told, and a get after that is refused.
+    /// Last put against get: a thread that got has the object until it puts, one put is told, and a get after that is refused.
     #[test]
     fn last_put_against_get() {
         loom::model(|| {
@@ -325,8 +338,8 @@ mod model {
         });
     }
 
-    /// Put against the put that marks dead: of all that see the count at none, one is told, and none takes the others for
-    /// an imbalance.
+    /// Put against the put that marks dead: of all puts that see the count at none, one is told, and none of them reports an
+    /// imbalance.
     #[test]
     fn put_against_put_that_marks_dead() {
         loom::model(|| {
@@ -365,7 +378,7 @@ mod model {
         });
     }
 
-    /// Saturation from both sides: gets and puts at the edge leave a saturated count, which nobody is told to destroy.
+    /// Saturation from both sides: gets and puts at the edge leave a saturated count, and no put is told to destroy.
     #[test]
     fn saturation_from_both_sides() {
         loom::model(|| {
@@ -427,10 +440,14 @@ mod tests {
         assert_eq!(Faults::since(before), (0, 0));
         assert!(!refs.put() && refs.is_dead());
         assert_eq!(Faults::since(before), (0, 1));
-        // At none, before anybody was told.
+        // A get by a holder, which cannot be one.
+        refs.get();
+        assert!(refs.is_dead());
+        assert_eq!(Faults::since(before), (0, 2));
+        // At none, before a put was told that it was the last.
         let refs = RcuRef::new(0);
         assert!(!refs.put() && refs.is_dead());
-        assert_eq!(Faults::since(before), (0, 2));
+        assert_eq!(Faults::since(before), (0, 3));
     }
 
     /// Proves REF-2.

@@ -1,4 +1,4 @@
-//! The count that everybody has: increments unless zero, by compare-and-swap.
+//! The count that most programs have: it increments unless zero, by compare-and-swap.
 //!
 //! ```text
 //!   0            none: the object is being freed, or was
@@ -6,8 +6,9 @@
 //!   sign bit     saturated: the object is never freed            every operation puts the value back to SATURATED
 //! ```
 //!
-//! **Last put against `try_get`.** Whoever moves the value from 1 to 0 frees. A `try_get` that comes after finds 0; one
-//! that came between its own load and its exchange fails the exchange, and looks again.
+//! **Last put against `try_get`.** The thread that moves the value from 1 to 0 frees the object. A `try_get` that comes after
+//! it finds 0. If the last put comes between the load and the exchange of a `try_get`, the exchange fails, and the `try_get` looks
+//! again.
 //!
 //! ```text
 //!   put                                   try_get
@@ -17,10 +18,10 @@
 //!                                         refused
 //! ```
 //!
-//! **Saturation from both sides.** An addition is done before it is seen to be wrong, so others see the value beyond the
-//! edge, and a put may take it back below. It looks at what it found, sees the zone, and puts the value back as the get
-//! does; the object leaks. To leave the zone by additions alone, 2^30 threads would have to be between their addition and
-//! their store.
+//! **Saturation from both sides.** A get adds before it can see that the count overflows, so other threads see the value beyond
+//! the edge, and a put may take it back below. That put looks at the value it found, sees the saturated zone, and stores SATURATED
+//! as the get does. The object leaks. To leave the zone by additions alone, 2^30 threads would have to be between their addition
+//! and their store.
 //!
 //! ```text
 //!   get                                   put
@@ -30,9 +31,9 @@
 //!   stores SATURATED
 //! ```
 //!
-//! **Memory ordering.** Gets are relaxed: the caller has the object's address from somewhere, and that is what brought the
-//! object's contents. A put is a release, and the last one acquires: what others did to the object before they put, is
-//! done for whoever frees it.
+//! **Memory ordering.** Gets are relaxed: the caller has loaded the object's address before, and that load made the object's
+//! contents visible. A put is a release, and the last put acquires: the thread that frees the object sees all that other threads
+//! did to it before their puts.
 
 use crate::faults;
 use crate::sync::{AtomicU32, Ordering, acquire, put_back};
@@ -47,11 +48,11 @@ const fn is_saturated(value: u32) -> bool {
 
 /// A saturating reference count in 4 bytes, with no rules about memory: the baseline.
 ///
-/// One atomic operation each way while nobody else touches it. Under contention `try_get` repeats its compare-and-swap,
-/// the more often the more CPUs there are: see [`RcuRef`](crate::RcuRef) and `PercpuRef`.
+/// A get and a put are one atomic operation each while one CPU uses the count. Under contention `try_get` repeats its
+/// compare-and-swap, the more often the more CPUs there are: see [`RcuRef`](crate::RcuRef) and [`PercpuRef`](crate::PercpuRef).
 ///
-/// A count that overflows is saturated: it stays, and its object is never freed. A put that nobody was entitled to is
-/// contained the same way if it finds the count at zero. Both are in [`faults`](crate::faults()).
+/// A count that overflows is saturated: it keeps its value, and its object is never freed. A put without a reference is
+/// contained in the same way if it finds the count at zero. Both are counted in [`faults`](crate::faults()).
 ///
 /// ```
 /// use netmem_refs::RefCount;
@@ -71,6 +72,7 @@ const _: () = assert!(size_of::<RefCount>() == 4);
 impl RefCount {
     /// A count of that many references; saturated if there are more than 2^31 - 1.
     #[cfg(not(loom))]
+    #[must_use]
     pub const fn new(count: u32) -> Self {
         Self(AtomicU32::new(if is_saturated(count) { SATURATED } else { count }))
     }
@@ -81,7 +83,7 @@ impl RefCount {
         Self(AtomicU32::new(if is_saturated(count) { SATURATED } else { count }))
     }
 
-    /// One more, for a caller that has one. One atomic addition.
+    /// Takes a reference, for a caller that holds one. Cannot fail. One atomic addition.
     #[inline]
     pub fn get(&self) {
         let old = self.0.fetch_add(1, Ordering::Relaxed);
@@ -101,9 +103,10 @@ impl RefCount {
         }
     }
 
-    /// One more, unless there is none. A compare-and-swap loop.
+    /// Takes a reference, unless the last one has been put. The caller makes sure that the count's memory is there. A
+    /// compare-and-swap loop.
     #[inline]
-    #[must_use]
+    #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self) -> bool {
         self.try_get_and(|| ())
     }
@@ -111,7 +114,7 @@ impl RefCount {
     /// [`try_get`](Self::try_get), and how often its compare-and-swap had to be repeated. For measurements: this is what
     /// contention costs.
     #[inline]
-    #[must_use]
+    #[must_use = "without a reference the object must not be used"]
     pub fn try_get_counting(&self) -> (bool, u32) {
         let mut retries = 0;
         (self.try_get_and(|| retries += 1), retries)
@@ -144,10 +147,10 @@ impl RefCount {
         old != 0
     }
 
-    /// One less. True: it was the last, and the caller alone may free the object, after all that others did with it.
-    /// False: the caller touches the object no more.
+    /// Puts a reference. True: it was the last, and the caller alone may free the object, after all that other threads did
+    /// with it. False: the caller must not touch the object any more. One atomic subtraction.
     #[inline]
-    #[must_use]
+    #[must_use = "the caller that puts the last reference frees the object"]
     pub fn put(&self) -> bool {
         let old = self.0.fetch_sub(1, Ordering::Release);
         if old == 1 {
@@ -168,12 +171,14 @@ impl RefCount {
         }
     }
 
-    /// References, at some moment; more than 2^31 - 1 if saturated.
+    /// The number of references at one moment; more than 2^31 - 1 if the count is saturated.
+    #[must_use]
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Whether the count overflowed or was unbalanced: its object will not be freed.
+    #[must_use]
     pub fn is_saturated(&self) -> bool {
         is_saturated(self.count())
     }
@@ -193,7 +198,7 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A counted object: users write it, whoever is told so frees it.
+    /// A counted object: users write it, and the thread that is told to frees it.
     struct Object {
         refs: RefCount,
         contents: UnsafeCell<Option<u32>>,
@@ -215,21 +220,21 @@ mod model {
         }
 
         fn look(&self) {
-            // SAFETY: loom checks that nobody writes.
+            // SAFETY: loom checks that nothing writes.
             self.contents.with(|c| assert!(unsafe { *c }.is_some(), "freed"));
         }
 
         fn put(&self) -> bool {
             let last = self.refs.put();
             if last {
-                // SAFETY: loom checks that nobody else reads or writes.
+                // SAFETY: loom checks that nothing else reads or writes.
                 self.contents.with_mut(|c| assert!(unsafe { (*c).take() }.is_some(), "freed twice"));
             }
             last
         }
     }
 
-    /// Last put against `try_get`: whoever is not refused has the object, which is freed once, after everybody's look.
+    /// Last put against `try_get`: a thread that is not refused has the object, which is freed once, after the last look.
     #[test]
     fn last_put_against_try_get() {
         loom::model(|| {
@@ -271,7 +276,7 @@ mod model {
         });
     }
 
-    /// Double put: of two puts of one reference, one is told to free, the other is counted.
+    /// Double put: of two puts of one reference, one is told to free, and the other is counted as a fault.
     #[test]
     fn double_put() {
         loom::model(|| {

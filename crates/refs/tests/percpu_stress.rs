@@ -28,7 +28,7 @@ fn put(n: u32) {
     LASTS.fetch_add(u64::from(count().put_many(n)), Ordering::Relaxed);
 }
 
-/// Uses the count that it has interrupted; whoever it interrupts holds a reference.
+/// Uses the count that it has interrupted; the thread that it interrupts holds a reference.
 extern "C" fn signalled(_: libc::c_int) {
     assert!(count().try_get());
     put(1);

@@ -142,7 +142,7 @@ fn destruction_waits_for_the_callers_section_and_is_in_none() {
     });
 }
 
-/// Which object was found stays for the section, though it was taken out, put, and is dead, whichever count it has. Proves
+/// An object that was found stays for the section, though it was taken out, put, and is dead, whichever count it has. Proves
 /// REF-3.
 #[test]
 fn what_is_found_outlives_its_last_put() {
@@ -169,7 +169,7 @@ fn what_is_found_outlives_its_last_put() {
     outlives::<PercpuRef>();
 }
 
-/// A put that is the last while no reader is about: the object was in the cell, and its owner is killed later.
+/// An owner that is taken out of a cell is alive until it is dropped; the release waits for sections even then.
 #[test]
 fn an_owner_taken_out_of_a_cell_is_alive() {
     fn alive<C: Count>() {
@@ -185,7 +185,7 @@ fn an_owner_taken_out_of_a_cell_is_alive() {
     alive::<PercpuRef>();
 }
 
-/// A stored owner kills the one that was there: who has a reference keeps the object, and sees that it was killed.
+/// A store kills the object that was there: a holder of a reference keeps it, and sees that it was killed.
 #[test]
 fn a_store_kills() {
     static CONFIG: RcuCell<u32, PercpuRef> = RcuCell::empty();

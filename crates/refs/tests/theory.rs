@@ -1,4 +1,4 @@
-//! The theory of a count opens its file, for who changes it, and its page in `docs/`, for who wants to trust it.
+//! The theory of a count opens its file, for a reader who changes it, and its page in `docs/`, for a reader who relies on it.
 
 use std::fs::read_to_string;
 use std::path::Path;

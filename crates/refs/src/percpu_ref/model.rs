@@ -1,5 +1,6 @@
 //! Loom's models of the races that `percpu_ref.rs` names. A sequence is the portable one of `netmem-percpu`, whose own models
-//! show what a gate promises. `docs/percpuref.md` says how to see each of these fail.
+//! show what a gate promises. All interleavings are tried, but where a bound on preemptions is said. `docs/percpuref.md` says
+//! how to see each of these fail.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -25,13 +26,13 @@ impl Object {
     }
 
     fn touch(&self) {
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks that nothing writes.
         self.alive.with(|alive| assert!(unsafe { *alive }, "used after its release"));
     }
 
     fn release_if(&self, last: bool) {
         if last {
-            // SAFETY: loom checks that nobody else reads or writes.
+            // SAFETY: loom checks that nothing else reads or writes.
             self.alive.with_mut(|alive| assert!(unsafe { alive.replace(false) }, "released twice"));
         }
     }
@@ -62,7 +63,7 @@ fn on<T: 'static>(cpu: usize, object: &Arc<Object>, body: impl FnOnce(&Object) -
     })
 }
 
-/// Kill against get: by one who finds the object and holds nothing yet.
+/// Kill against get: by a thread that finds the object and holds no reference yet.
 #[test]
 fn kill_against_get() {
     loom::model(|| {
@@ -91,8 +92,8 @@ fn kill_against_put() {
     });
 }
 
-/// Kill against get and put, with a confirm callback: after it nobody gets the object as a live one. Three threads are too many
-/// for all interleavings; each is tried in which no thread is preempted more than twice.
+/// Kill against get and put, with a confirm callback: after it no `try_get_live` succeeds. Three threads are too many for all
+/// interleavings: each is tried in which no thread is preempted more than twice.
 #[test]
 fn kill_and_confirm_against_get_and_put() {
     let mut model = loom::model::Builder::new();
@@ -220,7 +221,8 @@ fn resurrect_against_kill() {
     });
 }
 
-/// Resurrect against a get and the last put: what the get was given is counted before the put can find zero.
+/// Resurrect against a get and the last put: the reference that the get took is counted before the put can find zero. Each
+/// interleaving is tried in which no thread is preempted more than twice.
 #[test]
 fn resurrect_against_get_and_put() {
     let mut model = loom::model::Builder::new();

@@ -93,6 +93,12 @@ impl Magazine {
         std::ptr::from_ref(self).expose_provenance()
     }
 
+    /// Makes `item` its only item, whatever it held, by its holder. Does not read the header.
+    pub(crate) fn set_only(&self, item: usize) {
+        self.items[0].store(item, Ordering::Relaxed);
+        self.length.store(1, Ordering::Relaxed);
+    }
+
     /// Forgets its items, by its holder.
     pub(crate) fn clear(&self) {
         self.length.store(0, Ordering::Relaxed);
@@ -119,12 +125,7 @@ impl Magazine {
 
     /// The same, to be written.
     pub(crate) fn prefetch_to_write(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in 0..size_of::<Self>() / LINE {
-            let at = std::ptr::from_ref(self).cast::<u8>().wrapping_add(line * LINE);
-            // SAFETY: a prefetch does not fault; where there is none for writing the instruction does nothing.
-            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
-        }
+        prefetch_to_write(self);
     }
 
     /// Its items, oldest first, for its holder.
@@ -136,4 +137,14 @@ impl Magazine {
 /// The magazine of which `index` is the index and 1. None: `index` is 0, or there is no such magazine.
 pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
     magazines.get((index as usize).checked_sub(1)?)
+}
+
+/// Asks for all lines of `value`, to be written. A hint: costs no wait.
+pub(crate) fn prefetch_to_write<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..size_of::<T>().div_ceil(LINE) {
+        let at = std::ptr::from_ref(value).cast::<u8>().wrapping_add(line * LINE);
+        // SAFETY: a prefetch does not fault; where there is none for writing the instruction does nothing.
+        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
+    }
 }

@@ -112,7 +112,12 @@ impl Home {
     /// Whether this thread is in the home's context, or in a context that was entered inside of it.
     #[inline(always)]
     fn is_outer_context(home: *const Self) -> bool {
-        let mut at = CONTEXT.get();
+        Self::is_around(home, CONTEXT.get())
+    }
+
+    /// Whether the context `at` is the home's, or was entered inside of the home's.
+    #[inline(always)]
+    fn is_around(home: *const Self, mut at: *const PollHome) -> bool {
         while !at.is_null() && at.cast() != home {
             // SAFETY: a context that this thread is in is one of a pool that is being polled, further up on its stack.
             at = unsafe { (*at).cache.outer.get() };
@@ -130,9 +135,10 @@ impl Home {
         // No reference to the home is held across the calls below: they may end its life.
         // SAFETY: *home stays* until the page is back.
         unsafe {
-            if CONTEXT.get().cast() != home.as_ptr().cast_const() {
+            let context = CONTEXT.get();
+            if context.cast() != home.as_ptr().cast_const() {
                 cold_path();
-                return Self::take_back_elsewhere(home, desc);
+                return Self::take_back_elsewhere(home, desc, context);
             }
             Self::take_back_here(home, desc);
         }
@@ -156,10 +162,10 @@ impl Home {
 
     /// Onto this CPU's magazine, if that has room. Nothing else, so that it needs no register but those it is called with.
     #[inline(never)]
-    unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>) {
+    unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>, context: *const PollHome) {
         // SAFETY: the caller's.
         unsafe {
-            if !Self::is_outer_context(home.as_ptr())
+            if !Self::is_around(home.as_ptr(), context)
                 && let Some(depot) = Self::depot_at(home.as_ptr())
                 && Depot::give_at_once(depot, item_of(desc))
             {
@@ -218,7 +224,8 @@ impl Home {
                 _ => 0,
             };
             // Those that are left keep the pool.
-            descs[given..].iter().for_each(|&desc| Self::take_back_elsewhere(home, desc));
+            let context = CONTEXT.get();
+            descs[given..].iter().for_each(|&desc| Self::take_back_elsewhere(home, desc, context));
         }
     }
 }

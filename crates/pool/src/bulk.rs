@@ -4,6 +4,7 @@ use crate::desc::{self, Desc};
 use crate::frag::Frag;
 use crate::home::Home;
 use crate::memory::Memory;
+use crate::panics::Panics;
 use netmem_percpu::MAGAZINE;
 use std::fmt;
 use std::marker::PhantomData;
@@ -66,6 +67,7 @@ impl<M: Memory> Bulk<M> {
 
     /// Sends the pages home: one group for each pool.
     pub fn flush(&mut self) {
+        let mut panics = Panics::default();
         let mut rest = &mut self.pages[..std::mem::take(&mut self.n)];
         while let Some(first) = rest.first() {
             // SAFETY: the pages are ours; *home stays*.
@@ -80,9 +82,10 @@ impl<M: Memory> Bulk<M> {
             }
             let (group, others) = rest.split_at_mut(same);
             // SAFETY: all of this home, at least the first, and nobody's but ours.
-            unsafe { Home::take_back_many(NonNull::new_unchecked(this), group) };
+            unsafe { Home::take_back_many(NonNull::new_unchecked(this), group, &mut panics) };
             rest = others;
         }
+        panics.resume();
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a polled pool has behind its header: the array cache, and whatever else only the pool's owner touches.
 
 use crate::desc::Desc;
-use crate::home::{Home, InContext, Return, first, link_of};
-use crate::remote::Link;
-use crate::stats::Counters;
+use crate::home::{Home, InContext, Return};
+use crate::list::{Link, first, link_of};
+use crate::stats::{Counters, PoolStats};
 use netmem_percpu::{Depot, MAGAZINE, Taker};
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A home that can be entered.
 #[repr(C)]
@@ -46,6 +47,36 @@ impl PollHome {
         self.cache.outer.set(context.outer());
         context
     }
+
+    /// The counters, when `released` pages have left past the owner. Any thread may call this while the owner is there: what it reads
+    /// is atomic or never changes.
+    pub(crate) fn stats(&self, released: u64) -> PoolStats {
+        let c = &self.cache.counters;
+        let slow = c.alloc_slow.get();
+        let high = self.cache.page_size as usize > crate::PAGE_SIZE;
+        let mapped = c.mapped.get();
+        let all_unmapped = c.all_unmapped.get();
+        let stats = PoolStats {
+            recycle_cached: c.recycle_cached.get(),
+            recycle_cache_full: c.recycle_cache_full.get(),
+            recycle_ring: c.recycle_ring.get(),
+            recycle_ring_full: c.recycle_ring_full.get(),
+            alloc_fast: self.cache.popped(),
+            alloc_slow: if high { 0 } else { slow },
+            alloc_slow_high_order: if high { slow } else { 0 },
+            alloc_empty: c.alloc_empty.get(),
+            alloc_refill: c.alloc_refill.get(),
+            alloc_failed: c.alloc_failed.get(),
+            reclaims: c.reclaims.get(),
+            unasked: c.unasked.get(),
+            reclaimed: c.reclaimed.get(),
+            released: 0,
+            mapped,
+            unmapped: if all_unmapped { mapped } else { c.unmapped.get() },
+            quarantined: c.quarantined.get(),
+        };
+        stats.with_released(released, c.maps.get() && !all_unmapped)
+    }
 }
 
 /// The unlocked array of pages at hand, most recently used last, and an unbounded list behind it.
@@ -60,7 +91,8 @@ impl PollHome {
 /// exclusive reference or is in its poll context; no reference into it lives across a call that could drop a page.
 #[repr(C, align(128))]
 pub(crate) struct Cache {
-    newest: Cell<*mut Place>,
+    /// Atomic for [`popped`](Self::popped) alone, which other threads may ask for.
+    newest: AtomicPtr<Place>,
     last: Cell<*mut Place>,
     bottom: *mut Place,
     /// Bytes in a page: here, where every allocation looks anyway.
@@ -86,7 +118,7 @@ impl Cache {
         let places: Box<[Place]> = vec![None; capacity as usize + 1].into();
         let bottom = Box::into_raw(places).cast::<Place>();
         Self {
-            newest: Cell::new(bottom),
+            newest: AtomicPtr::new(bottom),
             // SAFETY: the last of the places just made.
             last: Cell::new(unsafe { bottom.add(capacity as usize) }),
             bottom,
@@ -104,25 +136,25 @@ impl Cache {
     /// The fast way out. Counts nothing: [`popped`](Self::popped) knows.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
-        let newest = self.newest.get();
+        let newest = self.newest.load(Ordering::Relaxed);
         // SAFETY: a place that has a page, or the bottom, where there is none.
         let desc = unsafe { *newest }?;
         // SAFETY: not the bottom.
-        self.newest.set(unsafe { newest.sub(1) });
+        self.newest.store(unsafe { newest.sub(1) }, Ordering::Relaxed);
         Some(desc)
     }
 
     /// The fast way in; false if the array is full.
     #[inline(always)]
     pub(crate) fn push(&self, desc: NonNull<Desc>) -> bool {
-        let newest = self.newest.get();
+        let newest = self.newest.load(Ordering::Relaxed);
         if newest == self.last.get() {
             return false;
         }
         // SAFETY: there is a place behind it.
         unsafe {
             *newest.add(1) = Some(desc);
-            self.newest.set(newest.add(1));
+            self.newest.store(newest.add(1), Ordering::Relaxed);
         }
         self.counters.recycle_cached.bump();
         true
@@ -131,7 +163,7 @@ impl Cache {
     /// Pages in the array.
     fn len(&self) -> usize {
         // SAFETY: of the same array.
-        unsafe { self.newest.get().offset_from_unsigned(self.bottom) }
+        unsafe { self.newest.load(Ordering::Relaxed).offset_from_unsigned(self.bottom) }
     }
 
     /// Places in the array.
@@ -141,9 +173,10 @@ impl Cache {
     }
 
     /// How many pages went the fast way out: those that came in and are not there any more.
-    pub(crate) fn popped(&self) -> u64 {
+    fn popped(&self) -> u64 {
         let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
-        came.wrapping_sub(self.len() as u64)
+        // Another thread may find a page in the array that is not counted yet.
+        came.wrapping_sub(self.len() as u64).cast_signed().max(0).cast_unsigned()
     }
 
     /// The slow way in: into the array, or onto the list behind it.
@@ -152,7 +185,7 @@ impl Cache {
             return self.spill(desc);
         }
         // SAFETY: there is a place behind the newest.
-        unsafe { *self.newest.get().add(1) = Some(desc) };
+        unsafe { *self.newest.load(Ordering::Relaxed).add(1) = Some(desc) };
         self.grew(1);
     }
 
@@ -160,13 +193,13 @@ impl Cache {
     /// [`grew`](Self::grew), before anybody else uses the cache.
     pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
         // SAFETY: there are places behind the newest.
-        (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.get().add(1) })
+        (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.load(Ordering::Relaxed).add(1) })
     }
 
     /// So many pages were written behind the newest.
     pub(crate) fn grew(&self, n: usize) {
         // SAFETY: there are that many places, for they were written.
-        self.newest.set(unsafe { self.newest.get().add(n) });
+        self.newest.store(unsafe { self.newest.load(Ordering::Relaxed).add(n) }, Ordering::Relaxed);
         self.counters.filled.add(n as u64);
     }
 

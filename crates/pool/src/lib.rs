@@ -23,24 +23,27 @@ mod bytes;
 mod cache;
 mod desc;
 mod dma;
+mod end;
 mod frag;
 mod grow;
 mod home;
 mod lent;
 mod linger;
+mod list;
 mod mapping;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
 mod page;
+mod panics;
 mod pool;
 mod provided;
 mod provider;
 mod region;
-mod remote;
 mod shared;
 mod span;
 mod stats;
+mod sync;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
@@ -49,7 +52,7 @@ pub use frag::{Frag, WriteError};
 pub use grow::GrowingProvider;
 pub use home::outside_context;
 pub use lent::{BusyHead, BusyPage, LentQueue, LentStats};
-pub use linger::{Lingering, lingering};
+pub use linger::{LingerReminder, Lingering, lingering};
 pub use memory::{
     Device, KernelShared, Mapped, Memory, PeerMemory, PeerShared, Private, Readable, SystemMemory, TrustedPeer,
 };
@@ -57,7 +60,7 @@ pub use page::Page;
 pub use pool::{Napi, PagePool, PoolClosed, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};
 pub use region::{Backing, Region, RegionError, RegionOptions};
-pub use stats::PoolStats;
+pub use stats::{PoolStats, StatsReader};
 
 /// Bytes in the smallest page.
 pub const PAGE_SIZE: usize = 4096;

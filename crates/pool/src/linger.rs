@@ -1,14 +1,16 @@
-//! Pools whose owner is gone and some of whose pages are still out: who they are, how many pages, how long already.
+//! Pools whose owner has left while pages were out: their names, the pages still out, and for how long already.
+//!
+//! The library starts no thread to report them. It logs one event when a pool begins to linger. [`lingering`] lists them at any time,
+//! and a [`LingerReminder`] logs them every minute for a caller that drives it.
 
-use crate::remote::Left;
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::end::Record;
+use crate::panics::Panics;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// How often a lingering pool is reported.
-const EVERY: Duration = Duration::from_secs(60);
 
 /// A pool that waits for its last pages.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Lingering {
     /// The pool's name.
     pub name: String,
@@ -18,60 +20,65 @@ pub struct Lingering {
     pub age: Duration,
 }
 
-/// What is left to say of a pool after its owner has gone. Outlives the pool, so that it can be read at any time.
-#[derive(Debug)]
-pub(crate) struct Record {
-    name: String,
-    pub(crate) left: Arc<Left>,
-}
-
 static LINGERING: Mutex<Vec<(Arc<Record>, Instant)>> = Mutex::new(Vec::new());
 
-impl Record {
-    pub(crate) fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: name.to_owned(), left: Left::new() })
-    }
+/// The list, without the pools whose last page is back.
+fn list() -> MutexGuard<'static, Vec<(Arc<Record>, Instant)>> {
+    let mut list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
+    list.retain(|(record, _)| record.still_out() > 0);
+    list
+}
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The owner has gone: from now on the pool is listed, if pages are out.
-    pub(crate) fn lingers(self: &Arc<Self>) {
-        let pages = self.left.still_out();
-        if pages == 0 {
-            return;
-        }
-        tracing::warn!(pool = self.name, pages, "pool lingers until its last page is back");
-        let mut list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push((self.clone(), Instant::now()));
-        // The reporter lives as long as there is something to report; without a thread to be had, nobody reports.
-        if list.len() == 1 {
-            let _ = std::thread::Builder::new().name("netmem-linger".into()).spawn(report);
-        }
-    }
+/// A pool begins to linger.
+pub(crate) fn begin(record: Arc<Record>, pages: u64, panics: &mut Panics) {
+    list().push((record.clone(), Instant::now()));
+    panics.call(|| tracing::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));
 }
 
 /// The pools that linger now. Takes a lock.
 #[must_use]
 pub fn lingering() -> Vec<Lingering> {
-    let list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
-    list.iter()
-        .map(|(r, since)| Lingering { name: r.name.clone(), pages: r.left.still_out(), age: since.elapsed() })
+    list()
+        .iter()
+        .map(|(r, since)| Lingering { name: r.name().to_owned(), pages: r.still_out(), age: since.elapsed() })
         .filter(|l| l.pages > 0)
         .collect()
 }
 
-fn report() {
-    loop {
-        std::thread::sleep(EVERY);
-        for l in lingering() {
-            tracing::warn!(pool = l.name, pages = l.pages, age_s = l.age.as_secs(), "pool still lingers");
+/// Logs the pools that linger, every 60 seconds, for a caller that has a loop with a timer.
+///
+/// ```
+/// use netmem_pool::LingerReminder;
+/// use std::time::Instant;
+///
+/// let mut reminder = LingerReminder::new(Instant::now());
+/// // In the program's loop, whenever it comes around:
+/// let next = reminder.remind(Instant::now());
+/// assert!(next > Instant::now()); // at the latest then
+/// ```
+#[derive(Debug)]
+pub struct LingerReminder {
+    next: Instant,
+}
+
+impl LingerReminder {
+    /// Time between two reminders.
+    pub const EVERY: Duration = Duration::from_secs(60);
+
+    /// A reminder that is due for the first time 60 seconds after `now`.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self { next: now + Self::EVERY }
+    }
+
+    /// Logs a warning for each pool that lingers, if a reminder is due, and says when the next one is. Otherwise costs a comparison.
+    pub fn remind(&mut self, now: Instant) -> Instant {
+        if now >= self.next {
+            self.next = now + Self::EVERY;
+            for l in lingering() {
+                tracing::warn!(pool = l.name, pages = l.pages, age_s = l.age.as_secs(), "pool still lingers");
+            }
         }
-        let mut list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|(r, _)| r.left.still_out() > 0);
-        if list.is_empty() {
-            return;
-        }
+        self.next
     }
 }

@@ -1,190 +1,392 @@
-//! Loom's models of a page's way home from elsewhere: the drop as it is ([`Home::take_back`]), with a pool around it that is
-//! nothing but the two ends of that way. `docs/return-path.md` says what each model proves, and how to see it fail.
+//! Loom's models of a page's way home and of a pool's end. They run the product: pools made by [`PoolOptions`] on a
+//! [`RegionProvider`], pages dropped as users drop them. `docs/return-path.md` says what each model proves, and how to see it fail.
+//!
+//! Only two things are different in a model. A pool that is freed keeps its memory until the end of the execution ([`bury`]), so that
+//! a later touch is reported and not a crash. And each touch of a pool reads a cell that freeing writes, so that loom sees it.
 
-use crate::desc::{self, Desc};
-use crate::home::{Home, desc_of, first, link_of};
-use crate::remote::{Left, Remote};
+use crate::{
+    Direction, DmaDomain, MapError, PAGE_SIZE, Page, PagePool, PoolOptions, Private, Provider, Region, RegionProvider,
+};
 use loom::cell::UnsafeCell;
-use loom::sync::{Arc, Mutex};
 use loom::thread::{self, JoinHandle};
-use netmem_percpu::{Depot, Taker, run_on};
+use netmem_percpu::run_on;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a pool stands for: everybody on a way home looks at `alive`, and whoever frees the pool writes it.
-#[repr(C)]
-struct Pool {
-    home: Home,
-    remote: Remote,
-    taker: std::sync::Mutex<Taker>,
-    alive: UnsafeCell<bool>,
-    /// The provider: pages that left past the owner.
-    given: Arc<Mutex<Vec<Sent>>>,
+/// The most preemptions in one execution: the models are exhaustive up to that. `LOOM_MAX_PREEMPTIONS` sets another bound.
+const PREEMPTIONS: usize = 2;
+/// Pages in a model's region.
+const PAGES: usize = 3;
+
+thread_local! {
+    /// Pools that were freed in this execution. Loom runs all threads of a model on one.
+    static FREED: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+    /// Which start [`model`] is at.
+    static OWNER_FIRST: Cell<bool> = const { Cell::new(true) };
 }
 
-/// A page on its way to another thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Sent(NonNull<Desc>);
+/// Takes a pool that was freed.
+pub(crate) fn bury(pool: Box<dyn Any>) {
+    FREED.with_borrow_mut(|freed| freed.push(pool));
+}
 
-// SAFETY: loom checks every access to the cell.
-unsafe impl Sync for Pool {}
+/// Memory of the models' own, aligned as pages are.
+#[repr(align(4096))]
+struct Ground([u8; PAGES * PAGE_SIZE]);
+
+/// A domain in which each page is mapped once at a time and unmapped once, and both come after what was done before.
+struct Strict {
+    base: usize,
+    /// Whether it panics whenever it has unmapped a page.
+    panics: AtomicBool,
+    /// How often each page was mapped, and whether it is now.
+    pages: [UnsafeCell<(u64, bool)>; PAGES],
+}
+
+// SAFETY: loom checks every access to the cells.
+unsafe impl Sync for Strict {}
 // SAFETY: as above.
-unsafe impl Send for Pool {}
-// SAFETY: pages are made for it.
-unsafe impl Send for Sent {}
+unsafe impl Send for Strict {}
 
-/// As [`crate::shared::Shared`] has it, without a domain.
-unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
-    let this = home.cast::<Pool>().as_ptr();
-    // SAFETY: a page that is not home yet keeps the pool; the models keep its memory.
-    unsafe {
-        (*this).touch();
-        let remote = &raw const (*this).remote;
-        if Remote::push(remote, link_of(desc)).is_ok() {
-            return;
-        }
-        (*this).touch();
-        (*this).given.lock().unwrap().push(Sent(desc));
-        if Remote::leave(remote) {
-            (*this).free();
+impl fmt::Debug for Strict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Strict")
+    }
+}
+
+impl DmaDomain for Strict {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
+        let page = (addr.addr() - self.base) / PAGE_SIZE;
+        self.pages[page].with_mut(|state| {
+            // SAFETY: loom checks that no other thread is here.
+            let (maps, mapped) = unsafe { &mut *state };
+            assert!(!*mapped, "mapped while it was mapped");
+            (*maps, *mapped) = (*maps + 1, true);
+            Ok(*maps << 32 | page as u64)
+        })
+    }
+
+    fn unmap(&self, dma: u64, _len: usize) {
+        self.pages[dma as u32 as usize].with_mut(|state| {
+            // SAFETY: as above.
+            let (maps, mapped) = unsafe { &mut *state };
+            assert!(*mapped && *maps == dma >> 32, "unmapped what is not mapped");
+            *mapped = false;
+        });
+        if self.panics.load(Ordering::Relaxed) {
+            // Past the panic hook: it is no news.
+            resume_unwind(Box::new("as the model wants it"));
         }
     }
 }
 
-impl Pool {
-    fn new(given: &Arc<Mutex<Vec<Sent>>>) -> Arc<Self> {
-        let (depot, taker) = Depot::new(1, 3).unwrap();
-        let (home, remote) = (Home::new(elsewhere, 0, Some(depot)), Remote::new(Left::new()));
-        let taker = std::sync::Mutex::new(taker);
-        Arc::new(Self { home, remote, taker, alive: UnsafeCell::new(true), given: given.clone() })
+impl Strict {
+    fn mapped(&self) -> usize {
+        // SAFETY: loom checks that no other thread writes.
+        self.pages.iter().filter(|page| page.with(|state| unsafe { (*state).1 })).count()
+    }
+}
+
+/// What pools are made of, and what pages hold.
+struct Machine {
+    memory: Arc<RegionProvider<Private>>,
+    domain: Arc<Strict>,
+    /// What the users of each page write, without any atomics.
+    contents: [UnsafeCell<u32>; PAGES],
+}
+
+// SAFETY: loom checks every access to the cells.
+unsafe impl Sync for Machine {}
+// SAFETY: as above.
+unsafe impl Send for Machine {}
+
+impl Machine {
+    fn new() -> Arc<Self> {
+        let mut ground = Box::new(Ground([0; PAGES * PAGE_SIZE]));
+        let at = NonNull::from(&mut ground.0).cast::<u8>();
+        // SAFETY: the memory is the region's, and kept by it.
+        let region = unsafe { Region::<Private>::from_raw(at, PAGES * PAGE_SIZE, 0, ground).unwrap() };
+        let panics = AtomicBool::new(false);
+        let domain =
+            Strict { base: at.addr().get(), panics, pages: std::array::from_fn(|_| UnsafeCell::new((0, false))) };
+        let contents = std::array::from_fn(|_| UnsafeCell::new(0));
+        Arc::new(Self { memory: RegionProvider::new(region), domain: Arc::new(domain), contents })
     }
 
-    fn touch(&self) {
-        // SAFETY: loom checks that nobody writes.
-        self.alive.with(|alive| assert!(unsafe { *alive }));
+    fn pool(&self, options: PoolOptions) -> PagePool<Private> {
+        options.build(self.memory.clone(), Some(self.domain.clone())).unwrap()
     }
 
-    fn free(&self) {
+    /// Uses a page, as its only user does.
+    fn write(&self, page: &Page<Private>) {
         // SAFETY: loom checks that nobody else reads or writes.
-        self.alive.with_mut(|alive| assert!(unsafe { alive.replace(false) }, "freed twice"));
-        // Nor that anybody is still in the depot.
-        self.home.depot().unwrap().witness();
+        self.contents[page.index() as usize].with_mut(|contents| unsafe { *contents += 1 });
     }
 
-    /// The owner's end, of a pool that had handed out `out` pages; what came back to it.
-    fn end(&self, out: u64) -> Vec<Sent> {
-        let mut back = Vec::new();
-        let mut taker = self.taker.lock().unwrap();
-        taker.close(self.home.depot().unwrap(), |item| back.push(Sent(desc_of(item)))).unwrap();
-        let mut list = self.remote.close();
-        // SAFETY: what was on the stack is the pool's.
-        while let Some((desc, rest)) = unsafe { first(list) } {
-            list = rest;
-            back.push(Sent(desc));
-        }
-        self.touch();
-        // SAFETY: the last that the owner does.
-        if unsafe { Remote::owner_leaves(&self.remote, out - back.len() as u64) } {
-            self.free();
-        }
-        back
+    /// Writes a page and drops it, in a thread on `cpu`.
+    fn drop_on(self: &Arc<Self>, cpu: usize, page: Page<Private>) -> JoinHandle<()> {
+        let this = self.clone();
+        thread::spawn(move || {
+            run_on(cpu);
+            this.write(&page);
+            let dropped = catch_unwind(AssertUnwindSafe(|| drop(page)));
+            assert!(dropped.is_ok() || this.domain.panics.load(Ordering::Relaxed));
+        })
+    }
+
+    /// The end of a model: `pools` were freed, and all pages but `lost` are with the provider, unmapped, each once.
+    fn check(&self, pools: usize, lost: usize) {
+        assert_eq!(FREED.with_borrow(Vec::len), pools, "pools freed");
+        assert_eq!(self.domain.mapped(), 0, "pages still mapped");
+        let mut found = [const { None }; PAGES + 1];
+        assert_eq!(self.memory.take(&mut found), PAGES - lost, "pages with the provider");
+        // SAFETY: the provider is alive.
+        let mut numbers: Vec<_> = found.iter().flatten().map(|page| unsafe { page.index() }).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), PAGES - lost, "a page is there twice");
+        FREED.with_borrow_mut(Vec::clear);
     }
 }
 
-/// A page of `pool` that somebody holds.
-fn page(pool: &Pool) -> Sent {
-    let desc = Desc::for_model(1);
-    desc.set_home((&raw const pool.home).cast_mut());
-    Sent(NonNull::from(Box::leak(Box::new(desc))))
+/// Checks `body` twice: starting from the execution in which the owner goes first where it can, and from the one in which the other
+/// threads do. Loom finds the other orders by the last access to each object alone, and from one start it would miss some in which a
+/// cheap look comes before an exchange.
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let body = Arc::new(body);
+    for owner_first in [true, false] {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = model.preemption_bound.or(Some(PREEMPTIONS));
+        model.max_branches = 10_000;
+        let body = body.clone();
+        model.check(move || {
+            OWNER_FIRST.set(owner_first);
+            body();
+        });
+    }
 }
 
-/// Drops `page` on `cpu`.
-fn drop_on(cpu: usize, pool: &Arc<Pool>, page: Sent) -> JoinHandle<()> {
-    // The models keep the memory of the pool, whoever "frees" it.
-    let keep = pool.clone();
-    thread::spawn(move || {
-        let page = page;
-        run_on(cpu);
-        // SAFETY: the count is this thread's, and given up.
-        unsafe { desc::put(page.0) };
-        drop(keep);
-    })
+/// The other threads of a model have been started, and its owner goes on.
+fn owners_turn() {
+    if !OWNER_FIRST.get() {
+        thread::yield_now();
+    }
 }
 
-fn bounded(body: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(body);
+/// Pools of two pages, of the three kinds: with magazines of one page, with the return stack only, and a page per packet.
+fn magazines() -> PoolOptions {
+    PoolOptions::new("model").cache(PAGES).magazine(1).limit(2)
 }
 
-/// Return against teardown: of two pages dropped on two CPUs each ends up with the owner or with the provider, once, and exactly
-/// one thread frees the pool, after everybody's last touch.
-#[test]
-fn return_against_teardown() {
-    bounded(|| {
-        let given = Arc::default();
-        let pool = Pool::new(&given);
-        let pages = [page(&pool), page(&pool)];
-        let threads = [drop_on(0, &pool, pages[0]), drop_on(1, &pool, pages[1])];
-        let mut back = pool.end(2);
+fn stack_only() -> PoolOptions {
+    PoolOptions::new("model").cache(PAGES).magazine(0).limit(2)
+}
+
+fn page_per_packet() -> PoolOptions {
+    PoolOptions::new("model").cache(0).limit(2)
+}
+
+/// Two pages dropped on two CPUs while the pool ends.
+fn return_against_close(options: fn() -> PoolOptions) {
+    model(move || {
+        let machine = Machine::new();
+        let mut pool = machine.pool(options());
+        let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
+        let mut cpu = 0..;
+        let threads = pages.map(|page| machine.drop_on(cpu.next().unwrap(), page));
+        owners_turn();
+        let reader = pool.stats_reader();
+        let closed = pool.close();
+        assert_eq!(closed.stats.mapped - closed.stats.unmapped, closed.outstanding);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        // SAFETY: all others are done.
-        assert!(!pool.alive.with(|alive| unsafe { *alive }), "nobody freed the pool");
-        back.append(&mut given.lock().unwrap());
-        back.sort();
-        let mut all = pages.to_vec();
-        all.sort();
-        assert_eq!(back, all);
-        free(&pages);
+        assert_eq!((reader.stats().inflight(), reader.stats().unmapped), (0, 2));
+        machine.check(1, 0);
     });
 }
 
-/// A full magazine on its way to the depot against teardown: what it carries keeps the pool, and comes back one by one if it is late.
+/// Return against close: every page comes back once, and one thread frees the pool, after every other's last touch.
 #[test]
-fn magazine_against_teardown() {
-    bounded(|| {
-        let given = Arc::default();
-        let pool = Pool::new(&given);
-        let pages = [page(&pool), page(&pool)];
-        // Fills the magazine of CPU 0, so that the next drop there hands it over.
-        drop_on(0, &pool, pages[0]).join().unwrap();
-        let thread = drop_on(0, &pool, pages[1]);
-        let mut back = pool.end(2);
+fn return_against_close_magazines() {
+    return_against_close(magazines);
+}
+
+/// The same where pages come back by the return stack.
+#[test]
+fn return_against_close_stack() {
+    return_against_close(stack_only);
+}
+
+/// The same for a pool without a cache, whose pages leave past the owner also before it goes.
+#[test]
+fn return_against_close_page_per_packet() {
+    return_against_close(page_per_packet);
+}
+
+/// A full magazine on its way to the depot against close: what it carries keeps the pool, and comes back page by page if it is late.
+#[test]
+fn magazine_against_close() {
+    magazine_and_close(false);
+}
+
+/// The same with a domain that panics over each page that it unmaps: the other pages of the magazine are not lost.
+#[test]
+fn magazine_against_close_with_panics() {
+    magazine_and_close(true);
+}
+
+fn magazine_and_close(panics: bool) {
+    model(move || {
+        let machine = Machine::new();
+        let mut pool = machine.pool(magazines().magazine(2).limit(3));
+        let [first, second, third] = std::array::from_fn(|_| pool.alloc().unwrap());
+        // They fill the magazine of CPU 0, so that the next drop there hands it over.
+        machine.drop_on(0, first).join().unwrap();
+        machine.drop_on(0, second).join().unwrap();
+        machine.domain.panics.store(panics, Ordering::Relaxed);
+        let thread = machine.drop_on(0, third);
+        owners_turn();
+        let closed = catch_unwind(AssertUnwindSafe(|| pool.close()));
+        assert!(closed.is_ok() || panics);
         thread.join().unwrap();
-        // SAFETY: all others are done.
-        assert!(!pool.alive.with(|alive| unsafe { *alive }), "nobody freed the pool");
-        back.append(&mut given.lock().unwrap());
-        assert_eq!(back.len(), 2);
-        free(&pages);
+        machine.check(1, 0);
     });
 }
 
-/// A replaced pool against a late return: the page leaves the old pool, enters the new one, and the next drop finds the new one.
+/// Return against refill: nothing is lost between a push and the owner's swap, nor handed over twice, and what was written to a page is
+/// there when it is allocated again.
 #[test]
-fn replaced_pool_against_late_return() {
-    bounded(|| {
-        let given = Arc::default();
-        let (old, new) = (Pool::new(&given), Pool::new(&given));
-        let late = page(&old);
-        let thread = drop_on(1, &old, late);
-        let back = old.end(1);
-        // The queue goes on with another pool, which takes what the provider has.
-        let taken = back.into_iter().next().or_else(|| given.lock().unwrap().pop());
-        if let Some(page) = taken {
-            // SAFETY: the page is ours.
-            unsafe { page.0.as_ref() }.set_home((&raw const new.home).cast_mut());
-            drop_on(0, &new, page).join().unwrap();
-            assert_eq!(new.end(1), [page], "it came home to the new pool");
+fn return_against_refill() {
+    model(|| {
+        let machine = Machine::new();
+        let mut pool = machine.pool(stack_only());
+        let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
+        let threads = pages.map(|page| machine.drop_on(0, page));
+        owners_turn();
+        let mut got: Vec<_> = pool.alloc().into_iter().collect();
+        got.iter().for_each(|page| machine.write(page));
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        while let Some(page) = pool.alloc() {
+            machine.write(&page);
+            got.push(page);
         }
-        thread.join().unwrap();
-        // SAFETY: all others are done.
-        assert!(!old.alive.with(|alive| unsafe { *alive }), "nobody freed the old pool");
-        free(&[late]);
+        assert_eq!(got.len(), 2);
+        drop(got);
+        assert_eq!(pool.close().outstanding, 0);
+        machine.check(1, 0);
     });
 }
 
-fn free(pages: &[Sent]) {
-    for page in pages {
-        // SAFETY: made by `page`, freed once, at a model's end.
-        drop(unsafe { Box::from_raw(page.0.as_ptr()) });
-    }
+/// Return against a device that goes: each page is unmapped once, before `device_gone` returns, at the address at which its pool had
+/// mapped it. The books say so also while the page is between its unmapping and its count.
+fn return_against_device_gone(options: fn() -> PoolOptions) {
+    model(move || {
+        let machine = Machine::new();
+        let mut pool = machine.pool(options().limit(1));
+        let page = pool.alloc().unwrap();
+        let thread = machine.drop_on(1, page);
+        owners_turn();
+        pool.device_gone();
+        assert_eq!(machine.domain.mapped(), 0, "device_gone returned before the last page was unmapped");
+        let closed = pool.close();
+        assert_eq!((closed.stats.mapped, closed.stats.unmapped), (1, 1));
+        thread.join().unwrap();
+        machine.check(1, 0);
+    });
+}
+
+#[test]
+fn return_against_device_gone_magazines() {
+    return_against_device_gone(magazines);
+}
+
+#[test]
+fn return_against_device_gone_page_per_packet() {
+    return_against_device_gone(page_per_packet);
+}
+
+/// The same when the next pool maps the page as soon as it is with the provider.
+#[test]
+fn return_against_device_gone_and_the_next_pool() {
+    model(|| {
+        let machine = Machine::new();
+        let mut old = machine.pool(page_per_packet().limit(1));
+        let page = old.alloc().unwrap();
+        let this = machine.clone();
+        let thread = thread::spawn(move || {
+            run_on(1);
+            drop(page);
+            let mut new = this.pool(page_per_packet());
+            let pages: Vec<_> = std::iter::from_fn(|| new.alloc()).collect();
+            pages.iter().for_each(|page| this.write(page));
+            drop(pages);
+            assert_eq!(new.close().outstanding, 0);
+        });
+        owners_turn();
+        old.device_gone();
+        let _ = old.close();
+        thread.join().unwrap();
+        machine.check(2, 0);
+    });
+}
+
+/// Restart: a queue's pool ends with a page out and the next pool starts on the same memory while that page comes back. The page leaves
+/// the old pool, the new pool gets it in the end, and its next drop finds the new pool.
+fn restart(options: fn() -> PoolOptions) {
+    model(move || {
+        let machine = Machine::new();
+        let mut old = machine.pool(options());
+        let late = machine.drop_on(1, old.alloc().unwrap());
+        owners_turn();
+        let _ = old.close();
+        let mut new = machine.pool(options());
+        // One page is there at once, the late one at once or later.
+        let mut pages: Vec<_> = std::iter::from_fn(|| new.alloc()).collect();
+        assert!(!pages.is_empty());
+        late.join().unwrap();
+        pages.extend(std::iter::from_fn(|| new.alloc()));
+        assert_eq!(pages.len(), 2, "the restarted queue has all pages");
+        pages.iter().for_each(|page| machine.write(page));
+        for page in pages {
+            machine.drop_on(0, page).join().unwrap();
+        }
+        let closed = new.close();
+        assert_eq!((closed.outstanding, closed.stats.mapped), (0, 2));
+        machine.check(2, 0);
+    });
+}
+
+#[test]
+fn restart_magazines() {
+    restart(magazines);
+}
+
+#[test]
+fn restart_page_per_packet() {
+    restart(page_per_packet);
+}
+
+/// Quarantine against close: the last holder of a page that was given up counts it, and frees the pool if it is the last.
+#[test]
+fn quarantine_against_close() {
+    model(|| {
+        let machine = Machine::new();
+        let mut pool = machine.pool(stack_only());
+        let mut page = pool.alloc().unwrap();
+        let (part, this) = (page.split_off(PAGE_SIZE / 2), machine.clone());
+        let thread = thread::spawn(move || this.write(&part));
+        owners_turn();
+        pool.quarantine(page);
+        let reader = pool.stats_reader();
+        let closed = pool.close();
+        assert_eq!((closed.stats.quarantined + closed.outstanding, closed.stats.unmapped), (1, 1));
+        thread.join().unwrap();
+        let stats = reader.stats();
+        assert_eq!((stats.quarantined, stats.released, stats.inflight(), stats.unmapped), (1, 0, 0, 1));
+        machine.check(1, 1);
+    });
 }

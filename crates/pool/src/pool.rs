@@ -1,18 +1,18 @@
 //! The page pool as its owner has it: options, the poll context, and how a pool ends.
 //!
-//! What pages and owner share, and with it the way of every page, is in [`crate::shared`].
+//! What pages and owner share is in [`crate::shared`], and how the pool ends in [`crate::end`].
 
 use crate::cache::{Cache, PollHome};
-use crate::desc::Desc;
+use crate::desc::Unmapped;
 use crate::dma::{Direction, DmaDomain, MapError};
+use crate::end::{End, Record};
 use crate::home::Home;
-use crate::linger::Record;
 use crate::memory::Memory;
 use crate::page::Page;
+use crate::panics::Panics;
 use crate::provider::Provider;
-use crate::remote::Remote;
-use crate::shared::{BATCH, Line, REST, Shared};
-use crate::stats::PoolStats;
+use crate::shared::{BATCH, REST, Shared};
+use crate::stats::{PoolStats, StatsReader};
 use netmem_percpu::{Depot, MAGAZINE, NoMemory, Taker};
 use std::cell::Cell;
 use std::fmt;
@@ -24,10 +24,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Full magazines that may wait for an owner, at most: 128 KiB of them. Whoever returns more takes the slower way.
+/// Full magazines that may wait for an owner, at most: 128 KiB of them. Further pages return by the slower way.
 const MOST_FULL: usize = 256;
-/// And at least.
-const LEAST_FULL: usize = 16;
+/// And at least. Few in models, which look at each.
+const LEAST_FULL: usize = if cfg!(loom) { 1 } else { 16 };
+/// Pages in a magazine, at least, where the pool chooses.
+const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +64,7 @@ pub struct PoolOptions {
     prefill: usize,
     magazine: Option<usize>,
     direction: Direction,
+    interrupts: bool,
 }
 
 impl PoolOptions {
@@ -75,6 +78,7 @@ impl PoolOptions {
             prefill: 0,
             magazine: None,
             direction: Direction::default(),
+            interrupts: true,
         }
     }
 
@@ -132,13 +136,26 @@ impl PoolOptions {
         self
     }
 
+    /// Whether a pool that is short of pages may interrupt other CPUs to take the pages in their magazines (a membarrier, which
+    /// interrupts each CPU that runs a thread of this process). Default: true.
+    ///
+    /// With `false` the threads on isolated cores are left alone. A starving pool then takes what came by other ways: full magazines
+    /// and the return stack. Pages in magazines that are not full stay there until these are, count as in flight, and
+    /// [`PoolStats::unasked`] says how often the pool could have used them. [`PoolOptions::magazine`] bounds how many they are: the
+    /// magazine's size for each CPU. The end of the pool interrupts once in any case, for no page may be left on a CPU.
+    #[must_use]
+    pub fn interrupt_cpus(mut self, allowed: bool) -> Self {
+        self.interrupts = allowed;
+        self
+    }
+
     /// The depot for what is dropped elsewhere, and its taker. None for a pool that wants to see no page again.
     fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
         let mut pages = 0_u64;
         provider.each(&mut |region| pages += u64::from(region.pages()));
         let pages = usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX);
         let slots = netmem_percpu::cpus();
-        let fair = (pages.saturating_sub(self.cache) / (4 * slots)).clamp(4, MAGAZINE);
+        let fair = (pages.saturating_sub(self.cache) / (4 * slots)).clamp(LEAST_MAGAZINE, MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
         // Where magazines could strand half of the pages and more, a page comes back by itself: that costs less than to reclaim it.
         let few = self.magazine.is_none() && pages < 2 * 4 * slots;
@@ -178,8 +195,9 @@ unsafe impl<M: Memory> Send for PagePool<M> {}
 
 /// The poll context of the pool: exists inside [`PagePool::poll`], on its thread, for this pool alone.
 ///
-/// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged
-/// for another pool's.
+/// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged for another
+/// pool's. Two [reborrowed](Self::reborrow) contexts of nested polls can be exchanged with each other. That is harmless: each is still
+/// the only context of its pool, and ends before the inner poll does.
 pub struct Napi<'q, M: Memory> {
     /// Also what keeps the context on its thread: a pointer can be neither sent nor shared.
     shared: NonNull<Shared<M>>,
@@ -187,10 +205,10 @@ pub struct Napi<'q, M: Memory> {
 }
 
 impl<M: Memory> Napi<'_, M> {
-    /// Allocates a whole page: a pop of the array cache. Only when that is empty: a refill with a magazine of pages that came back
-    /// from elsewhere, then the provider, then, at most every 100 us, what waits on other CPUs. `None` if all have nothing, or
-    /// if it is too early to ask the CPUs again; counted as `alloc_failed`. Whoever goes to sleep over it calls
-    /// [`PagePool::reclaim`] before.
+    /// Allocates a whole page: a pop of the array cache. If that is empty, the pool looks in this order: a magazine of pages that came
+    /// back from elsewhere, the provider, and, at most every 100 us, what waits on other CPUs. `None` if all have nothing, or if it is
+    /// too early to look at the other CPUs again; counted as `alloc_failed`. A thread that goes to sleep because of that calls
+    /// [`PagePool::reclaim`] first.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
@@ -263,19 +281,24 @@ impl<M: Memory> PagePool<M> {
                 depot,
                 Cache::new(cache, page_size, Shared::<M>::overflow),
             ),
-            remote: Line(Remote::new(record.left.clone())),
+            end: End::new(record.clone()),
             kept: Home::new(Shared::<M>::keep, domain_id, None),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             limit: Cell::new(o.limit),
             provider,
             domain,
             direction: o.direction,
-            record,
-            reclaimed: Cell::new(None),
+            unmapped: Unmapped::new(),
+            looked: Cell::new(None),
+            interrupts: o.interrupts,
             gone: Cell::new(false),
             circulates: o.cache > 0,
         });
+        if shared.domain.is_some() {
+            shared.front.cache.counters.maps.set();
+        }
         let mut pool = Self { shared: NonNull::from(Box::leak(shared)) };
+        record.open(pool.shared.cast());
         pool.prefill(o.prefill)?;
         let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().front.cache.capacity());
         let magazine = pool.shared().front.home.depot().map_or(0, Depot::capacity);
@@ -290,9 +313,14 @@ impl<M: Memory> PagePool<M> {
             if got >= want || !s.circulates {
                 return Ok(());
             }
+            let mut panics = Panics::default();
             // SAFETY: by exclusive reference.
-            let desc = unsafe { Shared::take::<BATCH>(self.shared) }?.ok_or(PoolError::Prefill { want, got })?;
-            s.front.cache.put(desc);
+            let taken = unsafe { Shared::take::<BATCH>(self.shared, &mut panics) };
+            if let Ok(Some(desc)) = &taken {
+                s.front.cache.put(*desc);
+            }
+            panics.resume();
+            taken?.ok_or(PoolError::Prefill { want, got })?;
         }
     }
 
@@ -320,14 +348,19 @@ impl<M: Memory> PagePool<M> {
     /// Takes what came back from elsewhere, and what waits on other CPUs, now: for an owner that is about to sleep, and would not
     /// be woken by a page that comes home. One membarrier, if anything waits.
     pub fn reclaim(&mut self) {
-        self.shared().drain();
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        let mut panics = Panics::default();
+        self.shared().drain(&mut panics);
+        panics.resume();
     }
 
     /// Pages that the pool has from its provider: at home, posted, or held by somebody.
     #[must_use]
     pub fn held(&self) -> usize {
-        let s = self.shared();
-        (s.front.cache.held.get() - s.remote.0.gone_past_owner()) as usize
+        self.shared().held() as usize
     }
 
     /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
@@ -339,14 +372,18 @@ impl<M: Memory> PagePool<M> {
     /// Unmaps idle pages and gives them back to the provider, those that wait on other CPUs included, until the pool
     /// [holds](Self::held) no more than `pages` or none is idle. Returns how many went.
     pub fn shrink(&mut self, pages: usize) -> usize {
-        self.shared().drain();
+        let mut panics = Panics::default();
+        let s = self.shared();
+        s.drain(&mut panics);
         let mut gone = 0;
         while self.held() > pages
-            && let Some(desc) = self.shared().front.cache.take()
+            && !panics.any()
+            && let Some(desc) = s.front.cache.take()
         {
-            self.shared().give_back(desc);
+            s.give_back(desc, &mut panics);
             gone += 1;
         }
+        panics.resume();
         gone
     }
 
@@ -359,7 +396,7 @@ impl<M: Memory> PagePool<M> {
     /// The pool's name, as reports give it.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.shared().record.name()
+        self.shared().name()
     }
 
     /// Identity of the pool's [domain](crate::DmaDomain); 0 for none, and for a pool whose pages a device may not read. See
@@ -381,94 +418,72 @@ impl<M: Memory> PagePool<M> {
         M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
-    /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first.
+    /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first, with a membarrier
+    /// if any wait on other CPUs (and [`PoolOptions::interrupt_cpus`] allows it). [`stats_reader`](Self::stats_reader) disturbs no
+    /// thread.
     pub fn stats(&mut self) -> PoolStats {
+        self.drain();
         let s = self.shared();
-        s.drain();
-        s.stats(s.remote.0.gone_past_owner())
+        s.front.stats(s.end.past_owner())
     }
 
-    /// Gives up a page that a device kept when it stopped answering: it may still write there, so the page is unmapped
-    /// and used by nobody again until its region goes. Of a page that was split or shared, any part will do: it counts as
-    /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows
-    /// there as in flight.
+    /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic addition.
+    #[must_use]
+    pub fn stats_reader(&self) -> StatsReader {
+        StatsReader::new(self.shared().end.record().clone())
+    }
+
+    /// Gives up a page that a device kept when it stopped answering. The device may still write there, so the page is unmapped, and
+    /// used by nobody again until its region goes. Of a page that was split or shared, any part will do: the page counts as
+    /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows there as in
+    /// flight.
     pub fn quarantine(&mut self, page: Page<M>) {
+        let mut panics = Panics::default();
         let s = self.shared();
         let desc = page.desc();
         if ![&raw const s.front.home, &raw const s.kept].contains(&desc.home().cast_const()) {
+            // First, for the log subscriber may panic, and the page must not go home then.
+            let page = ManuallyDrop::new(page);
             tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
-            return std::mem::forget(page);
+            return;
         }
-        s.unmap(desc, Desc::claim_unmap_alone);
         desc.set_quarantined();
-        // By the pool's own pointer: what comes home this way may free the pool.
+        // First, for the domain may panic. By the pool's own pointer: what comes home this way may free the pool.
         // SAFETY: the owner keeps it.
         desc.set_home(unsafe { &raw mut (*self.shared.as_ptr()).kept });
+        s.unmap_alone(desc, &mut panics);
         drop(page);
-        s.drain_stack();
+        s.drain_stack(&mut panics);
+        panics.resume();
     }
 
     /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
-    /// allocates no more, and what comes back later is neither synced nor unmapped. Walks all descriptors in use.
+    /// allocates no more, and what comes back later is neither synced nor unmapped. Walks all descriptors in use, and sleeps while
+    /// another thread is unmapping a page of the pool.
     pub fn device_gone(&mut self) {
-        let s = self.shared();
-        if s.gone.replace(true) {
-            return;
-        }
-        s.provider.each(&mut |region| {
-            region.each_desc(&mut |desc| {
-                s.unmap(desc, Desc::claim_unmap);
-                // Somebody else may be at it, with a page that leaves the pool.
-                desc.wait_unmapped(s.id);
-            });
-        });
-        s.empty();
-        tracing::info!(pool = self.name(), out = self.held(), "device gone: its pool's pages are unmapped");
+        self.shared().device_gone();
     }
 
     /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
     /// when it is dropped.
     pub fn close(self) -> PoolClosed {
-        ManuallyDrop::new(self).end()
-    }
-
-    fn end(&mut self) -> PoolClosed {
-        // SAFETY: by exclusive reference. Whether the pool's memory outlives `owner_leaves` is for the answer to say:
-        // nothing is touched after it unless the answer is that we free it.
-        unsafe {
-            let s = self.shared.as_ref();
-            s.empty();
-            let before = s.remote.0.gone_past_owner();
-            s.close();
-            let past = s.remote.0.gone_past_owner();
-            let mut stats = s.stats(past);
-            if s.gone.get() && s.domain.is_some() {
-                // Those that found the stack closed did not unmap themselves: that was done when the device went.
-                stats.unmapped -= past - before;
-            }
-            let out = s.front.cache.held.get();
-            let record = s.record.clone();
-            let outstanding = out - past;
-            if Remote::owner_leaves(&raw const s.remote.0, out) {
-                drop(Box::from_raw(self.shared.as_ptr()));
-            }
-            tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed");
-            record.lingers();
-            PoolClosed { stats, outstanding }
-        }
+        let pool = ManuallyDrop::new(self);
+        // SAFETY: the owner's last word.
+        unsafe { Shared::end(pool.shared) }
     }
 }
 
 impl<M: Memory> Drop for PagePool<M> {
     fn drop(&mut self) {
-        let _ = self.end();
+        // SAFETY: the owner's last word.
+        let _ = unsafe { Shared::end(self.shared) };
     }
 }
 
 impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.shared();
-        write!(f, "PagePool({}, {:?})", self.name(), s.stats(s.remote.0.gone_past_owner()))
+        write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.end.past_owner()))
     }
 }
 

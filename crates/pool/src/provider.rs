@@ -1,16 +1,17 @@
 //! Where pages come from and go to: the general supply behind every pool.
 
 use crate::desc::Desc;
-use crate::home::{Home, first, link_of};
+use crate::home::Home;
+use crate::list::{Link, first, link_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::region::Region;
-use crate::remote::Link;
+use crate::sync::Mutex;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
 ///

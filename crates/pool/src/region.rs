@@ -361,6 +361,12 @@ impl<M: Memory> Region<M> {
             let step = "map descriptors for";
             RegionError::System { step, bytes: len, kind: M::NAME, source }
         })?;
+        // A model's descriptors are not valid when all is zero.
+        #[cfg(all(test, loom))]
+        for i in 0..pages as usize {
+            // SAFETY: *described*: there is room for so many.
+            unsafe { descs.at.cast::<Desc>().add(i).write(Desc::for_model(1)) };
+        }
         let used = AtomicU32::new(0);
         Ok(Self { at, len, descs, fd, pages, used, order, backing, _owner: owner, kind: PhantomData })
     }

@@ -1,21 +1,21 @@
-//! What a pool's owner and its pages share: allocation beyond the cache, pages that enter and leave, and the slow ways home.
+//! What a pool's owner and its pages share: allocation beyond the cache, and pages that enter and leave the pool.
 //!
-//! Reads top-down as the cost does: the array cache, refill from what came back, the provider; then how pages leave.
+//! Reads top-down as the cost does: the array cache, refill from what came back, the provider, reclaim; then how pages enter and
+//! leave. The ways home past the magazines and the pool's end are in [`crate::end`].
 
 use crate::cache::PollHome;
-use crate::desc::Desc;
+use crate::desc::{Desc, Unmapped};
 use crate::dma::{self, Direction, DmaDomain, MapError};
-use crate::home::{Home, desc_of, first, link_of, prefetch};
-use crate::linger::Record;
+use crate::end::End;
+use crate::home::{Home, desc_of, prefetch};
 use crate::memory::Memory;
 use crate::page::Page;
+use crate::panics::Panics;
 use crate::provider::{Provider, RawPage};
-use crate::remote::{Link, Remote};
-use crate::stats::PoolStats;
+use crate::stats::Counter;
 use netmem_percpu::MAGAZINE;
 use std::cell::Cell;
 use std::hint::cold_path;
-use std::mem::offset_of;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,21 +24,18 @@ use std::time::{Duration, Instant};
 /// Pages asked of the provider at a time.
 pub(crate) const BATCH: usize = 64;
 
-/// The least time between two reclaims in polls: each costs a membarrier, and sends those who return pages another way meanwhile.
+/// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it costs a membarrier,
+/// and threads that return pages take a slower way meanwhile.
 pub(crate) const REST: Duration = Duration::from_micros(100);
-
-/// A value on lines of its own.
-#[repr(align(128))]
-pub(crate) struct Line<T>(pub(crate) T);
 
 /// What the owner and the pages share. Its first field is the pages' [`Home`].
 ///
-/// Lives as long as the owner or a page that is out: whoever is last frees it, see [`crate::remote`].
+/// Lives as long as the owner or a page that is out: [`crate::end`] says which thread frees it.
 #[repr(C)]
 pub(crate) struct Shared<M: Memory> {
     pub(crate) front: PollHome,
-    pub(crate) remote: Line<Remote>,
-    /// The home of pages that are not to circulate any more: whoever lets go of one last sends it here, to be counted.
+    pub(crate) end: End,
+    /// The home of pages in quarantine: their last drop sends them here, to be counted.
     pub(crate) kept: Home,
     pub(crate) id: u64,
     pub(crate) limit: Cell<u64>,
@@ -46,25 +43,40 @@ pub(crate) struct Shared<M: Memory> {
     pub(crate) domain: Option<Arc<dyn DmaDomain>>,
     /// How pages are mapped there.
     pub(crate) direction: Direction,
-    pub(crate) record: Arc<Record>,
-    /// When the CPUs were last asked for what they hold.
-    pub(crate) reclaimed: Cell<Option<Instant>>,
+    /// Where the owner waits for returns that are unmapping a page.
+    pub(crate) unmapped: Unmapped,
+    /// When the owner last looked at what other CPUs hold.
+    pub(crate) looked: Cell<Option<Instant>>,
+    /// Whether the owner may interrupt other CPUs to take what they hold.
+    pub(crate) interrupts: bool,
     /// Set once the device is gone.
     pub(crate) gone: Cell<bool>,
-    /// Whether pages that come back from elsewhere wait for the owner; else they go to the provider at once.
+    /// Whether pages that come back from elsewhere wait for the owner. Otherwise they go to the provider at once.
     pub(crate) circulates: bool,
 }
 
 /// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
+///
+/// Shared references to `Shared` live across calls of user code, which may drop pages of this pool: everything in it that those drops
+/// change is a cell or an atomic.
 impl<M: Memory> Shared<M> {
+    pub(crate) fn name(&self) -> &str {
+        self.end.record().name()
+    }
+
     pub(crate) fn page_size(&self) -> usize {
         self.front.cache.page_size as usize
     }
 
-    /// A page, looking for it with the CPUs no sooner than `rest` after the last time.
+    /// Pages that the pool has from its provider.
+    pub(crate) fn held(&self) -> u64 {
+        self.front.cache.held.get() - self.end.past_owner()
+    }
+
+    /// A page. Looks at other CPUs no sooner than `rest` after the last time.
     #[inline(always)]
     pub(crate) unsafe fn alloc(this: NonNull<Self>, rest: Duration) -> Option<Page<M>> {
-        // SAFETY: the owner calls; no reference is held across `slow`, which calls strangers.
+        // SAFETY: the owner calls; no reference is held across `slow`, which calls user code.
         unsafe {
             let cache = &(*this.as_ptr()).front.cache;
             let page_size = cache.page_size;
@@ -82,54 +94,76 @@ impl<M: Memory> Shared<M> {
     #[cold]
     #[inline(never)]
     unsafe fn slow(this: NonNull<Self>, rest: Duration) -> Option<NonNull<Desc>> {
-        // SAFETY: the owner calls. Shared references to `Shared` live across strangers' calls, but everything in it that
-        // those may change is a cell or an atomic.
-        let s = unsafe { this.as_ref() };
-        let cache = &s.front.cache;
-        let refilled = || {
-            let desc = cache.take()?;
-            cache.counters.alloc_refill.bump();
-            Some(desc)
+        let mut panics = Panics::default();
+        // SAFETY: the owner calls.
+        let (s, found) = unsafe { (this.as_ref(), Self::find(this, rest, &mut panics)) };
+        let desc = match found {
+            Some((desc, counter)) if !panics.any() => {
+                counter.bump();
+                Some(desc)
+            }
+            // The page stays in the pool, and the allocation ends with the panic.
+            Some((desc, _)) => {
+                s.front.cache.put(desc);
+                None
+            }
+            None => {
+                s.front.cache.counters.alloc_failed.bump();
+                None
+            }
         };
+        panics.resume();
+        desc
+    }
+
+    /// A page for an empty cache, and the counter of the way by which it came.
+    unsafe fn find<'s>(
+        this: NonNull<Self>,
+        rest: Duration,
+        panics: &mut Panics,
+    ) -> Option<(NonNull<Desc>, &'s Counter)> {
+        // SAFETY: the owner calls, and keeps the pool.
+        let s: &'s Self = unsafe { this.as_ref() };
+        let cache = &s.front.cache;
+        let refilled = || Some((cache.take()?, &cache.counters.alloc_refill));
         if s.gone.get() {
-            // Nothing is kept any more, and what came back is not to wait.
-            s.drain();
+            // The pool keeps nothing any more, and pages that came back must not wait.
+            s.drain(panics);
         }
         if cache.capacity() > 0 {
-            s.refill();
-            if let Some(desc) = refilled() {
-                return Some(desc);
+            s.refill(panics);
+            if let Some(found) = refilled() {
+                return Some(found);
             }
             cache.counters.alloc_empty.bump();
         }
-        // A page per packet takes one at a time, and pays for one.
+        // A pool without a cache takes one page for each packet, and pays for one.
         // SAFETY: as above.
-        match unsafe { if cache.capacity() == 0 { Self::take::<1>(this) } else { Self::take::<BATCH>(this) } } {
-            Ok(Some(desc)) => {
-                cache.counters.alloc_slow.bump();
-                return Some(desc);
-            }
+        let taken = unsafe {
+            if cache.capacity() == 0 { Self::take::<1>(this, panics) } else { Self::take::<BATCH>(this, panics) }
+        };
+        match taken {
+            Ok(Some(desc)) => return Some((desc, &cache.counters.alloc_slow)),
             Ok(None) => {}
-            Err(error) => tracing::debug!(pool = s.record.name(), %error, "a page could not be mapped"),
+            Err(error) => {
+                panics.call(|| tracing::debug!(pool = s.name(), %error, "a page could not be mapped"));
+            }
         }
-        s.reclaim_after(rest);
-        refilled().or_else(|| {
-            cache.counters.alloc_failed.bump();
-            None
-        })
+        s.reclaim_after(rest, panics);
+        refilled()
     }
 
-    /// Moves pages that came back into the empty cache: a magazine of them, or else all that came past the magazines.
-    fn refill(&self) {
-        if self.take_magazine() {
+    /// Moves pages that came back into the empty cache: a magazine of them, or else all that came by the return stack.
+    fn refill(&self, panics: &mut Panics) {
+        if self.take_magazine(panics) {
             return;
         }
-        self.drain_stack();
+        self.drain_stack(panics);
         self.front.cache.refill();
     }
 
-    /// Empties one full magazine into the cache. The next user of each page is told to come for its descriptor.
-    fn take_magazine(&self) -> bool {
+    /// Empties one full magazine into the cache. Asks for each page's descriptor in advance, for the page's next user.
+    fn take_magazine(&self, panics: &mut Panics) -> bool {
         let cache = &self.front.cache;
         if let Some(room) = cache.room_for_magazine() {
             let n = self.next_magazine(|n, item| {
@@ -141,14 +175,15 @@ impl<M: Memory> Shared<M> {
             cache.grew(n.unwrap_or(0));
             return n.is_some();
         }
-        // By way of a copy, for strangers may be called, who may panic: nothing else is lost then.
+        // By way of a copy: user code may be called, which may drop pages of this pool.
         let mut items = [NonZeroUsize::MIN; MAGAZINE];
         let n = self.next_magazine(|n, item| items[n] = item);
-        items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_give(desc_of(item)));
+        items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_give(desc_of(item), panics));
         n.is_some()
     }
 
-    /// Hands the items of one full magazine to `take`, with their number in it; how many there were, if there was one.
+    /// Hands the items of one full magazine to `take`, with their number in it. The answer is how many there were, if there was a
+    /// magazine.
     #[inline(always)]
     fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
         let cache = &self.front.cache;
@@ -163,74 +198,96 @@ impl<M: Memory> Shared<M> {
         found.then_some(n)
     }
 
-    /// For a pool that is out of pages: takes what the CPUs hold, unless that was done a moment ago.
-    fn reclaim_after(&self, rest: Duration) {
+    /// For a pool that is out of pages: takes what other CPUs hold, unless it looked there a moment ago.
+    fn reclaim_after(&self, rest: Duration, panics: &mut Panics) {
+        if self.front.home.depot().is_none() {
+            return;
+        }
         let now = Instant::now();
-        if self.reclaimed.get().is_none_or(|last| now.duration_since(last) >= rest) && self.reclaim() {
-            self.reclaimed.set(Some(now));
+        if self.looked.get().is_some_and(|last| now.duration_since(last) < rest) {
+            return;
+        }
+        self.looked.set(Some(now));
+        if self.reclaim(panics) {
             self.front.cache.counters.reclaims.bump();
         }
     }
 
-    /// Takes what the CPUs hold. False: they seem to hold nothing, or cannot be asked.
-    fn reclaim(&self) -> bool {
+    /// Takes what other CPUs hold. False: they seem to hold nothing, or may not be interrupted, or the barrier failed.
+    fn reclaim(&self, panics: &mut Panics) -> bool {
         let Some(depot) = self.front.home.depot() else { return false };
         if depot.peek() == 0 {
             return false;
         }
         let c = &self.front.cache.counters;
+        if !self.interrupts {
+            c.unasked.bump();
+            return false;
+        }
         let mut n = 0;
         let done = self.front.with_taker(|taker, depot| {
             taker.reclaim(depot, |item| {
-                self.keep_or_give(desc_of(item));
+                self.keep_or_give(desc_of(item), panics);
                 n += 1;
             })
         });
-        if let Some(Err(error)) = &done {
-            tracing::warn!(pool = self.record.name(), %error, "pages that other CPUs hold cannot be reclaimed");
-        }
         c.reclaimed.add(n);
         c.recycle_ring.add(n);
-        // While it lasted others came past the magazines.
-        self.drain_stack();
+        // While the gate was closed, other pages came by the stack.
+        self.drain_stack(panics);
+        if let Some(Err(error)) = &done {
+            panics.call(|| {
+                tracing::warn!(pool = self.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+            });
+        }
         matches!(done, Some(Ok(())))
     }
 
     /// A page that came back: to be used again, unless the pool has nowhere to keep it.
-    fn keep_or_give(&self, desc: NonNull<Desc>) {
+    pub(crate) fn keep_or_give(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         if self.gone.get() || self.front.cache.capacity() == 0 {
-            self.give_back(desc);
+            self.give_back(desc, panics);
         } else {
             self.front.cache.put(desc);
         }
     }
 
     /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
-    pub(crate) unsafe fn take<const N: usize>(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
-        // SAFETY: the owner calls; see `slow`.
+    ///
+    /// If the provider panics in its `take`, the pages that it had handed out by then go back to it. If the domain panics in its `map`,
+    /// the page counts as not mapped, and goes back.
+    pub(crate) unsafe fn take<const N: usize>(
+        this: NonNull<Self>,
+        panics: &mut Panics,
+    ) -> Result<Option<NonNull<Desc>>, MapError> {
+        // SAFETY: the owner calls.
         let s = unsafe { this.as_ref() };
         let cache = &s.front.cache;
         let mut room = s.limit.get().saturating_sub(cache.held.get());
         if room == 0 {
-            // Pages that went past the owner are out of the pool, though it had counted them as held.
-            room = s.limit.get().saturating_add(s.remote.0.gone_past_owner()).saturating_sub(cache.held.get());
+            // Pages that left past the owner are out of the pool, though `held` counts them.
+            room = s.limit.get().saturating_add(s.end.past_owner()).saturating_sub(cache.held.get());
         }
         if room == 0 || s.gone.get() {
             return Ok(None);
         }
         let want = (cache.capacity() / 2).clamp(1, N).min(usize::try_from(room).unwrap_or(N));
         let mut raw = [const { None }; N];
-        s.provider.take(&mut raw[..want]);
+        let taken = panics.call(|| s.provider.take(&mut raw[..want])).is_some();
         let mut answer = None;
-        let mut error = None;
+        let mut entered = if taken { Ok(()) } else { Err(None) };
         for page in raw.into_iter().flatten() {
-            if error.is_none() {
+            if entered.is_ok() {
                 // SAFETY: as above; the page came from the provider just now.
-                error = unsafe { s.enter(&page, this) }.err();
+                entered = match panics.call(|| unsafe { s.enter(&page, this) }) {
+                    Some(Ok(())) => Ok(()),
+                    Some(Err(error)) => Err(Some(error)),
+                    None => Err(None),
+                };
             }
-            if error.is_some() {
+            if entered.is_err() {
                 // SAFETY: as above.
-                unsafe { s.provider.give(page) };
+                panics.call(|| unsafe { s.provider.give(page) });
                 continue;
             }
             cache.held.set(cache.held.get() + 1);
@@ -241,8 +298,8 @@ impl<M: Memory> Shared<M> {
                 cache.put(desc);
             }
         }
-        match (answer, error) {
-            (None, Some(e)) => Err(e),
+        match (answer, entered) {
+            (None, Err(Some(error))) => Err(error),
             (answer, _) => Ok(answer),
         }
     }
@@ -265,168 +322,62 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Moves all that came back from elsewhere into the cache, and what does not fit onto the list behind it.
-    pub(crate) fn drain(&self) {
-        while self.take_magazine() {}
-        self.reclaim();
-        self.drain_stack();
-    }
-
-    pub(crate) fn drain_stack(&self) {
-        if self.remote.0.is_empty() {
-            return;
-        }
-        self.take_in(self.remote.0.take_all());
-    }
-
-    /// Takes pages that came by the stack.
-    fn take_in(&self, mut list: *mut Link) {
-        // SAFETY: what was on the stack is the pool's.
-        while let Some((desc, rest)) = unsafe { first(list) } {
-            list = rest;
-            if self.arrives(desc) {
-                self.keep_or_give(desc);
-            }
-        }
-    }
-
-    /// Counts a page that came by the stack; false if it is not to be used again.
-    fn arrives(&self, desc: NonNull<Desc>) -> bool {
-        let c = &self.front.cache.counters;
-        // SAFETY: what was on the stack is the pool's.
-        let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
-        if kept {
-            c.quarantined.bump();
-            self.front.cache.held.set(self.front.cache.held.get() - 1);
-        } else {
-            c.recycle_ring_full.bump();
-        }
-        !kept
+    pub(crate) fn drain(&self, panics: &mut Panics) {
+        while self.take_magazine(panics) {}
+        self.reclaim(panics);
+        self.drain_stack(panics);
     }
 
     /// Gives every page at home to the provider, and keeps none from now on.
-    pub(crate) fn empty(&self) {
+    pub(crate) fn empty(&self, panics: &mut Panics) {
         let cache = &self.front.cache;
         while let Some(desc) = cache.take() {
-            self.give_back(desc);
+            self.give_back(desc, panics);
         }
         cache.disable();
         if self.gone.get() {
-            self.drain();
+            self.drain(panics);
         }
-    }
-
-    /// Takes all that came back, for the last time: what comes from now on leaves past the owner. The pool is
-    /// [empty](Self::empty), and keeps nothing.
-    pub(crate) fn close(&self) {
-        let mut n = 0;
-        let closed = self.front.with_taker(|taker, depot| {
-            taker.close(depot, |item| {
-                self.keep_or_give(desc_of(item));
-                n += 1;
-            })
-        });
-        self.front.cache.counters.recycle_ring.add(n);
-        if let Some(Err(error)) = closed {
-            tracing::error!(pool = self.record.name(), %error, "pages that other CPUs hold stay with a pool that lingers");
-        }
-        self.take_in(self.remote.0.close());
     }
 
     /// A page leaves the pool.
-    pub(crate) fn give_back(&self, desc: NonNull<Desc>) {
+    pub(crate) fn give_back(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         // SAFETY: the pool owns the page, and passes it on.
         unsafe {
-            self.unmap(desc.as_ref(), Desc::claim_unmap_alone);
+            self.unmap_alone(desc.as_ref(), panics);
             self.front.cache.held.set(self.front.cache.held.get() - 1);
-            self.provider.give(RawPage::from_desc(desc));
+            panics.call(|| self.provider.give(RawPage::from_desc(desc)));
         }
     }
 
-    /// Unmaps a page if this pool has it mapped and the claim says that it is for us to do.
-    pub(crate) fn unmap(&self, desc: &Desc, claim: fn(&Desc, u64) -> Option<u64>) {
-        if let (Some(dma), Some(domain)) = (claim(desc, self.id), &self.domain) {
-            domain.unmap(dma, self.page_size());
-            desc.unmapped();
+    /// Unmaps a page that the owner has, if this pool has it mapped. A domain that panics is not asked again.
+    pub(crate) fn unmap_alone(&self, desc: &Desc, panics: &mut Panics) {
+        if let (Some(dma), Some(domain)) = (desc.claim_unmap_alone(self.id), &self.domain) {
+            panics.call(|| domain.unmap(dma, self.page_size()));
+            self.front.cache.counters.unmapped.bump();
+        }
+    }
+
+    /// Unmaps a page wherever it is, if this pool has it mapped and no other thread is unmapping it.
+    pub(crate) fn unmap_anywhere(&self, desc: &Desc, panics: &mut Panics) {
+        if let (Some(dma), Some(domain)) = (desc.claim_unmap(self.id), &self.domain) {
+            panics.call(|| domain.unmap(dma, self.page_size()));
+            desc.unmapped(&self.unmapped);
             self.front.cache.counters.unmapped.bump();
         }
     }
 
     /// In the poll context, with the cache full; or with none, and then the page leaves the pool.
     pub(crate) unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
-        const { assert!(offset_of!(Self, front) == 0) };
         // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
         let s = unsafe { home.cast::<Self>().as_ref() };
         s.front.cache.counters.recycle_cache_full.bump();
         if s.front.cache.capacity() == 0 {
-            s.give_back(desc);
+            let mut panics = Panics::default();
+            s.give_back(desc, &mut panics);
+            panics.resume();
         } else {
             s.front.cache.spill(desc);
-        }
-    }
-
-    /// Any thread, for a page that the depot does not take.
-    pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
-        let this = home.cast::<Self>().as_ptr();
-        // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it leaves past the owner and
-        // we count it. No reference to the pool is held across either.
-        unsafe {
-            let push = || Remote::push(&raw const (*this).remote.0, link_of(desc)).is_ok();
-            if (*this).circulates && push() {
-                return;
-            }
-            if let Some(domain) = &(*this).domain {
-                match desc.as_ref().claim_unmap((*this).id) {
-                    Some(dma) => {
-                        domain.unmap(dma, (*this).page_size());
-                        desc.as_ref().unmapped();
-                    }
-                    // The device has gone, and the owner may be unmapping this page right now: it passes the page on
-                    // when it is done. An owner that has closed the stack has been done for long.
-                    None if push() => return,
-                    None => {}
-                }
-            }
-            (*this).provider.give(RawPage::from_desc(desc));
-            if Remote::leave(&raw const (*this).remote.0) {
-                drop(Box::from_raw(this));
-            }
-        }
-    }
-
-    /// Any thread, for a page in quarantine. `kept` is never entered, so that all of them come this way.
-    pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
-        // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
-        unsafe {
-            let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
-            let remote = &raw const (*this).remote.0;
-            if Remote::push(remote, link_of(desc)).is_err() && Remote::leave(remote) {
-                drop(Box::from_raw(this));
-            }
-        }
-    }
-
-    /// The counters, when `released` pages have left past the owner.
-    pub(crate) fn stats(&self, released: u64) -> PoolStats {
-        let c = &self.front.cache.counters;
-        let slow = c.alloc_slow.get();
-        let high = self.page_size() > crate::PAGE_SIZE;
-        PoolStats {
-            alloc_fast: self.front.cache.popped(),
-            alloc_slow: if high { 0 } else { slow },
-            alloc_slow_high_order: if high { slow } else { 0 },
-            alloc_empty: c.alloc_empty.get(),
-            alloc_refill: c.alloc_refill.get(),
-            alloc_failed: c.alloc_failed.get(),
-            recycle_cached: c.recycle_cached.get(),
-            recycle_cache_full: c.recycle_cache_full.get(),
-            recycle_ring: c.recycle_ring.get(),
-            recycle_ring_full: c.recycle_ring_full.get(),
-            reclaims: c.reclaims.get(),
-            reclaimed: c.reclaimed.get(),
-            released,
-            mapped: c.mapped.get(),
-            unmapped: c.unmapped.get() + if self.domain.is_some() { released } else { 0 },
-            quarantined: c.quarantined.get(),
         }
     }
 }

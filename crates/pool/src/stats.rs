@@ -1,6 +1,11 @@
-//! What a pool counts. Always on: each count is an increment of a line that its owner has in hand anyway.
+//! What a pool counts. The counters are always on: each is an increment of a line that the pool's owner has in its cache anyway.
+//!
+//! One thread writes a counter, the pool's owner, and any thread may read it. [`StatsReader`] does that without the pool.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::end::Record;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Written by one thread, readable by all.
 #[derive(Debug, Default)]
@@ -18,6 +23,20 @@ impl Counter {
     }
 
     pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Set once by one thread, readable by all.
+#[derive(Debug, Default)]
+pub(crate) struct Flag(AtomicBool);
+
+impl Flag {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -41,6 +60,11 @@ pub(crate) struct Counters {
     pub(crate) mapped: Counter,
     pub(crate) unmapped: Counter,
     pub(crate) quarantined: Counter,
+    pub(crate) unasked: Counter,
+    /// The pool maps its pages in a domain.
+    pub(crate) maps: Flag,
+    /// The device is gone, and every page that the pool had mapped was unmapped.
+    pub(crate) all_unmapped: Flag,
 }
 
 /// A pool's counters at one moment. Names follow the kernel's page pool where they mean the same; all count pages.
@@ -70,6 +94,9 @@ pub struct PoolStats {
     pub recycle_ring_full: u64,
     /// Times that what the CPUs hold was taken from them because the pool was out of pages.
     pub reclaims: u64,
+    /// Times that the pool was out of pages, other CPUs seemed to hold some, and the pool did not ask for them because
+    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) says so.
+    pub unasked: u64,
     /// Pages taken from the CPUs, for that reason or for exact counts. They count as `recycle_ring`, too.
     pub reclaimed: u64,
     /// Returned from elsewhere straight to the provider, by pools without a cache.
@@ -95,10 +122,70 @@ impl PoolStats {
         self.recycle_cached + self.recycle_cache_full + self.recycle_ring + self.recycle_ring_full + self.released
     }
 
-    /// Pages out: posted to the device, or held by somebody.
+    /// Pages out: posted to the device, held by a user, or on their way home.
     #[must_use]
     pub fn inflight(&self) -> u64 {
-        self.allocated() - self.returned() - self.quarantined
+        // Saturating: a reader in another thread may find a return counted and its allocation not.
+        self.allocated().saturating_sub(self.returned()).saturating_sub(self.quarantined)
+    }
+
+    /// The same when `released` more pages have left past the owner, each of which was unmapped by that, or not.
+    pub(crate) fn with_released(mut self, released: u64, unmaps: bool) -> Self {
+        self.released += released;
+        self.unmapped += if unmaps { released } else { 0 };
+        self
+    }
+}
+
+/// Reads a pool's counters from any thread. It is cheap to clone, and outlives the pool.
+///
+/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page. The price is exactness: pages that wait in
+/// the CPUs' magazines or on the return stack count as in flight until the owner takes them, up to a magazine for each CPU and what
+/// came since the last refill. Counters that change while they are read differ by these changes.
+/// [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is exact.
+///
+/// After the pool's end the counters stay what they were, but for pages that come back late, which count as released.
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
+/// let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
+/// let reader = pool.stats_reader();
+/// let page = pool.alloc().ok_or("no page")?;
+/// assert_eq!(std::thread::spawn(move || reader.stats().inflight()).join().unwrap(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct StatsReader(Arc<Record>);
+
+impl StatsReader {
+    pub(crate) fn new(record: Arc<Record>) -> Self {
+        Self(record)
+    }
+
+    /// The pool's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Whether the pool's owner has left. The pool may still wait for pages: see [`lingering`](crate::lingering).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// The counters. Takes a lock that only other readers and the pool's end take, and loads that miss the cache if the pool is being
+    /// polled.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.0.stats()
+    }
+}
+
+impl fmt::Debug for StatsReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StatsReader({}, {:?})", self.name(), self.stats())
     }
 }
 
@@ -115,6 +202,7 @@ impl std::ops::AddAssign for PoolStats {
         self.recycle_ring += o.recycle_ring;
         self.recycle_ring_full += o.recycle_ring_full;
         self.reclaims += o.reclaims;
+        self.unasked += o.unasked;
         self.reclaimed += o.reclaimed;
         self.released += o.released;
         self.mapped += o.mapped;

@@ -144,3 +144,28 @@ fn the_pool_moves_between_threads() {
     let stats = close_balanced(pool, &domain);
     assert_eq!((stats.recycle_cached, elsewhere(stats)), (8, 0));
 }
+
+/// Proves decision 3: two reborrowed contexts can be exchanged, because their lifetimes may be the same. That is harmless. Each is still
+/// the only context of its pool, and cannot leave the inner poll, which is inside of both. Pages go home by their own home, so that
+/// every page comes back to the cache of its pool, and the polls go on with their own contexts.
+#[test]
+fn reborrowed_contexts_that_are_exchanged() {
+    let (mut outer, outer_domain) = pool(PoolOptions::new("outer"), 8);
+    let (mut inner, inner_domain) = pool(PoolOptions::new("inner"), 4);
+    outer.poll(|in_outer| {
+        inner.poll(|in_inner| {
+            {
+                let (mut a, mut b) = (in_outer.reborrow(), in_inner.reborrow());
+                std::mem::swap(&mut a, &mut b);
+                let of_inner: Vec<_> = std::iter::from_fn(|| a.alloc()).collect();
+                let of_outer: Vec<_> = std::iter::from_fn(|| b.alloc()).collect();
+                assert_eq!((of_inner.len(), of_outer.len()), (4, 8));
+            }
+            assert_eq!(std::iter::from_fn(|| in_outer.alloc()).collect::<Vec<_>>().len(), 8);
+            assert_eq!(std::iter::from_fn(|| in_inner.alloc().map(drop)).take(100).count(), 100);
+        });
+        assert!(in_outer.alloc().is_some());
+    });
+    let (outer, inner) = (close_balanced(outer, &outer_domain), close_balanced(inner, &inner_domain));
+    assert_eq!((elsewhere(outer), elsewhere(inner)), (0, 0), "all drops were in their pool's context");
+}

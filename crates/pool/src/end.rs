@@ -1,0 +1,468 @@
+//! How a page comes home past the magazines, and how a pool ends: the return stack, the count of pages that are out, and the rule
+//! that says which thread frees the pool.
+//!
+//! ```text
+//!   state        return stack    left               a page that is dropped elsewhere
+//!   ─────────    ────────────    ───────────────    ─────────────────────────────────────────────────────────────────────
+//!   open         null or pages   0 - past           circulating pool: pushed. Page per packet: unmapped, given, left -= 1
+//!     │ close: the depot is closed, then the stack; the owner takes what is in them
+//!   closing      CLOSED          0 - past           unmapped, given, left -= 1
+//!     │ owner_leaves: left += out
+//!   lingering    CLOSED          pages still out    unmapped, given, left -= 1; the return that makes it 0 frees the pool
+//!     │ 0
+//!   gone         freed           0                  there is none
+//! ```
+//!
+//! `past` is the number of pages that went to the provider without passing through the owner. `out` is the number of pages that the
+//! owner took from the provider and never saw again. *Given* means given to the provider.
+//!
+//! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so there is no ABA:
+//! a push compares with the head to which it linked its page. If that head went and came back, the link is right again.
+//!
+//! **Which thread frees the pool.** A thread that gives a page to the provider takes 1 from `left` afterwards, as its last touch of
+//! the pool. The owner adds `out` as its last touch. The thread whose addition makes `left` zero after the owner's addition frees:
+//!
+//! ```text
+//!   owner                                   last return
+//!   swap(head, CLOSED), takes all
+//!   left += out          (now 1)
+//!                                           load(head) = CLOSED
+//!                                           unmap, page -> provider
+//!                                           left -= 1   (now 0)  -> frees the pool
+//! ```
+//!
+//! In the other order `left` is -1, then 0, and the owner frees. A return before the owner leaves finds 0 or less, and does not free.
+//! A push is the last touch of its thread: the page is on the stack then, and the owner counts it.
+//!
+//! **A device that goes** unmaps every page, also those that are out ([`Shared::device_gone`]). A return may be unmapping its page at
+//! that moment. The two compete for the page's claim ([`Desc::claim_unmap`]):
+//!
+//! ```text
+//!   device_gone (the owner)                 return, page per packet or after the close
+//!   claims, unmaps, releases the claim      finds no claim to be had: pushes the page, for the owner may be unmapping it;
+//!                                           if the stack is closed, the owner has finished: gives the page
+//!   finds it claimed: waits                 claims, unmaps, releases the claim; gives the page, left -= 1
+//! ```
+//!
+//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing releases what the owner
+//! did before to the threads that find the stack closed. The additions to `left` are acquire-release, so the thread that frees has
+//! every other thread's last touch before it. `docs/return-path.md` lists the models; they run this file.
+
+use crate::cache::PollHome;
+use crate::desc::Desc;
+use crate::home::{Home, desc_of};
+use crate::linger;
+use crate::list::{Link, first, link_of};
+use crate::memory::Memory;
+use crate::panics::Panics;
+use crate::pool::PoolClosed;
+use crate::provider::RawPage;
+use crate::shared::Shared;
+use crate::stats::PoolStats;
+use crate::sync::{AtomicI64, AtomicPtr, Mutex, MutexGuard, Ordering};
+use std::mem::offset_of;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, PoisonError};
+
+/// Never the address of a link.
+fn closed() -> *mut Link {
+    ptr::without_provenance_mut(1)
+}
+
+/// The pool's return stack is closed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Closed;
+
+/// The part of a pool that says how far it is with its end.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct End {
+    head: AtomicPtr<Link>,
+    record: Arc<Record>,
+    /// Models read it wherever a thread touches the pool, and write it where the pool is freed.
+    #[cfg(loom)]
+    alive: loom::cell::UnsafeCell<()>,
+}
+
+impl End {
+    pub(crate) fn new(record: Arc<Record>) -> Self {
+        Self {
+            head: AtomicPtr::new(ptr::null_mut()),
+            record,
+            #[cfg(loom)]
+            alive: loom::cell::UnsafeCell::new(()),
+        }
+    }
+
+    pub(crate) fn record(&self) -> &Arc<Record> {
+        &self.record
+    }
+
+    /// In a model, says that this thread touches the pool.
+    #[inline(always)]
+    fn touch(_this: *const Self) {
+        #[cfg(loom)]
+        // SAFETY: the models keep a freed pool's memory, and loom says so if the pool has been freed.
+        unsafe {
+            (*_this).alive.with(|_| ());
+        }
+    }
+
+    /// Puts a page on the return stack. After `Ok` the caller touches neither page nor pool.
+    ///
+    /// # Safety
+    ///
+    /// `page` is live and the caller's to give away, and keeps `this` until then.
+    unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Closed> {
+        // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
+        // SAFETY: the page keeps the pool.
+        let at = unsafe { &raw const (*this).head };
+        // SAFETY: as above. Acquire: a thread that finds the stack closed comes after all that the owner did before closing it.
+        let mut head = unsafe { (*at).load(Ordering::Acquire) };
+        while head != closed() {
+            Self::touch(this);
+            // SAFETY: the page is the caller's, and keeps the pool, until the exchange succeeds.
+            unsafe {
+                (*page).set(head);
+                match (*at).compare_exchange_weak(head, page, Ordering::Release, Ordering::Acquire) {
+                    Ok(_) => return Ok(()),
+                    Err(now) => head = now,
+                }
+            }
+        }
+        Err(Closed)
+    }
+
+    /// Whether the stack is empty. The owner's cheap look before a swap.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Takes all pages off the stack: a list by [`Link::next`], ended by null. The owner's.
+    pub(crate) fn take_all(&self) -> *mut Link {
+        self.head.swap(ptr::null_mut(), Ordering::Acquire)
+    }
+
+    /// Takes all pages off the stack for the last time: from now on `push` fails. The owner's.
+    fn close(&self) -> *mut Link {
+        self.head.swap(closed(), Ordering::AcqRel)
+    }
+
+    /// Counts a page that went to the provider without passing through the owner. True: the caller frees the pool. Otherwise the
+    /// caller touches the pool no more.
+    ///
+    /// # Safety
+    ///
+    /// The page is one that `this` counts, and it is counted here once.
+    #[must_use]
+    unsafe fn leave(this: *const Self) -> bool {
+        Self::touch(this);
+        // SAFETY: a page that is not counted yet keeps the pool, and with it the record.
+        let record = unsafe { &*Arc::as_ptr(&(*this).record) };
+        record.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// How many pages left that way, while the owner is there.
+    pub(crate) fn past_owner(&self) -> u64 {
+        self.record.left.load(Ordering::Acquire).unsigned_abs()
+    }
+}
+
+/// What remains to be said of a pool after its end. It outlives the pool, so that it can be read at any time.
+#[derive(Debug)]
+pub(crate) struct Record {
+    name: String,
+    /// Minus the pages that left past the owner; after the owner left, the pages still out.
+    left: AtomicI64,
+    books: Mutex<Books>,
+}
+
+/// Where a pool's counters are, and what is counted after the owner has stopped counting.
+#[derive(Debug, Default)]
+struct Books {
+    /// The pool, while its owner is there.
+    pool: Option<NonNull<PollHome>>,
+    /// The counters as they were when the owner left, without the pages that left past it.
+    stats: PoolStats,
+    /// Pages that the owner had taken and never saw again.
+    out: u64,
+    /// Whether a page that leaves past the owner is unmapped by that.
+    unmaps: bool,
+    /// Pages in quarantine that left past the owner.
+    kept: u64,
+}
+
+// SAFETY: the pointer is followed under the lock only, while the owner is there: `Shared::end` takes it away before the pool can be
+// freed. What is read behind it is atomic or never changes.
+unsafe impl Send for Books {}
+
+impl Record {
+    pub(crate) fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), left: AtomicI64::new(0), books: Mutex::default() })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the counters are those of this pool.
+    pub(crate) fn open(&self, pool: NonNull<PollHome>) {
+        self.books().pool = Some(pool);
+    }
+
+    /// Pages still out after the owner left; 0 before.
+    pub(crate) fn still_out(&self) -> u64 {
+        u64::try_from(self.left.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// Whether the owner has left.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.books().pool.is_none()
+    }
+
+    /// The counters now, from any thread.
+    pub(crate) fn stats(&self) -> PoolStats {
+        let books = self.books();
+        // `out` is in both or in neither.
+        let past = books.out.wrapping_sub(self.left.load(Ordering::Acquire).cast_unsigned());
+        books.stats(past)
+    }
+}
+
+impl Books {
+    /// The counters when `past` pages have left past the owner.
+    fn stats(&self, past: u64) -> PoolStats {
+        let released = past - self.kept;
+        let mut stats = match self.pool {
+            // SAFETY: the owner is there.
+            Some(pool) => unsafe { pool.as_ref() }.stats(released),
+            None => self.stats.with_released(released, self.unmaps),
+        };
+        stats.quarantined += self.kept;
+        stats
+    }
+}
+
+/// The ways home past the magazines, and the pool's end.
+impl<M: Memory> Shared<M> {
+    /// Any thread, for a page that the depot does not take.
+    pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, front) == 0 && offset_of!(PollHome, home) == 0) };
+        let this = home.cast::<Self>().as_ptr();
+        let mut panics = Panics::default();
+        // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it is counted by `leave`. No reference to
+        // the pool is held across either.
+        unsafe {
+            let end = &raw const (*this).end;
+            let push = || End::push(end, link_of(desc)).is_ok();
+            if (*this).circulates && push() {
+                return;
+            }
+            if let Some(domain) = &(*this).domain {
+                match desc.as_ref().claim_unmap((*this).id) {
+                    Some(dma) => {
+                        panics.call(|| domain.unmap(dma, (*this).page_size()));
+                        End::touch(end);
+                        // Also after a panic: the domain is asked once for each mapping.
+                        desc.as_ref().unmapped(&(*this).unmapped);
+                    }
+                    // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
+                    None if push() => return,
+                    None => {}
+                }
+            }
+            panics.call(|| (*this).provider.give(RawPage::from_desc(desc)));
+            if End::leave(end) {
+                Self::free(this, &mut panics);
+            }
+        }
+        panics.resume();
+    }
+
+    /// Any thread, for a page in quarantine: it is counted, and used by nobody again. `kept` is never entered, so that all such pages
+    /// come this way.
+    pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+        let mut panics = Panics::default();
+        // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
+        unsafe {
+            let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
+            let end = &raw const (*this).end;
+            if End::push(end, link_of(desc)).is_err() {
+                // The record may outlive the pool, and is needed until the lock is released.
+                let record = (*end).record.clone();
+                let last = {
+                    let mut books = record.books();
+                    books.kept += 1;
+                    End::leave(end)
+                };
+                if last {
+                    Self::free(this, &mut panics);
+                }
+            }
+        }
+        panics.resume();
+    }
+
+    /// Takes the pages that came by the stack since the last time. The owner's.
+    pub(crate) fn drain_stack(&self, panics: &mut Panics) {
+        if !self.end.is_empty() {
+            self.take_in(self.end.take_all(), panics);
+        }
+    }
+
+    fn take_in(&self, mut list: *mut Link, panics: &mut Panics) {
+        // SAFETY: what was on the stack is the pool's.
+        while let Some((desc, rest)) = unsafe { first(list) } {
+            list = rest;
+            if self.arrives(desc) {
+                self.keep_or_give(desc, panics);
+            }
+        }
+    }
+
+    /// Counts a page that came by the stack; false if it is not to be used again.
+    fn arrives(&self, desc: NonNull<Desc>) -> bool {
+        let cache = &self.front.cache;
+        // SAFETY: what was on the stack is the pool's.
+        let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
+        if kept {
+            cache.counters.quarantined.bump();
+            cache.held.set(cache.held.get() - 1);
+        } else {
+            cache.counters.recycle_ring_full.bump();
+        }
+        !kept
+    }
+
+    /// Unmaps every page of the pool, wherever it is. The owner's.
+    pub(crate) fn device_gone(&self) {
+        if self.front.cache.counters.all_unmapped.get() {
+            return;
+        }
+        self.gone.set(true);
+        let (mut panics, mut walk) = (Panics::default(), Panics::default());
+        walk.call(|| {
+            self.provider.each(&mut |region| {
+                region.each_desc(&mut |desc| {
+                    self.unmap_anywhere(desc, &mut panics);
+                    // A return may be unmapping the page now.
+                    desc.wait_unmapped(self.id, &self.unmapped);
+                });
+            });
+        });
+        // If the provider could not name all of its regions, some pages are still mapped: calling again goes on with them.
+        if !walk.any() {
+            self.front.cache.counters.all_unmapped.set();
+        }
+        self.empty(&mut panics);
+        panics.call(|| {
+            let (pool, out) = (self.name(), self.held());
+            tracing::info!(pool, out, "device gone: its pool's pages are unmapped");
+        });
+        walk.resume();
+        panics.resume();
+    }
+
+    /// Open to closing: takes all that came back, for the last time. What comes from now on leaves past the owner.
+    fn close(&self, panics: &mut Panics) {
+        let mut n = 0;
+        let closed = self.front.with_taker(|taker, depot| {
+            taker.close(depot, |item| {
+                self.keep_or_give(desc_of(item), panics);
+                n += 1;
+            })
+        });
+        self.front.cache.counters.recycle_ring.add(n);
+        if let Some(Err(error)) = closed {
+            panics.call(|| {
+                let pool = self.name();
+                tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
+            });
+        }
+        self.take_in(self.end.close(), panics);
+    }
+
+    /// The owner's end of the pool.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the owner, and this is the last that it does with the pool.
+    pub(crate) unsafe fn end(this: NonNull<Self>) -> PoolClosed {
+        let mut panics = Panics::default();
+        // SAFETY: the owner keeps the pool until it has left; after that it is touched only to free it.
+        unsafe {
+            let s = this.as_ref();
+            s.empty(&mut panics);
+            s.close(&mut panics);
+            let record = s.end.record.clone();
+            let out = s.front.cache.held.get();
+            End::touch(&raw const s.end);
+            let (past, stats) = {
+                // The books take leave of the pool before it can be freed.
+                let mut books = record.books();
+                books.stats = s.front.stats(0);
+                books.unmaps = s.domain.is_some() && !s.front.cache.counters.all_unmapped.get();
+                (books.out, books.pool) = (out, None);
+                // Closing to lingering.
+                let past = record.left.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
+                (past, books.stats(past))
+            };
+            let outstanding = out - past;
+            if outstanding == 0 {
+                Self::free(this.as_ptr(), &mut panics);
+            }
+            panics.call(|| tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed"));
+            // The list outlives a model's execution.
+            if outstanding > 0 && !cfg!(loom) {
+                linger::begin(record, outstanding, &mut panics);
+            }
+            panics.resume();
+            PoolClosed { stats, outstanding }
+        }
+    }
+
+    /// Lingering to gone.
+    ///
+    /// # Safety
+    ///
+    /// The owner has left, all pages are back, and the caller's addition made `left` zero.
+    unsafe fn free(this: *mut Self, panics: &mut Panics) {
+        // SAFETY: made by `PagePool::build`, and nobody else touches it any more.
+        let pool = unsafe { Box::from_raw(this) };
+        #[cfg(all(loom, test))]
+        {
+            pool.end.alive.with_mut(|_| ());
+            crate::model::bury(pool);
+        }
+        #[cfg(not(all(loom, test)))]
+        panics.call(|| drop(pool));
+        #[cfg(all(loom, test))]
+        let _ = panics;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stack_takes_pages_until_it_is_closed() {
+        let end = End::new(Record::new("test"));
+        let page = Box::new(Link::new());
+        let at = (&raw const *page).cast_mut();
+        // SAFETY: the page outlives the stack.
+        unsafe {
+            assert!(end.is_empty());
+            assert_eq!(End::push(&end, at), Ok(()));
+            assert!(!end.is_empty());
+            assert_eq!(end.take_all(), at);
+            assert_eq!(End::push(&end, at), Ok(()));
+            assert_eq!(end.close(), at);
+            assert_eq!(End::push(&end, at), Err(Closed));
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Panics in code that the user provided: a [domain](crate::DmaDomain), a [provider](crate::Provider), a log subscriber.
+//!
+//! The pool calls such code while it has pages in hand that are in no list. A panic must not unwind through there, because those
+//! pages would be lost. Each call is therefore made by [`Panics::call`], which keeps the panic. The pool finishes what it is doing,
+//! and then goes on with the panic.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// The first panic of several calls.
+#[must_use = "a panic that was kept is to be resumed"]
+#[derive(Default)]
+pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+
+impl Panics {
+    /// Calls user code. `None` if it panicked.
+    pub(crate) fn call<R>(&mut self, f: impl FnOnce() -> R) -> Option<R> {
+        match catch_unwind(AssertUnwindSafe(f)) {
+            Ok(answer) => Some(answer),
+            Err(payload) => {
+                // Dropping a payload is user code, too: the payload of a second panic is forgotten.
+                match self.0 {
+                    None => self.0 = Some(payload),
+                    Some(_) => std::mem::forget(payload),
+                }
+                None
+            }
+        }
+    }
+
+    /// Whether a call panicked.
+    pub(crate) fn any(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Goes on with the first panic, if there was one. A thread that is unwinding already goes on with that: a second panic out of
+    /// a destructor would end the process.
+    pub(crate) fn resume(self) {
+        if let Some(payload) = self.0 {
+            if std::thread::panicking() {
+                std::mem::forget(payload);
+            } else {
+                resume_unwind(payload);
+            }
+        }
+    }
+}

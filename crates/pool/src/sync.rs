@@ -1,0 +1,14 @@
+//! The atomics and locks that models look into: loom's in its models, the standard library's elsewhere.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64},
+};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64},
+};
+
+pub(crate) use std::sync::atomic::Ordering;

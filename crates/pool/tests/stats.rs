@@ -1,0 +1,180 @@
+//! Counters read from any thread, pools that leave other CPUs alone, and reminders of pools that linger.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{alloc, pool};
+use netmem_pool::{LingerReminder, PoolOptions, PoolStats, StatsReader, lingering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Proves POOL-12: another thread reads what the owner has counted, moves no page for it, and what waits in magazines counts as in
+/// flight until the owner takes it.
+#[test]
+fn another_thread_reads() {
+    let (mut pool, domain) = pool(PoolOptions::new("read").cache(16).magazine(8), 64);
+    let reader = pool.stats_reader();
+    let read = || thread::scope(|s| s.spawn(|| reader.stats()).join().unwrap());
+    assert_eq!(read(), PoolStats::default());
+    let mut pages = alloc(&mut pool, 20);
+    pool.poll(|_| drop(pages.split_off(10)));
+    let before = read();
+    assert_eq!((before.allocated(), before.recycle_cached, before.inflight()), (20, 10, 10));
+    assert_eq!(before.mapped, domain.maps());
+    thread::spawn(move || drop(pages)).join().unwrap();
+    assert_eq!(read(), before, "what is in magazines is in flight, and stays there");
+    assert_eq!(pool.stats().inflight(), 0);
+    assert_eq!(read(), pool.stats());
+    assert_eq!((reader.name(), reader.is_closed()), ("read", false));
+}
+
+/// Proves POOL-11: a reader outlives the pool, and counts pages that come back late.
+#[test]
+fn a_reader_outlives_its_pool() {
+    for cache in [0, 16] {
+        let (mut pool, domain) = pool(PoolOptions::new("outlived").cache(cache), 8);
+        let reader = pool.stats_reader();
+        let mut pages = alloc(&mut pool, 8);
+        let mut given_up = pages.pop().unwrap();
+        let kept = given_up.split_off(100);
+        pool.quarantine(given_up);
+        drop(pages.split_off(4));
+        let closed = pool.close();
+        assert!(reader.is_closed());
+        assert_eq!((closed.outstanding, closed.stats.inflight()), (5, 5));
+        assert_eq!(reader.stats(), closed.stats);
+        let late = reader.clone();
+        thread::spawn(move || drop(pages)).join().unwrap();
+        assert_eq!((late.stats().inflight(), late.stats().quarantined), (1, 0));
+        drop(kept);
+        let last = late.stats();
+        assert_eq!((last.inflight(), last.quarantined, last.allocated()), (0, 1, 8), "{last:?}");
+        assert_eq!((last.mapped, last.unmapped), (domain.maps(), domain.unmaps()));
+    }
+}
+
+/// Proves POOL-12: a reader never sees more pages out than there are, and never waits for the owner, while the pool works and ends.
+#[test]
+fn reading_while_the_pool_works() {
+    const PAGES: u64 = 64;
+    let current: Mutex<Option<StatsReader>> = Mutex::new(None);
+    let (done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let Some(reader) = current.lock().unwrap().clone() else { continue };
+                let stats = reader.stats();
+                // Wrapped numbers would be huge.
+                assert!(stats.inflight() <= 3 * PAGES && stats.alloc_fast < 1 << 40, "{stats:?}");
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        while reads.load(Ordering::Relaxed) < 1000 {
+            let (mut pool, _) = pool(PoolOptions::new("busy").cache(16), PAGES as usize);
+            *current.lock().unwrap() = Some(pool.stats_reader());
+            for _ in 0..100 {
+                pool.poll(|napi| {
+                    let pages: Vec<_> = std::iter::from_fn(|| napi.alloc()).take(40).collect();
+                    drop(pages);
+                });
+            }
+            drop(pool);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Proves POOL-4: a pool that may not interrupt other CPUs takes what came by other ways, and says that there was more. A starving pool
+/// looks at the CPUs no more often than every 100 us.
+#[test]
+fn a_pool_that_leaves_other_cpus_alone() {
+    let options = PoolOptions::new("alone").cache(16).magazine(8).interrupt_cpus(false);
+    let (mut pool, domain) = pool(options, 32);
+    let pages = alloc(&mut pool, 32);
+    thread::spawn(move || {
+        // All on one CPU, as far as the test can tell: at least the first magazine fills up, unless the thread is moved each time.
+        drop(pages);
+    })
+    .join()
+    .unwrap();
+    let start = Instant::now();
+    let (mut got, mut failed) = (Vec::new(), 0);
+    while failed < 500 {
+        match pool.poll(|napi| napi.alloc()) {
+            Some(page) => got.push(page),
+            None => failed += 1,
+        }
+    }
+    let micros = start.elapsed().as_micros() as u64;
+    let stats = pool.stats_reader().stats();
+    assert_eq!((stats.reclaims, stats.reclaimed, stats.alloc_failed), (0, 0, 500), "{stats:?}");
+    assert!(stats.unasked > 0 || got.len() == 32, "{stats:?}");
+    assert!(stats.unasked <= micros / 100 + 1, "{} looks in {micros} us", stats.unasked);
+    drop(got);
+    let closed = pool.close();
+    assert_eq!((closed.outstanding, domain.maps() - domain.unmaps()), (0, 0), "the end takes everything");
+}
+
+/// Collects the pools that events name.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Names {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "pool" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+impl tracing::Subscriber for Names {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Proves POOL-11: one event says that a pool lingers, a reminder comes every 60 s from the caller that asks for it, and the library
+/// starts no thread.
+#[test]
+fn reminders_are_the_callers() {
+    let names = Names::default();
+    let mine = |names: &Names| names.0.lock().unwrap().drain(..).filter(|n| n.contains("reminded")).count();
+    tracing::subscriber::with_default(names.clone(), || {
+        let (mut pool, _) = pool(PoolOptions::new("reminded").cache(16), 4);
+        let page = pool.alloc();
+        assert_eq!(pool.close().outstanding, 1);
+        assert_eq!(mine(&names), 1);
+        assert!(lingering().iter().any(|l| l.name == "reminded"));
+        let now = Instant::now();
+        let mut reminder = LingerReminder::new(now);
+        let minute = Duration::from_secs(60);
+        assert_eq!((reminder.remind(now), mine(&names)), (now + minute, 0));
+        assert_eq!((reminder.remind(now + minute), mine(&names)), (now + 2 * minute, 1));
+        assert_eq!((reminder.remind(now + minute), mine(&names)), (now + 2 * minute, 0));
+        drop(page);
+        assert_eq!((reminder.remind(now + 5 * minute), mine(&names)), (now + 6 * minute, 0));
+    });
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    for thread in threads {
+        let name = std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap_or_default();
+        assert!(!name.starts_with("netmem"), "a thread of the library: {name}");
+    }
+}

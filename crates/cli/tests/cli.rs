@@ -357,6 +357,18 @@ fn info_tells_what_there_is() {
     assert!(text.status.success() && String::from_utf8_lossy(&text.stdout).contains("per CPU"));
 }
 
+/// `info` shows the mode of per-CPU data that was forced. One that cannot be had ends the command.
+#[test]
+fn info_shows_a_forced_mode() {
+    let info = |mode: &str| netmem().env("NETMEM_PERCPU", mode).args(["info", "--json"]).output().unwrap();
+    let portable = json(&info("portable"));
+    assert_eq!(portable["percpu"]["mode"], "portable");
+    assert_eq!(portable["percpu"]["why_not"], "NETMEM_PERCPU=portable");
+    let unknown = info("fast");
+    assert!(!unknown.status.success());
+    assert!(errors(&unknown).contains("NETMEM_PERCPU: unknown mode \"fast\""), "{}", errors(&unknown));
+}
+
 /// What the kernel sends into a tap is received; a tap in use is not taken, and none is left behind.
 #[test]
 fn taps_come_and_go() {

@@ -1,7 +1,7 @@
-//! Per-CPU data for user space: plain adds and pushes that no other CPU sees, until somebody closes the gate.
+//! Per-CPU data for user space: plain adds and pushes on data that no other CPU touches, until a thread closes the gate.
 //!
 //! ```text
-//!   any thread, any CPU                              whoever wants the whole
+//!   any thread, any CPU                              a thread that wants the sum
 //!   counter.add(1)                                   counter.close()
 //!     a restartable sequence (rseq):                   closes the gate
 //!     gate open? this CPU's word += 1                  membarrier: no sequence is left inside
@@ -11,8 +11,8 @@
 //!
 //! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole. A [`CpuCache`] holds items
 //!   that any thread puts in and takes out.
-//! * Each is one word, the gate, and a word per CPU in an arena where those of all lie side by side, CPU by CPU.
-//! * [`mode`] says whether the process has sequences. Where it has none (another architecture, an old C library, one that was
+//! * Each is one word, the gate, and a word per CPU in an arena. In the arena, the words of one CPU lie side by side.
+//! * [`mode`] says whether the process has sequences. Without them (another architecture, an old C library, one that was
 //!   told `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same contract with a lock per
 //!   CPU.
 //!
@@ -21,12 +21,24 @@
 //! | event | consequence |
 //! | --- | --- |
 //! | it is preempted, or moved to another CPU, in a sequence | the sequence starts again; [`aborts`] counts |
-//! | a signal handler runs in a sequence, and uses the same counter | so does it |
-//! | a CPU goes away, or comes | its word is summed up with the others; there is one for each *possible* CPU |
-//! | the process forks | the child has its own copy of all words, as they were: counts that other threads held stay held. As with any lock, no other thread may be in a call that makes, closes or collects meanwhile, nor, in portable mode, in one that adds or pushes |
+//! | a signal handler runs in a sequence, and uses the same counter | the sequence starts again after the handler |
+//! | a CPU goes away, or comes | nothing: there is a word for each index that the kernel can give, and a sum covers all of them |
+//! | the process forks | the child has its own copy: see below |
 //! | it ends, or there are thousands of it | nothing is kept per thread |
 //! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`GateClosed`]; with `mm_cid`, which reads 0 then, it must not use the library |
-//! | the library is unloaded | it must not be: link with `-z nodelete`, and this crate into the final object |
+//! | a library that contains this crate, or code that was inlined from it, is unloaded | it stays loaded. Each such library pins itself when it is loaded, for the kernel reads the descriptor of a thread's last sequence later |
+//!
+//! # What a child of a fork may do
+//!
+//! The child has a copy of everything as it was when the process split, and one thread. Parent and child do not see each other's
+//! changes. What the parent's other threads had in hand in that moment is lost to the child. This holds for `fork` of the C library;
+//! in a child made by a system call alone, counters and depots must not be made or dropped.
+//!
+//! | type | the child may | if another thread of the parent was in the middle of |
+//! | --- | --- | --- |
+//! | [`Counter`] | use all methods, and make and drop counters | an add: it is in the child's words or not. A close: the gate stays closed in the child, where adds say [`GateClosed`] and [`close`](Counter::close) says `None` |
+//! | [`Depot`] and [`Taker`] | use all methods. The child's taker has the same items as the parent's: what they stand for is in both processes | a give: its item is in the depot or not, or the giver's full magazine is missing with all its items. A reclaim or a close: the items that the taker had in hand are missing, and givers are refused |
+//! | [`CpuCache`] | use all methods | a push or a pop: as for a depot. A reclaim or a close: the child must push and pop only, for it would wait for a lock of that thread |
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("a word holds an address and a count: it must have 64 bits");
@@ -41,6 +53,11 @@ mod magazine;
 mod mode;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg_attr(
+    any(loom, not(all(target_arch = "x86_64", target_env = "gnu")), target_feature = "crt-static"),
+    path = "no_pin.rs"
+)]
+mod pin;
 mod portable;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom)))]
 mod rseq;

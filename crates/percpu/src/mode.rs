@@ -1,11 +1,22 @@
-//! What this process can have: restartable sequences, or the portable version. Decided once, before the first gate opens.
+//! Which kind of per-CPU data this process has: restartable sequences, or the portable version. Decided once, before the first gate
+//! opens.
 //!
 //! The area of a thread is where the C library registered it: `__rseq_offset` bytes from the thread pointer, if
 //! `__rseq_size` is not zero. glibc does so since 2.35, for each thread that it starts, or ends the process; a tunable
 //! (`glibc.pthread.rseq=0`) turns it off. Its layout is the kernel's: `cpu_id` at 4, `rseq_cs` at 8, `mm_cid` at 24.
+//!
+//! **Two numbers of CPUs.** [`areas`] bounds every index that a sequence can see; chunks, sums and locks all use it. It
+//! comes from the kernel, for memory safety depends on it. [`cpus`] is how many CPUs this process may use now. Sizes that
+//! follow the number of CPUs use it; nothing else depends on it.
+//!
+//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id` or `portable` chooses the mode, so that tests run in each. A test that asked
+//! for one mode and ran in another would prove nothing. Therefore the process ends, with a message on its standard error, if the
+//! value is unknown or the mode is not available. Unset or empty, the variable has no effect.
 
-use crate::{barrier, rseq};
+use crate::{barrier, pin, rseq};
+use std::ffi::OsStr;
 use std::fmt;
+use std::io::Write;
 use std::sync::OnceLock;
 
 /// How per-CPU data is reached in this process. Prints as `rseq` or `portable`.
@@ -25,7 +36,7 @@ pub enum Index {
     /// The kernel's concurrency id of the process: no two threads that run at once have the same, and there are no more of
     /// them than threads or CPUs, so that a process on a few CPUs of many touches few areas. Linux 6.3 and later.
     MmCid,
-    /// The CPU's number.
+    /// The CPU's number. On the kernels before (5.10 to 6.2), and a few nanoseconds slower.
     CpuId,
 }
 
@@ -39,8 +50,10 @@ pub enum Why {
     NotRegistered,
     /// The kernel has no `membarrier` for them (Linux 5.10 and later have), or refuses it.
     NoMembarrier,
-    /// `/sys/devices/system/cpu/possible` does not say how many CPUs there may be.
-    CpusUnknown,
+    /// The dynamic linker refused to keep this library loaded for ever, which sequences need.
+    NotPinned,
+    /// The environment says `NETMEM_PERCPU=portable`.
+    Forced,
 }
 
 impl fmt::Display for Mode {
@@ -69,7 +82,8 @@ impl fmt::Display for Why {
                 "the C library has registered no restartable sequences (glibc 2.35 or later does, unless told not to)"
             }
             Why::NoMembarrier => "the kernel offers no membarrier for restartable sequences (Linux 5.10 or later does)",
-            Why::CpusUnknown => "/sys/devices/system/cpu/possible does not say how many CPUs there may be",
+            Why::NotPinned => "the dynamic linker refused to keep the library loaded",
+            Why::Forced => "NETMEM_PERCPU=portable",
         })
     }
 }
@@ -77,31 +91,52 @@ impl fmt::Display for Why {
 /// What there is, as the process finds it.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
+    /// Whether sequences are written for this target.
+    written: bool,
+    /// Whether every object with sequences stays loaded.
+    pinned: bool,
     /// Offset from the thread pointer and bytes in use, as the C library says.
     area: Option<(isize, u32)>,
     /// Bytes of it that the kernel fills.
     filled: usize,
     /// Whether the process is registered for the barrier now.
     membarrier: bool,
-    cpus: Option<usize>,
 }
 
 /// Up to and with `mm_cid`.
 const WITH_MM_CID: usize = 28;
 
-/// An area beyond this takes more than its share of addresses; CPUs with higher numbers use the shared path.
+/// No index beyond this is used: CPUs with higher numbers use the shared path.
 pub(crate) const MAX_CPUS: usize = 4096;
 
 impl Offer {
+    /// The best mode there is.
     fn mode(self) -> Mode {
         match self {
+            Offer { written: false, .. } => Mode::Portable(Why::Architecture),
+            Offer { pinned: false, .. } => Mode::Portable(Why::NotPinned),
             Offer { area: None | Some((_, 0)), .. } => Mode::Portable(Why::NotRegistered),
             Offer { membarrier: false, .. } => Mode::Portable(Why::NoMembarrier),
-            Offer { cpus: None, .. } => Mode::Portable(Why::CpusUnknown),
             // The C library says how much of the area it knows (20 bytes, for long); it registers no less than the 32 of the
             // first layout, and the kernel fills what it knows of those.
             Offer { filled: WITH_MM_CID.., .. } => Mode::Rseq(Index::MmCid),
             _ => Mode::Rseq(Index::CpuId),
+        }
+    }
+
+    /// The mode that `NETMEM_PERCPU` asks for.
+    fn forced(self, value: &OsStr) -> Result<Mode, String> {
+        let best = self.mode();
+        match (value.to_str(), best) {
+            (Some(""), _) => Ok(best),
+            (Some("portable"), _) => Ok(Mode::Portable(Why::Forced)),
+            (Some("mm_cid"), Mode::Rseq(Index::MmCid)) => Ok(best),
+            (Some("cpu_id"), Mode::Rseq(_)) => Ok(Mode::Rseq(Index::CpuId)),
+            (Some("mm_cid"), Mode::Rseq(Index::CpuId)) => {
+                Err("mm_cid is not available: the kernel has none (Linux 6.3 or later has)".into())
+            }
+            (Some(mode @ ("mm_cid" | "cpu_id")), Mode::Portable(why)) => Err(format!("{mode} is not available: {why}")),
+            (_, _) => Err(format!("unknown mode {value:?}; there are mm_cid, cpu_id and portable")),
         }
     }
 }
@@ -110,7 +145,6 @@ impl Offer {
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     mode: Mode,
-    cpus: usize,
     #[cfg_attr(loom, allow(dead_code, reason = "a model has no chunks"))]
     areas: usize,
 }
@@ -118,45 +152,102 @@ struct Decided {
 fn decided() -> Decided {
     static DECIDED: OnceLock<Decided> = OnceLock::new();
     *DECIDED.get_or_init(|| {
-        let offer = offer();
-        let mode = if rseq::WRITTEN { offer.mode() } else { Mode::Portable(Why::Architecture) };
+        let offer = Offer {
+            written: rseq::WRITTEN,
+            pinned: pin::all_pinned(),
+            area: area(),
+            filled: filled(),
+            membarrier: barrier::register(),
+        };
+        let value = std::env::var_os("NETMEM_PERCPU").unwrap_or_default();
+        let mode = offer.forced(&value).unwrap_or_else(|error| end(&error));
         if let (Mode::Rseq(index), Some((area, _))) = (mode, offer.area) {
             rseq::start(area, index);
         }
-        let cpus = offer.cpus.unwrap_or(1).clamp(1, MAX_CPUS);
-        Decided { mode, cpus, areas: mask().clamp(cpus, MAX_CPUS) }
+        Decided { mode, areas: kernel_set() }
     })
 }
 
+/// Ends the process over a mode that was asked for and cannot be had.
+fn end(error: &str) -> ! {
+    // Not by `eprintln`, whose output a test harness would swallow.
+    let _ = writeln!(std::io::stderr(), "NETMEM_PERCPU: {error}");
+    std::process::exit(1)
+}
+
 /// How per-CPU data is reached in this process. Decided at the first use, and then it stays.
+///
+/// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id` or `portable`) chooses the mode, for tests. If the value is
+/// unknown, or the mode is not available, the first use ends the process with a message on standard error.
 pub fn mode() -> Mode {
     decided().mode
 }
 
-/// CPUs that have a place of their own: those that the machine may ever have.
+/// CPUs that this process may use now: those in the affinity of any of its threads, which is within what its cgroup's cpuset
+/// allows. With [`Index::MmCid`], no more than the CPU time that its cgroup gives it: few threads then have low numbers, on
+/// whichever CPUs they run. At least 1.
+///
+/// For sizes. A thread's index may be larger: with [`Index::CpuId`] it is the CPU's number. One system call for each thread, and
+/// files that are read.
 pub fn cpus() -> usize {
-    decided().cpus
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let tasks = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+    // 0 is this thread: without `/proc` it is all there is to ask.
+    let all = usable(std::iter::once(0).chain(tasks).map(affinity));
+    let available = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    sized(mode(), all, usable(std::iter::once(affinity(0))), available).clamp(1, MAX_CPUS)
 }
 
-/// Areas in a chunk: as many as there are bits in the kernel's own set of CPUs, no matter what `/sys` says, so that no index
-/// leads out of the chunk.
+/// Of `all` CPUs those that count. This thread may use `here` of them; `available` is the smaller one of that and of the cgroup's
+/// limit, so it is the limit if it is smaller.
+fn sized(mode: Mode, all: usize, here: usize, available: usize) -> usize {
+    match mode {
+        Mode::Rseq(Index::MmCid) if available < here => all.min(available),
+        _ => all,
+    }
+}
+
+/// A set of CPUs, a bit for each.
+type CpuSet = [u64; MAX_CPUS / 64];
+
+/// CPUs that are in any of these sets.
+fn usable(sets: impl Iterator<Item = CpuSet>) -> usize {
+    let mut all: CpuSet = [0; _];
+    for set in sets {
+        all.iter_mut().zip(set).for_each(|(all, bits)| *all |= bits);
+    }
+    all.iter().map(|bits| bits.count_ones() as usize).sum()
+}
+
+/// The CPUs that a thread may run on. None, if it has ended.
+fn affinity(thread: libc::pid_t) -> CpuSet {
+    let mut set: CpuSet = [0; _];
+    ask(thread, &mut set);
+    set
+}
+
+/// Asks the kernel for a thread's set of CPUs. False: the kernel's own set is larger, or there is no such thread.
+fn ask(thread: libc::pid_t, set: &mut [u64]) -> bool {
+    // SAFETY: a place of the size that is given; the kernel writes no more than that.
+    unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, size_of_val(set), set.as_mut_ptr()) >= 0 }
+}
+
+/// Areas in a chunk, words in a sum, locks: one for every index that there can be. An index is below the number of bits in the
+/// kernel's own set of CPUs.
 #[cfg(not(loom))]
 pub(crate) fn areas() -> usize {
     decided().areas
 }
 
-fn mask() -> usize {
-    let mut set = [0_u64; MAX_CPUS / 64];
-    // SAFETY: a place of the size that is given; the answer is the number of bytes that the kernel's set has.
-    let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&set), set.as_mut_ptr()) };
-    usize::try_from(bytes).map_or(MAX_CPUS, |bytes| bytes * 8)
-}
-
-fn offer() -> Offer {
-    Offer { area: area(), filled: filled(), membarrier: barrier::register(), cpus: possible() }
+/// Bits in the kernel's own set of CPUs, up to the next multiple of 64: a smaller set is refused.
+fn kernel_set() -> usize {
+    let mut set: CpuSet = [0; _];
+    let words = (1..=set.len()).find(|&words| ask(0, &mut set[..words]));
+    words.map_or(MAX_CPUS, |words| words * 64)
 }
 
 /// The C library's answer.
+#[cfg(not(all(target_feature = "crt-static", target_env = "gnu", target_arch = "x86_64")))]
 fn area() -> Option<(isize, u32)> {
     // SAFETY: looks names up in the libraries that are loaded; both objects, where they exist, are constants of the C
     // library with these types, written before `main`.
@@ -168,6 +259,26 @@ fn area() -> Option<(isize, u32)> {
     }
 }
 
+/// The C library's answer in a static program. That has no names to look up, but the linker knows whether they exist. A dynamic
+/// program does not ask this way: it would not start with an older C library than it was built with.
+#[cfg(all(target_feature = "crt-static", target_env = "gnu", target_arch = "x86_64"))]
+fn area() -> Option<(isize, u32)> {
+    let (offset, size): (*const isize, *const u32);
+    // SAFETY: loads two addresses, null for a weak name that no object defines; the types are as above.
+    unsafe {
+        std::arch::asm!(
+            ".weak __rseq_offset",
+            ".weak __rseq_size",
+            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
+            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
+            offset = out(reg) offset,
+            size = out(reg) size,
+            options(nostack, preserves_flags, pure, readonly),
+        );
+        Some((*offset.as_ref()?, *size.as_ref()?))
+    }
+}
+
 fn filled() -> usize {
     const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
     // SAFETY: reads what the kernel handed to the process at its start; 0 if that has no such entry.
@@ -175,17 +286,11 @@ fn filled() -> usize {
     usize::try_from(filled).unwrap_or(0)
 }
 
-fn possible() -> Option<usize> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
-    let last = list.trim().rsplit([',', '-']).next()?;
-    last.parse::<usize>().ok()?.checked_add(1)
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
-    const ALL: Offer = Offer { area: Some((0x920, 20)), filled: 28, membarrier: true, cpus: Some(2) };
+    const ALL: Offer = Offer { written: true, pinned: true, area: Some((0x920, 20)), filled: 28, membarrier: true };
 
     /// Proves REF-7: whatever is missing, there is a mode, and it says why.
     #[test]
@@ -193,10 +298,60 @@ mod tests {
         assert_eq!(ALL.mode(), Mode::Rseq(Index::MmCid));
         assert_eq!(Offer { filled: 20, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
         assert_eq!(Offer { filled: 0, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
+        assert_eq!(Offer { written: false, ..ALL }.mode(), Mode::Portable(Why::Architecture));
+        assert_eq!(Offer { pinned: false, ..ALL }.mode(), Mode::Portable(Why::NotPinned));
         assert_eq!(Offer { area: None, ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
         assert_eq!(Offer { area: Some((0x920, 0)), ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
         assert_eq!(Offer { membarrier: false, ..ALL }.mode(), Mode::Portable(Why::NoMembarrier));
-        assert_eq!(Offer { cpus: None, ..ALL }.mode(), Mode::Portable(Why::CpusUnknown));
+    }
+
+    /// A mode that is asked for is the mode, or an error: never another one.
+    #[test]
+    fn a_forced_mode_is_had_or_refused() {
+        let old = Offer { filled: 20, ..ALL };
+        let none = Offer { area: None, ..ALL };
+        let forced = |offer: Offer, value: &str| offer.forced(OsStr::new(value));
+        for offer in [ALL, old, none] {
+            assert_eq!(forced(offer, ""), Ok(offer.mode()));
+            assert_eq!(forced(offer, "portable"), Ok(Mode::Portable(Why::Forced)));
+            assert!(forced(offer, "cpuid").is_err_and(|error| error.contains("unknown")));
+        }
+        assert_eq!(forced(ALL, "mm_cid"), Ok(Mode::Rseq(Index::MmCid)));
+        assert_eq!(forced(ALL, "cpu_id"), Ok(Mode::Rseq(Index::CpuId)));
+        assert_eq!(forced(old, "cpu_id"), Ok(Mode::Rseq(Index::CpuId)));
+        assert!(forced(old, "mm_cid").is_err_and(|error| error.contains("6.3")));
+        assert!(forced(none, "mm_cid").is_err_and(|error| error.contains("C library")));
+        assert!(forced(none, "cpu_id").is_err_and(|error| error.contains("C library")));
+    }
+
+    /// CPUs with high numbers count as any others, and one that two threads may use counts once.
+    #[test]
+    fn usable_cpus_are_counted_not_numbered() {
+        let set = |cpus: &[usize]| {
+            let mut set: CpuSet = [0; _];
+            cpus.iter().for_each(|cpu| set[cpu / 64] |= 1 << (cpu % 64));
+            set
+        };
+        assert_eq!(usable([set(&[3, 100, 200, 239])].into_iter()), 4);
+        assert_eq!(usable([set(&[0]), set(&[]), set(&[239]), set(&[0, 1])].into_iter()), 3);
+    }
+
+    /// A machine of 240 CPUs: all of them; four by affinity; four by a limit of CPU time, which does not limit the numbers of CPUs; and
+    /// a thread on a CPU of its own.
+    #[test]
+    fn sizes_follow_what_the_process_may_use() {
+        let [mm_cid, cpu_id] = [Mode::Rseq(Index::MmCid), Mode::Rseq(Index::CpuId)];
+        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 240, 240, 240)), [240, 240]);
+        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 4, 4, 4)), [4, 4]);
+        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 240, 240, 4)), [4, 240]);
+        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 4, 1, 1)), [4, 4]);
+    }
+
+    /// Each CPU that this thread may use has an area.
+    #[test]
+    fn every_cpu_has_an_area() {
+        let last = affinity(0).iter().rposition(|bits| *bits != 0);
+        assert!(last.is_some_and(|at| (at + 1) * 64 <= areas()));
     }
 
     #[test]

@@ -33,12 +33,18 @@
 //! barrier for the compiler: a commit is a release of what the thread did before, and the load of the gate an acquire of what
 //! was done before it was opened.
 //!
-//! **A library that contains these must stay loaded** (`-z nodelete`): the kernel reads the last descriptor of a thread long
-//! after the sequence.
+//! **A library that contains these stays loaded**: the kernel reads the last descriptor of a thread long after the sequence. The
+//! assembly of each sequence sees to it; [`pin`](crate::pin) says how.
+
+#![allow(
+    named_asm_labels,
+    reason = "the constructor has a name, so that the assembler and the linker keep one of many"
+)]
 
 use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
 use crate::magazine::{CAPACITY_AT, ITEMS_AT};
 use crate::mode::{Index, MAX_CPUS};
+use crate::pin::{constructor, pin};
 use crate::sequence::{Exchanged, GateClosed, Pushed};
 use crate::sync::AtomicUsize;
 use std::arch::asm;
@@ -87,6 +93,7 @@ macro_rules! sequence {
             ".long 0, 0",                       // version, flags
             ".quad 4f, 5f - 4f, 6f",            // start, offset of the post-commit, abort handler
             ".popsection",
+            constructor!(),
             "2:",
             "lea {word}, [rip + 3b]",
             "mov qword ptr fs:[{area} + 8], {word}",
@@ -104,7 +111,8 @@ macro_rules! sequence {
             ".byte 0x0f, 0xb9, 0x3d",           // the signature as the operand of an undefined instruction
             ".long 0x53053053",
             "6:",
-            "lock inc qword ptr [rip + {aborts}]",
+            "mov {word}, qword ptr [rip + {aborts}@GOTPCREL]",
+            "lock inc qword ptr [{word}]",
             "jmp 2b",
             $($cold,)*
             ".popsection",
@@ -115,6 +123,7 @@ macro_rules! sequence {
             cpus = const MAX_CPUS,
             shift = const STRIDE_SHIFT,
             aborts = sym ABORTS,
+            pin = sym pin,
             $($operands)*
             options(nostack),
         )

@@ -107,7 +107,8 @@ impl PoolOptions {
 
     /// Pages in a magazine, in which what is dropped on a CPU waits until it is full: at most 62; 0 to have none, so that each page
     /// comes back by one compare-and-swap. Otherwise chosen from the pool's size, so that a small pool does not strand itself:
-    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62; none with fewer than 8 pages for each CPU.
+    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62; none with fewer than 8 pages for each CPU. The CPUs
+    /// are those that this process may use when the pool is made ([`netmem_percpu::cpus`]).
     #[must_use]
     pub fn magazine(mut self, pages: usize) -> Self {
         self.magazine = Some(pages);
@@ -154,17 +155,21 @@ impl PoolOptions {
         let mut pages = 0_u64;
         provider.each(&mut |region| pages += u64::from(region.pages()));
         let pages = usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX);
-        let slots = netmem_percpu::cpus();
-        let fair = (pages.saturating_sub(self.cache) / (4 * slots)).clamp(LEAST_MAGAZINE, MAGAZINE);
+        let magazines = self.magazines(pages, netmem_percpu::cpus());
+        Ok(magazines.map(|(capacity, count)| Depot::new(capacity, count)).transpose()?)
+    }
+
+    /// The capacity and the number of magazines of a pool of so many pages, on so many CPUs; none for a pool without a depot.
+    fn magazines(&self, pages: usize, cpus: usize) -> Option<(usize, usize)> {
+        let fair = (pages.saturating_sub(self.cache) / (4 * cpus)).clamp(LEAST_MAGAZINE, MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
         // Where magazines could strand half of the pages and more, a page comes back by itself: that costs less than to reclaim it.
-        let few = self.magazine.is_none() && pages < 2 * 4 * slots;
+        let few = self.magazine.is_none() && pages < 2 * 4 * cpus;
         if self.cache == 0 || capacity == 0 || few {
-            return Ok(None);
+            return None;
         }
         // One on every CPU and one on the way to it, and as many as can be full; a few more, for bulks that are not.
-        let magazines = 2 * slots + (pages / capacity).clamp(LEAST_FULL, MOST_FULL);
-        Ok(Some(Depot::new(capacity, magazines)?))
+        Some((capacity, 2 * cpus + (pages / capacity).clamp(LEAST_FULL, MOST_FULL)))
     }
 
     /// Makes the pool. A `domain` of `None` means that the device uses this process's addresses.
@@ -495,4 +500,21 @@ pub struct PoolClosed {
     pub stats: PoolStats,
     /// Pages still out then; quarantined ones not included.
     pub outstanding: u64,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A pool of 1024 pages has magazines if its process may use 4 CPUs, however many the machine has; with 240 it has none, unless it
+    /// asks for them.
+    #[test]
+    fn magazines_follow_the_cpus_of_the_process() {
+        let options = PoolOptions::new("sized");
+        assert_eq!(options.magazines(1024, 4), Some((32, 8 + 32)));
+        assert_eq!(options.magazines(1024, 240), None);
+        assert_eq!(options.clone().magazine(16).magazines(1024, 240), Some((16, 480 + 64)));
+        assert_eq!(options.clone().magazine(0).magazines(1024, 4), None);
+        assert_eq!(options.cache(0).magazines(1024, 4), None);
+    }
 }

@@ -1,0 +1,28 @@
+//! Builds what is in `objects/`, as a user would build it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Builds one of this crate's examples in a target directory of its own, with these flags for the compiler. The error is what cargo said.
+pub(crate) fn build(example: &str, arguments: &[&str], flags: &str) -> Result<PathBuf, String> {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("objects");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "build",
+        "--quiet",
+        "--offline",
+        "--manifest-path",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+    ]);
+    cargo.args(["--example", example, "--message-format", "json-render-diagnostics"]).args(arguments);
+    // The objects are built alike, whatever this test is built with.
+    cargo.env("RUSTFLAGS", flags).env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
+    let output = cargo.arg("--target-dir").arg(target).output().expect("cargo runs");
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    // The last artifact is the example; its file stands between quotes.
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (_, files) = messages.rsplit_once("\"filenames\":[\"").ok_or("no artifact")?;
+    files.split_once('"').map(|(file, _)| file.into()).ok_or("no file".into())
+}

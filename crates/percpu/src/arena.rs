@@ -7,8 +7,11 @@
 //! ```
 //!
 //! A word shares its line with words of the same CPU only. Chunks are added when all slots are taken, and never given back:
-//! what a sequence that is about to be restarted reads from is always memory of ours. A page of a CPU that never uses its
-//! words is never touched, but for being read when a gate closes.
+//! a sequence that is about to be restarted therefore reads from this process's memory, whatever slot it has loaded.
+//!
+//! A chunk has an area for every index that there can be, which are more than there are CPUs. The page of an index that no thread
+//! ever has is read when a gate closes, and never written. Such pages are all the kernel's one page of zeros: they take no
+//! memory, and their words are one cache line.
 
 use crate::gate::NoMemory;
 use crate::sync::AtomicUsize;
@@ -18,20 +21,28 @@ mod real {
     use super::*;
     use crate::gate::STRIDE;
     use crate::mode::{Mode, areas, mode};
-    use crate::portable;
-    use std::sync::{Mutex, PoisonError};
+    use crate::{fork, portable};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     /// Slots that are free, their words zero. The most recently used is taken first.
     static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
     const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
 
+    /// The right to the free slots.
+    pub(crate) type Lock = MutexGuard<'static, Vec<usize>>;
+
+    pub(crate) fn lock() -> Lock {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn take() -> Result<usize, NoMemory> {
-        // Whatever mode there is, it is decided before the first gate opens, and nothing is left for a signal handler to set up.
+        // The mode is decided before the first gate opens, and nothing is left for a signal handler to set up.
         if let Mode::Portable(_) = mode() {
             portable::prepare();
         }
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        fork::prepare();
+        let mut free = lock();
         if let Some(slot) = free.pop() {
             return Ok(slot);
         }
@@ -41,18 +52,18 @@ mod real {
     }
 
     pub(crate) fn give(slot: usize) {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        lock().push(slot);
     }
 
     fn new_chunk() -> Result<usize, NoMemory> {
         let bytes = areas() * STRIDE;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory, of zeros, wherever there is room.
+        // SAFETY: new memory, of zeros, at an address that the kernel chooses.
         let chunk = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind | libc::MAP_NORESERVE, -1, 0) };
         if chunk == libc::MAP_FAILED {
             return Err(NoMemory { bytes });
         }
-        // A huge page would put all CPUs' areas on the node of whoever touches it first. Where there are none, that is refused.
+        // A huge page would put all CPUs' areas on the node of the CPU that touches it first. A kernel without huge pages refuses.
         // SAFETY: our own memory, and advice.
         unsafe { libc::madvise(chunk, bytes, libc::MADV_NOHUGEPAGE) };
         Ok(chunk.expose_provenance())
@@ -60,23 +71,23 @@ mod real {
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{give, take};
+pub(crate) use real::{Lock, give, lock, take};
 
 /// In a model each slot is a box of its own, so that loom sees it come and go.
 #[cfg(loom)]
 mod model {
     use super::*;
-    use crate::portable::cpus;
+    use crate::portable::areas;
 
     pub(crate) fn take() -> Result<usize, NoMemory> {
-        let words: Box<[AtomicUsize]> = (0..cpus()).map(|_| AtomicUsize::new(0)).collect();
+        let words: Box<[AtomicUsize]> = (0..areas()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Box::into_raw(words).cast::<AtomicUsize>().expose_provenance())
     }
 
     pub(crate) fn give(slot: usize) {
         let words = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(slot);
         // SAFETY: made by `take`, given back once.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, cpus())) });
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, areas())) });
     }
 }
 

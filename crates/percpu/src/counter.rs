@@ -76,8 +76,12 @@ impl Counter {
         Ok(Some(sum.cast_signed()))
     }
 
-    /// The sum as it is about now, for statistics. It is off by additions that other CPUs make during the call, and 0 while
-    /// the counter is closed. A load for each CPU.
+    /// The sum of all CPUs' words, read one after the other while other threads may add: an approximation, for reports. It can miss
+    /// an add that was made before a later one that it has seen, so that a counter which is never below zero can read as less.
+    /// While the counter is being closed it may be anything between the sum and 0, and 0 from then on. If no thread adds or
+    /// closes meanwhile, it is exact.
+    ///
+    /// No barrier: a load for each CPU.
     pub fn approximate(&self) -> isize {
         self.0.peek().fold(0_usize, usize::wrapping_add).cast_signed()
     }
@@ -90,5 +94,35 @@ impl Counter {
     /// Whether the gate is open now.
     pub fn is_open(&self) -> bool {
         self.0.is_open()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::gate::word;
+    use crate::mode::areas;
+
+    /// An add may have gone to the word of any index below the bound that sequences and chunks know, whatever numbers of CPUs `/sys` or
+    /// this process's affinity give: each way to a sum finds it.
+    #[test]
+    fn a_sum_covers_every_index() {
+        for index in 0..areas() {
+            let counter = Counter::new().unwrap();
+            // What a sequence on a CPU of that index does.
+            let add = |counter: &Counter| {
+                let slot = counter.0.word().load(Ordering::Relaxed);
+                // SAFETY: the counter's slot, which is open.
+                unsafe { word(slot, index) }.store(3, Ordering::Relaxed);
+            };
+            add(&counter);
+            assert_eq!((counter.approximate(), counter.close().unwrap()), (3, Some(3)), "{index}");
+            assert!(counter.approximate() == 0 && counter.reopen());
+            // Dropped with something in it; the next one gets the slot.
+            add(&counter);
+            drop(counter);
+            assert_eq!(Counter::new().unwrap().close().unwrap(), Some(0));
+        }
+        assert!(areas() >= 64, "one word of the kernel's set of CPUs");
     }
 }

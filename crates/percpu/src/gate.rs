@@ -27,7 +27,7 @@
 
 use crate::arena;
 use crate::barrier::{BarrierError, barrier};
-use crate::portable::cpus;
+use crate::portable::areas;
 use crate::sync::{AtomicUsize, Ordering};
 use thiserror::Error;
 
@@ -50,7 +50,7 @@ pub(crate) const STRIDE: usize = size_of::<AtomicUsize>();
 ///
 /// # Safety
 ///
-/// `slot` comes from the arena and is not given back while the reference lives; `cpu` is below [`cpus`].
+/// `slot` comes from the arena and is not given back while the reference lives; `cpu` is below [`areas`].
 pub(crate) unsafe fn word<'a>(slot: usize, cpu: usize) -> &'a AtomicUsize {
     // SAFETY: the caller's; the arena has exposed its memory.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot + cpu * STRIDE) }
@@ -125,14 +125,14 @@ impl Gate {
     pub(crate) fn peek(&self) -> impl Iterator<Item = usize> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         // SAFETY: the gate's slot, and the gate is borrowed.
-        (0..cpus()).map(move |cpu| unsafe { word(slot, cpu) }.load(Ordering::Relaxed))
+        (0..areas()).map(move |cpu| unsafe { word(slot, cpu) }.load(Ordering::Relaxed))
     }
 
     /// All CPUs' words: with nobody else about, they need no barrier.
     pub(crate) fn words_mut(&mut self) -> impl Iterator<Item = &AtomicUsize> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         // SAFETY: the gate's slot, until it is dropped.
-        (0..cpus()).map(move |cpu| unsafe { word(slot, cpu) })
+        (0..areas()).map(move |cpu| unsafe { word(slot, cpu) })
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct Quiet<'g> {
 impl Quiet<'_> {
     pub(crate) fn words(&self) -> impl Iterator<Item = &AtomicUsize> {
         // SAFETY: the gate's slot, and the gate is borrowed.
-        (0..cpus()).map(|cpu| unsafe { word(self.slot, cpu) })
+        (0..areas()).map(|cpu| unsafe { word(self.slot, cpu) })
     }
 
     /// The words are zero, or null: sequences may go on.

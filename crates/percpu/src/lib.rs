@@ -48,6 +48,8 @@ mod barrier;
 mod counter;
 mod cpu_cache;
 mod depot;
+#[cfg(not(loom))]
+mod fork;
 mod gate;
 mod magazine;
 mod mode;

@@ -10,9 +10,10 @@
 //!   cpu.lock.unlock
 //! ```
 //!
-//! A lock is tried once. Who finds it taken (by a thread that lost this CPU in the middle of a sequence, or by the code that
-//! this signal handler interrupted) takes the shared path, as with a closed gate, so that nobody waits and nothing deadlocks.
-//! The lock, not the CPU's number, is what keeps a word to one thread: a number that is out of date only costs time.
+//! A sequence tries its lock once. The lock can be taken: by a thread that lost this CPU in the middle of a sequence, or by the code
+//! that this signal handler interrupted. The sequence then answers as if the gate were closed, and its thread takes the shared path.
+//! So no sequence waits, and nothing deadlocks. The lock, not the CPU's number, is what keeps a word to one thread: a number that
+//! is out of date only costs time.
 
 use crate::gate::{self, CLOSED_BIT};
 use crate::magazine::Magazine;
@@ -27,36 +28,68 @@ pub(crate) mod pair;
 struct Lock(Mutex<()>);
 
 fn new_locks() -> Box<[Lock]> {
-    (0..cpus()).map(|_| Lock(Mutex::new(()))).collect()
+    (0..areas()).map(|_| Lock(Mutex::new(()))).collect()
 }
 
 #[cfg(not(loom))]
-fn locks() -> &'static [Lock] {
-    static LOCKS: std::sync::OnceLock<Box<[Lock]>> = std::sync::OnceLock::new();
-    LOCKS.get_or_init(new_locks)
-}
-
-/// Makes the locks, so that a signal handler does not have to.
+use real::locks;
 #[cfg(not(loom))]
-pub(crate) fn prepare() {
-    locks();
+pub(crate) use real::{prepare, renew};
+
+#[cfg(not(loom))]
+mod real {
+    use super::{Lock, areas, new_locks};
+    use std::sync::atomic::{AtomicPtr, Ordering};
+
+    /// The first of the locks, of which there are [`areas`], or null.
+    static LOCKS: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
+
+    /// # Panics
+    ///
+    /// Not after [`prepare`], which comes before the first gate.
+    pub(super) fn locks() -> &'static [Lock] {
+        let first = LOCKS.load(Ordering::Acquire);
+        assert!(!first.is_null(), "the locks are made before the first gate opens");
+        // SAFETY: so many, and never freed.
+        unsafe { std::slice::from_raw_parts(first, areas()) }
+    }
+
+    /// Makes the locks, so that a signal handler does not have to.
+    pub(crate) fn prepare() {
+        if LOCKS.load(Ordering::Acquire).is_null() {
+            let new = Box::into_raw(new_locks());
+            let first = new.cast();
+            if LOCKS.compare_exchange(std::ptr::null_mut(), first, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: made above, and another thread's are in use.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+
+    /// In a child after a fork: other threads' locks are theirs no more. The old ones stay, for a sequence that this thread was in
+    /// may yet leave its lock.
+    pub(crate) fn renew() {
+        if !LOCKS.load(Ordering::Relaxed).is_null() {
+            LOCKS.store(Box::into_raw(new_locks()).cast(), Ordering::Release);
+        }
+    }
 }
 
 #[cfg(loom)]
 use model::locks;
 
 #[cfg(not(loom))]
-pub(crate) fn cpus() -> usize {
-    crate::mode::cpus()
+pub(crate) fn areas() -> usize {
+    crate::mode::areas()
 }
 
 #[cfg(loom)]
-pub(crate) use model::cpus;
+pub(crate) use model::areas;
 
 #[cfg(not(loom))]
 fn this_cpu() -> usize {
     // SAFETY: takes nothing; -1 where the kernel cannot say.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0) % cpus()
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0) % areas()
 }
 
 #[cfg(loom)]
@@ -135,7 +168,7 @@ pub(crate) mod model {
     use super::Lock;
     use std::cell::Cell;
 
-    pub(crate) fn cpus() -> usize {
+    pub(crate) fn areas() -> usize {
         2
     }
 
@@ -160,6 +193,6 @@ pub(crate) mod model {
 
     /// Moves this thread to `cpu`.
     pub fn run_on(cpu: usize) {
-        CPU.with(|at| at.set(cpu % cpus()));
+        CPU.with(|at| at.set(cpu % areas()));
     }
 }

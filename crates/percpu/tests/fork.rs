@@ -1,19 +1,16 @@
-//! Fork: one test to a process, so that no other thread holds a lock when it splits.
+//! Fork: what a child may do with what its parent made. One test to a process, so that each knows which threads there are when it
+//! splits.
 
-use netmem_percpu::Counter;
+use netmem_percpu::{Counter, CpuCache, Depot, Taker, mode};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The child has a copy of the counts as they were; it counts, closes and makes counters of its own, and the parent does not
-/// see it. A child is another address space, of which the barrier has to be asked for again where it is not inherited.
-#[test]
-fn a_fork_has_its_own_counts() {
-    let counter = Counter::new().unwrap();
-    counter.add(5).unwrap();
-    // SAFETY: the child calls nothing that needs another thread, and leaves by _exit.
+/// Runs `body` in a child, which does not return from it, and says whether it was good there.
+fn in_child(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child uses what this crate says that it may use, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let good = counter.add(2).is_ok()
-            && counter.close().is_ok_and(|sum| sum == Some(7))
-            && Counter::new().is_ok_and(|own| own.add(1).is_ok() && own.close().is_ok_and(|sum| sum == Some(1)));
+        let good = body();
         // SAFETY: ends the child, without what belongs to the parent.
         unsafe { libc::_exit(i32::from(!good)) };
     }
@@ -21,7 +18,128 @@ fn a_fork_has_its_own_counts() {
     let mut status = 0;
     // SAFETY: our own child, and a place for its status.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "the child counted wrongly");
-    counter.add(1).unwrap();
-    assert_eq!(counter.close().unwrap(), Some(6));
+    status == 0
+}
+
+fn give(depot: &Depot, n: usize) -> bool {
+    // SAFETY: the depot is borrowed.
+    unsafe { Depot::give(depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("no giver is in it")) }
+}
+
+fn take(depot: &Depot, taker: &mut Taker) -> Vec<usize> {
+    let mut found = Vec::new();
+    while taker.refill(depot, |item| found.push(item.get() - 1)) {}
+    taker.reclaim(depot, |item| found.push(item.get() - 1)).expect("a barrier");
+    found.sort();
+    found
+}
+
+#[test]
+fn a_child_has_its_own_copy() {
+    counters();
+    depots();
+    caches();
+    beside_other_threads();
+}
+
+/// The child has a copy of the counts as they were; it counts, closes and makes counters of its own, and the parent does not
+/// see it. A child is another address space, of which the barrier has to be asked for again where it is not inherited.
+fn counters() {
+    let counter = Counter::new().expect("memory");
+    counter.add(5).expect("open");
+    assert!(in_child(|| {
+        counter.add(2).is_ok()
+            && counter.approximate() == 7
+            && counter.close().is_ok_and(|sum| sum == Some(7))
+            && counter.reopen()
+            && Counter::new().is_ok_and(|own| own.add(1).is_ok() && own.close().is_ok_and(|sum| sum == Some(1)))
+    }));
+    counter.add(1).expect("open");
+    assert_eq!(counter.close().expect("a barrier"), Some(6));
+}
+
+/// Parent and child each have all items: in full magazines, on the CPUs, and pending. Both give and take on, and each sees its own.
+fn depots() {
+    let (depot, mut taker) = Depot::new(4, 16).expect("memory");
+    assert!((0..10).all(|n| give(&depot, n)));
+    // One magazine is taken, and the item that came first; the others of it are pending.
+    let mut first = None;
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        taker.refill(&depot, |item| {
+            first = Some(item.get() - 1);
+            panic!("on purpose");
+        })
+    }));
+    assert!(panicked.is_err());
+    let rest = |more: usize| (0..10).filter(|&n| Some(n) != first).chain([more]).collect::<Vec<_>>();
+    assert!(in_child(|| {
+        let mut found = Vec::new();
+        give(&depot, 20)
+            && take(&depot, &mut taker) == rest(20)
+            && give(&depot, 21)
+            && taker.close(&depot, |item| found.push(item.get() - 1)).is_ok()
+            && found == [21]
+            && !give(&depot, 22)
+    }));
+    assert!(give(&depot, 30));
+    assert_eq!(take(&depot, &mut taker), rest(30));
+}
+
+/// The same of items that any thread takes.
+fn caches() {
+    let cache = CpuCache::new(4, 64).expect("memory");
+    // SAFETY: the cache outlives the calls.
+    let push =
+        |n| unsafe { CpuCache::push(&cache, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("it is open")) };
+    let all = || {
+        let mut found: Vec<_> = std::iter::from_fn(|| cache.pop().ok()).map(|item| item.get() - 1).collect();
+        found.sort();
+        found
+    };
+    assert!((0..10).all(push));
+    assert!(in_child(|| {
+        push(20)
+            && cache.reclaim().is_ok_and(|items| items <= 11)
+            && all() == (0..10).chain([20]).collect::<Vec<_>>()
+            && push(21)
+            && cache.close().is_ok()
+            && all() == [21]
+            && !push(22)
+    }));
+    assert!(push(30) && cache.reclaim().is_ok());
+    assert_eq!(all(), (0..10).chain([30]).collect::<Vec<_>>());
+}
+
+/// A child that is forked while other threads make, use and drop counters: it waits for no lock of theirs, and has the adds that were
+/// made until then.
+fn beside_other_threads() {
+    let (counter, stop) = (Counter::new().expect("memory"), AtomicBool::new(false));
+    let good = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    (0..100).filter(|_| counter.add(1).is_ok()).count();
+                    let _ = (0..100).try_for_each(|_| Counter::new().map(drop));
+                }
+            });
+        }
+        let mut good = true;
+        for _ in 0..200 {
+            // The words only grow.
+            let before = counter.approximate();
+            good &= in_child(|| {
+                let own = || {
+                    let own = Counter::new()?;
+                    Ok::<_, Box<dyn std::error::Error>>((own.add(1)?, own.close()?))
+                };
+                counter.close().is_ok_and(|sum| sum >= Some(before))
+                    && counter.reopen()
+                    && counter.add(1).is_ok()
+                    && own().is_ok_and(|(_, sum)| sum == Some(1))
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+        good
+    });
+    assert!(good, "{:?}", mode());
 }

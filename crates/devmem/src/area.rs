@@ -216,6 +216,7 @@ impl<M: Memory> fmt::Debug for AreaProvider<M> {
 }
 
 /// The user's end of an area. One thread fills it at a time. Dropping it gives back all buffers that are out.
+#[must_use = "the user's end of an area: what is out comes home when it is dropped"]
 pub struct RefillRing<M: Memory> {
     area: Arc<Area<M>>,
     ring: Producer<u64>,

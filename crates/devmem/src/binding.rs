@@ -83,6 +83,7 @@ pub enum BindError {
 
 /// How a binding is counted at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CountMode {
     /// On the CPU that counts: no shared line.
     PerCpu,
@@ -275,6 +276,7 @@ impl<C: BindingCount> fmt::Debug for BindingProvider<C> {
 /// From then on no page is handed out and nothing new is sent; what is out stays valid, and comes home as ever. With the
 /// last reference, of a pool with pages out, a socket or a fragment being sent, the memory goes: its file is closed on the
 /// [`Worker`], for that may block.
+#[must_use = "a binding that is dropped is unbound"]
 pub struct Binding<C: BindingCount = PercpuRef> {
     owner: Owner<BoundMemory, C>,
     provider: Arc<BindingProvider<C>>,

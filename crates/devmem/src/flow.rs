@@ -14,6 +14,7 @@ use crate::mailbox::{Datagram, Mailbox, Payload};
 use crate::sync::Snapshot;
 use crate::{Binding, BindingCount, Socket, SocketOptions};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};
+use netmem_pool::{Frag, PeerMemory, PeerShared};
 use netmem_refs::PercpuRef;
 use std::collections::HashMap;
 use std::fmt;
@@ -180,9 +181,13 @@ pub struct FlowQueue<C: BindingCount = PercpuRef> {
     provider: Arc<BindingProvider<C>>,
 }
 
-impl<C: BindingCount> SplitHandler for FlowQueue<C> {
+/// Frames of trusted peers are delivered as those of any peer: by fragments that are copied out.
+impl<C: BindingCount, M: PeerMemory> SplitHandler<M> for FlowQueue<C>
+where
+    Frag<PeerShared>: From<Frag<M>>,
+{
     /// Delivers a frame: a copy of its headers, a critical section, and a push.
-    fn frame(&mut self, frame: SplitFrame) {
+    fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
         if frame.meta.gso.is_some() {
@@ -217,7 +222,7 @@ impl<C: BindingCount> SplitHandler for FlowQueue<C> {
             }
             _ => None,
         };
-        let datagram = Datagram { peer, vouched, linear: (linear > 0).then_some((head, start, linear)), payload };
+        let datagram = Datagram { peer, vouched, linear: (linear > 0).then(|| (head.into(), start, linear)), payload };
         self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.get(&port)) {
             Some(mailbox) => mailbox.deliver(datagram),
             None => count(&dropped.no_socket),

@@ -5,6 +5,7 @@ use etherparse::{
     EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice, UdpHeaderSlice, ether_type, ip_number,
 };
 use netmem_packet::SplitFrame;
+use netmem_pool::Mapped;
 use std::net::{IpAddr, SocketAddr};
 
 /// As many bytes as headers can have that are understood: Ethernet, IPv4 with all options, UDP.
@@ -38,7 +39,7 @@ pub(crate) enum Drop {
 }
 
 /// Reads the headers of a frame.
-pub(crate) fn parse(frame: &SplitFrame) -> Result<Headers, Drop> {
+pub(crate) fn parse<M: Mapped>(frame: &SplitFrame<M>) -> Result<Headers, Drop> {
     let mut copy = [0; MOST];
     let have = frame.head().len().min(MOST);
     let copy = &mut copy[..have];

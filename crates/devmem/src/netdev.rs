@@ -103,6 +103,7 @@ impl Drop for Taken {
 ///
 /// Dropping this value drops the queues, and then none of them counts as attached. This also holds for the queues of a
 /// device that died, which could not be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its clones first.
+#[must_use = "the queues go with it"]
 pub struct Netdev<Q: Queues> {
     queues: Q,
     /// Declared after the queues, so that it is dropped after them.
@@ -111,7 +112,6 @@ pub struct Netdev<Q: Queues> {
 
 impl<Q: Queues> Netdev<Q> {
     /// A device without attached queues.
-    #[must_use]
     pub fn new(queues: Q) -> Self {
         let taken = (0..queues.queues()).map(|_| None).collect();
         Self { queues, taken }

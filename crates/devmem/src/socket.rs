@@ -70,6 +70,7 @@ pub enum Fragment {
 
 /// What [`Socket::recv`] has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it says how many fragments were received, and whether a datagram has ended"]
 pub struct Received {
     /// How many fragments were filled in, in order.
     pub fragments: usize,

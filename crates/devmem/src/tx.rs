@@ -1,17 +1,17 @@
-//! Sending from device memory: headers that are written here, payload that the device reads where nobody here can.
+//! Sending from device memory: headers that are written here, payload that only the device reads.
 //!
 //! ```text
 //!   host page       Ethernet │ IP │ UDP, sum of the pseudo-header      the device computes the rest of the checksum
 //!   device memory   fragment, fragment, ...                           each holds the binding until the device is done
 //! ```
 //!
-//! A binding that was unbound refuses new datagrams. A [`Message`] that was made before can be sent, and sent again.
+//! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the unbinding can still be sent.
 
 use crate::headers::{checksum, fold, sum};
 use crate::{Binding, BindingCount, BindingRef};
 use etherparse::{EtherType, Ethernet2Header, Ipv4Header, Ipv6Header, UdpHeader, ether_type, ip_number};
 use netmem_packet::{Checksum, DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
-use netmem_pool::{DmaDomain, MapError, OutOfRange, PagePool, PeerShared};
+use netmem_pool::{DmaDomain, MapError, OutOfRange, PagePool, PeerMemory, PeerShared};
 use netmem_refs::PercpuRef;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -120,13 +120,16 @@ impl<C: BindingCount> fmt::Debug for Message<C> {
     }
 }
 
-/// Sends UDP datagrams from a binding on one flow. Holds the binding once, and each fragment that is with the device does.
-pub struct Sender<C: BindingCount = PercpuRef> {
+/// Sends UDP datagrams from a binding on one flow. The sender holds the binding once, and so does each fragment that the
+/// device has.
+///
+/// `M` is the kind of memory of the headers: that of the device's transmit queue.
+pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     binding: BindingRef<C>,
     /// The binding's first byte, as the device knows it.
     base: u64,
     /// Where headers are written.
-    pages: PagePool<PeerShared>,
+    pages: PagePool<M>,
     local: Endpoint,
     peer: Endpoint,
     /// Bytes of an IP datagram, at most.
@@ -135,9 +138,11 @@ pub struct Sender<C: BindingCount = PercpuRef> {
     scratch: Vec<DeviceFrag<BindingRef<C>>>,
 }
 
-impl<C: BindingCount> Sender<C> {
-    /// A sender on devices of `domain`, where the whole of the binding is mapped until that has gone; headers go to `pages`, of the
-    /// same domain. IP datagrams are up to 1500 bytes long.
+impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
+    /// A sender on devices of `domain`, in which the whole binding is mapped until the binding ends. Headers go to `pages`,
+    /// a pool of the same domain. IP datagrams are up to 1500 bytes long.
+    ///
+    /// For a virtio-net device, `VirtioNet` gives both: its `domain`, and a `tx_pool`.
     ///
     /// # Errors
     ///
@@ -145,7 +150,7 @@ impl<C: BindingCount> Sender<C> {
     pub fn new(
         binding: &Binding<C>,
         domain: &Arc<dyn DmaDomain>,
-        pages: PagePool<PeerShared>,
+        pages: PagePool<M>,
         local: Endpoint,
         peer: Endpoint,
     ) -> Result<Self, SenderError> {
@@ -173,13 +178,13 @@ impl<C: BindingCount> Sender<C> {
         usize::from(self.mtu).saturating_sub(self.ip_len() + 8)
     }
 
-    /// Sends parts of the binding, each (offset, length), as one datagram. The device hears of it at the queue's next
-    /// [flush](netmem_packet::TxQueue::flush); completing there drops what the fragments held.
+    /// Sends parts of the binding, each (offset, length), as one datagram. The device sees it at the queue's next
+    /// [flush](netmem_packet::TxQueue::flush). Completing the frame drops what its fragments hold.
     ///
     /// # Errors
     ///
     /// [`SendError`].
-    pub fn send<Q: SplitTxQueue<BindingRef<C>>>(
+    pub fn send<Q: SplitTxQueue<BindingRef<C>, Mem = M>>(
         &mut self,
         queue: &mut Q,
         parts: &[(u64, u32)],
@@ -191,23 +196,23 @@ impl<C: BindingCount> Sender<C> {
         sent
     }
 
-    /// The same as something to be sent by [`send_again`](Self::send_again), as often as need be.
+    /// Makes a message of parts of the binding, which [`send_again`](Self::send_again) sends any number of times.
     ///
     /// # Errors
     ///
-    /// [`SendError`], but for those of the queue and of pages.
+    /// [`SendError`], except those of the queue and of pages.
     pub fn message(&self, parts: &[(u64, u32)]) -> Result<Message<C>, SendError> {
         let mut fragments = Vec::with_capacity(parts.len().min(MAX_FRAGS));
         let bytes = self.hold(parts, &mut fragments)?;
         Ok(Message { fragments, bytes })
     }
 
-    /// Sends a message of this sender, for the first time or another, whether the binding has been unbound or not.
+    /// Sends a message of this sender. The binding may have been unbound since the message was made.
     ///
     /// # Errors
     ///
     /// [`SendError::Queue`], [`SendError::NoPage`]; [`SendError::Range`] for a message of another binding.
-    pub fn send_again<Q: SplitTxQueue<BindingRef<C>>>(
+    pub fn send_again<Q: SplitTxQueue<BindingRef<C>, Mem = M>>(
         &mut self,
         queue: &mut Q,
         message: &Message<C>,
@@ -254,7 +259,7 @@ impl<C: BindingCount> Sender<C> {
         SendError::Range { binding: self.binding.id(), offset, len, have: self.binding.region().len() as u64 }
     }
 
-    fn transmit<Q: SplitTxQueue<BindingRef<C>>>(
+    fn transmit<Q: SplitTxQueue<BindingRef<C>, Mem = M>>(
         &mut self,
         queue: &mut Q,
         payload: &mut Vec<DeviceFrag<BindingRef<C>>>,
@@ -327,7 +332,7 @@ impl<C: BindingCount> Sender<C> {
     }
 }
 
-impl<C: BindingCount> fmt::Debug for Sender<C> {
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for Sender<C, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sender({} to {}, {:?})", self.local.addr, self.peer.addr, *self.binding)
     }

@@ -67,6 +67,7 @@ pub struct BulkStats {
 /// }
 /// # fn lent<T: TxQueue>(tx: &mut T) -> Forward<&mut T> { Forward(TxBulk::holding(tx, 256)) }
 /// ```
+#[must_use = "packets that a bulk holds are dropped with it"]
 pub struct TxBulk<T: TxQueue> {
     target: T,
     held: VecDeque<Packet<T::Mem>>,
@@ -84,14 +85,12 @@ impl<T: TxQueue> TxBulk<T> {
     pub const CAPACITY: usize = 64;
 
     /// An empty bulk for `target`, which drops what `target` refuses. Allocates the room for its packets.
-    #[must_use]
     pub fn new(target: T) -> Self {
         Self::with(target, Self::CAPACITY, false)
     }
 
     /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target` is full. Allocates the
     /// room for them.
-    #[must_use]
     pub fn holding(target: T, packets: usize) -> Self {
         Self::with(target, packets.max(Self::CAPACITY), true)
     }

@@ -2,7 +2,7 @@
 
 use crate::bytes::OutOfRange;
 use crate::desc::Desc;
-use crate::memory::{Device, Mapped, Memory, Readable};
+use crate::memory::{Device, Mapped, Memory, PeerShared, Readable, TrustedPeer};
 use crate::page::Page;
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -305,6 +305,15 @@ impl<M: Memory> Clone for Frag<M> {
     fn clone(&self) -> Self {
         // SAFETY: a fragment is only read from while it is not the only value on the page.
         Self(unsafe { self.0.alias() })
+    }
+}
+
+/// The same bytes as those of any peer, for code that takes both: they are copied out before they are looked at. Free.
+impl From<Frag<TrustedPeer>> for Frag<PeerShared> {
+    fn from(frag: Frag<TrustedPeer>) -> Self {
+        let (offset, len) = (frag.offset() as u32, frag.len() as u32);
+        // SAFETY: the fragment passes on its count, and with it these bytes.
+        Self(unsafe { Page::from_desc(frag.into_desc(), offset, len) })
     }
 }
 

@@ -24,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What can go wrong between us and a backend.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum VhostUserError {
     /// Nobody listens.
     #[error("cannot connect to the vhost-user socket {path}: {source}; start the backend first, and check the path")]

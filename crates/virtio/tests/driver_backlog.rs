@@ -8,7 +8,7 @@ use driver_common::hostile::{Behaviour, Bench, DeviceRing, FEATURES, Hostile};
 use driver_common::*;
 use netmem_packet::{Checksum, Meta, Packet, Poll, Room, RxQueue, TxBulk, TxQueue};
 use netmem_pool::PeerShared;
-use netmem_virtio::device::port::{ALL_OFFLOADS, Play, Port, Sink};
+use netmem_virtio::device::port::{Play, Sink};
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx};
 use netmem_virtio::net::{VnetHdr, feature};
 use std::sync::mpsc;
@@ -215,28 +215,6 @@ fn a_queue_that_stops_while_packets_wait() {
     bench.close();
 }
 
-/// A port that takes frames one by one, and only as many as the test lets through.
-struct Slow {
-    came: mpsc::Sender<Vec<u8>>,
-}
-
-impl Port for Slow {
-    const WANTS_BYTES: bool = true;
-    const FEATURES: u64 = ALL_OFFLOADS;
-
-    fn peek(&mut self) -> Option<&[u8]> {
-        None
-    }
-
-    fn consume(&mut self) {}
-
-    fn send(&mut self, wire: &[u8]) -> bool {
-        // Slower than the sender: its ring is full.
-        std::thread::yield_now();
-        self.came.send(wire[VnetHdr::LEN..].to_vec()).is_ok()
-    }
-}
-
 /// Frames go from one device of ours to a slower one, through a ring of eight entries. With back-pressure, the receiver takes
 /// no more frames than there is room for: all arrive, in order, and what has not been received waits at the first device.
 #[test]
@@ -246,7 +224,7 @@ fn forwarded_to_a_slow_device() {
     want.iter_mut().for_each(|f| f[0] = 2);
     let memory = common_memory(4096);
     let (came, arrived) = mpsc::channel();
-    let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Slow { came }));
+    let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Slow(came)));
     let (net_a, mut a) = first.probe(memory(RxMode::Small));
     let (net_b, b) = second.probe(memory(RxMode::Small).ring_size(8));
     let QueuePair { rx: far, mut tx } = b.into_iter().next().unwrap();

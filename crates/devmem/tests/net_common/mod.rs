@@ -2,14 +2,14 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use netmem_devmem::{BindingRef, Endpoint, FlowQueue, Netdev, Sender};
-use netmem_pool::{Device as DeviceMemory, DmaDomain, PeerShared, PoolOptions, Region, RegionOptions, RegionProvider};
+use netmem_pool::{Device as DeviceMemory, PoolOptions, Region};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{Connection, Control, NetDevice, Options};
 use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, VirtioNet, VirtioRxQueues, VirtioSplitTx};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 
 /// The receive queues of a device, in the hands of tests: a queue that is not there, or not as it should be, is a failure.
@@ -39,8 +39,6 @@ pub struct Lab {
     pub tx: Vec<VirtioSplitTx<BindingRef>>,
     pub device: VirtioNet,
     pub control: Control,
-    domain: Arc<dyn DmaDomain>,
-    host: Arc<RegionProvider<PeerShared>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     _connection: Connection,
@@ -58,19 +56,7 @@ impl Lab {
         let thread = Some(std::thread::spawn(move || device.run(&flag).expect("it runs until it is told to stop")));
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let connection = control.serve(theirs).expect("a connection");
-        let pages = 2048 * usize::from(pairs);
-        let host = RegionOptions::new(pages).huge_pages(false).build::<PeerShared>().expect("host memory");
-        let host = RegionProvider::new(host);
-        let seen = Arc::new(OnceLock::new());
-        let keep = seen.clone();
-        let mut options = NetOptions::new(RxMode::Small)
-            .pairs(pairs)
-            .memory(host.region().clone(), host.clone())
-            .domain(move |table| {
-                let domain: Arc<dyn DmaDomain> = Arc::new(table);
-                assert!(keep.set(domain.clone()).is_ok());
-                domain
-            });
+        let mut options = NetOptions::new(RxMode::Small).pairs(pairs).tx_pages(1024);
         for &region in regions {
             options = options.device_memory(region.clone());
         }
@@ -80,9 +66,8 @@ impl Lab {
             device.set_active_pairs(pairs).expect("the device has as many");
         }
         let (rx, tx): (Vec<_>, _) = queues.into_iter().map(|pair| (pair.rx, pair.tx.into_split())).unzip();
-        let domain = seen.get().expect("the driver asked for it").clone();
         let net = Netdev::new(VirtioRxQueues::new(rx).header_bytes(header_bytes).cache(16));
-        Self { net, tx, device, control, domain, host, stop, thread, _connection: connection }
+        Self { net, tx, device, control, stop, thread, _connection: connection }
     }
 
     pub fn queues(&mut self) -> VirtioRxQueues {
@@ -90,8 +75,9 @@ impl Lab {
     }
 
     pub fn sender(&self, binding: &netmem_devmem::Binding, local: Endpoint, peer: Endpoint) -> Sender {
-        let headers = PoolOptions::new("headers").build(self.host.clone(), Some(self.domain.clone())).expect("a pool");
-        Sender::new(binding, &self.domain, headers, local, peer).expect("the device knows the binding")
+        let headers = self.device.tx_pool(PoolOptions::new("headers")).expect("a pool");
+        let domain = self.device.domain().expect("it has one");
+        Sender::new(binding, domain, headers, local, peer).expect("the device knows the binding")
     }
 }
 

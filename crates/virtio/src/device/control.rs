@@ -95,6 +95,7 @@ impl Drop for Connected<'_> {
 
 /// A front end that is being served. Dropping it hangs up.
 #[derive(Debug)]
+#[must_use = "a connection ends when it is dropped"]
 pub struct Connection {
     hangup: UnixStream,
     thread: Option<JoinHandle<Result<(), DeviceError>>>,

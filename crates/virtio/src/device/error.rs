@@ -4,6 +4,7 @@ use super::port::PortError;
 
 /// What a driver did to one ring. The ring is stopped and counted; the others go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DriverFault {
     /// The available index is further ahead than the ring is long.
     #[error("the available index went from {from} to {to} in a ring of {size}")]
@@ -128,6 +129,7 @@ impl DriverFault {
 
 /// What a front end sent that the device does not accept, or what it could not do for it.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// The device was asked to have no queue pairs, or more than the protocol has ring numbers for.
     #[error("{asked} queue pairs asked for, 1 to {max} are possible")]

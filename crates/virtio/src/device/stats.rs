@@ -7,6 +7,7 @@ use super::DriverFault;
 /// Why a frame went no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
+#[non_exhaustive]
 pub enum DropReason {
     /// Towards the driver: it does not fit the buffers that this driver posts.
     TooBig,

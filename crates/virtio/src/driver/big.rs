@@ -11,37 +11,42 @@ use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, XdpFrame};
-use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PeerShared, RegionProvider};
+use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PeerMemory, RegionProvider};
 use std::sync::Arc;
 
-struct Link {
-    page: Page<PeerShared>,
+struct Link<M: PeerMemory> {
+    page: Page<M>,
     dma: u64,
 }
 
-#[derive(Default)]
-struct Chain {
-    links: Vec<Link>,
+struct Chain<M: PeerMemory> {
+    links: Vec<Link<M>>,
     posted: bool,
 }
 
-pub(crate) struct BigRing {
+impl<M: PeerMemory> Default for Chain<M> {
+    fn default() -> Self {
+        Self { links: Vec::new(), posted: false }
+    }
+}
+
+pub(crate) struct BigRing<M: PeerMemory> {
     ring: DriverRing,
-    chains: Box<[Chain]>,
+    chains: Box<[Chain<M>]>,
     /// Chains that the device does not have, oldest first.
     free: Vec<u16>,
-    supply: Arc<RegionProvider<PeerShared>>,
+    supply: Arc<RegionProvider<M>>,
     domain: Option<Arc<dyn DmaDomain>>,
     per_chain: u16,
     page_size: u32,
     stats: RxStats,
 }
 
-impl BigRing {
+impl<M: PeerMemory> BigRing<M> {
     /// As many chains of pages for frames of `max_frame` bytes as the ring has room for, filled as far as there are pages.
     pub(crate) fn new(
         ring: DriverRing,
-        supply: Arc<RegionProvider<PeerShared>>,
+        supply: Arc<RegionProvider<M>>,
         domain: Option<Arc<dyn DmaDomain>>,
         max_frame: usize,
     ) -> Self {
@@ -71,12 +76,7 @@ impl BigRing {
         self.chains.iter().filter(|c| c.posted).map(|c| c.links.len()).sum()
     }
 
-    pub(crate) fn receive<H: Handler<PeerShared>>(
-        &mut self,
-        napi: &mut Napi<'_, PeerShared>,
-        budget: usize,
-        handler: &mut H,
-    ) -> usize {
+    pub(crate) fn receive<H: Handler<M>>(&mut self, napi: &mut Napi<'_, M>, budget: usize, handler: &mut H) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
             let pending = self.ring.pending();
@@ -106,11 +106,7 @@ impl BigRing {
         done
     }
 
-    fn frame<H: Handler<PeerShared>>(
-        &mut self,
-        napi: &mut Napi<'_, PeerShared>,
-        handler: &mut H,
-    ) -> Result<(), DeviceFault> {
+    fn frame<H: Handler<M>>(&mut self, napi: &mut Napi<'_, M>, handler: &mut H) -> Result<(), DeviceFault> {
         let (id, len) = self.ring.used(0);
         let number =
             u16::try_from(id).ok().filter(|id| id.is_multiple_of(self.per_chain)).map(|id| id / self.per_chain);

@@ -9,7 +9,7 @@
 use super::ring::DriverRing;
 use crate::net::VnetHdr;
 use netmem_packet::Packet;
-use netmem_pool::{Frag, PeerShared, Region};
+use netmem_pool::{Frag, PeerMemory, PeerShared, Region};
 use std::sync::Arc;
 
 /// Bytes between two headers of the array.
@@ -66,13 +66,13 @@ impl Chains {
     /// Describes a packet to the device as the chain that begins at `head`, and exposes it. `place` says where a fragment
     /// is for the device, given its descriptor. That there is [room](Self::room) was seen before.
     #[inline(always)]
-    pub(super) fn post(
+    pub(super) fn post<M: PeerMemory>(
         &mut self,
         head: u16,
-        packet: &Packet<PeerShared>,
+        packet: &Packet<M>,
         header: [u8; VnetHdr::LEN],
         in_place: bool,
-        mut place: impl FnMut(u16, &Frag<PeerShared>) -> u64,
+        mut place: impl FnMut(u16, &Frag<M>) -> u64,
     ) {
         let mut last = if in_place {
             (head, place(head, packet.head()), packet.head().len() as u32)
@@ -93,13 +93,13 @@ impl Chains {
     /// [`post`](Self::post), with more behind the packet: addresses and lengths of `payload`, none of them empty, and `held`
     /// hears of the descriptor of each. All fragments of the packet are where `place` says.
     #[allow(clippy::too_many_arguments, reason = "the parts of one chain")]
-    pub(super) fn post_with(
+    pub(super) fn post_with<M: PeerMemory>(
         &mut self,
         head: u16,
-        packet: &Packet<PeerShared>,
+        packet: &Packet<M>,
         header: [u8; VnetHdr::LEN],
         in_place: bool,
-        place: impl Fn(&Frag<PeerShared>) -> u64,
+        place: impl Fn(&Frag<M>) -> u64,
         payload: impl Iterator<Item = (u64, u32)>,
         mut held: impl FnMut(u16),
     ) {

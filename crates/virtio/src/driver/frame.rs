@@ -4,7 +4,7 @@
 use super::stats::RxStats;
 use crate::net::VnetHdr;
 use netmem_packet::{Checksum, Gso, GsoKind, Handler, Meta, Verdict, XdpFrame};
-use netmem_pool::{Napi, Page, PeerShared};
+use netmem_pool::{Napi, Page, PeerMemory};
 
 /// Frames between two publications of new buffers.
 pub(super) const BATCH: u16 = 64;
@@ -13,7 +13,7 @@ pub(super) const ETHERNET: usize = 14;
 
 /// Notes the offloads that a header speaks of; false if it speaks nonsense, and then the frame is to be dropped.
 #[cold]
-pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, header: VnetHdr) -> bool {
+pub(super) fn annotate<M: PeerMemory>(stats: &mut RxStats, frame: &mut XdpFrame<M>, header: VnetHdr) -> bool {
     let meta = meta(header, frame.len());
     match meta {
         Some(meta) => frame.meta = meta,
@@ -24,12 +24,12 @@ pub(super) fn annotate(stats: &mut RxStats, frame: &mut XdpFrame<PeerShared>, he
 
 /// Runs the program on a frame and does what it decides. Returns the head's page if the frame was dropped.
 #[inline(always)]
-pub(super) fn deliver<H: Handler<PeerShared>>(
+pub(super) fn deliver<M: PeerMemory, H: Handler<M>>(
     stats: &mut RxStats,
-    napi: &mut Napi<'_, PeerShared>,
-    mut frame: XdpFrame<PeerShared>,
+    napi: &mut Napi<'_, M>,
+    mut frame: XdpFrame<M>,
     handler: &mut H,
-) -> Option<Page<PeerShared>> {
+) -> Option<Page<M>> {
     if H::LINEAR && frame.linearise(napi).is_err() {
         stats.not_linear += 1;
         return Some(frame.into_page());
@@ -63,7 +63,7 @@ pub(super) fn deliver<H: Handler<PeerShared>>(
 
 /// Out of the line of the others.
 #[inline(never)]
-fn redirect<H: Handler<PeerShared>>(handler: &mut H, frame: XdpFrame<PeerShared>) {
+fn redirect<M: PeerMemory, H: Handler<M>>(handler: &mut H, frame: XdpFrame<M>) {
     handler.redirect(frame.into_packet());
 }
 

@@ -13,6 +13,7 @@ mod ctrl;
 mod frame;
 mod options;
 mod queues;
+mod reserve;
 mod restart;
 mod ring;
 mod rx;
@@ -37,10 +38,11 @@ use big::BigRing;
 use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
-    DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerShared, PoolError, PoolOptions, Provider, Region,
-    RegionError, RegionOptions, TableEntry,
+    DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError, PoolOptions, Provider,
+    Region, RegionError, RegionOptions, TableEntry,
 };
 use options::Supply;
+use reserve::Reserve;
 use restart::Stop;
 use ring::DriverRing;
 use rx::{BufferLayout, Header};
@@ -52,6 +54,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Why a device could not be taken into use, or did not do as told.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NetError {
     /// The backend.
     #[error(transparent)]
@@ -116,6 +119,19 @@ pub enum NetError {
     /// A device that was given no device memory.
     #[error("the device was given no device memory; say `NetOptions::device_memory` before it is probed")]
     NoDeviceMemory,
+    /// Fewer pages than were to be set aside for transmit pools.
+    #[error(
+        "{asked} pages to send from: the memory has {had}; bring more, or ask for fewer with `NetOptions::tx_pages`"
+    )]
+    TxPages {
+        /// Pages asked for.
+        asked: usize,
+        /// Pages there were.
+        had: usize,
+    },
+    /// A transmit pool of a device without pages for it.
+    #[error("no pages were set aside to send from; say `NetOptions::tx_pages` before the device is probed")]
+    NoTxPages,
     /// A host part that cannot be.
     #[error("{asked} bytes of headers: a host part holds between {min} and {max}")]
     HeaderBytes {
@@ -148,16 +164,16 @@ pub enum NetError {
     },
 }
 
-/// What queues and device handle share: the connection, and what queues are made of when they are made again.
-pub(crate) struct Link {
+/// What the queues and the device's handle share: the connection, and what a queue is made of when it is restarted.
+pub(crate) struct Link<M: PeerMemory> {
     backend: Mutex<VhostUser>,
-    recipe: Recipe,
+    recipe: Recipe<M>,
 }
 
 /// What a receive queue of host memory is made of.
-struct Recipe {
-    /// None in big-packet mode, whose queues are not made again.
-    provider: Option<Arc<dyn Provider<PeerShared>>>,
+struct Recipe<M: PeerMemory> {
+    /// None in big-packet mode, whose queues are not restarted.
+    provider: Option<Arc<dyn Provider<M>>>,
     domain: Option<Arc<dyn DmaDomain>>,
     layout: BufferLayout,
     header: Header,
@@ -167,15 +183,15 @@ struct Recipe {
     device_memory: Vec<Range<u64>>,
 }
 
-impl Recipe {
+impl<M: PeerMemory> Recipe<M> {
     /// The pool of a receive queue, with as many pages at hand as its ring takes.
-    fn pool(&self, pair: usize, provider: Arc<dyn Provider<PeerShared>>) -> Result<PagePool<PeerShared>, PoolError> {
+    fn pool(&self, pair: usize, provider: Arc<dyn Provider<M>>) -> Result<PagePool<M>, PoolError> {
         let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(usize::from(self.ring_size));
         pool.build(provider, self.domain.clone())
     }
 }
 
-impl Link {
+impl<M: PeerMemory> Link<M> {
     fn with<R>(&self, f: impl FnOnce(&mut VhostUser) -> R) -> R {
         f(&mut self.backend.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -220,31 +236,38 @@ impl VnetMemory {
 
 /// A receive and a transmit queue.
 #[derive(Debug)]
-pub struct QueuePair {
+#[must_use = "a queue stops when it is dropped"]
+pub struct QueuePair<M: PeerMemory = PeerShared> {
     /// Receives.
-    pub rx: VirtioRx,
+    pub rx: VirtioRx<M>,
     /// Transmits.
-    pub tx: VirtioTx,
+    pub tx: VirtioTx<M>,
 }
 
 /// A virtio-net device in use.
-pub struct VirtioNet {
-    link: Arc<Link>,
+///
+/// `M` is the kind of memory of its receive pages. It follows from the options: [`PeerShared`], whose bytes are copied out
+/// before they are looked at, or [`TrustedPeer`](netmem_pool::TrustedPeer) of a device that the user has declared
+/// [trusted](NetOptions::trust_peer), whose bytes are slices. The driver checks what either of them says about its rings.
+pub struct VirtioNet<M: PeerMemory = PeerShared> {
+    link: Arc<Link<M>>,
     control: Option<ControlQueue>,
     control_index: usize,
     features: u64,
     pairs: u16,
     active: u16,
-    region: Arc<Region<PeerShared>>,
+    region: Arc<Region<M>>,
+    /// What transmit pools take their pages from.
+    reserve: Option<Arc<Reserve<M>>>,
 }
 
-impl VirtioNet {
+impl<M: PeerMemory> VirtioNet<M> {
     /// Negotiates with the device, gives it memory, and starts the rings. One queue pair is in use then.
     ///
     /// # Errors
     ///
     /// [`NetError`]; nothing is left behind, and the connection is closed.
-    pub fn probe(mut backend: VhostUser, mut options: NetOptions) -> Result<(Self, Vec<QueuePair>), NetError> {
+    pub fn probe(mut backend: VhostUser, mut options: NetOptions<M>) -> Result<(Self, Vec<QueuePair<M>>), NetError> {
         let layout = options.check()?;
         let pairs = options.pairs;
         if u64::from(pairs) > backend.pairs() {
@@ -259,7 +282,7 @@ impl VirtioNet {
             RxMode::Big => "big-packet mode needs",
         };
         if options.checksums() {
-            backend.require(options::CHECKSUMS, "device memory needs: nobody here can sum what nobody can read")?;
+            backend.require(options::CHECKSUMS, "device memory needs, which this process cannot checksum")?;
         }
         backend.negotiate(features, why)?;
 
@@ -270,17 +293,18 @@ impl VirtioNet {
         };
         let supply = options.supply()?;
         let region = supply.region();
+        let asked = options.tx_pages;
+        let reserve = (asked > 0).then(|| Reserve::new(supply.provider(), asked)).transpose();
+        let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
         let plan = Plan::new(&options);
         let rings = Arc::new(RegionOptions::new(plan.total.div_ceil(PAGE_SIZE)).build::<PeerShared>()?);
         // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
-        let regions = [region.clone(), rings.clone()];
-        let table = std::mem::take(&mut options.device_memory)
-            .into_iter()
-            .fold(MemoryTable::new(&regions), MemoryTable::and_device);
+        let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
+        let table = std::mem::take(&mut options.device_memory).into_iter().fold(table, MemoryTable::and_device);
         let entries: Vec<TableEntry> = if options.premapped {
             table.entries().to_vec()
         } else {
-            regions.iter().cloned().map(TableEntry::plain).collect()
+            vec![TableEntry::plain(region.clone()), TableEntry::plain(rings.clone())]
         };
         backend.set_memory(&entries)?;
         let bus = entries[1].bus();
@@ -344,7 +368,7 @@ impl VirtioNet {
             Ok::<_, NetError>(ControlQueue::new(ring, buffer))
         });
         let control = control.transpose()?;
-        Ok((Self { link, control, control_index, features, pairs, active: 1, region }, queues))
+        Ok((Self { link, control, control_index, features, pairs, active: 1, region, reserve }, queues))
     }
 
     /// Changes how many queue pairs are in use, also under traffic. Frames that were on their way to a pair that is no
@@ -382,8 +406,26 @@ impl VirtioNet {
 
     /// The memory of the receive pages.
     #[must_use]
-    pub fn region(&self) -> &Region<PeerShared> {
+    pub fn region(&self) -> &Region<M> {
         &self.region
+    }
+
+    /// The DMA domain of the device: its memory table, or what [`NetOptions::domain`] has made of that. `None` if the
+    /// device takes this process's addresses ([`NetOptions::premapped`]).
+    #[must_use]
+    pub fn domain(&self) -> Option<&Arc<dyn DmaDomain>> {
+        self.link.recipe.domain.as_ref()
+    }
+
+    /// Makes a pool of pages to send from. The pages are in the device's memory table and domain, so a packet made of them
+    /// is sent without being mapped. All such pools share the pages of [`NetOptions::tx_pages`].
+    ///
+    /// # Errors
+    ///
+    /// [`NetError::NoTxPages`] if none were set aside, [`NetError::Pool`] if there is no memory for the pool itself.
+    pub fn tx_pool(&self, options: PoolOptions) -> Result<PagePool<M>, NetError> {
+        let reserve = self.reserve.clone().ok_or(NetError::NoTxPages)?;
+        Ok(options.build(reserve, self.domain().cloned())?)
     }
 
     /// Whether the device still holds its end of the connection. One system call.
@@ -393,7 +435,7 @@ impl VirtioNet {
     }
 }
 
-impl Drop for VirtioNet {
+impl<M: PeerMemory> Drop for VirtioNet<M> {
     fn drop(&mut self) {
         if self.control.is_some() {
             // A device that is gone has stopped.
@@ -402,7 +444,7 @@ impl Drop for VirtioNet {
     }
 }
 
-impl fmt::Debug for VirtioNet {
+impl<M: PeerMemory> fmt::Debug for VirtioNet<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioNet({}/{} pairs, features {:#x})", self.active, self.pairs, self.features)
     }
@@ -417,7 +459,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(o: &NetOptions) -> Self {
+    fn new<M: PeerMemory>(o: &NetOptions<M>) -> Self {
         let ring = SplitLayout::new(o.ring_size).total;
         let header = (usize::from(o.ring_size) * HEADER_STRIDE).next_multiple_of(SplitLayout::ALIGN);
         let pairs = usize::from(o.pairs);

@@ -6,7 +6,8 @@ use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::ring::SplitLayout;
 use netmem_packet::MAX_FRAGS;
 use netmem_pool::{
-    Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerShared, Provider, Region, RegionError, RegionOptions, RegionProvider,
+    Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, Provider, Region, RegionError, RegionOptions,
+    RegionProvider, TrustedPeer,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -43,11 +44,13 @@ impl fmt::Display for RxMode {
     }
 }
 
-type GivenMemory = (Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>);
+type GivenMemory<M> = (Arc<Region<M>>, Arc<dyn Provider<M>>);
 type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
 
-/// What the driver is to make of a device. Start with [`NetOptions::new`].
-pub struct NetOptions {
+/// What the driver is to make of a device. Start with [`NetOptions::new`], or with [`NetOptions::trust_peer`].
+///
+/// `M` is the kind of memory of the receive pages, and so of the packets.
+pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) mode: RxMode,
     pub(super) pairs: u16,
     pub(super) ring_size: u16,
@@ -55,12 +58,15 @@ pub struct NetOptions {
     pub(super) headroom: u32,
     pub(super) per_page: Option<u32>,
     pub(super) pages: Option<usize>,
+    pub(super) tx_pages: usize,
     pub(super) lock: bool,
     pub(super) cache: usize,
     pub(super) premapped: bool,
-    pub(super) memory: Option<GivenMemory>,
+    pub(super) memory: Option<GivenMemory<M>>,
     pub(super) domain: Option<WrapDomain>,
     pub(super) device_memory: Vec<Arc<Region<Device>>>,
+    /// Makes a region of memory from the system one of this kind: the user's promise, if it needs one.
+    kind: fn(Region<PeerShared>) -> Region<M>,
 }
 
 impl NetOptions {
@@ -68,6 +74,57 @@ impl NetOptions {
     /// for XDP in front of each frame.
     #[must_use]
     pub fn new(mode: RxMode) -> Self {
+        Self::of_kind(mode, |region| region)
+    }
+}
+
+impl NetOptions<TrustedPeer> {
+    /// The same for a device that the user trusts: received packets are `Packet<TrustedPeer>`, whose fragments are slices
+    /// and turn into `Bytes` without a copy.
+    ///
+    /// The driver checks this device's ring entries, lengths and headers as it checks any other's. What is trusted is that
+    /// the device does not write to a buffer after it has handed the buffer back.
+    ///
+    /// ```
+    /// use netmem_packet::{Packet, Poll, RxQueue};
+    /// use netmem_pool::TrustedPeer;
+    /// use netmem_virtio::VhostUser;
+    /// use netmem_virtio::device::{NetDevice, Options, port::Gen};
+    /// use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(3)))?;
+    /// let (ours, theirs) = UnixStream::pair()?;
+    /// let connection = device.control().serve(theirs)?;
+    /// // SAFETY: the device is the one above, in this process. It writes only buffers that are posted to it.
+    /// let options = unsafe { NetOptions::trust_peer(RxMode::Small) };
+    /// let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(ours)?, options)?;
+    /// device.poll();
+    /// pairs[0].rx.poll(|poll| {
+    ///     poll.receive(64, &mut |packet: Packet<TrustedPeer>| {
+    ///         let ether_type = &packet.head()[12..14];
+    ///         assert_eq!(ether_type.len(), 2);
+    ///     })
+    /// });
+    /// # drop((net, connection));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The backend that is probed with these options, and each party to which it gives the memory, writes to a buffer only
+    /// while the buffer is posted: until the backend has handed it back, or has confirmed that the ring was stopped. A
+    /// backend that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here. (A backend that
+    /// dies without a confirmation breaks no promise: what was posted to it is quarantined.)
+    #[must_use]
+    pub unsafe fn trust_peer(mode: RxMode) -> Self {
+        // SAFETY: the region's file goes to the backend alone, for which the caller promises the same.
+        Self::of_kind(mode, |region| unsafe { region.trust_peer() })
+    }
+}
+
+impl<M: PeerMemory> NetOptions<M> {
+    fn of_kind(mode: RxMode, kind: fn(Region<PeerShared>) -> Region<M>) -> Self {
         Self {
             mode,
             pairs: 1,
@@ -76,12 +133,14 @@ impl NetOptions {
             headroom: 256,
             per_page: None,
             pages: None,
+            tx_pages: 0,
             lock: false,
             cache: 512,
             premapped: true,
             memory: None,
             domain: None,
             device_memory: Vec::new(),
+            kind,
         }
     }
 
@@ -122,10 +181,19 @@ impl NetOptions {
         self
     }
 
-    /// Pages for all queues together; four rings' worth each unless said otherwise.
+    /// Receive pages for all queues together. By default each queue gets four rings' worth, and its pool's cache.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);
+        self
+    }
+
+    /// Pages set aside for the pools of [`VirtioNet::tx_pool`](super::VirtioNet::tx_pool): packets that the program makes
+    /// itself. They are in the same region as the receive pages, and neither side can use up the pages of the other. None by
+    /// default. With [`memory`](Self::memory), they are taken from the provider given there.
+    #[must_use]
+    pub fn tx_pages(mut self, pages: usize) -> Self {
+        self.tx_pages = pages;
         self
     }
 
@@ -154,7 +222,7 @@ impl NetOptions {
     /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are from
     /// no pool. Several devices may: each then reaches the frames of the others, and can transmit them.
     #[must_use]
-    pub fn memory(mut self, region: Arc<Region<PeerShared>>, provider: Arc<dyn Provider<PeerShared>>) -> Self {
+    pub fn memory(mut self, region: Arc<Region<M>>, provider: Arc<dyn Provider<M>>) -> Self {
         self.memory = Some((region, provider));
         self
     }
@@ -172,9 +240,9 @@ impl NetOptions {
     /// [restarted](super::VirtioRx::restart_split) with a provider of its pages and frames be
     /// [sent](super::VirtioTx::into_split) from it. May be said of several.
     ///
-    /// Regions are put there before the first ring starts, for backends may take the table as it is then. The device must
-    /// compute checksums and vouch for them, because nobody here can sum what nobody can read; and only small mode can have
-    /// chains, for all queues of the device.
+    /// Regions are put there before the first ring starts, because a backend may keep the table that it has then. The
+    /// device must compute checksums and vouch for them, because the driver cannot checksum device memory. All queues of
+    /// such a device are in small mode, the only one with chains.
     #[must_use]
     pub fn device_memory(mut self, region: Arc<Region<Device>>) -> Self {
         self.device_memory.push(region);
@@ -244,14 +312,14 @@ impl NetOptions {
     }
 
     /// Where receive pages come from.
-    pub(super) fn supply(&mut self) -> Result<Supply, RegionError> {
+    pub(super) fn supply(&mut self) -> Result<Supply<M>, RegionError> {
         if let Some((region, provider)) = self.memory.take() {
             return Ok(Supply::Given(region, provider));
         }
         let per_queue = 4 * usize::from(self.ring_size) + self.cache;
-        let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue);
+        let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue).saturating_add(self.tx_pages);
         let region = RegionOptions::new(pages).lock(self.lock).build::<PeerShared>()?;
-        Ok(Supply::Own(RegionProvider::new(region)))
+        Ok(Supply::Own(RegionProvider::new((self.kind)(region))))
     }
 
     /// The features that are needed; those that are taken if they can be had.
@@ -282,20 +350,20 @@ impl NetOptions {
 pub(super) const CHECKSUMS: u64 = feature::CSUM | feature::GUEST_CSUM;
 
 /// Where receive pages come from.
-pub(super) enum Supply {
-    Own(Arc<RegionProvider<PeerShared>>),
-    Given(Arc<Region<PeerShared>>, Arc<dyn Provider<PeerShared>>),
+pub(super) enum Supply<M: PeerMemory> {
+    Own(Arc<RegionProvider<M>>),
+    Given(Arc<Region<M>>, Arc<dyn Provider<M>>),
 }
 
-impl Supply {
-    pub(super) fn region(&self) -> Arc<Region<PeerShared>> {
+impl<M: PeerMemory> Supply<M> {
+    pub(super) fn region(&self) -> Arc<Region<M>> {
         match self {
             Self::Own(provider) => provider.region().clone(),
             Self::Given(region, _) => region.clone(),
         }
     }
 
-    pub(super) fn provider(&self) -> Arc<dyn Provider<PeerShared>> {
+    pub(super) fn provider(&self) -> Arc<dyn Provider<M>> {
         match self {
             Self::Own(provider) => provider.clone(),
             Self::Given(_, provider) => provider.clone(),
@@ -310,7 +378,7 @@ fn colours(spare: u32) -> u32 {
     ((1 << count.ilog2().min(5)) - 1) * 64
 }
 
-impl fmt::Debug for NetOptions {
+impl<M: PeerMemory> fmt::Debug for NetOptions<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NetOptions({}, {} pairs, rings of {})", self.mode, self.pairs, self.ring_size)
     }

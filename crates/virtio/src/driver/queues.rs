@@ -17,33 +17,39 @@ use super::restart::{RestartError, Restarted};
 use super::rx::VirtioRx;
 use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
 use netmem_packet::Queues;
-use netmem_pool::{Device, PoolClosed, Provider};
+use netmem_pool::{Device, PeerMemory, PeerShared, PoolClosed, Provider};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A receive queue that is restarted in place: what it receives into can change between two polls.
-#[derive(Debug, Default)]
-pub enum EitherRx {
+#[derive(Debug)]
+pub enum EitherRx<M: PeerMemory = PeerShared> {
     /// The queue receives into host memory.
-    Host(VirtioRx),
+    Host(VirtioRx<M>),
     /// The queue receives into device memory; headers go to host memory.
-    Split(VirtioSplitRx),
+    Split(VirtioSplitRx<M>),
     /// The queue has stopped: a restart failed, or the queue was taken out.
-    #[default]
     Stopped,
 }
 
-impl EitherRx {
+/// Stopped: what `std::mem::take` leaves behind.
+impl<M: PeerMemory> Default for EitherRx<M> {
+    fn default() -> Self {
+        Self::Stopped
+    }
+}
+
+impl<M: PeerMemory> EitherRx<M> {
     /// The queue, if it receives into host memory.
     #[must_use]
-    pub fn host(&mut self) -> Option<&mut VirtioRx> {
+    pub fn host(&mut self) -> Option<&mut VirtioRx<M>> {
         if let Self::Host(rx) = self { Some(rx) } else { None }
     }
 
     /// The queue, if it receives into device memory.
     #[must_use]
-    pub fn split(&mut self) -> Option<&mut VirtioSplitRx> {
+    pub fn split(&mut self) -> Option<&mut VirtioSplitRx<M>> {
         if let Self::Split(rx) = self { Some(rx) } else { None }
     }
 
@@ -73,12 +79,12 @@ impl EitherRx {
 }
 
 /// What a queue is after a restart, and what the caller is told.
-fn settle<Q, C, N>(
+fn settle<M: PeerMemory, Q, C, N>(
     outcome: Result<Restarted<N, C>, RestartError<Q, C>>,
-    old: impl FnOnce(Q) -> EitherRx,
-    new: impl FnOnce(N) -> EitherRx,
+    old: impl FnOnce(Q) -> EitherRx<M>,
+    new: impl FnOnce(N) -> EitherRx<M>,
     closed: impl FnOnce(C) -> RxClosed,
-) -> (EitherRx, Result<u16, QueuesError>) {
+) -> (EitherRx<M>, Result<u16, QueuesError>) {
     match outcome {
         Ok(restarted) => (new(restarted.queue), Ok(restarted.unread)),
         Err(RestartError::Unchanged { queue, source }) => (old(*queue), Err(QueuesError::Unchanged { source })),
@@ -129,15 +135,15 @@ pub enum QueuesError {
     NotRunning,
 }
 
-struct Slot {
+struct Slot<M: PeerMemory> {
     /// Held by a thread that waits for the queue. See the module.
     turn: Mutex<()>,
-    queue: Mutex<EitherRx>,
+    queue: Mutex<EitherRx<M>>,
 }
 
-impl Slot {
+impl<M: PeerMemory> Slot<M> {
     /// A panic while the queue was locked left it as it was between two frames, or stopped: the lock stays usable.
-    fn lock(&self) -> MutexGuard<'_, EitherRx> {
+    fn lock(&self) -> MutexGuard<'_, EitherRx<M>> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,18 +176,17 @@ impl Slot {
 /// # Some(frames)
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct VirtioRxQueues {
-    slots: Arc<[Slot]>,
+pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
+    slots: Arc<[Slot<M>]>,
     /// Frames lost by restarts.
     unread: Arc<AtomicU64>,
     header_bytes: u16,
     cache: usize,
 }
 
-impl VirtioRxQueues {
+impl<M: PeerMemory> VirtioRxQueues<M> {
     /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 42 bytes for headers.
-    pub fn new(queues: impl IntoIterator<Item = VirtioRx>) -> Self {
+    pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
         let slot = |rx| Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)) };
         Self {
             slots: queues.into_iter().map(slot).collect(),
@@ -210,7 +215,7 @@ impl VirtioRxQueues {
     ///
     /// The queue can be taken out of the value: `std::mem::take` leaves [`EitherRx::Stopped`] in its place.
     #[must_use]
-    pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx>> {
+    pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx<M>>> {
         self.slots.get(queue).map(Slot::lock)
     }
 
@@ -229,7 +234,14 @@ impl VirtioRxQueues {
     }
 }
 
-impl Queues for VirtioRxQueues {
+impl<M: PeerMemory> Clone for VirtioRxQueues<M> {
+    fn clone(&self) -> Self {
+        let Self { slots, unread, header_bytes, cache } = self;
+        Self { slots: slots.clone(), unread: unread.clone(), header_bytes: *header_bytes, cache: *cache }
+    }
+}
+
+impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
     type Error = QueuesError;
 
     fn queues(&self) -> usize {
@@ -248,7 +260,7 @@ impl Queues for VirtioRxQueues {
     }
 }
 
-impl fmt::Debug for VirtioRxQueues {
+impl<M: PeerMemory> fmt::Debug for VirtioRxQueues<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioRxQueues({} queues)", self.slots.len())
     }
@@ -262,7 +274,7 @@ mod tests {
     /// asks for it again at once.
     #[test]
     fn a_restart_is_next() {
-        let slot = Slot { turn: Mutex::default(), queue: Mutex::default() };
+        let slot = Slot::<PeerShared> { turn: Mutex::default(), queue: Mutex::default() };
         for round in 0..100 {
             let order = Mutex::new(Vec::new());
             std::thread::scope(|s| {

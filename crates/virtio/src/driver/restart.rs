@@ -16,12 +16,14 @@ use super::rx::VirtioRx;
 use super::split_rx::{SplitClosed, SplitOptions, SplitPools, VirtioSplitRx};
 use super::{Link, NetError};
 use crate::vhost_user::VhostUserError;
-use netmem_pool::{PeerShared, PoolClosed, Provider};
+use netmem_pool::{PagePool, PeerMemory, PoolClosed, Provider};
 use std::fmt;
 use std::sync::Arc;
 
 /// A queue that was restarted.
 #[derive(Debug)]
+#[must_use = "it holds the queue, which stops when it is dropped"]
+#[non_exhaustive]
 pub struct Restarted<Q, C> {
     /// The queue as it is now. Its counters begin anew.
     pub queue: Q,
@@ -74,22 +76,23 @@ pub(super) struct Stopped<C> {
 
 /// A receive queue that can be stopped.
 pub(super) trait Stop {
+    type Mem: PeerMemory;
     type PoolClosed;
     fn index(&self) -> usize;
-    fn link(&self) -> &Arc<Link>;
+    fn link(&self) -> &Arc<Link<Self::Mem>>;
     fn ring(&self) -> &DriverRing;
     /// None if it was stopped before.
     fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;
 }
 
-impl VirtioRx {
+impl<M: PeerMemory> VirtioRx<M> {
     /// Stops the queue and starts it again with a provider of device memory: binds that memory to the queue. Its region is
     /// one that the device [was given](super::NetOptions::device_memory).
     ///
     /// # Errors
     ///
     /// [`RestartError`].
-    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, PoolClosed, VirtioSplitRx> {
+    pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, PoolClosed, VirtioSplitRx<M>> {
         exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), VirtioSplitRx::new)
     }
 
@@ -99,12 +102,12 @@ impl VirtioRx {
     /// # Errors
     ///
     /// [`RestartError`].
-    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, PoolClosed, Self> {
+    pub fn restart(self, memory: Option<Arc<dyn Provider<M>>>) -> Outcome<Self, PoolClosed, Self> {
         exchange(self, |link, index| link.host_pool(index / 2, memory), Self::new)
     }
 }
 
-impl VirtioSplitRx {
+impl<M: PeerMemory> VirtioSplitRx<M> {
     /// Stops the queue and starts it again with another provider of device memory, or another length of host parts.
     ///
     /// # Errors
@@ -120,27 +123,23 @@ impl VirtioSplitRx {
     /// # Errors
     ///
     /// [`RestartError`].
-    pub fn restart(self, memory: Option<Arc<dyn Provider<PeerShared>>>) -> Outcome<Self, SplitClosed, VirtioRx> {
+    pub fn restart(self, memory: Option<Arc<dyn Provider<M>>>) -> Outcome<Self, SplitClosed, VirtioRx<M>> {
         exchange(self, |link, index| link.host_pool(index / 2, memory), VirtioRx::new)
     }
 }
 
-impl Link {
-    fn host_pool(
-        &self,
-        pair: usize,
-        memory: Option<Arc<dyn Provider<PeerShared>>>,
-    ) -> Result<netmem_pool::PagePool<PeerShared>, NetError> {
+impl<M: PeerMemory> Link<M> {
+    fn host_pool(&self, pair: usize, memory: Option<Arc<dyn Provider<M>>>) -> Result<PagePool<M>, NetError> {
         let own = self.recipe.provider.clone().ok_or(NetError::GivenMemory)?;
         Ok(self.recipe.pool(pair, memory.unwrap_or(own))?)
     }
 }
 
 /// See the module. `pools` makes what the new queue receives into, `start` posts it.
-fn exchange<Q: Stop, P, N: Stop>(
+fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     mut queue: Q,
-    pools: impl FnOnce(&Link, usize) -> Result<P, NetError>,
-    start: impl FnOnce(DriverRing, P, usize, Arc<Link>) -> N,
+    pools: impl FnOnce(&Link<Q::Mem>, usize) -> Result<P, NetError>,
+    start: impl FnOnce(DriverRing, P, usize, Arc<Link<Q::Mem>>) -> N,
 ) -> Outcome<Q, Q::PoolClosed, N> {
     let (index, link) = (queue.index(), queue.link().clone());
     let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new()?)));

@@ -16,7 +16,7 @@ use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats, state};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, MAX_FRAGS, Poll, RxQueue, XdpFrame};
-use netmem_pool::{Napi, Page, PagePool, PeerShared, PoolClosed, PoolStats};
+use netmem_pool::{Napi, Page, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
 use std::sync::Arc;
 
@@ -54,14 +54,13 @@ pub(crate) struct BufferLayout {
 impl BufferLayout {
     /// Where in `page` its buffer begins.
     #[inline]
-    fn start(&self, page: &Page<PeerShared>) -> u32 {
+    fn start<M: PeerMemory>(&self, page: &Page<M>) -> u32 {
         self.first + ((page.index() << 6) & self.colour_mask)
     }
 }
 
-#[derive(Default)]
-struct Slot {
-    page: Option<Page<PeerShared>>,
+struct Slot<M: PeerMemory> {
+    page: Option<Page<M>>,
     /// Address of what is read first, for the prefetch: the header, or in small mode the frame.
     front: usize,
     /// Where in the page the buffer begins.
@@ -70,15 +69,21 @@ struct Slot {
     posted: bool,
 }
 
+impl<M: PeerMemory> Default for Slot<M> {
+    fn default() -> Self {
+        Self { page: None, front: 0, start: 0, posted: false }
+    }
+}
+
 /// The part of the queue that is not its pool.
-struct RxRing {
+struct RxRing<M: PeerMemory> {
     ring: DriverRing,
     /// What the device has, by head.
-    slots: Box<[Slot]>,
+    slots: Box<[Slot<M>]>,
     /// Heads that the device does not have, oldest first.
     free: Vec<u16>,
     /// Parts of split pages that are not posted yet.
-    parts: Vec<Page<PeerShared>>,
+    parts: Vec<Page<M>>,
     layout: BufferLayout,
     header: Header,
     needs_sync: bool,
@@ -88,26 +93,27 @@ struct RxRing {
 }
 
 /// The ring in one of its modes.
-enum Ring {
+enum Ring<M: PeerMemory> {
     /// Small or mergeable: a buffer is a page, or a part of one, from the pool.
-    Single(RxRing),
+    Single(RxRing<M>),
     /// Big-packet: a buffer is a chain of pages from no pool.
-    Big(BigRing),
+    Big(BigRing<M>),
 }
 
 /// A receive queue. See [`RxQueue::poll`].
 ///
 /// Dropping it stops the ring: once the device has confirmed, posted pages come home; if it does not, they are
 /// quarantined.
-pub struct VirtioRx {
-    pool: Option<PagePool<PeerShared>>,
-    ring: Ring,
+#[must_use = "a queue stops when it is dropped"]
+pub struct VirtioRx<M: PeerMemory = PeerShared> {
+    pool: Option<PagePool<M>>,
+    ring: Ring<M>,
     index: usize,
-    link: Arc<Link>,
+    link: Arc<Link<M>>,
 }
 
-impl VirtioRx {
-    pub(super) fn new(ring: DriverRing, pool: PagePool<PeerShared>, index: usize, link: Arc<Link>) -> Self {
+impl<M: PeerMemory> VirtioRx<M> {
+    pub(super) fn new(ring: DriverRing, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let rx = RxRing::new(ring, link.recipe.layout, link.recipe.header, &pool);
         let mut this = Self { pool: Some(pool), ring: Ring::Single(rx), index, link };
         // A queue is full before its first poll.
@@ -120,7 +126,7 @@ impl VirtioRx {
     }
 
     /// In big-packet mode the pool is there for linearising only.
-    pub(super) fn new_big(big: BigRing, pool: PagePool<PeerShared>, index: usize, link: Arc<Link>) -> Self {
+    pub(super) fn new_big(big: BigRing<M>, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
         Self { pool: Some(pool), ring: Ring::Big(big), index, link }
     }
 
@@ -153,14 +159,15 @@ impl VirtioRx {
     }
 }
 
-impl Stop for VirtioRx {
+impl<M: PeerMemory> Stop for VirtioRx<M> {
+    type Mem = M;
     type PoolClosed = PoolClosed;
 
     fn index(&self) -> usize {
         self.index
     }
 
-    fn link(&self) -> &Arc<Link> {
+    fn link(&self) -> &Arc<Link<M>> {
         &self.link
     }
 
@@ -203,59 +210,59 @@ impl Stop for VirtioRx {
     }
 }
 
-impl Drop for VirtioRx {
+impl<M: PeerMemory> Drop for VirtioRx<M> {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl fmt::Debug for VirtioRx {
+impl<M: PeerMemory> fmt::Debug for VirtioRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioRx({}, {})", self.index, state(self.stats().stopped))
     }
 }
 
 /// The inside of a [poll](RxQueue::poll) of a [`VirtioRx`].
-pub struct RxPoll<'a> {
-    ring: &'a mut Ring,
-    napi: Napi<'a, PeerShared>,
+pub struct RxPoll<'a, M: PeerMemory = PeerShared> {
+    ring: &'a mut Ring<M>,
+    napi: Napi<'a, M>,
 }
 
-impl fmt::Debug for RxPoll<'_> {
+impl<M: PeerMemory> fmt::Debug for RxPoll<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RxPoll")
     }
 }
 
-impl RxQueue for VirtioRx {
-    type Mem = PeerShared;
-    type Poll<'a> = RxPoll<'a>;
+impl<M: PeerMemory> RxQueue for VirtioRx<M> {
+    type Mem = M;
+    type Poll<'a> = RxPoll<'a, M>;
 
     #[inline]
-    fn poll<R>(&mut self, f: impl FnOnce(&mut RxPoll<'_>) -> R) -> R {
+    fn poll<R>(&mut self, f: impl FnOnce(&mut RxPoll<'_, M>) -> R) -> R {
         let Self { pool, ring, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
         pool.poll(|napi| f(&mut RxPoll { ring, napi: napi.reborrow() }))
     }
 }
 
-impl Poll for RxPoll<'_> {
-    type Mem = PeerShared;
+impl<M: PeerMemory> Poll for RxPoll<'_, M> {
+    type Mem = M;
 
-    fn receive<H: Handler<PeerShared>>(&mut self, budget: usize, handler: &mut H) -> usize {
+    fn receive<H: Handler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
         match self.ring {
             Ring::Single(rx) => rx.receive(&mut self.napi, budget, handler),
             Ring::Big(big) => big.receive(&mut self.napi, budget, handler),
         }
     }
 
-    fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, PeerShared>) -> R) -> R {
+    fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         f(&mut self.napi)
     }
 }
 
-impl RxRing {
-    fn new(ring: DriverRing, layout: BufferLayout, header: Header, pool: &PagePool<PeerShared>) -> Self {
+impl<M: PeerMemory> RxRing<M> {
+    fn new(ring: DriverRing, layout: BufferLayout, header: Header, pool: &PagePool<M>) -> Self {
         let size = ring.size();
         for id in 0..size {
             ring.describe(id, 0, layout.len, true, None);
@@ -273,12 +280,7 @@ impl RxRing {
         }
     }
 
-    fn receive<H: Handler<PeerShared>>(
-        &mut self,
-        napi: &mut Napi<'_, PeerShared>,
-        budget: usize,
-        handler: &mut H,
-    ) -> usize {
+    fn receive<H: Handler<M>>(&mut self, napi: &mut Napi<'_, M>, budget: usize, handler: &mut H) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
             let (frames, outcome) = self.batch(napi, budget - done, handler);
@@ -298,9 +300,9 @@ impl RxRing {
     /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
     /// the device did wrong after them.
     #[inline]
-    fn batch<H: Handler<PeerShared>>(
+    fn batch<H: Handler<M>>(
         &mut self,
-        napi: &mut Napi<'_, PeerShared>,
+        napi: &mut Napi<'_, M>,
         budget: usize,
         handler: &mut H,
     ) -> (usize, Result<(), DeviceFault>) {
@@ -340,9 +342,9 @@ impl RxRing {
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
     #[inline(always)]
-    fn frame<H: Handler<PeerShared>>(
+    fn frame<H: Handler<M>>(
         &mut self,
-        napi: &mut Napi<'_, PeerShared>,
+        napi: &mut Napi<'_, M>,
         pending: u16,
         handler: &mut H,
     ) -> Result<u16, DeviceFault> {
@@ -376,10 +378,10 @@ impl RxRing {
     /// A frame of several buffers, or with offloads.
     #[cold]
     #[inline(never)]
-    fn unusual<H: Handler<PeerShared>>(
+    fn unusual<H: Handler<M>>(
         &mut self,
-        napi: &mut Napi<'_, PeerShared>,
-        mut frame: XdpFrame<PeerShared>,
+        napi: &mut Napi<'_, M>,
+        mut frame: XdpFrame<M>,
         header: [u8; VnetHdr::LEN],
         pending: u16,
         handler: &mut H,
@@ -398,7 +400,7 @@ impl RxRing {
     /// Takes the next used buffer: its head, its page, where it begins there, and how much was written. The one place where
     /// a head and a length of the device's are judged.
     #[inline(always)]
-    fn take(&mut self, napi: &Napi<'_, PeerShared>) -> Result<(u16, Page<PeerShared>, u32, u32), DeviceFault> {
+    fn take(&mut self, napi: &Napi<'_, M>) -> Result<(u16, Page<M>, u32, u32), DeviceFault> {
         let (id, len) = self.ring.used(0);
         let slot = self.slots.get_mut(id as usize).ok_or(DeviceFault::BadId { id })?;
         let id = id as u16;
@@ -419,8 +421,8 @@ impl RxRing {
     /// Adds the buffers behind the first to a frame that claims to have `buffers`.
     fn merge(
         &mut self,
-        napi: &Napi<'_, PeerShared>,
-        frame: &mut XdpFrame<PeerShared>,
+        napi: &Napi<'_, M>,
+        frame: &mut XdpFrame<M>,
         buffers: u16,
         pending: u16,
     ) -> Result<u16, DeviceFault> {
@@ -442,7 +444,7 @@ impl RxRing {
     }
 
     /// Posts a buffer for every free head, as far as there are pages.
-    fn refill(&mut self, napi: &mut Napi<'_, PeerShared>) {
+    fn refill(&mut self, napi: &mut Napi<'_, M>) {
         let mut posted = 0;
         while posted < self.free.len() {
             let got = self.refill_batch(napi, posted);
@@ -462,7 +464,7 @@ impl RxRing {
     /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
     /// wait for the device to let go of a cache line are then next to each other and wait together.
     #[inline(always)]
-    fn refill_batch(&mut self, napi: &mut Napi<'_, PeerShared>, first: usize) -> usize {
+    fn refill_batch(&mut self, napi: &mut Napi<'_, M>, first: usize) -> usize {
         let mut moved = [(0, 0); BATCH as usize];
         let (mut got, mut changed) = (0, 0);
         for &id in self.free[first..].iter().take(BATCH as usize) {
@@ -497,11 +499,7 @@ impl RxRing {
 
 /// A part of a page that `per_page` buffers share.
 #[inline(never)]
-pub(super) fn part(
-    parts: &mut Vec<Page<PeerShared>>,
-    per_page: u32,
-    napi: &mut Napi<'_, PeerShared>,
-) -> Option<Page<PeerShared>> {
+pub(super) fn part<M: PeerMemory>(parts: &mut Vec<Page<M>>, per_page: u32, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
     if let Some(part) = parts.pop() {
         return Some(part);
     }

@@ -8,16 +8,16 @@
 //! ```
 
 use netmem_packet::{MAX_FRAGS, Packet, Reach};
-use netmem_pool::{Direction, DmaDomain, Frag, MapError, PeerShared, Region};
+use netmem_pool::{Direction, DmaDomain, Frag, MapError, PeerMemory, Region};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// How a transmit queue's device addresses memory.
-pub(super) enum Memory {
+pub(super) enum Memory<M: PeerMemory> {
     /// As this domain maps it. Kept so that no other can have its identity.
     Domain(Arc<dyn DmaDomain>),
     /// By this process's addresses, in this region.
-    Plain(Arc<Region<PeerShared>>),
+    Plain(Arc<Region<M>>),
 }
 
 /// A fragment's place in the device's address space.
@@ -28,8 +28,8 @@ struct Place {
     mapped: u32,
 }
 
-pub(super) struct Space {
-    memory: Memory,
+pub(super) struct Space<M: PeerMemory> {
+    memory: Memory<M>,
     /// What `memory` comes down to: the identity of its domain, or the addresses of its region.
     domain: usize,
     within: Range<usize>,
@@ -41,8 +41,8 @@ pub(super) struct Space {
     descriptors: u16,
 }
 
-impl Space {
-    pub(super) fn new(memory: Memory, descriptors: u16) -> Self {
+impl<M: PeerMemory> Space<M> {
+    pub(super) fn new(memory: Memory<M>, descriptors: u16) -> Self {
         let (domain, within, needs_sync) = match &memory {
             Memory::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..0, domain.needs_sync()),
             Memory::Plain(region) => {
@@ -55,7 +55,7 @@ impl Space {
 
     /// The address of `frag`, if the device knows it without anything being done.
     #[inline(always)]
-    pub(super) fn address(&self, frag: &Frag<PeerShared>) -> Option<u64> {
+    pub(super) fn address(&self, frag: &Frag<M>) -> Option<u64> {
         match &self.memory {
             Memory::Domain(_) => frag.dma_domain() == self.domain,
             Memory::Plain(_) => self.within.contains(&frag.as_ptr().addr()),
@@ -65,7 +65,7 @@ impl Space {
 
     /// The address of a fragment that is known to have [one](Self::address).
     #[inline(always)]
-    pub(super) fn known(&self, frag: &Frag<PeerShared>) -> u64 {
+    pub(super) fn known(&self, frag: &Frag<M>) -> u64 {
         match &self.memory {
             Memory::Domain(_) => frag.dma_addr(),
             Memory::Plain(_) => frag.as_ptr().addr() as u64,
@@ -73,7 +73,7 @@ impl Space {
     }
 
     #[inline]
-    pub(super) fn reach(&self, frag: &Frag<PeerShared>) -> Reach {
+    pub(super) fn reach(&self, frag: &Frag<M>) -> Reach {
         match (self.address(frag), &self.memory) {
             (Some(dma), _) => Reach::Mapped(dma),
             (None, Memory::Domain(_)) => Reach::Map,
@@ -83,23 +83,23 @@ impl Space {
 
     /// The CPU is done with the bytes of a packet of this domain, the device is about to read them.
     #[inline]
-    pub(super) fn sync(&self, packet: &Packet<PeerShared>) {
+    pub(super) fn sync(&self, packet: &Packet<M>) {
         if self.needs_sync {
             self.sync_all(packet);
         }
     }
 
     #[cold]
-    fn sync_all(&self, packet: &Packet<PeerShared>) {
+    fn sync_all(&self, packet: &Packet<M>) {
         if let Memory::Domain(domain) = &self.memory {
-            let sync = |f: &Frag<PeerShared>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
+            let sync = |f: &Frag<M>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
             packet.fragments().filter(|f| f.len() > 0).for_each(sync);
         }
     }
 
     /// Maps what is of another domain, and syncs all, for a packet whose fragments that are not empty are to have the
     /// descriptors `ids`, in order. They are unmapped again, last first, if one of them cannot be mapped.
-    pub(super) fn map(&mut self, packet: &Packet<PeerShared>, ids: impl Iterator<Item = u16>) -> Result<(), MapError> {
+    pub(super) fn map(&mut self, packet: &Packet<M>, ids: impl Iterator<Item = u16>) -> Result<(), MapError> {
         if self.places.is_empty() {
             self.places = vec![Place::default(); usize::from(self.descriptors)].into();
         }
@@ -161,13 +161,13 @@ impl Space {
 }
 
 /// Descriptors whose packet is not queued yet: what was mapped for it is unmapped if it never is.
-struct Unqueued<'s> {
-    space: &'s mut Space,
+struct Unqueued<'s, M: PeerMemory> {
+    space: &'s mut Space<M>,
     ids: [u16; MAX_FRAGS + 1],
     len: usize,
 }
 
-impl Drop for Unqueued<'_> {
+impl<M: PeerMemory> Drop for Unqueued<'_, M> {
     fn drop(&mut self) {
         self.ids[..self.len].iter().rev().for_each(|&id| self.space.release(id));
     }

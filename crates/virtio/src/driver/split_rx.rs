@@ -18,7 +18,7 @@ use super::stats::{DeviceFault, RxStats, state};
 use super::{Link, NetError, Recipe};
 use crate::net::VnetHdr;
 use netmem_packet::{SplitFrame, SplitHandler};
-use netmem_pool::{Device, Napi, Page, PagePool, PeerShared, PoolClosed, PoolOptions, PoolStats, Provider};
+use netmem_pool::{Device, Napi, Page, PagePool, PeerMemory, PeerShared, PoolClosed, PoolOptions, PoolStats, Provider};
 use std::fmt;
 use std::sync::Arc;
 
@@ -63,15 +63,15 @@ impl SplitOptions {
 }
 
 /// What a queue of split frames receives into.
-pub(super) struct SplitPools {
-    host: PagePool<PeerShared>,
+pub(super) struct SplitPools<M: PeerMemory> {
+    host: PagePool<M>,
     device: PagePool<Device>,
     header_bytes: u16,
 }
 
-impl SplitPools {
+impl<M: PeerMemory> SplitPools<M> {
     /// The pools of queue pair `pair`, with as many pages at hand as the ring takes.
-    pub(super) fn new(recipe: &Recipe, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
+    pub(super) fn new(recipe: &Recipe<M>, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
         let (min, max) = (ETHERNET as u16, SplitOptions::MOST);
         if !(min..=max).contains(&o.header_bytes) {
             return Err(NetError::HeaderBytes { asked: o.header_bytes, min, max });
@@ -94,23 +94,28 @@ fn stride(header_bytes: u16) -> u32 {
 }
 
 /// A chain's buffers. They may be here and not posted: a frame left the device page, or one of the pools was empty.
-#[derive(Default)]
-struct Slot {
-    part: Option<Page<PeerShared>>,
+struct Slot<M: PeerMemory> {
+    part: Option<Page<M>>,
     page: Option<Page<Device>>,
     /// Whether the device has them.
     posted: bool,
 }
 
+impl<M: PeerMemory> Default for Slot<M> {
+    fn default() -> Self {
+        Self { part: None, page: None, posted: false }
+    }
+}
+
 /// The part of the queue that is not its pools.
-struct ChainRing {
+struct ChainRing<M: PeerMemory> {
     ring: DriverRing,
     /// By chain.
-    slots: Box<[Slot]>,
+    slots: Box<[Slot<M>]>,
     /// Chains that the device does not have, oldest first.
     free: Vec<u16>,
     /// Parts of split pages that are in no chain yet.
-    parts: Vec<Page<PeerShared>>,
+    parts: Vec<Page<M>>,
     /// Bytes in a host part.
     head: u32,
     /// Bytes in a device page.
@@ -123,6 +128,7 @@ struct ChainRing {
 /// How the pools of a queue stood when it was closed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct SplitClosed {
     /// The pool of host parts, in pages of host memory.
     pub host: PoolClosed,
@@ -135,15 +141,16 @@ pub struct SplitClosed {
 ///
 /// Dropping it stops the ring: once the device has confirmed, posted pages come home; if it does not, they are
 /// quarantined, those of the device's memory too: the backend may still write them.
-pub struct VirtioSplitRx {
-    pools: Option<(PagePool<PeerShared>, PagePool<Device>)>,
-    ring: ChainRing,
+#[must_use = "a queue stops when it is dropped"]
+pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
+    pools: Option<(PagePool<M>, PagePool<Device>)>,
+    ring: ChainRing<M>,
     index: usize,
-    link: Arc<Link>,
+    link: Arc<Link<M>>,
 }
 
-impl VirtioSplitRx {
-    pub(super) fn new(ring: DriverRing, pools: SplitPools, index: usize, link: Arc<Link>) -> Self {
+impl<M: PeerMemory> VirtioSplitRx<M> {
+    pub(super) fn new(ring: DriverRing, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let SplitPools { host, device, header_bytes } = pools;
         let ring = ChainRing::new(ring, header_bytes, &host, &device);
         let mut this = Self { pools: Some((host, device)), ring, index, link };
@@ -155,7 +162,7 @@ impl VirtioSplitRx {
     /// Runs `f` in the poll contexts of both pools, on this thread: what is dropped inside, head or payload, takes the fast way
     /// home.
     #[inline]
-    pub fn poll<R>(&mut self, f: impl FnOnce(&mut SplitPoll<'_>) -> R) -> R {
+    pub fn poll<R>(&mut self, f: impl FnOnce(&mut SplitPoll<'_, M>) -> R) -> R {
         let Self { pools, ring, .. } = self;
         let (host, device) = pools.as_mut().expect("the pools are there until the queue is stopped, which consumes it");
         // Heads are dropped here by most who receive, payload elsewhere: theirs is the inner context.
@@ -194,14 +201,15 @@ impl VirtioSplitRx {
     }
 }
 
-impl Stop for VirtioSplitRx {
+impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
+    type Mem = M;
     type PoolClosed = SplitClosed;
 
     fn index(&self) -> usize {
         self.index
     }
 
-    fn link(&self) -> &Arc<Link> {
+    fn link(&self) -> &Arc<Link<M>> {
         &self.link
     }
 
@@ -220,7 +228,7 @@ impl Stop for VirtioSplitRx {
         let ring = &mut self.ring;
         let unread = ring.ring.pending().unwrap_or(0);
         // Of what is in chains, the device has only what is posted.
-        let lost = |slot: &Slot| slot.posted && confirmed.is_err();
+        let lost = |slot: &Slot<M>| slot.posted && confirmed.is_err();
         device.poll(|_| {
             host.poll(|_| {
                 // First, so that of a page no part is left here when another is given up.
@@ -237,45 +245,45 @@ impl Stop for VirtioSplitRx {
     }
 }
 
-impl Drop for VirtioSplitRx {
+impl<M: PeerMemory> Drop for VirtioSplitRx<M> {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl fmt::Debug for VirtioSplitRx {
+impl<M: PeerMemory> fmt::Debug for VirtioSplitRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioSplitRx({}, {})", self.index, state(self.ring.stats.stopped))
     }
 }
 
 /// The inside of a [poll](VirtioSplitRx::poll).
-pub struct SplitPoll<'a> {
-    ring: &'a mut ChainRing,
-    host: Napi<'a, PeerShared>,
+pub struct SplitPoll<'a, M: PeerMemory = PeerShared> {
+    ring: &'a mut ChainRing<M>,
+    host: Napi<'a, M>,
     device: Napi<'a, Device>,
 }
 
-impl SplitPoll<'_> {
+impl<M: PeerMemory> SplitPoll<'_, M> {
     /// Receives up to `budget` frames, gives each to `handler`, and posts new chains. Returns how many frames there were.
-    pub fn receive<H: SplitHandler>(&mut self, budget: usize, handler: &mut H) -> usize {
+    pub fn receive<H: SplitHandler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
         self.ring.receive(&mut self.host, &mut self.device, budget, handler)
     }
 
     /// Runs `f` with the pools' poll contexts, to allocate from them.
-    pub fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, PeerShared>, &mut Napi<'_, Device>) -> R) -> R {
+    pub fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>, &mut Napi<'_, Device>) -> R) -> R {
         f(&mut self.host, &mut self.device)
     }
 }
 
-impl fmt::Debug for SplitPoll<'_> {
+impl<M: PeerMemory> fmt::Debug for SplitPoll<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SplitPoll")
     }
 }
 
-impl ChainRing {
-    fn new(ring: DriverRing, header_bytes: u16, host: &PagePool<PeerShared>, device: &PagePool<Device>) -> Self {
+impl<M: PeerMemory> ChainRing<M> {
+    fn new(ring: DriverRing, header_bytes: u16, host: &PagePool<M>, device: &PagePool<Device>) -> Self {
         let (chains, head, page) =
             (ring.size() / 2, VnetHdr::LEN as u32 + u32::from(header_bytes), device.page_size() as u32);
         for c in 0..chains {
@@ -295,9 +303,9 @@ impl ChainRing {
         }
     }
 
-    fn receive<H: SplitHandler>(
+    fn receive<H: SplitHandler<M>>(
         &mut self,
-        host: &mut Napi<'_, PeerShared>,
+        host: &mut Napi<'_, M>,
         device: &mut Napi<'_, Device>,
         budget: usize,
         handler: &mut H,
@@ -348,7 +356,7 @@ impl ChainRing {
 
     /// Takes one frame off the ring. The one place where a head, a length and a header of the device's are judged.
     #[inline(always)]
-    fn frame<H: SplitHandler>(&mut self, host: &Napi<'_, PeerShared>, handler: &mut H) -> Result<(), DeviceFault> {
+    fn frame<H: SplitHandler<M>>(&mut self, host: &Napi<'_, M>, handler: &mut H) -> Result<(), DeviceFault> {
         let (id, len) = self.ring.used(0);
         let chain = id as usize / 2;
         let slot = self.slots.get_mut(chain).filter(|_| id.is_multiple_of(2)).ok_or(DeviceFault::BadId { id })?;
@@ -391,7 +399,7 @@ impl ChainRing {
     }
 
     /// Fills and posts every chain that the device does not have, as far as there are pages of both kinds.
-    fn refill(&mut self, host: &mut Napi<'_, PeerShared>, device: &mut Napi<'_, Device>) {
+    fn refill(&mut self, host: &mut Napi<'_, M>, device: &mut Napi<'_, Device>) {
         let mut posted = 0;
         while posted < self.free.len() {
             let got = self.refill_batch(host, device, posted);
@@ -411,7 +419,7 @@ impl ChainRing {
     /// Posts up to a batch of the free chains from `first` on. Pages first, descriptors after: the stores that wait for the
     /// device to let go of a cache line are then next to each other and wait together.
     #[inline(always)]
-    fn refill_batch(&mut self, host: &mut Napi<'_, PeerShared>, device: &mut Napi<'_, Device>, first: usize) -> usize {
+    fn refill_batch(&mut self, host: &mut Napi<'_, M>, device: &mut Napi<'_, Device>, first: usize) -> usize {
         let (mut moved, mut changed) = ([(0, 0); 2 * BATCH as usize], 0);
         let mut heads = [0; BATCH as usize];
         let mut got = 0;

@@ -11,7 +11,7 @@ use super::Link;
 use super::stats::TxStats;
 use super::tx::VirtioTx;
 use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, Room, SplitTxQueue, TxQueue};
-use netmem_pool::{Frag, PeerShared};
+use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::ops::Range;
 
@@ -20,24 +20,24 @@ use std::ops::Range;
 ///
 /// A holder is dropped when the device is done with the frame, by whoever [completes](TxQueue::complete) it; the rest when
 /// the queue is dropped, after its ring was stopped.
-pub struct VirtioSplitTx<H> {
+#[must_use = "a queue stops when it is dropped"]
+pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     /// First, so that the ring has stopped when the holders are dropped.
-    tx: VirtioTx,
+    tx: VirtioTx<M>,
     /// By descriptor.
     holders: Box<[Option<H>]>,
 }
 
-impl VirtioTx {
+impl<M: PeerMemory> VirtioTx<M> {
     /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. `H` is what keeps a
     /// fragment's memory until the device has read it.
-    #[must_use]
-    pub fn into_split<H>(self) -> VirtioSplitTx<H> {
+    pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
         let holders = (0..self.ring().size()).map(|_| None).collect();
         VirtioSplitTx { tx: self, holders }
     }
 }
 
-impl<H> VirtioSplitTx<H> {
+impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
     /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> TxStats {
@@ -57,7 +57,7 @@ impl<H> VirtioSplitTx<H> {
     }
 }
 
-impl Link {
+impl<M: PeerMemory> Link<M> {
     /// Whether all of these bytes are in one region of device memory: an address is the caller's word, and the device would
     /// send what it finds there.
     fn is_device_memory(&self, dma: u64, len: u32) -> bool {
@@ -66,12 +66,8 @@ impl Link {
     }
 }
 
-impl<H> SplitTxQueue<H> for VirtioSplitTx<H> {
-    fn send_split(
-        &mut self,
-        head: Packet<PeerShared>,
-        payload: &mut Vec<DeviceFrag<H>>,
-    ) -> Result<(), Packet<PeerShared>> {
+impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
+    fn send_split(&mut self, head: Packet<M>, payload: &mut Vec<DeviceFrag<H>>) -> Result<(), Packet<M>> {
         if !payload.iter().all(|f| self.tx.link.is_device_memory(f.dma, f.len)) {
             self.tx.stats.wrong_domain += 1;
             return Err(head);
@@ -93,14 +89,14 @@ impl<H> SplitTxQueue<H> for VirtioSplitTx<H> {
     }
 }
 
-impl<H> TxQueue for VirtioSplitTx<H> {
-    type Mem = PeerShared;
+impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
+    type Mem = M;
 
-    fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+    fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         self.tx.send(packet)
     }
 
-    fn room(&self, packet: &Packet<PeerShared>) -> Room {
+    fn room(&self, packet: &Packet<M>) -> Room {
         self.tx.room(packet)
     }
 
@@ -117,12 +113,12 @@ impl<H> TxQueue for VirtioSplitTx<H> {
         done.unwrap_or_else(|error| self.tx.stop(error))
     }
 
-    fn reach(&self, frag: &Frag<PeerShared>) -> Reach {
+    fn reach(&self, frag: &Frag<M>) -> Reach {
         self.tx.reach(frag)
     }
 }
 
-impl<H> fmt::Debug for VirtioSplitTx<H> {
+impl<H, M: PeerMemory> fmt::Debug for VirtioSplitTx<H, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} for device memory", self.tx)
     }

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A lie that stops a queue: after it, nothing that the device says about the ring can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceFault {
     /// A head that is none of the ring's chains.
     #[error("the device used buffer {id}, and there is none of that number")]
@@ -66,6 +67,7 @@ impl DeviceFault {
 
 /// A receive queue's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RxStats {
     /// Frames that the XDP program saw.
     pub frames: u64,
@@ -120,6 +122,7 @@ impl RxStats {
 
 /// A transmit queue's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TxStats {
     /// Frames given to the device.
     pub frames: u64,

@@ -11,7 +11,7 @@ use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
-use netmem_pool::{Frag, PeerShared};
+use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,28 +22,29 @@ use std::sync::Arc;
 ///
 /// Dropping it stops the ring, unmaps and drops what the device still has: a device that does not stop may read pages that
 /// are in use again, and writes none.
-pub struct VirtioTx {
+#[must_use = "a queue stops when it is dropped"]
+pub struct VirtioTx<M: PeerMemory = PeerShared> {
     chains: Chains,
     /// What the device has, by head.
-    packets: Box<[Option<Packet<PeerShared>>]>,
-    space: Space,
+    packets: Box<[Option<Packet<M>>]>,
+    space: Space<M>,
     /// What was negotiated.
     features: u64,
     /// Whether anything was exposed since the last flush.
     dirty: bool,
     pub(super) stats: TxStats,
     index: usize,
-    pub(super) link: Arc<Link>,
+    pub(super) link: Arc<Link<M>>,
 }
 
-impl VirtioTx {
+impl<M: PeerMemory> VirtioTx<M> {
     pub(super) fn new(
         ring: DriverRing,
         headers: HeaderArray,
-        memory: Memory,
+        memory: Memory<M>,
         features: u64,
         index: usize,
-        link: Arc<Link>,
+        link: Arc<Link<M>>,
     ) -> Self {
         let size = ring.size();
         Self {
@@ -77,7 +78,7 @@ impl VirtioTx {
     /// A packet that is of another DMA domain, at least in part, as the chain that begins at `head`.
     #[cold]
     #[inline(never)]
-    fn send_mapped(&mut self, head: u16, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+    fn send_mapped(&mut self, head: u16, packet: Packet<M>) -> Result<(), Packet<M>> {
         let header = header(packet.meta).to_bytes();
         let len = packet.len();
         let slot = &mut self.packets[usize::from(head)];
@@ -104,10 +105,10 @@ impl VirtioTx {
     /// Queues a packet with more behind it: `payload`'s addresses and lengths. `held` hears of the descriptor of each.
     pub(super) fn send_with(
         &mut self,
-        packet: Packet<PeerShared>,
+        packet: Packet<M>,
         payload: impl ExactSizeIterator<Item = (u64, u32)>,
         held: impl FnMut(u16),
-    ) -> Result<(), Packet<PeerShared>> {
+    ) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
@@ -187,10 +188,10 @@ impl VirtioTx {
     }
 }
 
-impl TxQueue for VirtioTx {
-    type Mem = PeerShared;
+impl<M: PeerMemory> TxQueue for VirtioTx<M> {
+    type Mem = M;
 
-    fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+    fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
@@ -217,7 +218,7 @@ impl TxQueue for VirtioTx {
         Ok(())
     }
 
-    fn room(&self, packet: &Packet<PeerShared>) -> Room {
+    fn room(&self, packet: &Packet<M>) -> Room {
         let size = usize::from(self.ring().size());
         let never = self.stats.stopped.is_some()
             || self.lacks_offload(packet.meta)
@@ -248,12 +249,12 @@ impl TxQueue for VirtioTx {
     }
 
     #[inline]
-    fn reach(&self, frag: &Frag<PeerShared>) -> Reach {
+    fn reach(&self, frag: &Frag<M>) -> Reach {
         self.space.reach(frag)
     }
 }
 
-impl Drop for VirtioTx {
+impl<M: PeerMemory> Drop for VirtioTx<M> {
     fn drop(&mut self) {
         if let Err(error) = self.link.stop_ring(self.index) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
@@ -263,7 +264,7 @@ impl Drop for VirtioTx {
     }
 }
 
-impl fmt::Debug for VirtioTx {
+impl<M: PeerMemory> fmt::Debug for VirtioTx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioTx({}, {})", self.index, state(self.stats.stopped))
     }
@@ -271,7 +272,7 @@ impl fmt::Debug for VirtioTx {
 
 /// Descriptors that must be free for a packet: one for each fragment, and one for a header that may need a place of its own.
 #[inline(always)]
-fn descriptors(packet: &Packet<PeerShared>) -> usize {
+fn descriptors<M: PeerMemory>(packet: &Packet<M>) -> usize {
     packet.frags().len() + 2
 }
 

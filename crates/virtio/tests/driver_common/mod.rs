@@ -8,19 +8,20 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    CountingDomain, Direction, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolClosed, RegionOptions,
-    RegionProvider,
+    CountingDomain, Direction, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, PoolClosed,
+    RegionOptions, RegionProvider,
 };
 use netmem_virtio::VhostUser;
-use netmem_virtio::device::port::{Pcap, Play, Port};
+use netmem_virtio::device::port::{ALL_OFFLOADS, Pcap, Play, Port};
 use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::net::VnetHdr;
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
@@ -59,7 +60,7 @@ impl<P: Port + 'static> Rig<P> {
         VhostUser::own_device(ours).unwrap()
     }
 
-    pub fn probe(&mut self, options: NetOptions) -> (VirtioNet, Vec<QueuePair>) {
+    pub fn probe<M: PeerMemory>(&mut self, options: NetOptions<M>) -> (VirtioNet<M>, Vec<QueuePair<M>>) {
         let backend = self.connect();
         VirtioNet::probe(backend, options).unwrap()
     }
@@ -157,13 +158,13 @@ pub struct Books {
 
 impl Books {
     /// Puts the device of these options into the same domain.
-    pub fn share(&self, options: NetOptions) -> NetOptions {
+    pub fn share<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         let domain = Arc::clone(self.domain.get().unwrap());
         options.domain(move |_| domain)
     }
 
     /// Makes the device of these options count.
-    pub fn keep(&self, options: NetOptions) -> NetOptions {
+    pub fn keep<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         let this = self.clone();
         options.domain(move |table| {
             let ledger = Ledger { table, mapped: Mutex::default(), synced: this.synced };
@@ -204,7 +205,7 @@ pub fn assert_closed(closed: &PoolClosed, quarantined: u64) {
 
 /// Stops a pair whose packets are all dropped, and checks its pool's books.
 #[track_caller]
-pub fn close_clean(pair: QueuePair) {
+pub fn close_clean<M: PeerMemory>(pair: QueuePair<M>) {
     drop(pair.tx);
     assert_closed(&pair.rx.close().unwrap(), 0);
 }
@@ -216,27 +217,28 @@ pub struct Program<const LINEAR: bool, R, P, T> {
     pub tx: T,
 }
 
-impl<const LINEAR: bool, R, P, T> Handler<PeerShared> for Program<LINEAR, R, P, T>
+impl<const LINEAR: bool, M, R, P, T> Handler<M> for Program<LINEAR, R, P, T>
 where
-    R: FnMut(&mut XdpFrame<PeerShared>) -> Verdict,
-    P: FnMut(Packet<PeerShared>),
-    T: FnMut(Packet<PeerShared>),
+    M: PeerMemory,
+    R: FnMut(&mut XdpFrame<M>) -> Verdict,
+    P: FnMut(Packet<M>),
+    T: FnMut(Packet<M>),
 {
     const LINEAR: bool = LINEAR;
 
-    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+    fn run(&mut self, frame: &mut XdpFrame<M>) -> Verdict {
         (self.run)(frame)
     }
 
-    fn pass(&mut self, packet: Packet<PeerShared>) {
+    fn pass(&mut self, packet: Packet<M>) {
         (self.pass)(packet);
     }
 
-    fn tx(&mut self, packet: Packet<PeerShared>) {
+    fn tx(&mut self, packet: Packet<M>) {
         (self.tx)(packet);
     }
 
-    fn redirect(&mut self, packet: Packet<PeerShared>) {
+    fn redirect(&mut self, packet: Packet<M>) {
         (self.tx)(packet);
     }
 }
@@ -291,6 +293,25 @@ impl Handler<PeerShared> for Forward<'_> {
     }
 }
 
+/// A port that passes on what the driver sends, a frame at a time: slower than the driver, whose ring is full.
+pub struct Slow(pub mpsc::Sender<Vec<u8>>);
+
+impl Port for Slow {
+    const WANTS_BYTES: bool = true;
+    const FEATURES: u64 = ALL_OFFLOADS;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        None
+    }
+
+    fn consume(&mut self) {}
+
+    fn send(&mut self, wire: &[u8]) -> bool {
+        std::thread::yield_now();
+        self.0.send(wire[VnetHdr::LEN..].to_vec()).is_ok()
+    }
+}
+
 /// What a bulk says.
 pub fn bulk_stats(sent: u64, dropped: u64) -> BulkStats {
     let mut stats = BulkStats::default();
@@ -322,12 +343,12 @@ pub fn until(mut done: impl FnMut() -> bool) {
 }
 
 /// Receives what there is, once.
-pub fn receive(rx: &mut VirtioRx, handler: &mut impl Handler<PeerShared>) -> usize {
+pub fn receive<M: PeerMemory>(rx: &mut VirtioRx<M>, handler: &mut impl Handler<M>) -> usize {
     rx.poll(|poll| poll.receive(256, handler))
 }
 
 /// The packets of one poll, kept.
-pub fn take(rx: &mut VirtioRx) -> Vec<Packet<PeerShared>> {
+pub fn take<M: PeerMemory>(rx: &mut VirtioRx<M>) -> Vec<Packet<M>> {
     let mut packets = Vec::new();
     receive(rx, &mut |p| packets.push(p));
     packets

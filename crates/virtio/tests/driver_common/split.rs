@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use netmem_packet::SplitFrame;
-use netmem_pool::{Device, Frag, PAGE_SIZE, Region, RegionProvider};
+use netmem_pool::{Device, Frag, PAGE_SIZE, PeerMemory, Region, RegionProvider};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{NetDevice, Options};
@@ -36,7 +36,7 @@ impl DeviceMemory {
         self.add(NetOptions::new(RxMode::Small))
     }
 
-    pub fn add(&self, options: NetOptions) -> NetOptions {
+    pub fn add<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         options.device_memory(self.provider.region().clone())
     }
 
@@ -67,7 +67,7 @@ impl DeviceMemory {
     }
 
     /// The bytes of a frame from both memories.
-    pub fn bytes(&self, frame: &SplitFrame) -> Vec<u8> {
+    pub fn bytes<M: PeerMemory>(&self, frame: &SplitFrame<M>) -> Vec<u8> {
         let mut bytes = vec![0; frame.head().len()];
         frame.head().copy_to(0, &mut bytes).unwrap();
         if let Some(payload) = frame.payload() {
@@ -78,14 +78,14 @@ impl DeviceMemory {
 }
 
 /// Binds the queue to the memory.
-pub fn bind(rx: VirtioRx, options: &SplitOptions) -> VirtioSplitRx {
+pub fn bind<M: PeerMemory>(rx: VirtioRx<M>, options: &SplitOptions) -> VirtioSplitRx<M> {
     let Restarted { queue, closed, .. } = rx.restart_split(options).unwrap();
     assert_closed(&closed, 0);
     queue
 }
 
 /// The frames of one poll, kept.
-pub fn take(rx: &mut VirtioSplitRx) -> Vec<SplitFrame> {
+pub fn take<M: PeerMemory>(rx: &mut VirtioSplitRx<M>) -> Vec<SplitFrame<M>> {
     let mut frames = Vec::new();
     rx.poll(|poll| poll.receive(256, &mut |f| frames.push(f)));
     frames

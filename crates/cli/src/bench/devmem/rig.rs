@@ -3,9 +3,9 @@
 use super::source::Flows;
 use crate::bench::error::BenchError;
 use netmem::device::{Connection, NetDevice, Options};
-use netmem::pool::{DmaDomain, PAGE_SIZE};
+use netmem::pool::PAGE_SIZE;
 use netmem::refs::Worker;
-use netmem::{NetOptions, PeerShared, QueuePair, RegionOptions, RegionProvider, RxMode, VhostUser, VirtioNet};
+use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_devmem::{Binding, BindingCount};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::error::Error;
@@ -15,8 +15,8 @@ use std::sync::{Arc, OnceLock};
 
 /// Pages of device memory: a message of each flow that is being received, full mailboxes, and what rings and caches have.
 const PAGES: usize = 20480;
-/// Pages of host memory, for headers.
-const HOST_PAGES: usize = 2048;
+/// Pages of host memory, for headers that are sent.
+const HEADER_PAGES: usize = 2048;
 
 /// The file that stands in for a device's memory: one for all variants, whose contents nobody here looks at.
 #[derive(Debug, Default)]
@@ -43,8 +43,6 @@ pub(super) struct Rig<C: BindingCount> {
     pub(super) pair: QueuePair,
     /// Kept: the driver's end of the connection.
     pub(super) net: VirtioNet,
-    pub(super) domain: Arc<dyn DmaDomain>,
-    pub(super) host: Arc<RegionProvider<PeerShared>>,
     pub(super) device: NetDevice<Flows>,
     pub(super) connection: Connection,
     pub(super) binding: Binding<C>,
@@ -62,22 +60,10 @@ impl<C: BindingCount> Rig<C> {
         let device = NetDevice::new(Options::default(), |_| Flows::new()).map_err(unavailable)?;
         let (ours, theirs) = UnixStream::pair().map_err(unavailable)?;
         let connection = device.control().serve(theirs).map_err(unavailable)?;
-        let region = RegionOptions::new(HOST_PAGES).build::<PeerShared>().map_err(unavailable)?;
-        let host = RegionProvider::new(region);
-        let seen: Arc<OnceLock<Arc<dyn DmaDomain>>> = Arc::default();
-        let keep = seen.clone();
-        let options = NetOptions::new(RxMode::Small)
-            .memory(host.region().clone(), host.clone())
-            .device_memory(binding.region().clone())
-            .domain(move |table| {
-                let domain: Arc<dyn DmaDomain> = Arc::new(table);
-                keep.get_or_init(|| domain).clone()
-            });
+        let options = NetOptions::new(RxMode::Small).tx_pages(HEADER_PAGES).device_memory(binding.region().clone());
         let backend = VhostUser::own_device(ours).map_err(unavailable)?;
         let (net, pairs) = VirtioNet::probe(backend, options).map_err(unavailable)?;
-        let (Some(pair), Some(domain)) = (pairs.into_iter().next(), seen.get().cloned()) else {
-            return Err(BenchError::NoPage("a queue pair"));
-        };
-        Ok(Self { pair, net, domain, host, device, connection, binding })
+        let pair = pairs.into_iter().next().ok_or(BenchError::NoPage("a queue pair"))?;
+        Ok(Self { pair, net, device, connection, binding })
     }
 }

@@ -47,16 +47,15 @@ pub(super) struct Transmitting<C: BindingCount> {
 
 impl<C: BindingCount> Transmitting<C> {
     pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
-        let Rig { pair: QueuePair { rx, tx, .. }, net, domain, host, device, connection, binding } =
-            Rig::<C>::new(memory)?;
+        let Rig { pair: QueuePair { rx, tx, .. }, net, device, connection, binding } = Rig::<C>::new(memory)?;
+        let domain = net.domain().ok_or(BenchError::NoPage("a domain"))?;
         let end = |last, port| Endpoint {
             mac: [2, 0, 0, 0, 0, last],
             addr: SocketAddr::from((Ipv4Addr::new(198, 18, 0, last), port)),
         };
         let sender = |flow: u16| {
-            let pages =
-                PoolOptions::new("tx-headers").build(host.clone(), Some(domain.clone())).map_err(unavailable)?;
-            Sender::new(&binding, &domain, pages, end(1, 8000 + flow), end(2, 9000 + flow)).map_err(unavailable)
+            let pages = net.tx_pool(PoolOptions::new("tx-headers")).map_err(unavailable)?;
+            Sender::new(&binding, domain, pages, end(1, 8000 + flow), end(2, 9000 + flow)).map_err(unavailable)
         };
         let senders = || (0..FLOWS as u16).map(sender).collect::<Result<Vec<_>, _>>();
         let (makers, senders) = (senders()?, senders()?);

@@ -76,6 +76,7 @@ pub trait Port: Send {
 
 /// Why a port cannot be had, or no longer works.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PortError {
     /// A frame size out of range.
     #[error("frames of {size} bytes: {min} to {max} are possible")]

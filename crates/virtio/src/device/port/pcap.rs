@@ -23,6 +23,7 @@ pub enum Play {
 
 /// What is wrong with a capture file. Records are counted from 1.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CaptureError {
     /// The file cannot be read.
     #[error("cannot be read")]

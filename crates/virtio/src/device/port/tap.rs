@@ -12,6 +12,7 @@ const CONTROL: &str = "/dev/net/tun";
 
 /// Why a tap device cannot be had.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TapError {
     /// Not a name that an interface can have.
     #[error("not an interface name: 1 to 15 bytes without '/', '%' (':' neither) and white space")]

@@ -10,7 +10,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Collects fragments that nobody needs any more and sends their pages home together, grouped by pool: a transmit completion that
+/// Collects fragments that are no longer needed and sends their pages home together, grouped by pool: a transmit completion that
 /// has frames of several devices, for instance.
 ///
 /// Dropping fragments one by one is right, too, and costs no more in their pool's own poll context. Elsewhere a page that is
@@ -40,7 +40,7 @@ pub struct Bulk<M: Memory> {
     kind: PhantomData<Frag<M>>,
 }
 
-// SAFETY: exclusive ownership of pages that nobody uses.
+// SAFETY: exclusive ownership of pages that are in no use.
 unsafe impl<M: Memory> Send for Bulk<M> {}
 
 impl<M: Memory> Bulk<M> {
@@ -81,7 +81,7 @@ impl<M: Memory> Bulk<M> {
                 }
             }
             let (group, others) = rest.split_at_mut(same);
-            // SAFETY: all of this home, at least the first, and nobody's but ours.
+            // SAFETY: all of this home, at least the first, and all of them ours alone.
             unsafe { Home::take_back_many(NonNull::new_unchecked(this), group, &mut panics) };
             rest = others;
         }

@@ -1,7 +1,7 @@
-//! Copies between private memory and memory that somebody else may be writing.
+//! Copies between private memory and memory that another process may be writing.
 //!
-//! A peer that writes while we copy makes the copy's contents arbitrary, and nothing more: each byte is read once, by a
-//! volatile access that the compiler can neither repeat nor split, and only the copy is ever looked at.
+//! A peer that writes during a copy makes the copy's contents arbitrary, and nothing more: each byte is read once, by a
+//! volatile access that the compiler can neither repeat nor split, and only the copy is used.
 
 use std::ptr;
 
@@ -61,7 +61,7 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     }
 }
 
-/// Copies into memory that somebody else may read or write meanwhile.
+/// Copies into memory that another process may read or write meanwhile.
 ///
 /// # Safety
 ///

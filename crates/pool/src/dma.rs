@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why memory could not be mapped for a device.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MapError {
     /// The domain does not cover the address.
     #[error("{len} bytes at {addr:#x} are in none of the domain's regions; put the region into the table before use")]
@@ -131,6 +132,7 @@ trait SharedRegion: fmt::Debug + Send + Sync {
     fn at(&self) -> Option<usize>;
     fn len(&self) -> usize;
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+    fn file_offset(&self) -> u64;
 }
 
 impl<M: Memory> SharedRegion for Region<M> {
@@ -144,6 +146,10 @@ impl<M: Memory> SharedRegion for Region<M> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd()
+    }
+
+    fn file_offset(&self) -> u64 {
+        self.file_offset()
     }
 }
 
@@ -172,6 +178,12 @@ impl TableEntry {
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.memory.fd()
+    }
+
+    /// Where in the file the first byte is.
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.memory.file_offset()
     }
 
     /// The address by which a vhost-user front end speaks of the first byte: its address in this process. A region that is

@@ -12,28 +12,28 @@ use crate::region::{Region, RegionError, RegionOptions};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// For how many more requests the system's refusal of a region is believed. Asking costs system calls, and a starving queue
-/// makes a request with every poll.
+/// After the system refused a region, so many requests fail without asking it again. Asking costs system calls, and a
+/// starving queue makes a request with every poll.
 const BELIEVED: u32 = 1024;
 
 /// A provider that begins with one region and adds another of the same kind whenever all pages are out, up to a limit.
 ///
-/// What it added it keeps: pages that come back are handed out again, the latest first. At the limit, or when the system has
-/// no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
+/// It keeps every region until it goes itself. Pages that come back are handed out again, the latest first. At the limit, or
+/// when the system has no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
 /// [`starved`](Self::starved).
 ///
-/// For domains that map what they are asked to. A [`MemoryTable`](crate::MemoryTable) knows the regions that it was made of
-/// and none that came later; there, a sparse region ([`RegionOptions::populate`]) grows by being touched, and the pools'
-/// limits are the limit of growth. [`Page::index`](crate::Page::index) is the page's number in its region, of which there
-/// are several here.
+/// Use it with domains that map any memory. A [`MemoryTable`](crate::MemoryTable) knows only the regions that it was made of.
+/// There, use a sparse region ([`RegionOptions::populate`]), which grows by being touched; the pools' limits are then the limit
+/// of growth. [`Page::index`](crate::Page::index) is the page's number in its region, of which there are several here.
 ///
-/// Whoever asks for the page that makes it grow waits for the region to be made, and so does everybody who finds nothing
-/// meanwhile; pages can be given back at any time.
+/// The thread that asks for the page that makes the provider grow waits until the region is made, and so does each thread
+/// that finds no page meanwhile. Pages can be given back at any time.
 pub struct GrowingProvider<M: SystemMemory> {
     step: RegionOptions,
     limit: usize,
     state: Mutex<State<M>>,
-    /// Requests for which the latest refusal is still believed. Who holds it may be making a region; before `state`.
+    /// Requests that still fail without asking the system. The holder of the lock may be making a region. Locked before
+    /// `state`.
     growth: Mutex<u32>,
 }
 
@@ -72,25 +72,25 @@ impl<M: SystemMemory> GrowingProvider<M> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pages that there are by now, out or not.
+    /// Pages in all regions so far, in use or not.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.state().pages
     }
 
-    /// Pages that there may be.
+    /// Pages that there may be at most.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// How often somebody asked for pages and there was none to be had, because of the limit or the system.
+    /// How many requests for pages got none, because of the limit or the system.
     #[must_use]
     pub fn starved(&self) -> u64 {
         self.state().starved
     }
 
-    /// Sees to it that there are pages to take, though others may take them first. False if there cannot be any.
+    /// Makes sure that there are pages to take, though other threads may take them first. False if there cannot be any.
     fn grow(&self) -> bool {
         let mut believed = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
         let room = {

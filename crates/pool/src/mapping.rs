@@ -7,36 +7,56 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes in a huge page.
 pub(crate) const HUGE: usize = 2 << 20;
 
 /// An address range of this process, unmapped on drop.
+///
+/// A range that was [kept from child processes](Self::keep_from_children) does not exist in a child of a fork, and the child
+/// may have another mapping at the same addresses. The drop of such a value does nothing in a child.
 pub(crate) struct Mapping {
     pub(crate) at: NonNull<c_void>,
     pub(crate) len: usize,
+    /// [`FORKS`] in the only process that has the range, if that is so.
+    process: Option<u32>,
 }
 
+/// How many forks lie between the process that first kept a range from its children and this one. A process id would not do:
+/// a child in a PID namespace of its own may have its parent's.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Has forks counted from the first use on. 0, or an error of the system.
+static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic addition.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+});
+
 impl Mapping {
-    /// Maps `len` bytes of reserved huge pages, of `fd` or anonymous. The kernel aligns them. There are often none, and
-    /// a fixed mapping that fails would leave a hole which another thread's mapping may have taken when we clean up.
-    pub(crate) fn huge(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
+    /// Maps `len` bytes of reserved huge pages, of `file` from an offset or anonymous. The kernel aligns them. There are often
+    /// none, and a fixed mapping that fails would leave a hole which another thread's mapping may have taken by the cleanup.
+    pub(crate) fn huge(file: Option<(BorrowedFd<'_>, u64)>, len: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
         let at = unsafe {
-            match fd {
-                Some(fd) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?,
+            match file {
+                Some((fd, offset)) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)?,
                 None => {
                     let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
                     rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
                 }
             }
         };
-        NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        NonNull::new(at).map(|at| Self { at, len, process: None }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Maps `len` bytes (whole pages), of `fd` or anonymous, aligned to a huge page.
-    pub(crate) fn new(fd: Option<BorrowedFd<'_>>, len: usize, extra: MapFlags) -> io::Result<Self> {
+    /// Maps `len` bytes (whole pages), of `file` from an offset or anonymous, aligned to a huge page.
+    pub(crate) fn new(file: Option<(BorrowedFd<'_>, u64)>, len: usize, extra: MapFlags) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a fresh range at an address of the kernel's choice replaces nothing. What is mapped over it and
@@ -46,9 +66,11 @@ impl Mapping {
             let start = rustix::mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags)?;
             let before = start.addr().next_multiple_of(HUGE) - start.addr();
             let at = start.byte_add(before);
-            let whole = Self { at: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len: room };
-            match fd {
-                Some(fd) => rustix::mm::mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED | extra, fd, 0)?,
+            let whole = Self { at: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len: room, process: None };
+            match file {
+                Some((fd, offset)) => {
+                    rustix::mm::mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED | extra, fd, offset)?
+                }
                 None => rustix::mm::mmap_anonymous(at, len, prot, MapFlags::PRIVATE | MapFlags::FIXED | extra)?,
             };
             std::mem::forget(whole);
@@ -57,11 +79,21 @@ impl Mapping {
                     rustix::mm::munmap(end, bytes)?;
                 }
             }
-            NonNull::new(at).map(|at| Self { at, len }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+            NonNull::new(at).map(|at| Self { at, len, process: None }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
         }
     }
 
-    pub(crate) fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+    /// Keeps the range out of the address space of child processes. A child that got a private copy of it, page by page as
+    /// either process writes, would part the device from its driver without a sign.
+    pub(crate) fn keep_from_children(&mut self) -> io::Result<()> {
+        match *COUNT_FORKS {
+            0 => self.process = Some(FORKS.load(Ordering::Relaxed)),
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+        self.advise(libc::MADV_DONTFORK)
+    }
+
+    fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the range is ours, and none of the advice that this file gives discards contents.
         match unsafe { libc::madvise(self.at.as_ptr(), self.len, advice) } {
             0 => Ok(()),
@@ -70,19 +102,22 @@ impl Mapping {
     }
 }
 
-// SAFETY: an address range, which belongs to nobody else and to no thread.
+// SAFETY: an address range of which this value is the only owner, and which belongs to no thread.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, and whoever owned this value let go of all pointers into it.
+        if self.process.is_some_and(|process| process != FORKS.load(Ordering::Relaxed)) {
+            return;
+        }
+        // SAFETY: the range is ours, and the owner of this value has let go of all pointers into it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
             tracing::error!(%error, len = self.len, "a region could not be unmapped");
         }
     }
 }
 
-/// A file without a name, which nobody can make shorter: a peer's `ftruncate` would be our SIGBUS.
+/// A file without a name that no process can make shorter: a peer's `ftruncate` would be our SIGBUS.
 pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("netmem", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -110,7 +145,7 @@ pub(crate) fn populate(memory: &Mapping) -> io::Result<()> {
         // Kernels before 5.14 do not know the advice: touch the pages instead.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             for at in (0..memory.len).step_by(PAGE_SIZE) {
-                // SAFETY: `at` is within the mapping, which nobody else has seen yet.
+                // SAFETY: `at` is within the mapping, of which no other code knows yet.
                 unsafe { memory.at.cast::<u8>().add(at).write_volatile(0) };
             }
             Ok(())
@@ -120,7 +155,7 @@ pub(crate) fn populate(memory: &Mapping) -> io::Result<()> {
 }
 
 /// Bytes that could be had without swapping; `None` where the system does not say. Limits of a control group are not
-/// looked at.
+/// taken into account.
 pub(crate) fn available() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;

@@ -33,6 +33,7 @@ const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PoolError {
     /// A pool that may hold nothing.
     #[error("a pool limited to 0 pages can never deliver one; set a limit of at least 1")]
@@ -495,6 +496,7 @@ impl<M: Memory> fmt::Debug for PagePool<M> {
 /// How a pool stood when its owner let go.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct PoolClosed {
     /// The final counters.
     pub stats: PoolStats,

@@ -1,29 +1,30 @@
-//! Memory that the user brings: a range of this process, or a file; and a device's memory, a file that stays unmapped.
+//! Memory that the user provides: a range of this process, or a file; and a device's memory, a file that stays unmapped.
 //!
 //! ```text
-//!   from_raw    [ range of this process ]  + whoever keeps it         Private or KernelShared, by the user's word
-//!   from_fd     [ file ] ──mmap──► [ range of this process ]          PeerShared: whoever else has the file can write it
+//!   from_raw    [ range of this process ]  + what keeps it            Private or KernelShared, as the user says
+//!   from_fd     [ range of a file ] ──mmap──► [ range of this process ]     PeerShared: others who have the file can write it
 //!   unmapped    [ file ]                                              Device: numbers and offsets, no addresses
 //! ```
 
 use crate::PAGE_SIZE;
 use crate::mapping::Mapping;
-use crate::memory::{Device, PeerShared, Readable};
-use crate::region::{Backing, Ground, Region, RegionError, check_order};
+use crate::memory::{Device, PeerShared, Readable, SystemMemory};
+use crate::region::{Backing, Region, RegionError, Source, check_order};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use std::io;
+use std::ops::{Bound, RangeBounds};
 use std::ptr::{self, NonNull};
 
-impl<M: Readable> Region<M> {
+impl<M: Readable + SystemMemory> Region<M> {
     /// A region of the `len` bytes at `at`, in pages of `4 KiB << order`; what is left behind the last whole page is not
     /// used. `owner` is dropped when the region goes, or at once if it cannot be made.
     ///
-    /// Which kind of memory it is follows from who else writes there. Memory that another process can write is a file: see
-    /// [`from_fd`](Region::from_fd). Huge pages, NUMA node, locking, and keeping it from child processes
-    /// (`MADV_DONTFORK`) are the user's affair.
+    /// Which kind of memory it is follows from which other parties write there. Memory that another process can write is a
+    /// file: see [`from_fd`](Region::from_fd). Huge pages, NUMA node, locking, and keeping the range from child processes
+    /// (`MADV_DONTFORK`) are left to the user.
     ///
     /// ```
     /// # use netmem_pool::{PoolOptions, Private, Region, RegionProvider};
@@ -59,9 +60,9 @@ impl<M: Readable> Region<M> {
     ///
     /// # Safety
     ///
-    /// Until `owner` is dropped the bytes are mapped, initialised, readable and writable, and nobody touches them but by
-    /// way of the region; except, if they are [`KernelShared`](crate::KernelShared), the kernel, and it no frame that it
-    /// has delivered. A file behind them does not become shorter.
+    /// Until `owner` is dropped the bytes are mapped, initialised, readable and writable, and are accessed through the
+    /// region only. If they are [`KernelShared`](crate::KernelShared) the kernel accesses them too, and writes no frame that
+    /// it has delivered. A file behind them does not become shorter.
     pub unsafe fn from_raw(
         at: NonNull<u8>,
         len: usize,
@@ -73,38 +74,55 @@ impl<M: Readable> Region<M> {
         if !at.addr().get().is_multiple_of(page_size) {
             return Err(RegionError::Unaligned { addr: at.addr().get(), page_size });
         }
-        let ground = Ground { at: at.as_ptr(), len, fd: None, backing: Backing::Brought, owner: Box::new(owner) };
-        Self::on(ground, pages, order)
+        let (at, owner) = (at.as_ptr(), Box::new(owner));
+        Self::on(Source { at, len, fd: None, offset: 0, backing: Backing::Provided, owner }, pages, order)
     }
 }
 
 impl Region<PeerShared> {
-    /// A region of the whole of `file`, mapped, in pages of `4 KiB << order`: a memfd, a file on hugetlbfs, a dma-buf that
-    /// can be mapped, or any other that has a size. What is left behind the last whole page is not used. Pages become
-    /// resident when they are touched.
+    /// A region of a range of `file`, in bytes, mapped, in pages of `4 KiB << order`: a memfd, a file on hugetlbfs, a
+    /// dma-buf that can be mapped, or any other that has a size. What is left behind the last whole page is not used. Pages
+    /// become resident when they are touched.
     ///
-    /// A memfd is sealed against shrinking, unless it is already. Of other files the user sees to it that nobody makes
-    /// them shorter: the next access would be a SIGBUS.
+    /// The range begins at a multiple of 4096, on hugetlbfs of the file system's page size. Two regions may be ranges of one
+    /// file; ranges that overlap are the same bytes, as for two processes. A peer that is given the file can write all of
+    /// it.
+    ///
+    /// A memfd is sealed against shrinking, unless it is already. For other files the user makes sure that no process
+    /// shortens them: the next access would be a SIGBUS.
+    ///
+    /// ```
+    /// use netmem_pool::{PoolOptions, Region, RegionProvider};
+    /// # use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    /// let file = memfd_create("frames", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    /// ftruncate(&file, 1 << 20)?;
+    /// // The first 64 KiB are something else's.
+    /// let region = Region::from_fd(file, 64 << 10.., 0)?;
+    /// assert_eq!((region.pages(), region.file_offset()), (240, 64 << 10));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`RegionError::Order`], [`Small`](RegionError::Small), [`Pages`](RegionError::Pages);
-    /// [`File`](RegionError::File) if it cannot be mapped for reading and writing;
+    /// [`RegionError::Order`], [`Range`](RegionError::Range), [`Small`](RegionError::Small),
+    /// [`Pages`](RegionError::Pages); [`File`](RegionError::File) if it cannot be mapped for reading and writing;
     /// [`Shrinkable`](RegionError::Shrinkable); or [`System`](RegionError::System) if there is no room for descriptors.
-    pub fn from_fd(file: impl Into<OwnedFd>, order: u8) -> Result<Self, RegionError> {
+    pub fn from_fd(file: impl Into<OwnedFd>, range: impl RangeBounds<u64>, order: u8) -> Result<Self, RegionError> {
         let file = file.into();
-        let (pages, len) = whole_pages(size(file.as_fd())?, order)?;
+        let (offset, len) = within(&range, size(file.as_fd())?)?;
+        let (pages, len) = whole_pages(len, order)?;
         let failed = |step| move |source| RegionError::File { step, source };
+        let part = Some((file.as_fd(), offset));
         // Only the kernel knows how reserved huge pages are to be aligned.
         let mapping = match on_hugetlbfs(file.as_fd()) {
-            true => Mapping::huge(Some(file.as_fd()), len),
-            false => Mapping::new(Some(file.as_fd()), len, MapFlags::empty()),
+            true => Mapping::huge(part, len),
+            false => Mapping::new(part, len, MapFlags::empty()),
         };
-        let mapping = mapping.map_err(failed("map"))?;
-        mapping.advise(libc::MADV_DONTFORK).map_err(failed("keep from child processes"))?;
+        let mut mapping = mapping.map_err(failed("map"))?;
+        mapping.keep_from_children().map_err(failed("keep from child processes"))?;
         let at = mapping.at.as_ptr().cast();
-        let ground = Ground { at, len, fd: Some(file), backing: Backing::Brought, owner: Box::new(mapping) };
-        Self::on(ground, pages, order)
+        let (fd, owner) = (Some(file), Box::new(mapping));
+        Self::on(Source { at, len, fd, offset, backing: Backing::Provided, owner }, pages, order)
     }
 }
 
@@ -114,7 +132,7 @@ impl Region<Device> {
     /// last whole page is not used.
     ///
     /// Costs no memory but 64 bytes for each page in use, whatever the file's size. A memfd is sealed as in
-    /// [`from_fd`](Region::from_fd), for whoever maps it instead.
+    /// [`from_fd`](Region::from_fd), for the process that maps it.
     ///
     /// # Errors
     ///
@@ -123,9 +141,10 @@ impl Region<Device> {
     /// is no room for descriptors.
     pub fn unmapped(file: impl Into<OwnedFd>, order: u8) -> Result<Self, RegionError> {
         let file = file.into();
-        let (pages, len) = whole_pages(size(file.as_fd())?, order)?;
+        let (_, len) = within(&.., size(file.as_fd())?)?;
+        let (pages, len) = whole_pages(len, order)?;
         let (at, owner) = (ptr::null_mut(), Box::new(()));
-        Self::on(Ground { at, len, fd: Some(file), backing: Backing::Brought, owner }, pages, order)
+        Self::on(Source { at, len, fd: Some(file), offset: 0, backing: Backing::Provided, owner }, pages, order)
     }
 }
 
@@ -142,17 +161,35 @@ fn whole_pages(bytes: usize, order: u8) -> Result<(u32, usize), RegionError> {
     }
 }
 
-/// A file's size, which it will not fall below if it is a memfd.
-fn size(file: BorrowedFd<'_>) -> Result<usize, RegionError> {
-    seal(file).map_err(|e| RegionError::Shrinkable { source: e.into() })?;
-    let size = rustix::fs::fstat(file)
-        .map_err(io::Error::from)
-        .and_then(|stat| usize::try_from(stat.st_size).map_err(io::Error::other))
-        .map_err(|source| RegionError::File { step: "ask for the size of", source })?;
-    Ok(size)
+/// Where a range of a file of `size` bytes begins, and how long it is.
+fn within(range: &impl RangeBounds<u64>, size: u64) -> Result<(u64, usize), RegionError> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => size.max(start),
+    };
+    let len = end.checked_sub(start).and_then(|len| usize::try_from(len).ok());
+    match len.filter(|_| end <= size && start.is_multiple_of(PAGE_SIZE as u64)) {
+        Some(len) => Ok((start, len)),
+        None => Err(RegionError::Range { start, end, size }),
+    }
 }
 
-/// Sees to it that nobody makes a memfd shorter. Other files cannot be sealed, though some of them have seals to show.
+/// A file's size, below which it will not fall if it is a memfd.
+fn size(file: BorrowedFd<'_>) -> Result<u64, RegionError> {
+    seal(file).map_err(|e| RegionError::Shrinkable { source: e.into() })?;
+    rustix::fs::fstat(file)
+        .map_err(io::Error::from)
+        .and_then(|stat| u64::try_from(stat.st_size).map_err(io::Error::other))
+        .map_err(|source| RegionError::File { step: "ask for the size of", source })
+}
+
+/// Makes sure that no process makes a memfd shorter. Other files cannot be sealed, though some of them report seals.
 fn seal(file: BorrowedFd<'_>) -> Result<(), Errno> {
     match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if !seals.contains(SealFlags::SHRINK) => rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK)
@@ -161,7 +198,7 @@ fn seal(file: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// By its name, for want of anything better: a file on tmpfs or hugetlbfs answers all other questions alike.
+/// By its name, because a file on tmpfs or hugetlbfs answers all other questions alike.
 fn is_memfd(file: BorrowedFd<'_>) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_or(true, |name| name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"))

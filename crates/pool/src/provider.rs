@@ -13,17 +13,17 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
 
-/// A page between a provider and a pool: nobody uses it, and nobody but the holder knows of it.
+/// A page between a provider and a pool: it is in no use, and only the holder of this value has it.
 ///
 /// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take), and does not go home by itself:
-/// hand it to [`Provider::give`]. It does not keep its provider either, so that only who does may ask it anything.
+/// hand it to [`Provider::give`]. It does not keep its provider alive: only code that does may ask it anything.
 #[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
     kind: PhantomData<fn() -> M>,
 }
 
-// SAFETY: exclusive ownership of a page that nobody uses.
+// SAFETY: exclusive ownership of a page that is in no use.
 unsafe impl<M: Memory> Send for RawPage<M> {}
 
 impl<M: Memory> RawPage<M> {
@@ -67,12 +67,14 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 
 /// A supply of pages, shared by pools and called from any thread.
 ///
-/// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate
-/// without the provider hearing of it. Pools without a cache (a page per packet) ask and give for every packet. What an
-/// implementation drops in the meantime, pages of the calling pool included, goes home as from anywhere else.
+/// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate and the
+/// provider is not called. Pools without a cache (a page per packet) ask and give for every packet. Pages that an
+/// implementation drops during a call, those of the calling pool included, go home as from anywhere else.
 ///
-/// [`RegionProvider`] is the ordinary one. Another takes its pages from a [`Region`] that it has to itself, by number; this
-/// one hands out first what came back first:
+/// A child of a fork may drop a provider that it inherited, and its pages: [`Region`] says what holds there.
+///
+/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`] of its own, by number.
+/// This one hands out first what came back first:
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, Provider, RawPage, Region, RegionOptions};
@@ -91,7 +93,7 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 ///     }
 /// }
 ///
-/// // SAFETY: a number is in the list while its page is nowhere, once. There is one region, and it stays.
+/// // SAFETY: a number is in the list, once, while its page is neither in a pool nor in use. The one region stays.
 /// unsafe impl Provider<Private> for Fifo {
 ///     fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
 ///         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,12 +257,12 @@ impl<M: Memory> RegionProvider<M> {
         }
     }
 
-    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering: it is used by nobody again until the
-    /// region goes, which it does not keep.
+    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering. The page is not used again until the
+    /// region goes, which it does not keep alive.
     pub fn quarantine(&self, page: Page<M>) {
         let home = page.desc().home();
         if home.cast_const() != (&raw const self.home) || !page.desc().is_sole() {
-            // Somebody else's, or held by others too: what it keeps is kept for good.
+            // Of another provider, or held by others too: what it keeps alive is kept for good.
             return std::mem::forget(page);
         }
         let _ = page.into_desc();

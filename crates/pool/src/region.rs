@@ -19,8 +19,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fmt, io};
 
-/// What a region's memory turned out to be made of.
+/// What a region's memory is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Backing {
     /// Reserved 2 MiB pages (`vm.nr_hugepages`).
     Huge,
@@ -28,8 +29,8 @@ pub enum Backing {
     Transparent,
     /// Pages of 4 KiB.
     Plain,
-    /// Whatever the user brought: nobody asked.
-    Brought,
+    /// The user provided this memory; what it is made of was not checked.
+    Provided,
 }
 
 impl fmt::Display for Backing {
@@ -38,13 +39,14 @@ impl fmt::Display for Backing {
             Self::Huge => "2M",
             Self::Transparent => "thp",
             Self::Plain => "none",
-            Self::Brought => "brought",
+            Self::Provided => "provided",
         })
     }
 }
 
 /// Why a region could not be made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegionError {
     /// No pages, or more than descriptors can count.
     #[error("a region of {pages} pages: it must have between 1 and {max}", max = u32::MAX)]
@@ -70,7 +72,7 @@ pub enum RegionError {
         /// The system's answer.
         source: io::Error,
     },
-    /// There is not that much memory. Said beforehand, for a process that takes more is killed.
+    /// There is not that much memory. Checked first, because the system kills a process that takes more.
     #[error(
         "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
     )]
@@ -91,10 +93,10 @@ pub enum RegionError {
         /// The process's limit.
         limit: u64,
     },
-    /// Memory that the user brought does not begin where a page can.
+    /// Provided memory does not begin where a page can.
     #[error(
-        "memory at {addr:#x} does not begin at a multiple of the page size, {page_size} bytes; bring memory that does, or \
-         use a smaller page order"
+        "memory at {addr:#x} does not begin at a multiple of the page size, {page_size} bytes; provide memory that does, \
+         or use a smaller page order"
     )]
     Unaligned {
         /// Where it begins.
@@ -102,18 +104,31 @@ pub enum RegionError {
         /// Bytes in a page.
         page_size: usize,
     },
-    /// Memory that the user brought is too small.
-    #[error("{bytes} bytes hold no page of {page_size}; bring more memory, or use a smaller page order")]
+    /// Provided memory is too small.
+    #[error("{bytes} bytes hold no page of {page_size}; provide more memory, or use a smaller page order")]
     Small {
         /// How much there is.
         bytes: usize,
         /// Bytes in a page.
         page_size: usize,
     },
-    /// A file that the user brought cannot be used.
+    /// The range lies outside of the provided file, or does not begin where a mapping can.
     #[error(
-        "cannot {step} the file that was brought: {source}; it must have a size, be open for reading and writing, and be \
-         of a kind that can be mapped"
+        "bytes {start}..{end} of a file of {size} bytes cannot be mapped; begin at a multiple of 4096, and end within the \
+         file"
+    )]
+    Range {
+        /// Where the range begins in the file.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// Bytes in the file.
+        size: u64,
+    },
+    /// A provided file cannot be used.
+    #[error(
+        "cannot {step} the provided file: {source}; it must have a size, be open for reading and writing, and be of a kind \
+         that can be mapped"
     )]
     File {
         /// What was attempted.
@@ -121,10 +136,10 @@ pub enum RegionError {
         /// The system's answer.
         source: io::Error,
     },
-    /// Somebody could make a memory file that the user brought shorter, and it cannot be sealed against that.
+    /// A provided memfd can be made shorter, and cannot be sealed against that.
     #[error(
-        "the memfd that was brought cannot be sealed against shrinking: {source}; seal it with F_SEAL_SHRINK, or make it \
-         with MFD_ALLOW_SEALING"
+        "the provided memfd cannot be sealed against shrinking: {source}; seal it with F_SEAL_SHRINK, or make it with \
+         MFD_ALLOW_SEALING"
     )]
     Shrinkable {
         /// The system's answer.
@@ -217,11 +232,20 @@ impl RegionOptions {
 ///
 /// | made by | kind | the memory is |
 /// | --- | --- | --- |
-/// | [`RegionOptions::build`] | every one that is [`SystemMemory`] | ours: taken from the system |
-/// | [`Region::from_raw`] | every one that is [`Readable`](crate::Readable) | a range of this process that the user brings |
-/// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`](crate::PeerShared) | a file that the user brings, mapped here |
-/// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | either of these two, of which the user vouches for the peer |
-/// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file that the user brings, never mapped here |
+/// | [`RegionOptions::build`] | every one that is [`SystemMemory`] | taken from the system |
+/// | [`Region::from_raw`] | [`Private`](crate::Private), [`KernelShared`](crate::KernelShared) | a range of this process, provided by the user |
+/// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`] | a range of a file, provided by the user and mapped here |
+/// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | a region of [`PeerShared`] memory, if the user vouches for the peer |
+/// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file, provided by the user and never mapped here |
+///
+/// # Fork
+///
+/// The memory is not in the address space of a child process (`MADV_DONTFORK`): a device and its driver must not be parted by
+/// copies. A child of a fork may drop whatever it inherited, regions, providers, pages and fragments; nothing is unmapped by
+/// that, and the parent does not see it. A child must not use bytes, its own inherited pages' included: there is nothing at
+/// their addresses, or something else by then. It may `exec`: descriptors are close-on-exec. It may also make regions of its
+/// own. At the fork no other thread may be inside of a provider, whose lock would stay taken in the child. Memory of
+/// [`Region::from_raw`] is shared with children as its owner arranged.
 ///
 /// Invariant (*described*): descriptor `i` is beside page `i`; both stay where they are while the region lives.
 pub struct Region<M: Memory> {
@@ -230,6 +254,8 @@ pub struct Region<M: Memory> {
     len: usize,
     descs: Mapping,
     fd: Option<OwnedFd>,
+    /// Where in the file the first byte is.
+    offset: u64,
     pages: u32,
     /// Descriptors before this one may have been used; those from it on are zero, and perhaps not resident.
     used: AtomicU32,
@@ -240,17 +266,18 @@ pub struct Region<M: Memory> {
     kind: PhantomData<M>,
 }
 
-/// Memory that is to become a region.
-pub(crate) struct Ground {
+/// What a region is made of: the memory, its file if it has one, and what keeps both.
+pub(crate) struct Source {
     pub(crate) at: *mut u8,
     pub(crate) len: usize,
     pub(crate) fd: Option<OwnedFd>,
+    pub(crate) offset: u64,
     pub(crate) backing: Backing,
     pub(crate) owner: Box<dyn Send>,
 }
 
-// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never references. The owner is touched
-// by nobody but the drop.
+// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never references. Only the drop touches
+// the owner.
 unsafe impl<M: Memory> Send for Region<M> {}
 // SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone writes.
 unsafe impl<M: Memory> Sync for Region<M> {}
@@ -264,7 +291,7 @@ impl<M: SystemMemory> Region<M> {
             .ok_or(RegionError::Pages { pages: o.pages })?;
 
         let huge = if o.huge { Self::prepare(o, bytes, Backing::Huge).ok() } else { None };
-        let (memory, fd, backing) = match huge {
+        let (mut memory, fd, backing) = match huge {
             Some(region) => region,
             None => Self::prepare(o, bytes, Backing::Plain)?,
         };
@@ -272,14 +299,13 @@ impl<M: SystemMemory> Region<M> {
             let limit = mapping::memlock_limit();
             mapping::lock(&memory).map_err(|_| RegionError::Memlock { bytes, limit })?;
         }
-        // A child that shared these pages copy-on-write would silently part the device from its driver.
         let system = |source| RegionError::System { step: "keep from child processes", bytes, kind: M::NAME, source };
-        memory.advise(libc::MADV_DONTFORK).map_err(system)?;
+        memory.keep_from_children().map_err(system)?;
         let (at, len) = (memory.at.as_ptr().cast(), memory.len);
-        Self::on(Ground { at, len, fd, backing, owner: Box::new(memory) }, pages, o.order)
+        Self::on(Source { at, len, fd, offset: 0, backing, owner: Box::new(memory) }, pages, o.order)
     }
 
-    /// Maps, places and populates the memory, of reserved huge pages or of whatever else can be had.
+    /// Maps, places and populates the memory, of reserved huge pages or of others.
     fn prepare(
         o: &RegionOptions,
         bytes: usize,
@@ -299,7 +325,7 @@ impl<M: SystemMemory> Region<M> {
         let fd = fd.transpose().map_err(system("create a file of"))?;
         // What is to be resident only where it is touched may be larger than the machine's memory.
         let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
-        let file = fd.as_ref().map(AsFd::as_fd);
+        let file = fd.as_ref().map(|fd| (fd.as_fd(), 0));
         let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file, bytes, flags) };
         let memory = memory.map_err(system("map"))?;
         if let Some(node) = o.node {
@@ -339,8 +365,8 @@ impl Region<PeerShared> {
     /// this process. A party that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
     #[must_use]
     pub unsafe fn trust_peer(self) -> Region<TrustedPeer> {
-        let Self { at, len, descs, fd, pages, used, order, backing, _owner, kind: PhantomData } = self;
-        Region { at, len, descs, fd, pages, used, order, backing, _owner, kind: PhantomData }
+        let Self { at, len, descs, fd, offset, pages, used, order, backing, _owner, kind: PhantomData } = self;
+        Region { at, len, descs, fd, offset, pages, used, order, backing, _owner, kind: PhantomData }
     }
 }
 
@@ -354,8 +380,8 @@ impl<M: Mapped> Region<M> {
 
 impl<M: Memory> Region<M> {
     /// Puts `pages` pages on memory that has room for them, and descriptors beside it.
-    pub(crate) fn on(ground: Ground, pages: u32, order: u8) -> Result<Self, RegionError> {
-        let Ground { at, len, fd, backing, owner } = ground;
+    pub(crate) fn on(source: Source, pages: u32, order: u8) -> Result<Self, RegionError> {
+        let Source { at, len, fd, offset, backing, owner } = source;
         let bytes = (pages as usize * size_of::<Desc>()).next_multiple_of(HUGE);
         let descs = Mapping::new(None, bytes, MapFlags::NORESERVE).map_err(|source| {
             let step = "map descriptors for";
@@ -368,7 +394,7 @@ impl<M: Memory> Region<M> {
             unsafe { descs.at.cast::<Desc>().add(i).write(Desc::for_model(1)) };
         }
         let used = AtomicU32::new(0);
-        Ok(Self { at, len, descs, fd, pages, used, order, backing, _owner: owner, kind: PhantomData })
+        Ok(Self { at, len, descs, fd, offset, pages, used, order, backing, _owner: owner, kind: PhantomData })
     }
 
     /// The first byte's address in this process; 0 where the memory is not mapped.
@@ -406,18 +432,25 @@ impl<M: Memory> Region<M> {
         self.backing
     }
 
-    /// The file that the memory is, to give to a peer, if it is one. Ours is sealed: nobody can shrink it under us.
+    /// The file that the memory is in, to give to a peer, if there is one. A file that the region made itself is sealed: no
+    /// process can make it shorter.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Where in [its file](Self::fd) the first byte is: 0 unless [`from_fd`](Region::from_fd) was told otherwise.
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.offset
     }
 
     /// Page `index` as a [`Provider`](crate::Provider) hands it out: for providers that keep their pages by number.
     ///
     /// # Safety
     ///
-    /// Nobody has the page: whatever was claimed of it came back to the caller or was dropped as a [`RawPage`]. No other
-    /// provider is in charge of the region, which lives until the page is back.
+    /// The page is with no pool and no user: each [`RawPage`] that was claimed for it came back to the caller or was dropped.
+    /// No other provider is in charge of the region, which lives until the page is back.
     ///
     /// # Panics
     ///
@@ -454,7 +487,7 @@ impl<M: Memory> Region<M> {
     /// The descriptor of page `index`, its constant fields filled in.
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
-        // Relaxed: whoever looks for its own pages has taken them before.
+        // Relaxed: a thread that looks for its own pages has taken them before.
         self.used.fetch_max(index + 1, Ordering::Relaxed);
         // Where nothing is mapped this is the offset, in the shape of a pointer.
         let addr = self.at.wrapping_add(index as usize * self.page_size());

@@ -69,6 +69,7 @@ pub(crate) struct Counters {
 
 /// A pool's counters at one moment. Names follow the kernel's page pool where they mean the same; all count pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolStats {
     /// Allocated from the array cache.
     pub alloc_fast: u64,

@@ -1,4 +1,4 @@
-//! Memory that the user brings: ranges, and files that get mapped.
+//! Memory that the user provides: ranges, and files that get mapped.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -6,11 +6,12 @@ mod common;
 use common::alloc;
 use netmem_pool::{
     Backing, Frag, KernelShared, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region,
-    RegionError, RegionProvider,
+    RegionError, RegionProvider, SystemMemory,
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::File;
+use std::ops::RangeBounds;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
@@ -43,7 +44,7 @@ impl Drop for Range {
 }
 
 fn memfd(bytes: u64, flags: MemfdFlags) -> OwnedFd {
-    let file = memfd_create("brought", MemfdFlags::CLOEXEC | flags).unwrap();
+    let file = memfd_create("provided", MemfdFlags::CLOEXEC | flags).unwrap();
     ftruncate(&file, bytes).unwrap();
     file
 }
@@ -52,7 +53,7 @@ fn memfd(bytes: u64, flags: MemfdFlags) -> OwnedFd {
 /// pool, provider and the last page are gone: not before, not later.
 #[test]
 fn a_range_of_the_users() {
-    fn check<M: Readable>(order: u8) {
+    fn check<M: Readable + SystemMemory>(order: u8) {
         let there = Arc::default();
         let range = Range::new(64 << 12, &there);
         let (at, len) = (range.0, range.1 - 100);
@@ -61,7 +62,7 @@ fn a_range_of_the_users() {
         let skip = at.addr().get().next_multiple_of(page_size) - at.addr().get();
         // SAFETY: the range is there as long as its owner, and nobody else's.
         let region = unsafe { Region::<M>::from_raw(at.add(skip), len - skip, order, range) }.unwrap();
-        assert_eq!((region.page_size(), region.backing()), (page_size, Backing::Brought));
+        assert_eq!((region.page_size(), region.backing()), (page_size, Backing::Provided));
         assert_eq!(
             (region.pages() as usize, region.as_ptr()),
             ((len - skip) / page_size, at.as_ptr().wrapping_add(skip))
@@ -114,16 +115,16 @@ fn a_file_of_the_users() {
     for (bytes, order) in [(4096, 0), (600 * 4096, 0), (512 * 4096, 9), (64 * 4096 + 100, 2)] {
         let file = memfd(bytes, MemfdFlags::ALLOW_SEALING);
         let peer = File::from(file.try_clone().unwrap());
-        let memory = RegionProvider::new(Region::from_fd(file, order).unwrap());
+        let memory = RegionProvider::new(Region::from_fd(file, .., order).unwrap());
         let region = memory.region().clone();
         assert_eq!(
             (region.len() as u64, region.pages()),
             (bytes & !((4096 << order) - 1), (bytes >> (12 + order)) as u32)
         );
-        assert_eq!((region.backing(), region.page_size()), (Backing::Brought, 4096 << order));
+        assert_eq!((region.backing(), region.page_size()), (Backing::Provided, 4096 << order));
         let table = MemoryTable::new(&[region]);
         let bus = table.entries()[0].bus();
-        let mut pool = PoolOptions::new("brought").build(memory, Some(Arc::new(table))).unwrap();
+        let mut pool = PoolOptions::new("provided").build(memory, Some(Arc::new(table))).unwrap();
         let mut page = pool.alloc().unwrap();
         page.copy_from(5, b"from here").unwrap();
         let mut seen = [0; 9];
@@ -145,16 +146,16 @@ fn memory_of_a_trusted_peer() {
     }
     let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);
     let peer = File::from(file.try_clone().unwrap());
-    let region = Region::from_fd(file, 1).unwrap();
+    let region = Region::from_fd(file, .., 1).unwrap();
     let (at, fd) = (region.as_ptr(), region.fd().unwrap().as_raw_fd());
     // SAFETY: the peer is this test, which writes no buffer that is not posted to it.
     let region = unsafe { region.trust_peer() };
     assert_eq!((region.as_ptr(), region.fd().unwrap().as_raw_fd(), region.pages()), (at, fd, 32));
-    assert_eq!(format!("{region:?}"), "Region<trusted-peer>(32 pages of 8192 B, brought)");
+    assert_eq!(format!("{region:?}"), "Region<trusted-peer>(32 pages of 8192 B, provided)");
     assert_eq!(ftruncate(region.fd().unwrap(), 0).unwrap_err(), rustix::io::Errno::PERM);
 
     let memory = RegionProvider::new(region);
-    let rings = Arc::new(Region::from_fd(memfd(4096, MemfdFlags::ALLOW_SEALING), 0).unwrap());
+    let rings = Arc::new(Region::from_fd(memfd(4096, MemfdFlags::ALLOW_SEALING), .., 0).unwrap());
     let table = MemoryTable::new(std::slice::from_ref(&rings)).and_shared(memory.region().clone());
     let [first, second] = table.entries() else { panic!("two regions") };
     assert_eq!((first.user_addr(), second.user_addr()), (rings.as_ptr().addr() as u64, at.addr() as u64));
@@ -175,20 +176,20 @@ fn memory_of_a_trusted_peer() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves POOL-10 and decision 4: a memfd that the user brings cannot become shorter any more; one that refuses the seal is
+/// Proves POOL-10 and decision 4: a memfd that the user provides cannot become shorter any more; one that refuses the seal is
 /// refused, and files without seals are taken at their word.
 #[test]
 fn files_and_their_seals() {
-    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), 0).unwrap();
+    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), .., 0).unwrap();
     assert!(fcntl_get_seals(region.fd().unwrap()).unwrap().contains(SealFlags::SHRINK));
     assert_eq!(ftruncate(region.fd().unwrap(), 0).unwrap_err(), rustix::io::Errno::PERM);
     assert!(ftruncate(region.fd().unwrap(), 1 << 20).is_ok(), "longer harms nobody");
 
     let sealed = memfd(8192, MemfdFlags::ALLOW_SEALING);
     fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
-    assert!(Region::from_fd(sealed, 0).is_ok());
+    assert!(Region::from_fd(sealed, .., 0).is_ok());
 
-    let error = Region::from_fd(memfd(8192, MemfdFlags::empty()), 0).unwrap_err();
+    let error = Region::from_fd(memfd(8192, MemfdFlags::empty()), .., 0).unwrap_err();
     assert!(matches!(error, RegionError::Shrinkable { .. }), "{error}");
     assert!(error.to_string().contains("MFD_ALLOW_SEALING"), "{error}");
 
@@ -196,14 +197,64 @@ fn files_and_their_seals() {
     for dir in ["/dev/shm".into(), std::env::temp_dir()] {
         let Ok(file) = tempfile::tempfile_in(&dir) else { continue };
         file.set_len(8192).unwrap();
-        assert_eq!(Region::from_fd(file, 0).unwrap().pages(), 2, "{}", dir.display());
+        assert_eq!(Region::from_fd(file, .., 0).unwrap().pages(), 2, "{}", dir.display());
     }
+}
+
+/// Proves POOL-10: a region of a range of a file is that range: its pages lie where the peer finds them at their offset, and
+/// two regions of one file do not meet. The table gives the offset to a peer that maps the file.
+#[test]
+fn a_range_of_a_file() {
+    let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);
+    let peer = File::from(file.try_clone().unwrap());
+    let rings = Region::from_fd(file.try_clone().unwrap(), ..16 << 12, 0).unwrap();
+    let pages = Region::from_fd(file.try_clone().unwrap(), 16 << 12..(63 << 12) + 100, 1).unwrap();
+    let rest = Region::from_fd(file, 63 << 12..=(64 << 12) - 1, 0).unwrap();
+    assert_eq!([&rings, &pages, &rest].map(|r| (r.pages(), r.file_offset() >> 12)), [(16, 0), (23, 16), (1, 63)]);
+    let memory = RegionProvider::new(pages);
+    let table = MemoryTable::new(&[Arc::new(rings), memory.region().clone(), Arc::new(rest)]);
+    assert_eq!(table.entries().iter().map(|e| e.file_offset() >> 12).collect::<Vec<_>>(), [0, 16, 63]);
+    let bus = table.entries()[1].bus();
+    let mut pool = PoolOptions::new("range").build(memory, Some(Arc::new(table))).unwrap();
+    let mut pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+    assert_eq!(pages.len(), 23);
+    for page in &mut pages {
+        let number = page.index() as u8 + 1;
+        page.copy_from(8191, &[number]).unwrap();
+    }
+    let mut all = vec![0; 64 << 12];
+    peer.read_exact_at(&mut all, 0).unwrap();
+    for page in &pages {
+        let at = (page.dma_addr() - bus) as usize + (16 << 12) + 8191;
+        assert_eq!(u32::from(std::mem::take(&mut all[at])), page.index() + 1);
+    }
+    assert!(all.iter().all(|&b| b == 0), "a page lies elsewhere");
+}
+
+/// Proves POOL-13: a range that a file does not have, or that no mapping can begin at, is refused with what was wrong.
+#[test]
+fn ranges_that_a_file_cannot_have() {
+    fn build(range: impl RangeBounds<u64>) -> RegionError {
+        Region::<PeerShared>::from_fd(memfd(8 << 12, MemfdFlags::ALLOW_SEALING), range, 0).unwrap_err()
+    }
+    let size = 8 << 12;
+    let error = build(100..8192);
+    assert!(matches!(error, RegionError::Range { start: 100, end: 8192, .. }), "{error}");
+    assert!(error.to_string().contains("multiple of 4096"), "{error}");
+    assert!(matches!(build(..=size), RegionError::Range { start: 0, end: 32769, size: 32768 }));
+    assert!(matches!(build(..=u64::MAX), RegionError::Range { end: u64::MAX, .. }));
+    #[allow(clippy::reversed_empty_ranges)]
+    let reversed = 8192..4096;
+    assert!(matches!(build(reversed), RegionError::Range { start: 8192, end: 4096, .. }));
+    assert!(matches!(build(size + 4096..), RegionError::Range { .. }));
+    assert!(matches!(build(size..), RegionError::Small { bytes: 0, .. }));
+    assert!(matches!(build(4096..8191), RegionError::Small { bytes: 4095, .. }));
 }
 
 /// Proves POOL-13: a file that cannot be memory is refused with what was wrong.
 #[test]
 fn files_that_cannot_be() {
-    let build = |file: OwnedFd, order| Region::<PeerShared>::from_fd(file, order).unwrap_err();
+    let build = |file: OwnedFd, order| Region::<PeerShared>::from_fd(file, .., order).unwrap_err();
     assert!(matches!(build(memfd(0, MemfdFlags::ALLOW_SEALING), 0), RegionError::Small { bytes: 0, page_size: 4096 }));
     assert!(matches!(build(memfd(4096, MemfdFlags::ALLOW_SEALING), 1), RegionError::Small { bytes: 4096, .. }));
     assert!(matches!(build(memfd(4096, MemfdFlags::ALLOW_SEALING), 10), RegionError::Order { order: 10 }));
@@ -221,7 +272,7 @@ fn files_that_cannot_be() {
 /// Proves decision 4: no child process gets a copy of a file's mapping.
 #[test]
 fn children_do_not_inherit() {
-    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), 0).unwrap();
+    let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), .., 0).unwrap();
     let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let from = all.find(&format!("{:x}-", region.as_ptr().addr())).unwrap();
     let flags = all[from..].lines().find(|l| l.starts_with("VmFlags")).unwrap();
@@ -235,11 +286,11 @@ fn beside_memory_of_the_systems() {
     let range = Range::new(8 << 12, &there);
     // SAFETY: the range is there as long as its owner, and nobody else's.
     let region = unsafe { Region::<Private>::from_raw(range.0, range.1, 0, range) }.unwrap();
-    let mut brought = PoolOptions::new("brought").build(RegionProvider::new(region), None).unwrap();
+    let mut provided = PoolOptions::new("provided").build(RegionProvider::new(region), None).unwrap();
     let (mut own, domain) = common::pool(PoolOptions::new("own"), 8);
-    let mut mixed = alloc(&mut brought, 8);
+    let mut mixed = alloc(&mut provided, 8);
     mixed.extend(alloc(&mut own, 8));
     drop(mixed);
-    assert_eq!((brought.stats().inflight(), own.stats().inflight()), (0, 0));
+    assert_eq!((provided.stats().inflight(), own.stats().inflight()), (0, 0));
     common::close_balanced(own, &domain);
 }

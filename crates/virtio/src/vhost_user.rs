@@ -183,7 +183,7 @@ impl VhostUser {
                     guest_phys_addr: e.bus(),
                     memory_size: e.len() as u64,
                     userspace_addr: e.user_addr(),
-                    mmap_offset: 0,
+                    mmap_offset: e.file_offset(),
                     mmap_handle: e.fd()?.as_raw_fd(),
                 })
             })

@@ -5,6 +5,7 @@
 mod driver_common;
 
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
@@ -12,11 +13,33 @@ use std::time::Duration;
 use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
 use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
-use netmem_pool::{Memory, PeerShared, RegionError, RegionOptions, RegionProvider};
+use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::Gen;
 use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
+
+/// Proves POOL-10: a driver whose pages are a range of a provided file tells the device where in the file they are, by whichever
+/// addresses the device knows them.
+#[test]
+fn memory_at_an_offset_of_a_file() {
+    const START: u64 = 1 << 20;
+    for premapped in [true, false] {
+        let file = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, START + (2 << 20)).unwrap();
+        let front = std::fs::File::from(file.try_clone().unwrap());
+        let supply = RegionProvider::new(Region::from_fd(file, START.., 0).unwrap());
+        let options = NetOptions::new(RxMode::Small).memory(supply.region().clone(), supply.clone());
+        let mut b = Bench::new(options.premapped(premapped));
+        let want = frame(7, 500);
+        b.deliver(&want);
+        assert_eq!(take(&mut b.pair.rx).remove(0).to_vec(), want);
+        drop(b);
+        let mut before = vec![1; START as usize];
+        front.read_exact_at(&mut before, 0).unwrap();
+        assert!(before.iter().all(|&b| b == 0), "the device wrote in front of the pages");
+    }
+}
 
 /// The error of a backend that does this with the connection.
 fn stranger(server: impl FnOnce(UnixStream) + Send + 'static) -> VhostUserError {

@@ -62,6 +62,9 @@ fn json_has_every_variant() {
     for name in ["plain", "arc", "refcount", "rcuref", "rcuref_batched", "percpuref"] {
         find(&format!("final_put_{name}"), 1);
     }
+    // Measured, or skipped with the reason: it needs a compiler.
+    let peer = find("c_sequence", 1);
+    assert!(peer["skipped"].is_string() || figures(peer)[0] > 0.0, "{peer}");
     for row in rows {
         assert_eq!(row["percpu"], mode, "{row}");
         if row["skipped"].is_string() {

@@ -1,7 +1,7 @@
 //! `netmem bench`: parts of netmem, measured beside what they replace.
 //!
 //! [`plan`] checks what was asked. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`]) is a list of cells, each of which measures something once;
-//! [`rounds`] measures all of them in turns, [`lab`] has the threads, [`goals`] what the suites were built to reach;
+//! [`rounds`] measures all of them in turns, [`lab`] has the threads, [`peer`] the programs in C, [`goals`] what the suites were built to reach;
 //! [`table`], [`html`] and [`report`] show what came of it.
 
 mod chart;
@@ -10,6 +10,7 @@ mod error;
 mod goals;
 mod html;
 mod lab;
+mod peer;
 mod plan;
 mod pool;
 mod refs;

@@ -10,6 +10,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     judge(
         [
             most(1, "percpuref / plain <= 1.3", ratio("percpuref", 1, "plain", 1), "x", 1.3),
+            most(1, "percpuref / c_sequence <= 1.15", ratio("percpuref", 1, "c_sequence", 1), "x", 1.15),
             most(1, "percpuref_rotating <= 5 ns", time(rows, "percpuref_rotating", 1), "ns", 5.0),
             most(1, "rcuref_batched / refcount <= 1", ratio("rcuref_batched", 1, "refcount", 1), "x", 1.0),
             least(2, "refcount / percpuref >= 20", ratio("refcount", 2, "percpuref", 2), "x", 20.0),

@@ -13,9 +13,12 @@ mod memory;
 mod pairs;
 mod retries;
 
+use super::lab::Lab;
+use super::peer::{self, Peer, Running};
 use super::plan::Plan;
-use super::report::{Base, Goal, Row, compare};
+use super::report::{Base, Goal, Head, Row, compare};
 use super::rounds::{Cell, Skipped};
+use super::timing::Timing;
 use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
 use last::FinalPut;
@@ -33,6 +36,9 @@ pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
     for &threads in &plan.threads {
         all_counts::<1>(threads, &mut cells);
         all_counts::<BATCH>(threads, &mut cells);
+        if threads == 1 {
+            cells.push(c_sequence());
+        }
         cells.push(Box::new(Pairs::<Guard, 1>::new("guard", "enter+leave", threads)));
         cells.push(Box::new(Retries::new(threads)));
     }
@@ -80,6 +86,26 @@ fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
         cell::<Batched, N>(threads),
         cell::<PerCpu, N>(threads),
     ]);
+}
+
+/// The row of a counter in C, in which an add is a sequence without a gate: the floor under `percpuref`.
+fn c_sequence() -> Box<dyn Cell> {
+    let head = Head {
+        name: "c_sequence".into(),
+        section: "get+put",
+        threads: 1,
+        per: "get+put",
+        unit: "ns",
+        counters: Some(1),
+        ..Head::default()
+    };
+    let start = |lab: &Lab| {
+        let dir = tempfile::tempdir().map_err(|e| format!("a directory: {e}"))?;
+        let program = peer::build(dir.path(), netmem_bench::C_SEQUENCE, "")?;
+        let cpu = lab.cpus(1).first().copied().unwrap_or(0);
+        Running::start(std::process::Command::new(program).arg(cpu.to_string()), None)
+    };
+    Timing::cell(head, move |lab| Peer::new("a counter in C").work(|| start(lab), |pairs| pairs.to_string()))
 }
 
 /// Compares the rows with each other, and with the goals.

@@ -1,0 +1,95 @@
+//! Datagrams in device memory: payloads that this process sends and receives and never maps.
+//!
+//!     cargo run --example device_memory
+//!
+//! A memfd stands in for a dma-buf, that is, for the memory of a GPU. It is bound, and a queue of the device receives into it: headers
+//! go to host memory and payloads to the binding. A socket says where in the binding a payload is, with a token. When the token is
+//! given back, the page goes home. Bytes are written and read with system calls on the memfd here; a GPU would use them where they are.
+
+use netmem::device::port::Echo;
+use netmem::device::{NetDevice, Options};
+use netmem::devmem::{Binding, Endpoint, FlowTable, Fragment, Netdev, Sender, SocketOptions};
+use netmem::refs::Worker;
+use netmem::virtio::driver::VirtioRxQueues;
+use netmem::{NetOptions, PoolOptions, RxMode, TxQueue, VhostUser, VirtioNet};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // 256 pages of memory. Sealing is allowed, because the binding seals the file: it must not shrink while it is bound.
+    let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    ftruncate(&memory, 256 * 4096)?;
+
+    // The worker cleans up when the last reference to a binding is gone, on whichever thread that is.
+    let worker = Arc::new(Worker::new("cleanup")?);
+    let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
+
+    // A device that sends back whatever it gets, and a driver that tells the device about the binding's memory.
+    let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
+    let (front, back) = UnixStream::pair()?;
+    let connection = device.control().serve(back)?;
+    let options = NetOptions::new(RxMode::Small).tx_pages(64).device_memory(binding.region().clone());
+    let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
+    let pair = pairs.remove(0);
+
+    // Attaching restarts the queue: from now on it receives into the binding.
+    let queues = VirtioRxQueues::new([pair.rx]);
+    let mut netdev = Netdev::new(queues.clone());
+    netdev.attach(&binding, &[0])?;
+
+    // A UDP socket on port 9, and the end of it that the polling thread has.
+    let table = FlowTable::new();
+    let mut socket = table.bind(9, &SocketOptions::new())?;
+    let mut flows = table.queue(&binding);
+
+    // Sends from the binding. Its headers come from a pool of host memory.
+    let headers = net.tx_pool(PoolOptions::new("headers"))?;
+    let domain = net.domain().ok_or("the device has a domain")?;
+    let local = Endpoint { mac: [2, 0, 0, 0, 0, 1], addr: "10.0.0.1:7".parse()? };
+    let peer = Endpoint { mac: [2, 0, 0, 0, 0, 2], addr: "10.0.0.2:9".parse()? };
+    let mut sender = Sender::new(&binding, domain, headers, local, peer)?;
+    let mut tx = pair.tx.into_split();
+
+    // A payload in the last page of the memory, sent as one datagram.
+    let payload = b"computed on the device";
+    let place = 255 * 4096;
+    memory.write_all_at(payload, place)?;
+    sender.send(&mut tx, &[(place, payload.len() as u32)])?;
+    tx.flush();
+
+    // The echo comes back into another page.
+    let mut out = [Fragment::Empty];
+    let received = loop {
+        device.poll(); // as a rule on a thread of its own
+        tx.complete();
+        if let Some(mut queue) = queues.get(0)
+            && let Some(rx) = queue.split()
+        {
+            rx.poll(|poll| poll.receive(64, &mut flows));
+        }
+        if let Ok(received) = socket.recv(&mut out) {
+            break received;
+        }
+    };
+    let [Fragment::Device { offset, len, token, .. }] = out else {
+        return Err("the payload is not in device memory".into());
+    };
+    let mut bytes = vec![0; len as usize];
+    memory.read_exact_at(&mut bytes, offset)?;
+    println!("sent from offset {place}, received {len} bytes at offset {offset} from {}", received.peer);
+    println!("the payload: {:?}", String::from_utf8_lossy(&bytes));
+    assert_eq!(bytes, payload);
+
+    // The token is given back, on any thread, and the page goes home.
+    let returner = socket.returner();
+    println!("tokens given back: {}", returner.give_back(&[token.into()])?);
+
+    // The queue is restarted without the binding, and the memory is let go.
+    netdev.detach(0)?;
+    netdev.unbind(binding)?;
+    drop((sender, socket, flows, returner, tx, queues, netdev, net, connection));
+    Ok(())
+}

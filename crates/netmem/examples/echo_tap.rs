@@ -1,0 +1,152 @@
+//! A UDP echo server with ARP, on a tap: the kernel's own network stack is the peer.
+//!
+//!     sudo cargo run --example echo_tap            # echoes three datagrams of its own, and ends
+//!     sudo cargo run --example echo_tap serve      # echoes until it is killed; try: nc -u 192.0.2.2 7
+//!
+//! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
+//!
+//! ```text
+//!   UDP socket ── kernel ── tap ── virtio-net device (thread) ── virtio-net driver ── Echo (this thread)
+//!   192.0.2.1                                                                         192.0.2.2, port 7
+//! ```
+
+use netmem::device::port::{ALL_OFFLOADS, Tap};
+use netmem::device::{NetDevice, Options};
+use netmem::{
+    Handler, NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, TxBulk, TxQueue, Verdict, VhostUser, VirtioNet,
+    VirtioTx, XdpFrame,
+};
+use std::error::Error;
+use std::net::UdpSocket;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const OUR_IP: [u8; 4] = [192, 0, 2, 2];
+const PORT: u16 = 7;
+
+/// Turns a request around where it is: the reply leaves from the page that the request came in.
+struct Echo<'a> {
+    replies: TxBulk<&'a mut VirtioTx>,
+}
+
+impl Handler<PeerShared> for Echo<'_> {
+    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+        // Headers are copied out, checked, changed, and written back: the device's side may write this memory at any time.
+        let Ok(mut head) = frame.read_at::<42>(0) else { return Verdict::Drop };
+        let answered = match [head[12], head[13]] {
+            [0x08, 0x06] => answer_arp(&mut head),
+            [0x08, 0x00] => answer_udp(&mut head),
+            _ => false,
+        };
+        if answered && frame.write_at(0, &head).is_ok() { Verdict::Tx } else { Verdict::Drop }
+    }
+
+    /// Frames for which `run` said `Tx`.
+    fn tx(&mut self, packet: Packet<PeerShared>) {
+        self.replies.push(packet);
+    }
+
+    /// The batch is over.
+    fn flush(&mut self) {
+        self.replies.flush();
+    }
+
+    /// No frame is passed here.
+    fn pass(&mut self, _: Packet<PeerShared>) {}
+}
+
+/// An ARP request for our address becomes the reply.
+fn answer_arp(head: &mut [u8; 42]) -> bool {
+    let request = head[20..22] == [0, 1] && head[38..42] == OUR_IP;
+    if request {
+        head.copy_within(6..12, 0); // Ethernet: to the sender
+        head[6..12].copy_from_slice(&OUR_MAC);
+        head[21] = 2; // a reply
+        head.copy_within(22..32, 32); // to the sender's addresses
+        head[22..28].copy_from_slice(&OUR_MAC);
+        head[28..32].copy_from_slice(&OUR_IP);
+    }
+    request
+}
+
+/// A datagram to our port goes back to its sender. Checksums are sums: they do not change when addresses and ports change places.
+fn answer_udp(head: &mut [u8; 42]) -> bool {
+    let whole = head[20] & 0x3f == 0 && head[21] == 0;
+    let ours =
+        head[14] == 0x45 && whole && head[23] == 17 && head[30..34] == OUR_IP && head[36..38] == PORT.to_be_bytes();
+    if ours {
+        head.copy_within(6..12, 0);
+        head[6..12].copy_from_slice(&OUR_MAC);
+        let (source, destination) = head[26..34].split_at_mut(4);
+        source.swap_with_slice(destination);
+        let (source, destination) = head[34..38].split_at_mut(2);
+        source.swap_with_slice(destination);
+    }
+    ours
+}
+
+/// Three datagrams from a socket of the kernel to the echo server and back.
+fn demo() -> std::io::Result<()> {
+    let socket = UdpSocket::bind("192.0.2.1:0")?;
+    socket.connect("192.0.2.2:7")?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    for number in 1..=3 {
+        let (sent, mut received) = (format!("hello {number}"), [0; 64]);
+        socket.send(sent.as_bytes())?;
+        let n = socket.recv(&mut received)?;
+        println!("sent {sent:?}, the echo is {:?}", String::from_utf8_lossy(&received[..n]));
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let serve = std::env::args().nth(1).is_some_and(|argument| argument == "serve");
+    let name = format!("nmecho{}", std::process::id() % 10_000_000);
+
+    // The device, plugged into a tap, runs on a thread of its own. It offers no offloads: the kernel then completes checksums.
+    let mut taps = Tap::open(&name, 1, true)?;
+    let added = Command::new("ip").args(["addr", "add", "192.0.2.1/24", "dev", &name]).status()?;
+    if !added.success() {
+        return Err(format!("`ip addr add` failed: {added}").into());
+    }
+    let options = Options { withhold: ALL_OFFLOADS, ..Options::default() };
+    let mut device = NetDevice::new(options, |_| Ok(taps.remove(0)))?;
+    let control = device.control();
+    let (front, back) = UnixStream::pair()?;
+    let connection = control.serve(back)?;
+    let stop = AtomicBool::new(false);
+
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| device.run(&stop));
+
+        // The driver, and the loop that polls it.
+        let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
+        let pair = pairs.first_mut().ok_or("the device has a queue pair")?;
+        println!("{name}: 192.0.2.2 echoes UDP port {PORT}");
+        let client = (!serve).then(|| scope.spawn(demo));
+        let mut echo = Echo { replies: TxBulk::new(&mut pair.tx) };
+        while !client.as_ref().is_some_and(|client| client.is_finished()) {
+            let frames = pair.rx.poll(|poll| {
+                echo.replies.target().complete(); // pages of replies that were sent go home
+                poll.receive(64, &mut echo)
+            });
+            if frames == 0 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        if let Some(client) = client {
+            client.join().map_err(|_| "the client panicked")??;
+        }
+        println!("{:?}", echo.replies.stats());
+        drop((pairs, net));
+
+        stop.store(true, Ordering::Relaxed);
+        control.wake();
+        running.join().map_err(|_| "the device panicked")??;
+        drop(connection);
+        Ok(())
+    })
+}

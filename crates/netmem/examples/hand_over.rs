@@ -1,0 +1,69 @@
+//! Packets are received on one thread, kept for a while on another thread, and dropped there.
+//!
+//!     cargo run --example hand_over
+//!
+//! Nothing special is needed for that: a packet can be sent to any thread, and dropping it sends its pages home to the pool of the
+//! queue that received them. The pool's statistics show on which way they came.
+
+use netmem::device::{NetDevice, Options, port::Gen};
+use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+use std::collections::VecDeque;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::sync_channel;
+
+/// Frames that the device generates.
+const FRAMES: u64 = 50_000;
+/// Packets that the other thread keeps before it drops the oldest.
+const KEPT: usize = 100;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // A virtio-net device in this process, and a driver that is connected with it.
+    let mut device = NetDevice::new(Options::default(), |_| Gen::new(200, Some(FRAMES)))?;
+    let (front, back) = UnixStream::pair()?;
+    let connection = device.control().serve(back)?;
+    let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
+    let mut rx = pairs.remove(0).rx;
+
+    // The other thread. The channel is bounded: packets that nobody drops are pages that the queue cannot use.
+    let (packets, channel) = sync_channel::<Packet<PeerShared>>(64);
+    let keeper = std::thread::spawn(move || {
+        let (mut kept, mut bytes) = (VecDeque::new(), 0);
+        for packet in channel {
+            bytes += packet.len();
+            kept.push_back(packet);
+            if kept.len() > KEPT {
+                kept.pop_front(); // dropped here: its page goes home from this CPU
+            }
+        }
+        bytes
+    });
+
+    // This thread has the queue, and is the only one that allocates from its pool.
+    let mut frames = 0;
+    while frames < FRAMES as usize {
+        device.poll(); // as a rule on a thread of its own
+        frames += rx.poll(|poll| {
+            poll.receive(64, &mut |packet| {
+                // Fails only if the thread has ended; the packet is dropped then.
+                let _ = packets.send(packet);
+            })
+        });
+    }
+    drop(packets);
+    let bytes = keeper.join().map_err(|_| "the keeper panicked")?;
+    println!("{frames} frames of {} bytes received here, kept and dropped on another thread", bytes / frames);
+
+    // The queue stops and its pool closes: every page is accounted for.
+    let closed = rx.close().ok_or("the queue was running")?;
+    let stats = closed.stats;
+    println!(
+        "pages: {} allocated, {} came back by magazines, {} one by one, {} are out",
+        stats.allocated(),
+        stats.recycle_ring,
+        stats.recycle_ring_full,
+        closed.outstanding
+    );
+    assert_eq!(closed.outstanding, 0);
+    drop((net, connection));
+    Ok(())
+}

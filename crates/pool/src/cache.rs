@@ -87,8 +87,9 @@ impl PollHome {
 /// ```
 /// Two pointers say all: an empty cache's newest is the null at the bottom, a full one's is the last place.
 ///
-/// Invariant (*owner's*): everything but the counters, which anyone may read, is touched only by whoever has the pool by
-/// exclusive reference or is in its poll context; no reference into it lives across a call that could drop a page.
+/// Invariant (*owner's*): only the thread that has the pool by exclusive reference, or is in its poll context, touches the cache. Other
+/// threads may read the counters, `newest`, and what never changes. No reference into the cache lives across a call that could drop a
+/// page.
 #[repr(C, align(128))]
 pub(crate) struct Cache {
     /// Atomic for [`popped`](Self::popped) alone, which other threads may ask for.
@@ -189,8 +190,8 @@ impl Cache {
         self.grew(1);
     }
 
-    /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and says
-    /// [`grew`](Self::grew), before anybody else uses the cache.
+    /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and then calls
+    /// [`grew`](Self::grew), before it does anything else with the cache.
     pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
         // SAFETY: there are places behind the newest.
         (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.load(Ordering::Relaxed).add(1) })

@@ -46,7 +46,7 @@ pub(crate) struct Desc {
     home: AtomicPtr<Home>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
-    /// The first byte in this process; of memory that is not mapped here its offset in the file, which nobody follows.
+    /// The first byte in this process. Of memory that is not mapped here, its offset in the file: a number that is never followed.
     addr: Cell<*mut u8>,
     /// Identity of the pool that mapped the page, or 0. With [`UNMAPPING`] while a thread unmaps it, which then sets it to 0.
     mapped: AtomicU64,
@@ -174,27 +174,27 @@ impl Desc {
     /// Counts one more user.
     #[inline]
     pub(crate) fn get(&self) {
-        // Relaxed: whoever counts up holds a count already. The limit leaves 2^31 threads time to notice.
+        // Relaxed: the caller holds a count already. The limit leaves 2^31 threads time to notice.
         if self.refs.fetch_add(1, Ordering::Relaxed) > u32::MAX / 2 {
             std::process::abort();
         }
     }
 
-    /// Whether the caller, who holds a count, holds the only one.
+    /// Whether the caller's count is the only one.
     #[inline]
     pub(crate) fn is_sole(&self) -> bool {
-        // Acquire: what the others did with the page happened before they let go.
+        // Acquire: what the other holders did with the page happened before they gave up their counts.
         self.refs.load(Ordering::Acquire) == 1
     }
 
-    /// Lets go of `n` counts of a caller who has more.
+    /// Gives up `n` counts of a caller that has more.
     #[cold]
     fn put_some(&self, n: u32) {
         // Release: what the caller did with the page.
         self.refs.fetch_sub(n, Ordering::Release);
     }
 
-    /// Lets go of one of several counts; true if it was the last after all.
+    /// Gives up one of several counts; true if it was the last after all.
     #[inline]
     fn put(&self) -> bool {
         if self.refs.fetch_sub(1, Ordering::AcqRel) != 1 {

@@ -98,17 +98,19 @@ impl PoolOptions {
         self
     }
 
-    /// Pages to take and map at once, so that their lack shows now and not under traffic. A pool without a cache has
-    /// nowhere to keep them and takes none.
+    /// Pages to take and map when the pool is made, so that a lack of pages shows then and not under traffic. A pool without a cache
+    /// takes none, because it has nowhere to keep them.
     #[must_use]
     pub fn prefill(mut self, pages: usize) -> Self {
         self.prefill = pages;
         self
     }
 
-    /// Pages in a magazine, in which what is dropped on a CPU waits until it is full: at most 62; 0 to have none, so that each page
-    /// comes back by one compare-and-swap. Otherwise chosen from the pool's size, so that a small pool does not strand itself:
-    /// a quarter of the pages beyond the cache, divided by the CPUs, 4 to 62; none with fewer than 8 pages for each CPU. The CPUs
+    /// Pages in a magazine, at most 62. Pages that are dropped on a CPU wait in its magazine until it is full. With 0 there are no
+    /// magazines, and each page comes back by one compare-and-swap.
+    ///
+    /// The default follows from the pool's size, so that a small pool does not strand its pages: a quarter of the pages beyond the
+    /// cache, divided by the CPUs, 4 to 62; no magazines if there are fewer than 8 pages for each CPU. The CPUs
     /// are those that this process may use when the pool is made ([`netmem_percpu::cpus`]).
     #[must_use]
     pub fn magazine(mut self, pages: usize) -> Self {
@@ -189,9 +191,22 @@ impl PoolOptions {
 
 /// A page pool, owned by one receive queue.
 ///
-/// It can move to another thread, but there is one owner at a time: allocation takes the pool by exclusive reference or
-/// happens in its poll context. Pages come back from anywhere. Dropping the pool with pages out lets it linger until the
-/// last is back ([`lingering`](crate::lingering)).
+/// It can move to another thread, but has one owner at a time: allocation takes the pool by exclusive reference or happens in its poll
+/// context. Pages come back from any thread. A pool that is dropped with pages out lingers until the last is back
+/// ([`lingering`](crate::lingering)).
+///
+/// # Panics of user code
+///
+/// The pool calls its domain, its provider and the program's log subscriber. If one of them panics, the pool finishes what it is doing,
+/// so that no page is lost, and then goes on with the panic: out of the pool's method, or out of the drop of a page. `unmap` is called
+/// once for each mapping, also if it panics.
+///
+/// # Fork
+///
+/// A child process has a copy of the pool's books, and none of the pages' memory ([`Region`](crate::Region) says more). It may drop
+/// pages. It may close a pool only if the pool has no domain, or one whose state is in the memory of the process: otherwise the child
+/// would unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or of its provider.
+/// `docs/return-path.md` has the table.
 pub struct PagePool<M: Memory> {
     shared: NonNull<Shared<M>>,
 }
@@ -272,12 +287,12 @@ impl<M: Memory> PagePool<M> {
         if o.limit == 0 {
             return Err(PoolError::NoPages);
         }
-        // Of a page that a device may not read it is none, so that transmit queues map it.
+        // 0 for pages that a device may not read, so that transmit queues map them.
         let readable = domain.as_ref().filter(|_| o.direction != Direction::FromDevice);
         let domain_id = readable.map_or(0, |d| Arc::as_ptr(d).addr());
         let depot = o.depot(&*provider)?;
         let record = Record::new(&o.name);
-        // At most 2 MiB; and more pages than a region can have need no place.
+        // A page has at most 2 MiB, and a region at most 2^32 pages.
         let page_size = provider.page_size() as u32;
         let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
@@ -335,7 +350,7 @@ impl<M: Memory> PagePool<M> {
         unsafe { self.shared.as_ref() }
     }
 
-    /// Runs `f` in the pool's poll context: pages of this pool that are dropped meanwhile on this thread, by whomever, go
+    /// Runs `f` in the pool's poll context: pages of this pool that any code drops meanwhile on this thread go
     /// straight into the array cache. The context ends with `f`, also by a panic.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
@@ -363,7 +378,7 @@ impl<M: Memory> PagePool<M> {
         panics.resume();
     }
 
-    /// Pages that the pool has from its provider: at home, posted, or held by somebody.
+    /// Pages that the pool has from its provider: at home, posted, or held by users.
     #[must_use]
     pub fn held(&self) -> usize {
         self.shared().held() as usize

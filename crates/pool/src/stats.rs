@@ -90,7 +90,7 @@ pub struct PoolStats {
     pub recycle_cache_full: u64,
     /// Returned from elsewhere in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own, and picked up by the owner.
     pub recycle_ring: u64,
-    /// Returned from elsewhere past the magazines, by one compare-and-swap each: there was no empty magazine, or somebody was
+    /// Returned from elsewhere past the magazines, by one compare-and-swap each: there was no empty magazine, or another thread was
     /// reclaiming, or, in portable mode, the CPU's lock was taken, or the pool is too small for magazines.
     pub recycle_ring_full: u64,
     /// Times that what the CPUs hold was taken from them because the pool was out of pages.
@@ -209,5 +209,17 @@ impl std::ops::AddAssign for PoolStats {
         self.mapped += o.mapped;
         self.unmapped += o.unmapped;
         self.quarantined += o.quarantined;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A reader in another thread may find a return counted and its allocation not.
+    #[test]
+    fn in_flight_is_never_less_than_nothing() {
+        let stats = PoolStats { recycle_cached: 2, quarantined: 1, alloc_slow: 1, ..PoolStats::default() };
+        assert_eq!(stats.inflight(), 0);
     }
 }

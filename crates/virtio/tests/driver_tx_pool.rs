@@ -115,3 +115,70 @@ fn pages_that_are_not_there() {
     drop((pages, pool, net));
     assert_eq!(at_home(), 600);
 }
+
+/// Packets that begin with the worker's number and their own.
+fn numbered(page: netmem_pool::Page<PeerShared>, worker: u64, number: u64) -> Packet<PeerShared> {
+    let mut page = page;
+    page.copy_from(64, &frame(worker << 32 | number, 300)).unwrap();
+    page.copy_from(64, &worker.to_le_bytes()).unwrap();
+    page.copy_from(72, &number.to_le_bytes()).unwrap();
+    Packet::new(page.freeze_range(64..364))
+}
+
+/// Two worker threads allocate, fill, and hand packets to the transmit thread, which sends them and lets go of them when the
+/// device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's packets leave in
+/// order, whole, and every page comes home.
+#[test]
+fn workers_fill_and_another_thread_sends() {
+    const PACKETS: u64 = 3000;
+    let (came, arrived) = mpsc::channel();
+    let mut rig = Rig::one(Slow(came));
+    let books = Books::default();
+    let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Small).tx_pages(400)));
+    let QueuePair { rx, tx } = pairs.remove(0);
+    let (hand, packets) = mpsc::sync_channel(32);
+    let pools = [0, 1].map(|worker| net.tx_pool(PoolOptions::new(format!("tx{worker}")).cache(32).limit(200)).unwrap());
+    let (tx, pools) = std::thread::scope(|s| {
+        let workers = [0, 1].into_iter().zip(pools).map(|(worker, mut pool)| {
+            let hand = hand.clone();
+            s.spawn(move || {
+                for number in 0..PACKETS {
+                    let mut page = None;
+                    until(|| {
+                        page = pool.alloc();
+                        page.is_some()
+                    });
+                    hand.send(numbered(page.unwrap(), worker, number)).unwrap();
+                }
+                pool
+            })
+        });
+        let workers: Vec<_> = workers.collect();
+        drop(hand);
+        let mut bulk = TxBulk::holding(tx, 64);
+        until(|| {
+            while bulk.room() > 0
+                && let Ok(packet) = packets.try_recv()
+            {
+                bulk.push(packet);
+            }
+            bulk.flush();
+            bulk.stats() == bulk_stats(2 * PACKETS, 0) && bulk.target().posted() == 0
+        });
+        (bulk.into_target(), workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>())
+    });
+    let mut next = [0; 2];
+    for _ in 0..2 * PACKETS {
+        let bytes = arrived.recv().unwrap();
+        let [worker, number] = [0, 8].map(|at| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap()));
+        assert_eq!(number, next[worker as usize], "worker {worker}");
+        assert!(bytes[16..] == frame(worker << 32 | number, 300)[16..], "packet {number} of worker {worker}");
+        next[worker as usize] += 1;
+    }
+    assert_eq!((next, tx.stats().mapped, tx.stats().wrong_domain), ([PACKETS; 2], 0, 0));
+    drop(tx);
+    pools.into_iter().for_each(|pool| assert_closed(&pool.close(), 0));
+    assert_closed(&rx.close().unwrap(), 0);
+    drop(net);
+    books.assert_balanced();
+}

@@ -283,9 +283,12 @@ mod tests {
                     let _restarted = slot.lock();
                     order.lock().unwrap_or_else(PoisonError::into_inner).push("restart");
                 });
-                // From then on it waits for the queue, and for nothing else.
-                while slot.turn.try_lock().is_ok() {
-                    std::thread::yield_now();
+                // From then on it waits for the queue, and for nothing else. The count is there so that a failure ends.
+                for _ in 0..10_000 {
+                    if slot.turn.try_lock().is_err() {
+                        break;
+                    }
+                    std::thread::sleep(std::time::Duration::from_micros(100));
                 }
                 drop(polled);
                 let _polled = slot.lock();

@@ -17,7 +17,8 @@ use crate::{barrier, pin, rseq};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::Write;
-use std::sync::OnceLock;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How per-CPU data is reached in this process. Prints as `rseq` or `portable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,31 +142,59 @@ impl Offer {
     }
 }
 
-/// What was decided: the mode, and how many CPUs have a place.
+/// What was decided: the mode, where areas are, and how many CPUs have a place.
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     mode: Mode,
+    /// Bytes from the thread pointer, where the mode uses them.
+    area: isize,
     #[cfg_attr(loom, allow(dead_code, reason = "a model has no chunks"))]
     areas: usize,
 }
 
 fn decided() -> Decided {
-    static DECIDED: OnceLock<Decided> = OnceLock::new();
-    *DECIDED.get_or_init(|| {
-        let offer = Offer {
-            written: rseq::WRITTEN,
-            pinned: pin::all_pinned(),
-            area: area(),
-            filled: filled(),
-            membarrier: barrier::register(),
-        };
-        let value = std::env::var_os("NETMEM_PERCPU").unwrap_or_default();
-        let mode = offer.forced(&value).unwrap_or_else(|error| end(&error));
-        if let (Mode::Rseq(index), Some((area, _))) = (mode, offer.area) {
-            rseq::start(area, index);
+    static DECIDED: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
+    let mut at = DECIDED.load(Ordering::Acquire);
+    if at.is_null() {
+        at = decide();
+        DECIDED.store(at, Ordering::Release);
+    }
+    // SAFETY: not null, and never freed.
+    unsafe { *at }
+}
+
+/// Decides, and has sequences start if that is the decision. Takes no lock, because a decision takes milliseconds (the kernel's
+/// registration for the barrier): a child that is forked meanwhile would wait for ever for the thread that decides. If several
+/// threads decide at once, the first decision counts.
+#[cold]
+fn decide() -> *mut Decided {
+    static FIRST: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
+    let offer = Offer {
+        written: rseq::WRITTEN,
+        pinned: pin::all_pinned(),
+        area: area(),
+        filled: filled(),
+        membarrier: barrier::register(),
+    };
+    let value = std::env::var_os("NETMEM_PERCPU").unwrap_or_default();
+    let mode = offer.forced(&value).unwrap_or_else(|error| end(&error));
+    let area = offer.area.map_or(0, |(area, _)| area);
+    let mine = Box::into_raw(Box::new(Decided { mode, area, areas: kernel_set() }));
+    let first = FIRST.compare_exchange(ptr::null_mut(), mine, Ordering::AcqRel, Ordering::Acquire);
+    let first = match first {
+        Ok(_) => mine,
+        Err(first) => {
+            // SAFETY: made above, and no other thread has it.
+            drop(unsafe { Box::from_raw(mine) });
+            first
         }
-        Decided { mode, areas: kernel_set() }
-    })
+    };
+    // SAFETY: not null, and never freed.
+    let Decided { mode, area, .. } = unsafe { *first };
+    if let Mode::Rseq(index) = mode {
+        rseq::start(area, index);
+    }
+    first
 }
 
 /// Ends the process over a mode that was asked for and cannot be had.

@@ -5,11 +5,14 @@ use netmem_percpu::{Counter, CpuCache, Depot, Taker, mode};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs `body` in a child, which does not return from it, and says whether it was good there.
+/// Runs `body` in a child, which does not return from it, and says whether it was good there. A child that hangs is ended by the
+/// alarm.
 fn in_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child uses what this crate says that it may use, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        // SAFETY: takes a number.
+        unsafe { libc::alarm(60) };
         let good = body();
         // SAFETY: ends the child, without what belongs to the parent.
         unsafe { libc::_exit(i32::from(!good)) };
@@ -36,10 +39,23 @@ fn take(depot: &Depot, taker: &mut Taker) -> Vec<usize> {
 
 #[test]
 fn a_child_has_its_own_copy() {
+    during_the_first_use();
     counters();
     depots();
     caches();
     beside_other_threads();
+}
+
+/// Another thread decides the mode and makes the first counter of the process: the child, which does not have that thread, does both
+/// itself.
+fn during_the_first_use() {
+    let first = std::thread::spawn(|| Counter::new().map(drop));
+    while !first.is_finished() {
+        assert!(in_child(|| {
+            Counter::new().is_ok_and(|own| own.add(1).is_ok() && own.close().is_ok_and(|sum| sum == Some(1)))
+        }));
+    }
+    first.join().expect("no panic").expect("memory");
 }
 
 /// The child has a copy of the counts as they were; it counts, closes and makes counters of its own, and the parent does not

@@ -4,8 +4,7 @@ use crate::faults;
 use std::fmt;
 use std::io;
 use std::mem;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, SendError};
 use std::thread::{self, JoinHandle};
 
@@ -44,18 +43,29 @@ pub struct Worker {
     process: u32,
 }
 
-/// How many forks lie between the process in which the first worker was made and this one. A process id would not do: a child
-/// in a PID namespace of its own may have its parent's.
+/// Differs between a process and its children, from the first worker on: each child adds to it. A process id would not do: a
+/// child in a PID namespace of its own may have its parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Has forks counted from the first use on. 0, or an error of the system.
-static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
+/// Has forks counted from now on. Takes no lock: a child that is forked meanwhile would wait for ever for the thread that has it.
+/// Two threads may therefore both register the handler, and then a fork counts twice.
+fn count_forks() -> io::Result<()> {
+    static COUNTED: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
+    if COUNTED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic addition.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
-});
+    match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
+        0 => {
+            COUNTED.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
 
 impl Worker {
     /// Starts the thread, under that name.
@@ -64,9 +74,7 @@ impl Worker {
     ///
     /// The system has no thread to spare.
     pub fn new(name: &str) -> io::Result<Self> {
-        if *COUNT_FORKS != 0 {
-            return Err(io::Error::from_raw_os_error(*COUNT_FORKS));
-        }
+        count_forks()?;
         let process = FORKS.load(Ordering::Relaxed);
         let (jobs, queue) = mpsc::channel::<Job>();
         let run = move || queue.into_iter().for_each(faults::contain);

@@ -186,6 +186,9 @@ fn pool_has_every_variant_and_keeps_its_books() {
     }
     if cpus > 1 {
         measured(find("starved_without_pause", 2), "");
+        for name in ["remote_2_sharing", "locked_ring_2_sharing", "remote_4_sharing", "locked_ring_4_sharing"] {
+            measured(find(name, 2), "vs_locked_ring");
+        }
         for magazine in [0, 4, 8, 16, 32, 62] {
             for name in ["remote", "starved"] {
                 let row = find(&format!("{name}_magazine_{magazine}"), 2);

@@ -118,6 +118,20 @@ impl Lab {
         T: Send,
         O: FnOnce(&AtomicBool) + Send,
     {
+        self.served_at(others, |thread| thread, first)
+    }
+
+    /// The same, where `place` says on which CPU each of `others` runs: 1 is the one after the first's.
+    pub(crate) fn served_at<T, O>(
+        &self,
+        others: Vec<O>,
+        place: fn(usize) -> usize,
+        first: impl FnOnce() -> T + Send,
+    ) -> Result<T, BenchError>
+    where
+        T: Send,
+        O: FnOnce(&AtomicBool) + Send,
+    {
         let meeting = Meeting::default();
         let ended = AtomicBool::new(false);
         let crew = others.len();
@@ -126,7 +140,7 @@ impl Lab {
             for (other, thread) in others.into_iter().zip(1usize..) {
                 let (meeting, ended) = (&meeting, &ended);
                 let work = move || {
-                    self.pin(thread);
+                    self.pin(place(thread));
                     drop(Counted(&meeting.arrived));
                     other(ended);
                 };

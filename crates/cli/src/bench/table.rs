@@ -18,6 +18,7 @@ pub(crate) fn heading(section: &str) -> &str {
         "memory" => "Memory of a count",
         "one CPU" => "Taking a page and giving it back, in the poll context; and what others do in its place",
         "other CPUs" => "Pages taken on one CPU and dropped on all others, for each page",
+        "shared CPUs" => "The same with 2 or 4 threads that drop, all of them on the second CPU",
         "magazines" => "The same with one thread that drops, by pages in a magazine; 0: pages come back one by one",
         "fragments" => "A page cloned or split, and both parts dropped: on the same CPU, or on others",
         "failed redirect" => "64 frames handed to a target that refuses all of them, and dropped, for each frame",

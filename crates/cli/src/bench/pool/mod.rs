@@ -173,9 +173,23 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
     ];
     if threads == 2 {
+        cells.extend([2, 4].into_iter().flat_map(|droppers| sharing(books, droppers)));
         cells.extend(magazines(books));
     }
     cells
+}
+
+/// Rows of one thread that takes pages, and several on the same other CPU that drop them: a thread that is preempted in the middle of a
+/// return makes the next one wait, if returns take a lock.
+fn sharing(books: &Books, droppers: usize) -> [Box<dyn Cell>; 2] {
+    let pages = pipeline::pages(droppers);
+    let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");
+    let books = books.clone();
+    let pool = move || books.pool(PoolOptions::new("remote_sharing").cache(CACHE), pages, 0);
+    [
+        Timing::cell(titled("remote"), move |_| Ok(Pipeline::sharing(Pages::new(pool()?, solo::whole), droppers))),
+        Timing::cell(titled("locked_ring"), move |_| Ok(Pipeline::sharing(LockedPool::new(pages as u32), droppers))),
+    ]
 }
 
 /// Rows of two threads by pages in a magazine; 0 is to have none. The pool's own choice is `remote`.
@@ -216,6 +230,10 @@ pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
         let name = match head.section {
             "one CPU" => "malloc",
             "other CPUs" => "locked_ring",
+            "shared CPUs" => {
+                let name = if head.name.contains("_2_") { "locked_ring_2_sharing" } else { "locked_ring_4_sharing" };
+                return Some(Base { name, called: "locked_ring" });
+            }
             "failed redirect" => "locked_ring_in_context",
             "slow path" => "slow_path",
             _ => return None,

@@ -170,24 +170,34 @@ impl Source for Malloc {
 pub(super) struct Pipeline<S> {
     source: S,
     droppers: usize,
+    /// What a dropper does while its ring is empty.
+    idle: fn(),
+    /// The CPU of each dropper, who are numbered from 1.
+    place: fn(usize) -> usize,
 }
 
 impl<S: Source> Pipeline<S> {
+    /// For droppers with a CPU each.
     pub(super) fn new(source: S, droppers: usize) -> Self {
-        Self { source, droppers }
+        Self { source, droppers, idle: spin_loop, place: |dropper| dropper }
+    }
+
+    /// For droppers that share the second CPU: one whose ring is empty lets another one run.
+    pub(super) fn sharing(source: S, droppers: usize) -> Self {
+        Self { source, droppers, idle: std::thread::yield_now, place: |_| 1 }
     }
 }
 
 impl<S: Source> Work for Pipeline<S> {
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let (mut rings, ends): (Vec<_>, Vec<_>) = (0..self.droppers).map(|_| RingBuffer::new(RING)).unzip();
-        let source = &mut self.source;
+        let (source, idle) = (&mut self.source, self.idle);
         let droppers = ends
             .into_iter()
             .zip(source.droppers(self.droppers))
-            .map(|(ring, dropper)| move |ended: &AtomicBool| drop_all(ring, dropper, ended))
+            .map(|(ring, dropper)| move |ended: &AtomicBool| drop_all(ring, dropper, ended, idle))
             .collect();
-        let (timed, ok) = lab.served(droppers, || {
+        let (timed, ok) = lab.served_at(droppers, self.place, || {
             let warm = send(source, &mut rings, (blocks / 16).max(1) * BLOCK);
             let (timed, ok) = lab.time(|| send(source, &mut rings, blocks * BLOCK));
             (timed, warm && ok)
@@ -229,13 +239,18 @@ fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u6
 }
 
 /// Drops what comes until nothing more will.
-pub(super) fn drop_all<T>(mut ring: Consumer<T>, mut dropper: impl FnMut(ReadChunk<'_, T>), ended: &AtomicBool) {
+pub(super) fn drop_all<T>(
+    mut ring: Consumer<T>,
+    mut dropper: impl FnMut(ReadChunk<'_, T>),
+    ended: &AtomicBool,
+    idle: fn(),
+) {
     loop {
         // Before the look into the ring: what was sent before the end is seen.
         let last = ended.load(Ordering::Acquire);
         match ring.slots().min(BATCH) {
             0 if last => return,
-            0 => spin_loop(),
+            0 => idle(),
             n => {
                 if let Ok(chunk) = ring.read_chunk(n) {
                     dropper(chunk);

@@ -38,7 +38,7 @@ impl Starved {
 impl Work for Starved {
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let (mut ring, end) = RingBuffer::new(self.pages);
-        let dropper = |ended: &AtomicBool| drop_all(end, |pages| pages.into_iter().for_each(drop), ended);
+        let dropper = |ended: &AtomicBool| drop_all(end, |pages| pages.into_iter().for_each(drop), ended, spin_loop);
         let sum = lab.served(vec![dropper], || {
             let mut sum = Timed::default();
             for _ in 0..blocks * BATCH {

@@ -62,6 +62,33 @@
 //!
 //! The types that most programs name are here at the top, too.
 //!
+//! # Send from any thread
+//!
+//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread: a sender, a server, io_uring. Its
+//! pages and fragments are the same, and so is their way home. `examples/io_uring_echo.rs` registers such a pool's region with io_uring,
+//! as a fixed buffer and as a provided-buffer ring.
+//!
+//! ```
+//! use netmem::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let memory = RegionProvider::new(RegionOptions::new(256).huge_pages(false).build::<Private>()?);
+//! let pool: SharedPool<Private> = PoolOptions::new("senders").build_shared(memory, None)?;
+//! std::thread::scope(|scope| {
+//!     for _ in 0..4 {
+//!         scope.spawn(|| {
+//!             let mut page = pool.alloc().expect("a page"); // usually a plain store on this CPU's magazine
+//!             page.as_mut_slice()[..5].copy_from_slice(b"hello");
+//!             let message = page.freeze_range(0..5); // shared, and dropped on any thread
+//!             drop(message);
+//!         });
+//!     }
+//! });
+//! assert_eq!(pool.close().outstanding, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Share
 //!
 //! What lives long and is used from many cores is counted per CPU: a get and a put are plain adds, until the owner goes.
@@ -81,8 +108,8 @@
 //!
 //! # Rules worth knowing
 //!
-//! * Allocation, and the fast way home, are in [`RxQueue::poll`] and on its thread. Elsewhere a drop is one atomic
-//!   operation.
+//! * Allocation from a queue's pool, and the fast way home, are in [`RxQueue::poll`] and on its thread. Elsewhere a drop is a plain
+//!   store on this CPU's magazine, and two atomic operations for each full magazine.
 //! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`]) before
 //!   it is looked at; there are no slices of it, unless the user declares the peer trusted
 //!   ([`TrustedPeer`](pool::TrustedPeer)).
@@ -98,7 +125,7 @@ pub use netmem_virtio as virtio;
 pub use packet::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
-    RegionOptions, RegionProvider,
+    RegionOptions, RegionProvider, SharedPool,
 };
 pub use virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 pub use virtio::{VhostUser, device};

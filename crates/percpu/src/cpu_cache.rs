@@ -371,6 +371,11 @@ impl CpuCache {
         done
     }
 
+    /// Whether the depot seems to have no empty magazine, so that [`push_many`](Self::push_many) puts in nothing. A guess.
+    pub fn is_full(&self) -> bool {
+        self.empty.0.is_empty()
+    }
+
     /// How many items the CPUs seem to hold. A guess: other threads may change it at any time. Reads the lines of every CPU.
     pub fn on_cpus(&self) -> usize {
         let loaded = self.gate.peek().filter_map(|word| {

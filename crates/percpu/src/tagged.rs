@@ -86,6 +86,10 @@ impl List {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.load(Ordering::Relaxed) & INDEX == 0
+    }
+
     /// Refuses every later [`push`](Self::push).
     pub(crate) fn close(&self) {
         // AcqRel: a thread whose push is refused comes after what the closing thread did before.

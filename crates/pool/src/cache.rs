@@ -4,7 +4,7 @@ use crate::desc::Desc;
 use crate::home::{Home, InContext, Return};
 use crate::list::{Link, first, link_of};
 use crate::stats::{Counters, PoolStats};
-use netmem_percpu::{Depot, MAGAZINE, Taker};
+use netmem_percpu::{CpuCache, Depot, MAGAZINE, Taker};
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -23,6 +23,11 @@ impl PollHome {
         let (depot, taker) = depot.unzip();
         cache.taker.set(taker);
         Self { home: Home::new(elsewhere, domain, depot), cache }
+    }
+
+    /// With magazines from which any thread takes pages.
+    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, cache: Cache) -> Self {
+        Self { home: Home::of_cpus(elsewhere, domain, cpus), cache }
     }
 
     /// Runs `f` on the depot and its taker. None: there is no depot, or an `f` is running. For the pool's owner.

@@ -19,7 +19,7 @@
 use crate::cache::PollHome;
 use crate::desc::Desc;
 use crate::panics::Panics;
-use netmem_percpu::{Depot, MAGAZINE};
+use netmem_percpu::{CpuCache, Depot, MAGAZINE};
 use std::cell::Cell;
 use std::hint::cold_path;
 use std::num::NonZeroUsize;
@@ -89,13 +89,20 @@ pub(crate) struct Home {
     elsewhere: Return,
     /// Identity of the DMA domain that pages of this home are mapped in, or 0.
     domain: usize,
+    /// Collects pages that are dropped anywhere, for every thread. At most one of this and the next is there.
+    cpus: Option<Box<CpuCache>>,
     /// Collects pages that are dropped outside of the poll context, if the owner wants them collected.
     depot: Option<Depot>,
 }
 
 impl Home {
     pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<Depot>) -> Self {
-        Self { elsewhere, domain, depot }
+        Self { elsewhere, domain, cpus: None, depot }
+    }
+
+    /// The home of pages that any thread takes.
+    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache) -> Self {
+        Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None }
     }
 
     #[inline]
@@ -106,6 +113,10 @@ impl Home {
     #[inline]
     pub(crate) fn depot(&self) -> Option<&Depot> {
         self.depot.as_ref()
+    }
+
+    pub(crate) fn cpus(&self) -> Option<&CpuCache> {
+        self.cpus.as_deref()
     }
 
     /// Whether this thread is in the home's context, or in a context that was entered inside of it.
@@ -164,10 +175,7 @@ impl Home {
     unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>, context: *const PollHome) {
         // SAFETY: the caller's.
         unsafe {
-            if !Self::is_around(home.as_ptr(), context)
-                && let Some(depot) = Self::depot_at(home.as_ptr())
-                && Depot::give_at_once(depot, item_of(desc))
-            {
+            if !Self::is_around(home.as_ptr(), context) && Self::collect_at_once(home, desc) {
                 return;
             }
             cold_path();
@@ -186,24 +194,48 @@ impl Home {
                 return Self::take_back_here(home, desc);
             }
             let elsewhere = (*at).elsewhere;
-            let Some(depot) = Self::depot_at(at) else { return elsewhere(home, desc) };
             let mut panics = Panics::default();
-            if !Depot::give(depot, item_of(desc), |late| {
+            let past = |late| {
                 panics.call(|| elsewhere(home, desc_of(late)));
-            }) {
+            };
+            let collected = match Self::collectors_at(at) {
+                (Some(depot), _) => Depot::give(depot, item_of(desc), past),
+                (_, Some(cpus)) => CpuCache::push(cpus, item_of(desc), past),
+                _ => false,
+            };
+            if !collected {
                 panics.call(|| elsewhere(home, desc));
             }
             panics.resume();
         }
     }
 
+    /// Onto this CPU's magazine, if that has room. False: the page is the caller's.
+    ///
     /// # Safety
     ///
-    /// The home is alive; the depot, which is one of its fields, may be used as long.
+    /// As for [`take_back`](Self::take_back).
     #[inline(always)]
-    unsafe fn depot_at(at: *const Self) -> Option<*const Depot> {
+    unsafe fn collect_at_once(home: NonNull<Self>, desc: NonNull<Desc>) -> bool {
+        // SAFETY: the page keeps the home until it is collected.
+        unsafe {
+            match Self::collectors_at(home.as_ptr()) {
+                (Some(depot), _) => Depot::give_at_once(depot, item_of(desc)),
+                (_, Some(cpus)) => CpuCache::push_at_once(cpus, item_of(desc)),
+                _ => false,
+            }
+        }
+    }
+
+    /// By pointer: a reference to either would have to be good until the end of a call, and the home need not be.
+    ///
+    /// # Safety
+    ///
+    /// The home is alive, and both may be used as long.
+    #[inline(always)]
+    unsafe fn collectors_at(at: *const Self) -> (Option<*const Depot>, Option<*const CpuCache>) {
         // SAFETY: the caller's.
-        unsafe { (*at).depot.as_ref().map(ptr::from_ref) }
+        unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
     }
 
     /// Takes up to [`MAGAZINE`] pages that nobody uses: all of them, also if user code panics over one.
@@ -223,8 +255,11 @@ impl Home {
             }
             let mut items = [NonZeroUsize::MIN; MAGAZINE];
             items.iter_mut().zip(descs).for_each(|(item, &desc)| *item = item_of(desc));
-            let given = match Self::depot_at(at) {
-                Some(depot) if descs.len() >= WORTH_A_MAGAZINE => Depot::give_many(depot, &items[..descs.len()]),
+            let items = &items[..descs.len()];
+            let given = match Self::collectors_at(at) {
+                _ if items.len() < WORTH_A_MAGAZINE => 0,
+                (Some(depot), _) => Depot::give_many(depot, items),
+                (_, Some(cpus)) => CpuCache::push_many(cpus, items),
                 _ => 0,
             };
             // Those that are left keep the pool.

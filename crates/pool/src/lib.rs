@@ -13,6 +13,7 @@
 //!   can be written.
 //! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when the page enters and
 //!   unmaps it when it leaves; in between the page circulates.
+//! * [`SharedPool`] belongs to every thread: any thread allocates from it, and any thread returns. Pages and fragments are the same.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
 //!   lookup, no call to forget.
 //! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether the borrower is done.
@@ -41,6 +42,7 @@ mod provided;
 mod provider;
 mod region;
 mod shared;
+mod shared_pool;
 mod span;
 mod stats;
 mod sync;
@@ -60,6 +62,7 @@ pub use page::Page;
 pub use pool::{Napi, PagePool, PoolClosed, PoolError, PoolOptions};
 pub use provider::{Provider, RawPage, RegionProvider};
 pub use region::{Backing, Region, RegionError, RegionOptions};
+pub use shared_pool::{SharedPool, SharedPoolStats};
 pub use stats::{PoolStats, StatsReader};
 
 /// Bytes in the smallest page.

@@ -18,6 +18,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+mod shared_pool;
+
 /// The most preemptions in one execution: the models are exhaustive up to that. `LOOM_MAX_PREEMPTIONS` sets another bound.
 const PREEMPTIONS: usize = 2;
 /// Pages in a model's region.

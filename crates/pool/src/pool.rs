@@ -6,14 +6,15 @@ use crate::cache::{Cache, PollHome};
 use crate::desc::Unmapped;
 use crate::dma::{Direction, DmaDomain, MapError};
 use crate::end::{End, Record};
-use crate::home::Home;
+use crate::home::{Home, Return};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::provider::Provider;
 use crate::shared::{BATCH, REST, Shared};
+use crate::shared_pool::SharedPool;
 use crate::stats::{PoolStats, StatsReader};
-use netmem_percpu::{Depot, MAGAZINE, NoMemory, Taker};
+use netmem_percpu::{CpuCache, Depot, MAGAZINE, NoMemory, Taker};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,6 +31,8 @@ const MOST_FULL: usize = 256;
 const LEAST_FULL: usize = if cfg!(loom) { 1 } else { 16 };
 /// Pages in a magazine, at least, where the pool chooses.
 const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
+/// Magazines of a pool for every thread, beyond those that it needs.
+const SPARE: usize = if cfg!(loom) { 0 } else { 16 };
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +68,7 @@ pub struct PoolOptions {
     prefill: usize,
     magazine: Option<usize>,
     direction: Direction,
-    interrupts: bool,
+    pub(crate) interrupts: bool,
 }
 
 impl PoolOptions {
@@ -155,10 +158,7 @@ impl PoolOptions {
 
     /// The depot for what is dropped elsewhere, and its taker. None for a pool that wants to see no page again.
     fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
-        let mut pages = 0_u64;
-        provider.each(&mut |region| pages += u64::from(region.pages()));
-        let pages = usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX);
-        let magazines = self.magazines(pages, netmem_percpu::cpus());
+        let magazines = self.magazines(self.pages(provider), netmem_percpu::cpus());
         Ok(magazines.map(|(capacity, count)| Depot::new(capacity, count)).transpose()?)
     }
 
@@ -185,7 +185,45 @@ impl PoolOptions {
         provider: Arc<dyn Provider<M>>,
         domain: Option<Arc<dyn DmaDomain>>,
     ) -> Result<PagePool<M>, PoolError> {
-        PagePool::build(self, provider, domain)
+        let depot = self.depot(&*provider)?;
+        PagePool::build(self, provider, domain, |elsewhere, domain, cache| {
+            PollHome::new(elsewhere, domain, depot, cache)
+        })
+    }
+
+    /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is not used: the CPUs' magazines are the
+    /// cache. [`magazine`](Self::magazine) is the size of a magazine, of which each CPU has two. Without that option it is chosen from the
+    /// pool's size, so that the CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU has no magazines.
+    /// With 0, each allocation takes a lock, and each return is a compare-and-swap.
+    ///
+    /// # Errors
+    ///
+    /// See [`PoolError`]; nothing is left mapped.
+    pub fn build_shared<M: Memory>(
+        self,
+        provider: Arc<dyn Provider<M>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+    ) -> Result<SharedPool<M>, PoolError> {
+        SharedPool::build(self, provider, domain)
+    }
+
+    /// Pages that there can be, as far as is known now.
+    fn pages<M: Memory>(&self, provider: &dyn Provider<M>) -> usize {
+        let mut pages = 0_u64;
+        provider.each(&mut |region| pages += u64::from(region.pages()));
+        usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX)
+    }
+
+    /// The magazines of a pool for every thread.
+    pub(crate) fn cpus<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<CpuCache, NoMemory> {
+        let (pages, slots) = (self.pages(provider), netmem_percpu::cpus());
+        let fair = (pages / (8 * slots)).min(MAGAZINE);
+        let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
+        if capacity == 0 {
+            return CpuCache::new(1, 0);
+        }
+        // Two on every CPU, one in the hand of a thread on it, and as many as all pages fill. A reclaim leaves some that are not full.
+        CpuCache::new(capacity, 5 * slots + pages.div_ceil(capacity) + SPARE)
     }
 }
 
@@ -266,7 +304,7 @@ impl<M: Memory> Napi<'_, M> {
 }
 
 /// Device address and length of `bytes`, as far as they lie in `page`.
-fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
+pub(crate) fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
     let start = bytes.start.min(page.len());
     (page.dma_addr() + start as u64, bytes.end.min(page.len()).saturating_sub(start))
 }
@@ -278,10 +316,12 @@ impl<M: Memory> fmt::Debug for Napi<'_, M> {
 }
 
 impl<M: Memory> PagePool<M> {
-    fn build(
+    /// `front` makes the home, of the slow way back, the domain's identity and the array cache.
+    pub(crate) fn build(
         o: PoolOptions,
         provider: Arc<dyn Provider<M>>,
         domain: Option<Arc<dyn DmaDomain>>,
+        front: impl FnOnce(Return, usize, Cache) -> PollHome,
     ) -> Result<Self, PoolError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         if o.limit == 0 {
@@ -290,18 +330,12 @@ impl<M: Memory> PagePool<M> {
         // 0 for pages that a device may not read, so that transmit queues map them.
         let readable = domain.as_ref().filter(|_| o.direction != Direction::FromDevice);
         let domain_id = readable.map_or(0, |d| Arc::as_ptr(d).addr());
-        let depot = o.depot(&*provider)?;
         let record = Record::new(&o.name);
         // A page has at most 2 MiB, and a region at most 2^32 pages.
         let page_size = provider.page_size() as u32;
         let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
-            front: PollHome::new(
-                Shared::<M>::elsewhere,
-                domain_id,
-                depot,
-                Cache::new(cache, page_size, Shared::<M>::overflow),
-            ),
+            front: front(Shared::<M>::elsewhere, domain_id, Cache::new(cache, page_size, Shared::<M>::overflow)),
             end: End::new(record.clone()),
             kept: Home::new(Shared::<M>::keep, domain_id, None),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -345,7 +379,7 @@ impl<M: Memory> PagePool<M> {
         }
     }
 
-    fn shared(&self) -> &Shared<M> {
+    pub(crate) fn shared(&self) -> &Shared<M> {
         // SAFETY: the owner keeps it.
         unsafe { self.shared.as_ref() }
     }

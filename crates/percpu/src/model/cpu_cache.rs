@@ -23,6 +23,14 @@ fn drain(cache: &CpuCache, found: &mut Vec<NonZeroUsize>) {
     found.sort();
 }
 
+/// For models of more steps: at most three preemptions.
+fn bounded(body: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.max_branches = 10_000;
+    model.check(body);
+}
+
 /// Pop against push: an item is found once, with what was written before it was pushed. The push is on the CPU of the pop, or on another.
 #[test]
 fn pop_against_push() {
@@ -127,7 +135,7 @@ fn load_against_reclaim() {
 #[test]
 fn push_against_reclaim() {
     for before in 0..4 {
-        loom::model(move || {
+        bounded(move || {
             let (cache, contents) = (cache_of(1, 6), Contents::new());
             (0..before).for_each(|n| assert!(push(&cache, 1 + n)));
             let pusher = {
@@ -151,22 +159,53 @@ fn push_against_reclaim() {
     }
 }
 
-/// Exchange against exchange on one CPU, both of whose magazines are full: each item once, and two threads never get one magazine.
+/// Exchange against exchange on one CPU, both of whose magazines are full: each item once, and a magazine that was fetched for nothing
+/// is empty again.
 #[test]
 fn exchange_against_exchange() {
     loom::model(|| {
-        let cache = cache_of(1, 6);
-        assert!(push(&cache, 1) && push(&cache, 2));
+        let cache = cache_of(2, 6);
+        (1..=4).for_each(|n| assert!(push(&cache, n)));
         let pusher = {
             let cache = cache.clone();
-            on(0, move || push(&cache, 7))
+            on(0, move || push(&cache, 6))
         };
-        let mut all = vec![item(1), item(2)];
-        all.extend(push(&cache, 6).then_some(item(6)));
-        all.extend(pusher.join().unwrap().then_some(item(7)));
+        let mut all: Vec<_> = (1..=4).map(item).collect();
+        all.extend(push(&cache, 5).then_some(item(5)));
+        all.extend(pusher.join().unwrap().then_some(item(6)));
         let mut found = Vec::new();
         drain(&cache, &mut found);
         assert_eq!(found, all);
+        (1..=8).for_each(|n| assert!(push(&cache, n)));
+        let mut found = Vec::new();
+        drain(&cache, &mut found);
+        assert_eq!(found, (1..=8).map(item).collect::<Vec<_>>());
+    });
+}
+
+/// A load that another thread of this CPU has overtaken: the other thread has loaded a magazine, filled it and put items on the previous
+/// one. Neither of the two may be taken for an empty one.
+#[test]
+fn load_against_load_and_push() {
+    bounded(|| {
+        let cache = cache_of(2, 6);
+        // Two empty magazines on this CPU, two full ones in the depot.
+        (1..=3).for_each(|n| assert!(push(&cache, n)));
+        (1..=3).for_each(|_| assert!(cache.pop().is_ok()));
+        // SAFETY: the model keeps the cache.
+        assert_eq!(unsafe { CpuCache::push_many(&*cache, &[item(1), item(2), item(3), item(4)]) }, 4);
+        let popper = {
+            let cache = cache.clone();
+            on(0, move || cache.pop().ok())
+        };
+        let mut found = Vec::new();
+        if let Ok(item) = cache.pop() {
+            found.extend((!push(&cache, item.get())).then_some(item));
+        }
+        found.extend((!push(&cache, 5)).then_some(item(5)));
+        found.extend(popper.join().unwrap());
+        drain(&cache, &mut found);
+        assert_eq!(found, (1..=5).map(item).collect::<Vec<_>>());
     });
 }
 
@@ -193,13 +232,13 @@ fn hand_over_between_cpus() {
     });
 }
 
-/// Close against push, of a CPU with room and of one that hands a full magazine over: each item is found, refused, or passed to the
+/// Close against push, of a CPU without a magazine, of one that hands a full magazine over, and of one with room: each item is found, refused, or passed to the
 /// pushing thread; and the thread that has them all may free the cache.
 #[test]
 fn push_against_close() {
-    for before in [0, 2] {
+    for (capacity, before) in [(1, 0), (1, 2), (2, 1)] {
         loom::model(move || {
-            let (cache, contents) = (cache_of(1, 6), Contents::new());
+            let (cache, contents) = (cache_of(capacity, 6), Contents::new());
             (0..before).for_each(|n| assert!(push(&cache, 1 + n)));
             let pusher = {
                 let (cache, contents) = (cache.clone(), contents.clone());

@@ -1,0 +1,104 @@
+//! The models of a [`SharedPool`]: allocation, return and close from several threads. They run the product, as the others do.
+
+use super::*;
+use crate::SharedPool;
+
+/// A pool of `limit` pages with magazines of one page.
+fn shared(machine: &Machine, limit: usize) -> SharedPool<Private> {
+    let options = PoolOptions::new("model").magazine(1).limit(limit);
+    options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap()
+}
+
+/// Allocates a page in a thread on `cpu`, writes it and drops it. Whether there was one.
+fn use_on(machine: &Arc<Machine>, cpu: usize, pool: &Arc<SharedPool<Private>>) -> JoinHandle<bool> {
+    let (machine, pool) = (machine.clone(), pool.clone());
+    thread::spawn(move || {
+        run_on(cpu);
+        let page = pool.alloc();
+        page.iter().for_each(|page| machine.write(page));
+        page.is_some()
+    })
+}
+
+/// Allocation against allocation and return, on one CPU and on two: a page has one user at a time, who sees what the last one wrote.
+#[test]
+fn shared_alloc_against_alloc() {
+    for cpu in [0, 1] {
+        model(move || {
+            let machine = Machine::new();
+            let pool = Arc::new(shared(&machine, 2));
+            drop(pool.alloc().unwrap());
+            let thread = use_on(&machine, cpu, &pool);
+            owners_turn();
+            let page = pool.alloc().unwrap();
+            machine.write(&page);
+            drop(page);
+            assert!(thread.join().unwrap(), "there are as many pages as threads");
+            let closed = Arc::into_inner(pool).unwrap().close();
+            assert_eq!(closed.outstanding, 0);
+            machine.check(1, 0);
+        });
+    }
+}
+
+/// A lost race is not "no page": two threads each take one of two pages that another CPU holds.
+#[test]
+fn shared_alloc_against_reclaim() {
+    model(|| {
+        let machine = Machine::new();
+        let pool = Arc::new(shared(&machine, 2));
+        let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
+        run_on(1);
+        drop(pages);
+        run_on(0);
+        let thread = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                run_on(0);
+                pool.alloc()
+            })
+        };
+        owners_turn();
+        let mine = pool.alloc();
+        let other = thread.join().unwrap();
+        assert!(mine.is_some() && other.is_some(), "{mine:?}, {other:?}");
+        drop((mine, other));
+        assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}
+
+/// Return against close: every page comes back once, and one thread frees the pool, after every other's last touch.
+#[test]
+fn shared_return_against_close() {
+    model(|| {
+        let machine = Machine::new();
+        let pool = shared(&machine, 2);
+        let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
+        let mut cpu = 0..;
+        let threads = pages.map(|page| machine.drop_on(cpu.next().unwrap(), page));
+        owners_turn();
+        let closed = pool.close();
+        assert_eq!(closed.stats.mapped - closed.stats.unmapped, closed.outstanding);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        machine.check(1, 0);
+    });
+}
+
+/// A full magazine on its way to the depot against close: what it carries keeps the pool, and comes back page by page if it is late.
+#[test]
+fn shared_magazine_against_close() {
+    model(|| {
+        let machine = Machine::new();
+        let pool = shared(&machine, 3);
+        let [first, second, third] = [(); 3].map(|()| pool.alloc().unwrap());
+        // Both magazines of this CPU are full, so the next return hands one over.
+        drop((first, second));
+        let thread = machine.drop_on(0, third);
+        owners_turn();
+        let closed = pool.close();
+        thread.join().unwrap();
+        assert!(closed.outstanding <= 2);
+        machine.check(1, 0);
+    });
+}

@@ -1,0 +1,517 @@
+//! A pool for every thread: any thread allocates from it, and any thread returns.
+//!
+//! ```text
+//!   alloc   this CPU's magazines ──► the depot ──► under the owner's lock: the return stack ──► the provider ──► reclaim
+//!   drop    this CPU's magazines ──► the depot ──► the return stack, if the magazines refuse the page
+//! ```
+//!
+//! The magazines are a [`CpuCache`], which lies where a [`PagePool`] has its depot: in the [home](crate::home) of the pages. Behind it
+//! stands a `PagePool` without a depot, under a lock: the *owner*. The owner takes pages from the provider and maps them, takes what
+//! came by the return stack, and ends the pool. Pages are therefore the same as those of a queue's pool, and so is their way home, also
+//! after the pool has been closed.
+//!
+//! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
+//! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
+//!
+//! **A lost race is not "no page".** A thread that finds nothing takes the lock and looks again, because the thread that had the lock may have
+//! brought pages. At the end of its search it compares how many magazines have left the depot. If another thread has taken one in between,
+//! the search begins anew.
+//!
+//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under the lock. If such a call
+//! allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of this pool, they go home without the lock.
+
+use crate::cache::PollHome;
+use crate::desc::Desc;
+use crate::dma::DmaDomain;
+use crate::home::{desc_of, item_of};
+use crate::memory::Memory;
+use crate::page::Page;
+use crate::panics::Panics;
+use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
+use crate::provider::Provider;
+use crate::shared::{BATCH, REST, Shared};
+use crate::sync::{Mutex, MutexGuard};
+use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
+use std::cell::Cell;
+use std::fmt;
+use std::hint::cold_path;
+use std::mem::ManuallyDrop;
+use std::num::NonZeroUsize;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A page pool from which every thread allocates, by shared reference.
+///
+/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store each, in a restartable sequence. The cost
+/// does not depend on how many threads do so. Whole magazines go to a depot and come from there. A thread that finds no page anywhere takes
+/// a lock, asks the provider, and takes what other CPUs hold.
+///
+/// Use it where the thread that needs a page polls no queue: for senders on worker threads, for servers, for io_uring. Where one thread
+/// polls a queue, its [`PagePool`] is cheaper. [`Page`], [`Frag`](crate::Frag) and `Bytes` are the same for both.
+///
+/// ```
+/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+/// let region = RegionOptions::new(256).huge_pages(false).build::<Private>()?;
+/// let pool = PoolOptions::new("senders").build_shared(RegionProvider::new(region), None)?;
+/// std::thread::scope(|scope| {
+///     for _ in 0..4 {
+///         scope.spawn(|| {
+///             let page = pool.alloc().expect("a page");
+///             drop(page.freeze());
+///         });
+///     }
+/// });
+/// let closed = pool.close();
+/// assert_eq!(closed.outstanding, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Threads share it by reference or by `Arc`. Dropping it with pages out lets it linger until the last of them is back
+/// ([`lingering`](crate::lingering)), as a `PagePool` does.
+///
+/// **Signal handlers** may drop pages, and must not allocate. **Fork**: the child has a copy of the magazines. If another thread of the
+/// parent held the lock, an allocation in the child that needs the lock waits for ever. Pages that threads of the parent held stay held
+/// in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not use the pages.
+pub struct SharedPool<M: Memory> {
+    /// Lies in the owner's home, which is alive as long as the owner or a page that is out.
+    cpus: NonNull<CpuCache>,
+    page_size: u32,
+    shared: NonNull<Shared<M>>,
+    /// The device is gone.
+    gone: AtomicBool,
+    owner: Locked<M>,
+}
+
+// SAFETY: the owner is reached under its lock, the magazines are made for all threads.
+unsafe impl<M: Memory> Send for SharedPool<M> {}
+// SAFETY: as above.
+unsafe impl<M: Memory> Sync for SharedPool<M> {}
+
+/// The owner and its lock, on lines of their own: every allocation reads what is beside them.
+#[repr(align(128))]
+struct Locked<M: Memory> {
+    pool: Mutex<Owner<M>>,
+    /// Names the thread that has the lock, or 0.
+    holder: AtomicUsize,
+    /// Allocations that found no page.
+    failed: AtomicU64,
+}
+
+struct Owner<M: Memory> {
+    /// Taken out at the end.
+    pool: ManuallyDrop<PagePool<M>>,
+    /// When the CPUs were last asked for what they hold.
+    reclaimed: Option<Instant>,
+}
+
+/// The lock, held.
+struct Held<'p, M: Memory> {
+    owner: MutexGuard<'p, Owner<M>>,
+    holder: &'p AtomicUsize,
+}
+
+impl<M: Memory> Drop for Held<'_, M> {
+    fn drop(&mut self) {
+        self.holder.store(0, Ordering::Relaxed);
+    }
+}
+
+impl<M: Memory> Deref for Held<'_, M> {
+    type Target = Owner<M>;
+
+    fn deref(&self) -> &Owner<M> {
+        &self.owner
+    }
+}
+
+impl<M: Memory> DerefMut for Held<'_, M> {
+    fn deref_mut(&mut self) -> &mut Owner<M> {
+        &mut self.owner
+    }
+}
+
+/// A number that no other running thread has, and that is not 0.
+fn this_thread() -> usize {
+    #[cfg(not(loom))]
+    thread_local! {
+        static HERE: Cell<u8> = const { Cell::new(0) };
+    }
+    // Boxed: the address of an empty value would be that of every thread's.
+    #[cfg(loom)]
+    loom::thread_local! {
+        static HERE: Box<Cell<u8>> = Box::default();
+    }
+    HERE.with(|here| std::ptr::from_ref::<Cell<u8>>(here).addr())
+}
+
+/// A pool's counters at one moment. While threads allocate and return, they differ by what these threads do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedPoolStats {
+    /// Pages in magazines, on CPUs or in the depot.
+    pub idle: u64,
+    /// Pages that are held by a user or a device, or are on their way home. A page that came back past the magazines is on its way until
+    /// the next allocation that takes the lock, or [`SharedPool::reclaim`].
+    pub inflight: u64,
+    /// Magazines that were fetched from the depot, modulo 2^31. Allocations within a magazine are not counted: a counter would cost half
+    /// as much as the allocation.
+    pub magazines: u64,
+    /// Pages taken from the provider.
+    pub alloc_slow: u64,
+    /// Allocations that failed: the pool's limit or the provider's end was reached, or mapping failed, and other CPUs held nothing or had
+    /// been asked less than 100 us ago.
+    pub alloc_failed: u64,
+    /// Pages that came back past the magazines, by one compare-and-swap each: a thread was reclaiming, or no empty magazine was left, or,
+    /// in portable mode, the CPU's lock was taken.
+    pub recycle_ring_full: u64,
+    /// Times that what the CPUs hold was moved to the depot because the pool was out of pages.
+    pub reclaims: u64,
+    /// Pages that were moved.
+    pub reclaimed: u64,
+    /// Times that the pool was out of pages, other CPUs seemed to hold some, and the pool did not ask for them because
+    /// [`PoolOptions::interrupt_cpus`] says so.
+    pub unasked: u64,
+    /// Pages mapped for the device.
+    pub mapped: u64,
+    /// Pages unmapped.
+    pub unmapped: u64,
+    /// Pages given up because their device kept them when it stopped answering.
+    pub quarantined: u64,
+}
+
+impl<M: Memory> SharedPool<M> {
+    pub(crate) fn build(
+        options: PoolOptions,
+        provider: Arc<dyn Provider<M>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+    ) -> Result<Self, PoolError> {
+        let cpus = options.cpus(&*provider)?;
+        // The owner's array is a place for what the provider gave, until that is in magazines.
+        let options = options.cache(2 * BATCH);
+        let pool = PagePool::build(options, provider, domain, |elsewhere, domain, cache| {
+            PollHome::of_cpus(elsewhere, domain, cpus, cache)
+        })?;
+        let Some(cpus) = pool.shared().front.home.cpus().map(NonNull::from) else {
+            unreachable!("the home was made of them");
+        };
+        let (page_size, shared) = (pool.shared().front.cache.page_size, NonNull::from(pool.shared()));
+        let owner = Owner { pool: ManuallyDrop::new(pool), reclaimed: None };
+        owner.share();
+        let locked = Locked { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) };
+        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), owner: locked })
+    }
+
+    #[inline(always)]
+    fn cpus(&self) -> &CpuCache {
+        // SAFETY: the owner's home, and the owner is ours.
+        unsafe { self.cpus.as_ref() }
+    }
+
+    /// Allocates a whole page. Usually a plain store. Otherwise, in this order: a magazine from the depot (two atomics); under a lock,
+    /// what came back past the magazines, up to 64 pages from the provider, and, at most every 100 us, what other CPUs hold (a membarrier).
+    ///
+    /// `None` if all have nothing, or if it is too early to ask the CPUs again; counted as `alloc_failed`. A thread that goes to sleep
+    /// over it calls [`reclaim`](Self::reclaim) before. Also `None` if the call comes out of the pool's own provider or domain, which
+    /// the pool calls under its lock. Not for signal handlers.
+    #[inline]
+    #[must_use]
+    pub fn alloc(&self) -> Option<Page<M>> {
+        let desc = match self.cpus().pop_at_once() {
+            Some(item) => desc_of(item),
+            None => {
+                cold_path();
+                self.slow()?
+            }
+        };
+        // SAFETY: the page is this thread's alone from the commit of the pop on.
+        Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn slow(&self) -> Option<NonNull<Desc>> {
+        if let Ok(item) = self.cpus().pop() {
+            return Some(desc_of(item));
+        }
+        let mut owner = self.lock()?;
+        loop {
+            let taken = self.cpus().magazines_taken();
+            let refused = match self.cpus().pop() {
+                Ok(item) => return Some(desc_of(item)),
+                Err(why) => why == NothingFound::Refused,
+            };
+            if let Some(desc) = owner.take() {
+                return Some(desc);
+            }
+            // A thread that cannot look into this CPU's magazine now (in portable mode) does not know that it is empty.
+            owner.reclaim(if refused { Duration::ZERO } else { REST });
+            if let Ok(item) = self.cpus().pop() {
+                return Some(desc_of(item));
+            }
+            if self.cpus().magazines_taken() == taken {
+                self.owner.failed.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+        }
+    }
+
+    /// None: this thread has the lock, and is in a call of the provider or the domain.
+    fn lock(&self) -> Option<Held<'_, M>> {
+        let Locked { pool, holder, .. } = &self.owner;
+        if holder.load(Ordering::Relaxed) == this_thread() {
+            return None;
+        }
+        // A panic of the provider or the domain leaves nothing half done.
+        let owner = pool.lock().unwrap_or_else(PoisonError::into_inner);
+        holder.store(this_thread(), Ordering::Relaxed);
+        Some(Held { owner, holder })
+    }
+
+    /// Moves what all CPUs hold to the depot, where any thread finds it, and takes what came back past the magazines. For a thread that is
+    /// about to sleep because there is no page, and would not be woken by a page that comes home. One membarrier, if any CPU holds pages.
+    pub fn reclaim(&self) {
+        let Some(mut owner) = self.lock() else { return };
+        owner.reclaim(Duration::ZERO);
+        owner.pool.reclaim();
+        owner.share();
+    }
+
+    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
+    /// [`shrink`](Self::shrink). Takes the lock.
+    pub fn set_limit(&self, pages: usize) {
+        if let Some(mut owner) = self.lock() {
+            owner.pool.set_limit(pages);
+        }
+    }
+
+    /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool [holds](Self::held) no more than
+    /// `pages` or none is idle. Returns how many went. Takes the lock, and a membarrier if any CPU holds pages.
+    pub fn shrink(&self, pages: usize) -> usize {
+        let Some(mut owner) = self.lock() else { return 0 };
+        owner.reclaim(Duration::ZERO);
+        let mut gone = 0;
+        loop {
+            gone += owner.pool.shrink(pages);
+            if owner.pool.held() <= pages {
+                return gone;
+            }
+            let Ok(item) = self.cpus().pop() else { return gone };
+            let cache = &owner.pool.shared().front.cache;
+            cache.counters.recycle_ring.bump();
+            cache.put(desc_of(item));
+        }
+    }
+
+    /// Pages that the pool has from its provider: idle, or out. Takes the lock.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.lock().map_or(0, |owner| owner.pool.held())
+    }
+
+    /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and interrupts no thread.
+    #[must_use]
+    pub fn stats(&self) -> SharedPoolStats {
+        let stats = self.shared().end.record().stats();
+        let idle = self.cpus().items() as u64;
+        SharedPoolStats {
+            idle,
+            inflight: stats.inflight().saturating_sub(idle),
+            magazines: u64::from(self.cpus().magazines_taken()),
+            alloc_slow: stats.alloc_slow + stats.alloc_slow_high_order,
+            alloc_failed: self.owner.failed.load(Ordering::Relaxed),
+            recycle_ring_full: stats.recycle_ring_full,
+            reclaims: stats.reclaims,
+            reclaimed: stats.reclaimed,
+            unasked: stats.unasked,
+            mapped: stats.mapped,
+            unmapped: stats.unmapped,
+            quarantined: stats.quarantined,
+        }
+    }
+
+    /// Bytes in each page.
+    #[must_use]
+    pub fn page_size(&self) -> usize {
+        self.page_size as usize
+    }
+
+    /// The pool's name, as reports give it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.shared().name()
+    }
+
+    /// Identity of the pool's [domain](crate::DmaDomain), 0 for none; see [`Page::dma_domain`].
+    #[must_use]
+    pub fn dma_domain(&self) -> usize {
+        self.shared().front.home.domain()
+    }
+
+    /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and its counterpart do anything. Ask once, not per packet.
+    #[must_use]
+    pub fn needs_sync(&self) -> bool {
+        M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
+    }
+
+    /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
+    pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
+        if let Some(domain) = self.live_domain() {
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_cpu(dma, len);
+        }
+    }
+
+    /// The device is about to write these bytes of `page`, one of this pool's, or to read what the CPU wrote there.
+    pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
+        if let Some(domain) = self.live_domain() {
+            let (dma, len) = within(page, &bytes);
+            domain.sync_for_device(dma, len, self.shared().direction);
+        }
+    }
+
+    fn live_domain(&self) -> Option<&dyn DmaDomain> {
+        self.shared().domain.as_deref().filter(|_| M::MAPPED && !self.gone.load(Ordering::Relaxed))
+    }
+
+    /// What the owner and the pages share, of which only what never changes may be used without the lock.
+    fn shared(&self) -> &Shared<M> {
+        // SAFETY: alive as long as the owner, which is ours.
+        unsafe { self.shared.as_ref() }
+    }
+
+    /// Gives up a page that a device kept when it stopped answering. As [`PagePool::quarantine`]. Takes the lock.
+    pub fn quarantine(&self, page: Page<M>) {
+        match self.lock() {
+            Some(mut owner) => owner.pool.quarantine(page),
+            // Kept from home for good, and out.
+            None => std::mem::forget(page),
+        }
+    }
+
+    /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool allocates no more, and
+    /// what comes back later is neither synced nor unmapped. Walks all descriptors in use. Takes the lock, and a membarrier.
+    pub fn device_gone(&self) {
+        let Some(mut owner) = self.lock() else { return };
+        self.gone.store(true, Ordering::Relaxed);
+        let mut panics = Panics::default();
+        // No thread takes a page from a magazine any more.
+        owner.close_cpus(&mut panics);
+        panics.call(|| owner.pool.device_gone());
+        owner.empty_cpus(&mut panics);
+        panics.resume();
+    }
+
+    /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does when it is dropped.
+    ///
+    /// In the counters, a page is allocated when it goes from the owner to the CPUs' magazines, and returned when it comes back from there.
+    pub fn close(self) -> PoolClosed {
+        ManuallyDrop::new(self).end()
+    }
+
+    fn end(&mut self) -> PoolClosed {
+        let owner = self.owner.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut panics = Panics::default();
+        owner.close_cpus(&mut panics);
+        owner.empty_cpus(&mut panics);
+        // SAFETY: once, for `close` does not drop the pool.
+        let closed = unsafe { ManuallyDrop::take(&mut owner.pool) }.close();
+        panics.resume();
+        closed
+    }
+}
+
+impl<M: Memory> Drop for SharedPool<M> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl<M: Memory> fmt::Debug for SharedPool<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedPool({}, {:?})", self.name(), self.stats())
+    }
+}
+
+impl<M: Memory> Owner<M> {
+    fn cpus(&self) -> Option<&CpuCache> {
+        self.pool.shared().front.home.cpus()
+    }
+
+    /// A page that came back past the magazines, or one from the provider. What else came goes to the depot.
+    fn take(&mut self) -> Option<NonNull<Desc>> {
+        let desc = self.pool.alloc()?.into_desc();
+        self.share();
+        Some(desc)
+    }
+
+    /// Moves pages that the owner has at hand to the depot, as long as there are magazines for them.
+    fn share(&self) {
+        let (Some(cpus), cache) = (self.cpus(), &self.pool.shared().front.cache) else { return };
+        let mut items = [NonZeroUsize::MIN; MAGAZINE];
+        while !cpus.is_full() {
+            let mut n = 0;
+            while n < cpus.capacity()
+                && let Some(desc) = cache.take()
+            {
+                items[n] = item_of(desc);
+                n += 1;
+            }
+            // SAFETY: the owner keeps the cache.
+            let shared = unsafe { CpuCache::push_many(cpus, &items[..n]) };
+            cache.counters.alloc_refill.add(shared as u64);
+            items[shared..n].iter().for_each(|&item| cache.put(desc_of(item)));
+            if n == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Moves what the CPUs hold to the depot, unless that was done less than `rest` ago.
+    fn reclaim(&mut self, rest: Duration) {
+        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
+        let counters = &shared.front.cache.counters;
+        if cpus.on_cpus() == 0 {
+            return;
+        }
+        if !shared.interrupts {
+            return counters.unasked.bump();
+        }
+        let now = Instant::now();
+        if self.reclaimed.is_some_and(|last| now.duration_since(last) < rest) {
+            return;
+        }
+        match cpus.reclaim() {
+            Ok(n) => {
+                counters.reclaims.bump();
+                counters.reclaimed.add(n as u64);
+                self.reclaimed = Some(now);
+            }
+            Err(error) => {
+                tracing::warn!(pool = self.pool.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+            }
+        }
+    }
+
+    /// From now on no page goes into a magazine.
+    fn close_cpus(&self, panics: &mut Panics) {
+        let Some(cpus) = self.cpus() else { return };
+        if let Err(error) = cpus.close() {
+            panics.call(|| {
+                let pool = self.pool.name();
+                tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
+            });
+        }
+    }
+
+    /// Gives the pages that are in magazines to the provider. The magazines are closed.
+    fn empty_cpus(&self, panics: &mut Panics) {
+        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
+        while let Ok(item) = cpus.pop() {
+            shared.front.cache.counters.recycle_ring.bump();
+            shared.give_back(desc_of(item), panics);
+        }
+    }
+}

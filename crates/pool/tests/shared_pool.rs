@@ -1,0 +1,386 @@
+//! A pool for every thread: books that balance, limits, ends, and the code that the user provides.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Counting, Strict, counting, provider};
+use netmem_pool::{
+    Bulk, Direction, DmaDomain, Frag, GrowingProvider, MapError, Page, PoolError, PoolOptions, Private, Provider,
+    RawPage, Region, RegionOptions, RegionProvider, SharedPool, lingering,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+fn shared(options: PoolOptions, pages: usize) -> (SharedPool<Private>, Arc<Counting>, Arc<RegionProvider<Private>>) {
+    let (memory, domain) = (provider(pages), counting());
+    (options.build_shared(memory.clone(), Some(domain.clone())).unwrap(), domain, memory)
+}
+
+/// All pages of the provider can be had, so none was lost.
+fn all_are_back(memory: &Arc<RegionProvider<Private>>, pages: usize) {
+    let all: Vec<_> = std::iter::from_fn(|| memory.page()).collect();
+    assert_eq!(all.len(), pages);
+}
+
+/// Pages that can be had now; asks again for as long as other CPUs may not be asked yet.
+fn alloc(pool: &SharedPool<Private>, n: usize) -> Vec<Page<Private>> {
+    (0..n)
+        .map(|_| {
+            pool.alloc().unwrap_or_else(|| {
+                pool.reclaim();
+                pool.alloc().expect("a page")
+            })
+        })
+        .collect()
+}
+
+fn close_balanced(pool: SharedPool<Private>, domain: &Counting) {
+    let closed = pool.close();
+    assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{:?}", closed.stats);
+    assert_eq!(closed.stats.mapped, closed.stats.unmapped);
+    assert_eq!(domain.maps(), domain.unmaps());
+}
+
+/// Proves POOL-15: threads allocate, share, pass on and drop, each page is with one holder at a time, and the books balance.
+#[test]
+fn every_thread_allocates_and_returns() {
+    for magazine in [None, Some(0), Some(1), Some(8)] {
+        let mut options = PoolOptions::new("every-thread");
+        if let Some(magazine) = magazine {
+            options = options.magazine(magazine);
+        }
+        let (pool, domain, memory) = shared(options, 256);
+        let failed = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let (to_next, from_last): (Vec<_>, Vec<_>) = (0..4).map(|_| mpsc::channel::<Frag<Private>>()).unzip();
+            for (n, from) in from_last.into_iter().enumerate() {
+                let (to, pool, failed) = (to_next[(n + 1) % 4].clone(), &pool, &failed);
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for round in 0..20_000_usize {
+                        match pool.alloc() {
+                            Some(mut page) => {
+                                page.as_mut_slice()[..8].copy_from_slice(&(n * 1_000_000 + round).to_le_bytes());
+                                held.push((n * 1_000_000 + round, page));
+                            }
+                            None => {
+                                failed.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                        if held.len() > round % 40 {
+                            for (mark, page) in held.drain(held.len() / 2..) {
+                                assert_eq!(page.as_slice()[..8], mark.to_le_bytes(), "two threads have this page");
+                                let frag = page.freeze();
+                                if mark % 3 == 0 {
+                                    let _ = to.send(frag.clone());
+                                }
+                            }
+                        }
+                        from.try_iter().for_each(drop);
+                    }
+                    drop(to);
+                    held.clear();
+                });
+            }
+            drop(to_next);
+        });
+        pool.reclaim();
+        let stats = pool.stats();
+        assert_eq!(stats.inflight, 0, "{stats:?}");
+        assert_eq!(stats.alloc_failed, failed.load(Ordering::Relaxed));
+        assert_eq!(alloc(&pool, 256).len(), 256, "none was lost");
+        close_balanced(pool, &domain);
+        all_are_back(&memory, 256);
+    }
+}
+
+/// A lost race is not "no page": there are as many pages as threads, each thread holds one at most, and each allocation succeeds.
+#[test]
+fn a_lost_race_is_not_no_page() {
+    let threads = 4;
+    let (pool, domain, memory) = shared(PoolOptions::new("race").magazine(0), threads);
+    let start = Barrier::new(threads);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                start.wait();
+                for round in 0..50_000 {
+                    assert!(pool.alloc().is_some(), "no page in round {round}");
+                }
+            });
+        }
+    });
+    close_balanced(pool, &domain);
+    all_are_back(&memory, threads);
+}
+
+/// Pins the calling thread to a CPU that it may use.
+fn pin(n: usize) {
+    // SAFETY: sets of CPUs of the size that is given.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed), 0);
+        let cpus: Vec<_> = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpus[n % cpus.len()], &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &one), 0);
+    }
+}
+
+/// A thread that finds no page takes what idle CPUs hold, and not more often than every 100 us.
+#[test]
+fn what_idle_cpus_hold_is_found() {
+    let (pool, domain, _memory) = shared(PoolOptions::new("idle").magazine(8), 64);
+    // All pages go into magazines on the other CPU, or from there to the depot.
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(1);
+            drop(alloc(&pool, 64));
+        });
+    });
+    pin(0);
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+    assert!(held.len() >= 64 - 16, "what was in the depot: {}", held.len());
+    thread::sleep(Duration::from_millis(1));
+    held.extend(std::iter::from_fn(|| pool.alloc()));
+    assert_eq!(held.len(), 64);
+    // With nothing to be had on any CPU, none is interrupted.
+    let reclaims = pool.stats().reclaims;
+    assert!(reclaims <= 2);
+    (0..1000).for_each(|_| assert!(pool.alloc().is_none()));
+    assert_eq!(pool.stats().reclaims, reclaims);
+    drop(held);
+    close_balanced(pool, &domain);
+}
+
+/// Proves POOL-13 for a pool for every thread: the limit holds, says so, can be changed, and idle pages can be given up.
+#[test]
+fn the_limit() {
+    assert!(matches!(
+        PoolOptions::new("nothing").limit(0).build_shared::<Private>(provider(1), None),
+        Err(PoolError::NoPages)
+    ));
+    for limit in [5, 100] {
+        let (pool, domain, memory) = shared(PoolOptions::new("limit").limit(limit).prefill(3), 200);
+        assert!(pool.held() >= 3);
+        let mut out = alloc(&pool, limit);
+        assert!(pool.alloc().is_none());
+        assert!(pool.stats().alloc_failed >= 1);
+        drop(out.pop());
+        out.extend(alloc(&pool, 1));
+        pool.set_limit(limit + 10);
+        out.extend(alloc(&pool, 10));
+        assert!(pool.alloc().is_none());
+        assert_eq!((pool.held(), pool.stats().inflight), (limit + 10, limit as u64 + 10));
+        out.truncate(3);
+        assert_eq!(pool.shrink(4), limit + 10 - 4);
+        assert_eq!((pool.held(), pool.stats().inflight), (4, 3));
+        assert_eq!(pool.shrink(0), 1);
+        drop(out);
+        close_balanced(pool, &domain);
+        all_are_back(&memory, 200);
+    }
+}
+
+/// Proves POOL-11 for a pool for every thread: closed with pages out, it lingers until the last of them is back, from whichever thread.
+#[test]
+fn closed_with_pages_out() {
+    for magazine in [0, 8] {
+        let name = format!("shared-lingers-{magazine}");
+        let (pool, domain, memory) = shared(PoolOptions::new(&name).magazine(magazine), 64);
+        let weak = Arc::downgrade(&memory);
+        drop(memory);
+        let mut out = alloc(&pool, 40);
+        drop(out.split_off(20));
+        assert_eq!(pool.close().outstanding, 20);
+        assert_eq!(domain.maps() - domain.unmaps(), 20);
+        assert_eq!(lingering().into_iter().find(|l| l.name == name).unwrap().pages, 20);
+        thread::scope(|scope| {
+            for part in [out.split_off(10), out] {
+                scope.spawn(move || drop(part));
+            }
+        });
+        assert_eq!(domain.maps(), domain.unmaps());
+        assert!(weak.upgrade().is_none(), "the pool and its memory are gone");
+        assert!(lingering().iter().all(|l| l.name != name));
+    }
+}
+
+/// Returns that race with the close: each page is counted once, and the last frees the pool.
+#[test]
+fn close_against_returns() {
+    for _ in 0..200 {
+        let (pool, domain, memory) = shared(PoolOptions::new("close-race").magazine(2), 64);
+        let weak = Arc::downgrade(&memory);
+        drop(memory);
+        let mut out = alloc(&pool, 48);
+        let start = Barrier::new(3);
+        thread::scope(|scope| {
+            let start = &start;
+            for part in [out.split_off(24), out] {
+                scope.spawn(move || {
+                    start.wait();
+                    drop(part);
+                });
+            }
+            start.wait();
+            let _ = pool.close();
+        });
+        assert_eq!(domain.maps(), domain.unmaps());
+        assert!(weak.upgrade().is_none(), "the pool and its memory are gone");
+    }
+}
+
+/// Proves POOL-11 for a pool for every thread: a device that goes has every page unmapped once, wherever it is, and the pool allocates no more.
+#[test]
+fn a_device_that_goes() {
+    let (memory, domain) = (provider::<Private>(64), Arc::new(Strict::default()));
+    let pool = PoolOptions::new("gone").magazine(4).build_shared(memory.clone(), Some(domain.clone())).unwrap();
+    let mut out = alloc(&pool, 40);
+    drop(out.split_off(20));
+    assert!(domain.mapped() >= 40 && out[0].dma_domain() == pool.dma_domain());
+    pool.device_gone();
+    pool.device_gone();
+    assert_eq!((domain.mapped(), out[0].dma_domain()), (0, 0));
+    assert!(pool.alloc().is_none());
+    drop(out.split_off(10));
+    assert!(pool.alloc().is_none());
+    assert_eq!(pool.held(), 10);
+    assert_eq!(pool.close().outstanding, 10);
+    drop(out);
+    all_are_back(&memory, 64);
+}
+
+/// A page that a device kept is used by nobody again.
+#[test]
+fn a_page_in_quarantine() {
+    let (pool, domain, memory) = shared(PoolOptions::new("kept"), 64);
+    let mut out = alloc(&pool, 2);
+    pool.quarantine(out.pop().unwrap());
+    drop(out);
+    assert_eq!((pool.stats().quarantined, pool.stats().inflight), (1, 0));
+    assert_eq!(alloc(&pool, 63).len(), 63);
+    close_balanced(pool, &domain);
+    all_are_back(&memory, 63);
+}
+
+/// Pages go home from another pool's poll context, and in bulk.
+#[test]
+fn pages_go_home_from_anywhere() {
+    let (pool, domain, _memory) = shared(PoolOptions::new("anywhere").magazine(8), 128);
+    let mut polled = PoolOptions::new("polled").build(provider::<Private>(8), None).unwrap();
+    let mut out = alloc(&pool, 100);
+    polled.poll(|_| drop(out.split_off(50)));
+    let mut bulk = Bulk::new();
+    out.into_iter().for_each(|page| bulk.add(page));
+    drop(bulk);
+    assert_eq!(polled.stats().returned(), 0);
+    assert_eq!((pool.stats().inflight, pool.stats().recycle_ring_full), (0, 0));
+    close_balanced(pool, &domain);
+}
+
+/// A provider that grows: pages of all its regions are found, and fit where the magazines of the first region's pages were made.
+#[test]
+fn a_provider_that_grows() {
+    let memory = GrowingProvider::<Private>::new(RegionOptions::new(32).huge_pages(false), 300).unwrap();
+    let domain = counting();
+    let pool = PoolOptions::new("grows").build_shared(memory.clone(), Some(domain.clone())).unwrap();
+    for _ in 0..3 {
+        let out = alloc(&pool, 300);
+        assert!(pool.alloc().is_none());
+        drop(out);
+        assert_eq!(pool.held(), 300);
+    }
+    close_balanced(pool, &domain);
+}
+
+/// A provider and a domain that do what the test says in the middle of the pool's calls.
+#[derive(Debug)]
+struct Rude {
+    pages: Arc<RegionProvider<Private>>,
+    pool: OnceLock<Arc<SharedPool<Private>>>,
+    panics: AtomicBool,
+    reenters: AtomicBool,
+}
+
+impl Rude {
+    fn new(pages: usize) -> Arc<Self> {
+        let (panics, reenters) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { pages: provider(pages), pool: OnceLock::new(), panics, reenters })
+    }
+
+    fn act(&self) {
+        if self.reenters.load(Ordering::Relaxed)
+            && let Some(pool) = self.pool.get()
+        {
+            assert!(pool.alloc().is_none(), "out of the pool's own provider");
+            pool.reclaim();
+            assert_eq!((pool.held(), pool.shrink(0)), (0, 0));
+        }
+        if self.panics.swap(false, Ordering::Relaxed) {
+            panic!("as the test wants it");
+        }
+    }
+}
+
+// SAFETY: all of it is the provider's behind it.
+unsafe impl Provider<Private> for Rude {
+    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+        self.act();
+        self.pages.take(pages)
+    }
+
+    unsafe fn give(&self, page: RawPage<Private>) {
+        // SAFETY: the caller's.
+        unsafe { self.pages.give(page) }
+    }
+
+    fn page_size(&self) -> usize {
+        self.pages.page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+        self.pages.each(f);
+    }
+}
+
+impl DmaDomain for Rude {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
+        self.act();
+        Ok(addr.addr() as u64)
+    }
+
+    fn unmap(&self, _dma: u64, _len: usize) {}
+}
+
+/// A provider that allocates from the pool that calls it gets no page, and hangs nothing.
+#[test]
+fn a_call_out_of_the_provider() {
+    let rude = Rude::new(64);
+    let pool = Arc::new(PoolOptions::new("reenters").build_shared(rude.clone(), Some(rude.clone())).unwrap());
+    assert!(rude.pool.set(pool.clone()).is_ok());
+    rude.reenters.store(true, Ordering::Relaxed);
+    assert_eq!(alloc(&pool, 64).len(), 64);
+}
+
+/// A panic in the provider or the domain loses no page, and other threads go on allocating.
+#[test]
+fn a_panic_in_the_provider() {
+    let rude = Rude::new(200);
+    let pool = PoolOptions::new("panics").build_shared(rude.clone(), Some(rude.clone())).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        rude.panics.store(true, Ordering::Relaxed);
+        let (pool, held) = (&pool, &mut held);
+        thread::scope(|scope| {
+            let page = scope.spawn(move || std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>()).join();
+            held.extend(page.into_iter().flatten());
+        });
+    }
+    drop(held);
+    assert_eq!(alloc(&pool, 200).len(), 200, "none was lost");
+    assert_eq!(pool.close().outstanding, 0);
+    all_are_back(&rude.pages, 200);
+}

@@ -5,8 +5,8 @@
 //                                  ready                        once, when the environment is up
 //   WHAT OPERATIONS LCORES         NANOSECONDS CPU-NANOSECONDS  of all operations; the second is how long this thread ran
 //
-// WHAT is mempool, mbuf, mbuf_bulk64, mbuf_burst64, or mbuf_remote: one lcore allocates and LCORES others free. Between two lines all
-// threads sleep; when the input ends, so does the program.
+// WHAT is mempool, which LCORES others do at the same time; mbuf, mbuf_bulk64, mbuf_burst64, without others; or mbuf_remote: one lcore
+// allocates and LCORES others free. Between two lines all threads sleep; when the input ends, so does the program.
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -56,6 +56,16 @@ static int mempool(uint64_t operations, unsigned lcores)
         rte_mempool_put(pool, object);
     }
     return 1;
+}
+
+// Another lcore that does the same until the measurement has ended.
+static int crowd(void *unused)
+{
+    (void)unused;
+    while (!atomic_load_explicit(&ended, memory_order_acquire))
+        if (!mempool(BLOCK, 0))
+            return 1;
+    return 0;
 }
 
 static int mbuf(uint64_t operations, unsigned lcores)
@@ -155,7 +165,7 @@ static int measure(work *work, uint64_t operations, unsigned lcores)
     unsigned lcore, launched = 0;
     atomic_store(&ended, 0);
     RTE_LCORE_FOREACH_WORKER(lcore)
-        if (launched < lcores && rte_eal_remote_launch(dropper, rings[launched], lcore) == 0)
+        if (launched < lcores && rte_eal_remote_launch(work == mempool ? crowd : dropper, rings[launched], lcore) == 0)
             launched++;
     int ok = launched == lcores && work(operations / 16 + 1, lcores);
     uint64_t cpu = now(CLOCK_THREAD_CPUTIME_ID), begin = now(CLOCK_MONOTONIC);
@@ -201,7 +211,8 @@ int main(int argc, char **argv)
         work *found = NULL;
         if (sscanf(line, "%31s %" SCNu64 " %u", what, &operations, &lcores) == 3)
             for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-                if (strcmp(what, all[i].name) == 0 && (lcores > 0) == (all[i].work == mbuf_remote))
+                if (strcmp(what, all[i].name) == 0 &&
+                    (all[i].work == mempool || (lcores > 0) == (all[i].work == mbuf_remote)))
                     found = all[i].work;
         if (found == NULL) {
             fprintf(stderr, "not understood: %s", line);

@@ -126,6 +126,10 @@ fn pool_has_every_variant_and_keeps_its_books() {
         ("in_context_burst64", "vs_malloc"),
         ("in_context_fifo", "vs_malloc"),
         ("malloc", "vs_malloc"),
+        ("shared", "vs_malloc"),
+        ("shared_burst64", "vs_malloc"),
+        ("array_queue", "vs_malloc"),
+        ("mutex_vec", "vs_malloc"),
         ("frag_clone", ""),
         ("frag_split", ""),
         ("failed_redirect_in_context", "vs_locked_ring_in_context"),
@@ -147,6 +151,11 @@ fn pool_has_every_variant_and_keeps_its_books() {
         ("floor_forward", "vs_locked_ring"),
         ("floor_spsc", "vs_locked_ring"),
         ("malloc_remote", "vs_locked_ring"),
+        ("shared", "vs_array_queue"),
+        ("shared_burst64", "vs_array_queue"),
+        ("array_queue", "vs_array_queue"),
+        ("mutex_vec", "vs_array_queue"),
+        ("malloc", "vs_array_queue"),
         ("frag_clone_remote", ""),
         ("frag_split_remote", ""),
     ];
@@ -183,6 +192,7 @@ fn pool_has_every_variant_and_keeps_its_books() {
             measured(find(name, n), versus);
         }
         measured_or_not(find("dpdk_mbuf_remote", n), "vs_locked_ring", complete);
+        measured_or_not(find("dpdk_mempool", n), "vs_array_queue", complete);
     }
     if cpus > 1 {
         measured(find("starved_without_pause", 2), "");

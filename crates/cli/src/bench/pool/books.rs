@@ -2,9 +2,10 @@
 
 use crate::bench::error::BenchError;
 use netmem::pool::{MemoryTable, Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider};
-use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions};
+use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions, SharedPool};
 use netmem_bench::PageAllocator;
 use std::error::Error;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The kind of memory that a back end writes into, as receive queues have it.
@@ -57,6 +58,16 @@ impl Books {
         self.over(options, RegionProvider::new(region), |provider| provider.region().clone())
     }
 
+    /// The same, for every thread.
+    pub(super) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
+        let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
+        let provider = RegionProvider::new(region);
+        self.entries().backing.get_or_insert_with(|| provider.region().backing().to_string());
+        let domain = Arc::new(MemoryTable::new(&[provider.region().clone()]));
+        let pool = options.prefill(pages).build_shared(provider, Some(domain)).map_err(unavailable)?;
+        Ok(Everyones { pool: ManuallyDrop::new(pool), books: self.clone() })
+    }
+
     /// A page per packet from a general-purpose allocator.
     pub(super) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
         let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
@@ -75,6 +86,28 @@ impl Books {
         let domain = Arc::new(MemoryTable::new(&[region]));
         let pool = options.build(provider as Arc<dyn Provider<M>>, Some(domain)).map_err(unavailable)?;
         Ok(Pool { pool: Some(pool), books: self.clone() })
+    }
+}
+
+/// A pool for every thread that enters what it counted when it goes.
+#[derive(Debug)]
+pub(super) struct Everyones {
+    pool: ManuallyDrop<SharedPool<M>>,
+    books: Books,
+}
+
+impl Everyones {
+    #[inline(always)]
+    pub(super) fn pool(&self) -> &SharedPool<M> {
+        &self.pool
+    }
+}
+
+impl Drop for Everyones {
+    fn drop(&mut self) {
+        // SAFETY: the value is dropped, so nothing uses the pool afterwards.
+        let pool = unsafe { ManuallyDrop::take(&mut self.pool) };
+        self.books.enter(&pool.close());
     }
 }
 

@@ -13,6 +13,10 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         Target::most(2, "remote / floor_spsc <= 1.25", ratio("remote", 2, "floor_spsc", 2), "x", 1.25),
         Target::least(2, "locked_ring / remote >= 2.5", ratio("locked_ring", 2, "remote", 2), "x", 2.5),
     ];
+    // All threads take pages and give them back.
+    targets.push(Target::most(1, "shared / in_context <= 2", ratio("shared", 1, "in_context", 1), "x", 2.0));
+    targets.push(Target::most(2, "shared x2 / shared <= 1.1", ratio("shared", 2, "shared", 1), "x", 1.1));
+    targets.push(Target::least(2, "array_queue / shared >= 5", ratio("array_queue", 2, "shared", 2), "x", 5.0));
     let mut threads: Vec<usize> = rows.iter().map(|row| row.head.threads).filter(|&n| n > 2).collect();
     threads.dedup();
     targets.extend(

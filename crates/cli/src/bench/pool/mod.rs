@@ -1,10 +1,11 @@
 //! The suite `pool`: what taking a page and giving it back costs, in the poll context and from other CPUs.
 //!
 //! [`solo`] is what one thread does, and what others do in its place; [`pipeline`] has one thread take pages that others drop;
-//! [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
+//! [`crowd`] has every thread take pages and drop them. [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
 //! them are [timings](super::timing) of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
 
 mod books;
+mod crowd;
 mod dpdk;
 mod goals;
 mod live_frames;
@@ -20,6 +21,7 @@ use super::report::{Base, Goal, Head, PacketCost, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::{BATCH, Timing};
 use books::{CACHE, Pool};
+use crowd::Crowd;
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::PoolOptions;
@@ -41,10 +43,12 @@ pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
     let mut cells = one_cpu(books, &dpdk);
     for threads in plan.threads.iter().copied().filter(|&n| n > 1) {
         cells.extend(other_cpus(books, &dpdk, threads));
+        cells.extend(every_thread(books, &dpdk, threads));
     }
     if plan.most() == 1 {
         // The same rows, of the fewest threads that they could have.
-        let heads = other_cpus(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()).collect();
+        let mut heads: Vec<_> = other_cpus(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()).collect();
+        heads.extend(every_thread(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()));
         let why = "one thread takes pages and another drops them, each on a CPU of its own".into();
         cells.push(Box::new(Skipped { heads, why }));
     }
@@ -87,6 +91,40 @@ fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dy
     Timing::cell(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
 }
 
+/// Makes something on books of its own.
+fn on<S>(books: &Books, make: fn(&Books) -> Result<S, BenchError>) -> impl FnOnce() -> Result<S, BenchError> + 'static
+where
+    S: 'static,
+{
+    let books = books.clone();
+    move || make(&books)
+}
+
+/// Something that so many threads take pages from and give them back to.
+fn crowd<S: crowd::Stock + 'static>(
+    name: &'static str,
+    threads: usize,
+    stock: impl FnOnce() -> Result<S, BenchError> + 'static,
+) -> Box<dyn Cell> {
+    let section = if threads == 1 { "one CPU" } else { "every thread" };
+    Timing::cell(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
+}
+
+/// The rows in which every thread takes pages and gives them back.
+fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> {
+    let dpdk = dpdk.clone();
+    vec![
+        crowd("shared", threads, on(books, crowd::Shared::new)),
+        crowd("shared_burst64", threads, on(books, crowd::Bursts::new)),
+        crowd("array_queue", threads, || Ok(crowd::array_queue())),
+        crowd("mutex_vec", threads, || Ok(crowd::mutex_vec())),
+        crowd("malloc", threads, || Ok(crowd::Malloc)),
+        Timing::cell(head("dpdk_mempool", "every thread", threads, "page"), move |lab| {
+            dpdk.work(lab, "mempool", threads - 1)
+        }),
+    ]
+}
+
 /// A page, as one thread takes it and gives it back.
 fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
     let asked = |name: &'static str| {
@@ -100,6 +138,10 @@ fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
         pooled(books, "in_context_burst64", "one CPU", solo::burst),
         pooled(books, "in_context_fifo", "one CPU", solo::fifo),
         plain("malloc", "one CPU", solo::malloc),
+        crowd("shared", 1, on(books, crowd::Shared::new)),
+        crowd("shared_burst64", 1, on(books, crowd::Bursts::new)),
+        crowd("array_queue", 1, || Ok(crowd::array_queue())),
+        crowd("mutex_vec", 1, || Ok(crowd::mutex_vec())),
         asked("dpdk_mempool"),
         asked("dpdk_mbuf"),
         asked("dpdk_mbuf_bulk64"),
@@ -234,6 +276,7 @@ pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
                 let name = if head.name.contains("_2_") { "locked_ring_2_sharing" } else { "locked_ring_4_sharing" };
                 return Some(Base { name, called: "locked_ring" });
             }
+            "every thread" => "array_queue",
             "failed redirect" => "locked_ring_in_context",
             "slow path" => "slow_path",
             _ => return None,

@@ -1,0 +1,137 @@
+//! What it costs when every thread takes pages and gives them back, by itself and at the same time as the others.
+//!
+//! Each thread takes a page and drops it, then the next, as the row `in_context` does on one thread. What is timed is the mean of all
+//! threads: if the cost does not depend on how many they are, the rows of one thread and of many are equal.
+
+use super::apart;
+use super::books::{Books, Everyones};
+use super::solo::buffer;
+use crate::bench::error::BenchError;
+use crate::bench::lab::{Lab, Timed};
+use crate::bench::timing::{BATCH, Work};
+use crossbeam_queue::ArrayQueue;
+use netmem::PoolOptions;
+use std::hint::black_box;
+use std::sync::{Mutex, PoisonError};
+
+/// Pages that a pool for every thread has.
+const PAGES: usize = 4096;
+
+/// What threads share, and take something out of.
+pub(super) trait Stock: Sync + Send {
+    /// Takes something and gives it back, as often as a block has operations. False: there was nothing.
+    fn block(&self) -> bool;
+}
+
+/// A stock and how many threads use it.
+pub(super) struct Crowd<S> {
+    name: &'static str,
+    stock: S,
+    threads: usize,
+}
+
+impl<S: Stock> Crowd<S> {
+    pub(super) fn new(name: &'static str, stock: S, threads: usize) -> Self {
+        Self { name, stock, threads }
+    }
+}
+
+impl<S: Stock> Work for Crowd<S> {
+    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+        let work = |_: usize, blocks: u64| (0..blocks).all(|_| self.stock.block());
+        let timed = lab.crew(&vec![blocks; self.threads], &work)?.ok_or(BenchError::NoPage(self.name))?;
+        let mean = |of: fn(&Timed) -> u64| timed.iter().map(of).sum::<u64>() / self.threads as u64;
+        let lost_ns = timed.iter().map(|t| t.lost_ns).sum();
+        Ok(Timed { ns: mean(|t| t.ns), ticks: mean(|t| t.ticks), lost_ns })
+    }
+}
+
+/// Netmem's pool for every thread.
+pub(super) struct Shared(Everyones);
+
+impl Shared {
+    pub(super) fn new(books: &Books) -> Result<Self, BenchError> {
+        books.everyones(PoolOptions::new("shared"), PAGES).map(Self)
+    }
+}
+
+impl Stock for Shared {
+    #[inline(always)]
+    fn block(&self) -> bool {
+        (0..black_box(BATCH)).all(|_| {
+            let Some(page) = self.0.pool().alloc() else { return false };
+            apart();
+            drop(page);
+            apart();
+            true
+        })
+    }
+}
+
+/// The same, 64 pages at a time: magazines are exchanged.
+pub(super) struct Bursts(Everyones);
+
+impl Bursts {
+    pub(super) fn new(books: &Books) -> Result<Self, BenchError> {
+        books.everyones(PoolOptions::new("shared_burst64"), PAGES).map(Self)
+    }
+}
+
+impl Stock for Bursts {
+    fn block(&self) -> bool {
+        let mut held = [const { None }; BATCH as usize];
+        for place in &mut held {
+            *place = self.0.pool().alloc();
+        }
+        apart();
+        held.into_iter().all(|page| page.is_some())
+    }
+}
+
+/// Numbers of buffers in a bounded queue without locks.
+pub(super) fn array_queue() -> ArrayQueue<usize> {
+    let queue = ArrayQueue::new(PAGES);
+    (0..PAGES).for_each(|n| assert!(queue.push(n).is_ok()));
+    queue
+}
+
+impl Stock for ArrayQueue<usize> {
+    #[inline(always)]
+    fn block(&self) -> bool {
+        (0..black_box(BATCH)).all(|_| {
+            let Some(n) = self.pop() else { return false };
+            apart();
+            self.push(black_box(n)).is_ok()
+        })
+    }
+}
+
+/// Numbers of buffers in an array under a lock.
+pub(super) fn mutex_vec() -> Mutex<Vec<usize>> {
+    Mutex::new((0..PAGES).collect())
+}
+
+impl Stock for Mutex<Vec<usize>> {
+    #[inline(always)]
+    fn block(&self) -> bool {
+        (0..black_box(BATCH)).all(|_| {
+            let taken = self.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(n) = taken else { return false };
+            apart();
+            self.lock().unwrap_or_else(PoisonError::into_inner).push(black_box(n));
+            true
+        })
+    }
+}
+
+/// The system's allocator.
+pub(super) struct Malloc;
+
+impl Stock for Malloc {
+    fn block(&self) -> bool {
+        for _ in 0..BATCH {
+            drop(black_box(buffer()));
+        }
+        true
+    }
+}

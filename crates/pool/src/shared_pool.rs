@@ -23,7 +23,7 @@
 use crate::cache::PollHome;
 use crate::desc::Desc;
 use crate::dma::DmaDomain;
-use crate::home::{desc_of, item_of};
+use crate::home::{desc_of, item_of, takes_from};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
@@ -219,6 +219,7 @@ impl<M: Memory> SharedPool<M> {
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
+        takes_from(self.cpus.as_ptr());
         let desc = match self.cpus().pop_at_once() {
             Some(item) => desc_of(item),
             None => {

@@ -7,6 +7,7 @@
 //! ```
 
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
+use super::panics::Panics;
 use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats};
 use crate::net::VnetHdr;
@@ -163,9 +164,8 @@ impl<M: PeerMemory> BigRing<M> {
 
     /// Fills up and posts every chain that the device does not have, as far as there are pages.
     fn refill(&mut self) {
-        let mut posted = 0;
-        while posted < self.free.len() {
-            let number = self.free[posted];
+        let mut posted = false;
+        while let Some(&number) = self.free.first() {
             match self.fill(number) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -189,10 +189,11 @@ impl<M: PeerMemory> BigRing<M> {
             }
             chain.posted = true;
             self.ring.expose(head);
-            posted += 1;
+            // At once: user code may panic over the next chain, and no chain is exposed twice.
+            self.free.remove(0);
+            posted = true;
         }
-        if posted > 0 {
-            self.free.drain(..posted);
+        if posted {
             self.ring.publish();
         }
     }
@@ -213,12 +214,12 @@ impl<M: PeerMemory> BigRing<M> {
 
     /// The ring has stopped, `confirmed` by the device or not: then what it has is lost to everybody. Returns how many
     /// pages that are.
-    pub(crate) fn stop(&mut self, confirmed: bool) -> u64 {
+    pub(crate) fn stop(&mut self, confirmed: bool, panics: &mut Panics) -> u64 {
         let mut lost = 0;
         for chain in &mut self.chains {
             for link in chain.links.drain(..) {
                 if let Some(domain) = &self.domain {
-                    domain.unmap(link.dma, self.page_size as usize);
+                    panics.call(|| domain.unmap(link.dma, self.page_size as usize));
                 }
                 if chain.posted && !confirmed {
                     self.supply.quarantine(link.page);

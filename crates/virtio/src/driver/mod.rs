@@ -12,6 +12,7 @@ mod chains;
 mod ctrl;
 mod frame;
 mod options;
+mod panics;
 mod queues;
 mod reserve;
 mod restart;

@@ -11,8 +11,9 @@
 use super::Link;
 use super::big::BigRing;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
+use super::panics::Panics;
 use super::restart::{Stop, Stopped};
-use super::ring::DriverRing;
+use super::ring::{DriverRing, Moves};
 use super::stats::{DeviceFault, RxStats, state};
 use crate::net::VnetHdr;
 use netmem_packet::{Handler, MAX_FRAGS, Poll, RxQueue, XdpFrame};
@@ -180,29 +181,33 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
 
     fn stop(&mut self) -> Option<Stopped<PoolClosed>> {
         let mut pool = self.pool.take()?;
+        let mut panics = Panics::default();
         let confirmed = self.link.stop_ring(self.index);
         if let Err(error) = &confirmed {
-            tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
+            let queue = self.index;
+            panics.call(
+                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
+            );
+            panics.call(|| pool.device_gone());
         }
         let unread = self.ring().pending().unwrap_or(0);
         let mut lost = 0;
-        if confirmed.is_err() {
-            pool.device_gone();
-        }
         match &mut self.ring {
-            Ring::Big(big) => lost = big.stop(confirmed.is_ok()),
+            Ring::Big(big) => lost = big.stop(confirmed.is_ok(), &mut panics),
             Ring::Single(rx) => {
                 // First, so that of a page no part is left here when another is given up.
-                pool.poll(|_| rx.parts.clear());
+                panics.call(|| pool.poll(|_| rx.parts.clear()));
                 let posted = rx.slots.iter_mut().filter_map(|s| s.page.take());
                 if confirmed.is_ok() {
-                    pool.poll(|_| posted.for_each(drop));
+                    panics.call(|| pool.poll(|_| posted.for_each(drop)));
                 } else {
-                    posted.for_each(|page| pool.quarantine(page));
+                    posted.for_each(|page| _ = panics.call(|| pool.quarantine(page)));
                 }
             }
         }
-        let mut closed = pool.close();
+        let closed = panics.call(|| pool.close());
+        panics.resume();
+        let mut closed = closed?;
         // Pages from no pool that are lost are accounted for beside the pool's.
         closed.stats.alloc_slow += lost;
         closed.stats.quarantined += lost;
@@ -445,29 +450,29 @@ impl<M: PeerMemory> RxRing<M> {
 
     /// Posts a buffer for every free head, as far as there are pages.
     fn refill(&mut self, napi: &mut Napi<'_, M>) {
-        let mut posted = 0;
-        while posted < self.free.len() {
-            let got = self.refill_batch(napi, posted);
-            posted += got;
-            if got == 0 {
+        let mut posted = false;
+        while !self.free.is_empty() {
+            if self.refill_batch(napi) == 0 {
                 self.stats.starved += 1;
                 break;
             }
+            posted = true;
         }
-        if posted > 0 {
-            // Oldest first, so that heads keep their places in the ring.
-            self.free.drain(..posted);
+        if posted {
             self.ring.publish();
         }
     }
 
-    /// Posts up to a batch of buffers for the free heads from `first` on. Pages first, descriptors after: the stores that
-    /// wait for the device to let go of a cache line are then next to each other and wait together.
+    /// Posts up to a batch of buffers for the oldest free heads. Pages first, descriptors after: the stores that wait for the
+    /// device to let go of a cache line are then next to each other and wait together.
+    ///
+    /// User code may panic in it: a provider or a domain. A page that has a slot by then is posted by the next call, and no
+    /// head is exposed twice.
     #[inline(always)]
-    fn refill_batch(&mut self, napi: &mut Napi<'_, M>, first: usize) -> usize {
-        let mut moved = [(0, 0); BATCH as usize];
-        let (mut got, mut changed) = (0, 0);
-        for &id in self.free[first..].iter().take(BATCH as usize) {
+    fn refill_batch(&mut self, napi: &mut Napi<'_, M>) -> usize {
+        let mut moves = Moves::<{ BATCH as usize }>::new(&self.ring);
+        let mut got = 0;
+        for &id in self.free.iter().take(BATCH as usize) {
             // A page that stayed is where its descriptor points.
             if self.slots[usize::from(id)].page.is_none() {
                 let page = if self.layout.per_page == 1 {
@@ -477,8 +482,7 @@ impl<M: PeerMemory> RxRing<M> {
                 };
                 let Some(page) = page else { break };
                 let start = self.layout.start(&page);
-                moved[changed] = (id, page.dma_addr() + u64::from(start));
-                changed += 1;
+                moves.push(id, page.dma_addr() + u64::from(start));
                 let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
                 self.slots[usize::from(id)] = Slot { page: Some(page), front, start, posted: false };
             }
@@ -489,10 +493,10 @@ impl<M: PeerMemory> RxRing<M> {
             }
             got += 1;
         }
-        for &(id, address) in &moved[..changed] {
-            self.ring.point(id, address);
-        }
-        self.ring.expose_all(&self.free[first..first + got]);
+        drop(moves);
+        self.ring.expose_all(&self.free[..got]);
+        // Oldest first, so that heads keep their places in the ring.
+        self.free.drain(..got);
         got
     }
 }

@@ -11,8 +11,9 @@
 //! A frame that ends in the host part takes that alone; the device page stays with its chain and is posted again.
 
 use super::frame::{BATCH, ETHERNET, meta, prefetch};
+use super::panics::Panics;
 use super::restart::{Stop, Stopped};
-use super::ring::DriverRing;
+use super::ring::{DriverRing, Moves};
 use super::rx::part;
 use super::stats::{DeviceFault, RxStats, state};
 use super::{Link, NetError, Recipe};
@@ -219,11 +220,15 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
 
     fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
         let (mut host, mut device) = self.pools.take()?;
+        let mut panics = Panics::default();
         let confirmed = self.link.stop_ring(self.index);
         if let Err(error) = &confirmed {
-            tracing::warn!(queue = self.index, %error, "posted pages are quarantined: the device may still write them");
-            host.device_gone();
-            device.device_gone();
+            let queue = self.index;
+            panics.call(
+                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
+            );
+            panics.call(|| host.device_gone());
+            panics.call(|| device.device_gone());
         }
         let ring = &mut self.ring;
         let unread = ring.ring.pending().unwrap_or(0);
@@ -232,15 +237,18 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
         device.poll(|_| {
             host.poll(|_| {
                 // First, so that of a page no part is left here when another is given up.
-                ring.parts.clear();
-                ring.slots.iter_mut().filter(|slot| !lost(slot)).for_each(|slot| *slot = Slot::default());
+                panics.call(|| ring.parts.clear());
+                let slots = ring.slots.iter_mut().filter(|slot| !lost(slot));
+                slots.for_each(|slot| _ = panics.call(|| drop(std::mem::take(slot))));
             });
         });
         for slot in &mut ring.slots {
-            slot.part.take().into_iter().for_each(|part| host.quarantine(part));
-            slot.page.take().into_iter().for_each(|page| device.quarantine(page));
+            slot.part.take().into_iter().for_each(|part| _ = panics.call(|| host.quarantine(part)));
+            slot.page.take().into_iter().for_each(|page| _ = panics.call(|| device.quarantine(page)));
         }
-        let closed = SplitClosed { host: host.close(), device: device.close() };
+        let (host, device) = (panics.call(|| host.close()), panics.call(|| device.close()));
+        panics.resume();
+        let closed = SplitClosed { host: host?, device: device? };
         Some(Stopped { closed, unread, confirmed })
     }
 }
@@ -400,42 +408,40 @@ impl<M: PeerMemory> ChainRing<M> {
 
     /// Fills and posts every chain that the device does not have, as far as there are pages of both kinds.
     fn refill(&mut self, host: &mut Napi<'_, M>, device: &mut Napi<'_, Device>) {
-        let mut posted = 0;
-        while posted < self.free.len() {
-            let got = self.refill_batch(host, device, posted);
-            posted += got;
-            if got == 0 {
+        let mut posted = false;
+        while !self.free.is_empty() {
+            if self.refill_batch(host, device) == 0 {
                 self.stats.starved += 1;
                 break;
             }
+            posted = true;
         }
-        if posted > 0 {
-            // Oldest first, so that heads keep their places in the ring.
-            self.free.drain(..posted);
+        if posted {
             self.ring.publish();
         }
     }
 
-    /// Posts up to a batch of the free chains from `first` on. Pages first, descriptors after: the stores that wait for the
-    /// device to let go of a cache line are then next to each other and wait together.
+    /// Posts up to a batch of the oldest free chains. Pages first, descriptors after: the stores that wait for the device to
+    /// let go of a cache line are then next to each other and wait together.
+    ///
+    /// User code may panic in it: a provider or a domain. What is in a slot by then is posted by the next call, and no chain is
+    /// exposed twice.
     #[inline(always)]
-    fn refill_batch(&mut self, host: &mut Napi<'_, M>, device: &mut Napi<'_, Device>, first: usize) -> usize {
-        let (mut moved, mut changed) = ([(0, 0); 2 * BATCH as usize], 0);
+    fn refill_batch(&mut self, host: &mut Napi<'_, M>, device: &mut Napi<'_, Device>) -> usize {
+        let mut moves = Moves::<{ 2 * BATCH as usize }>::new(&self.ring);
         let mut heads = [0; BATCH as usize];
         let mut got = 0;
-        for &chain in self.free[first..].iter().take(BATCH as usize) {
+        for &chain in self.free.iter().take(BATCH as usize) {
             let slot = &mut self.slots[usize::from(chain)];
             // What stayed is where its descriptor points.
             if slot.part.is_none() {
                 let Some(part) = part(&mut self.parts, self.per_page, host) else { break };
-                moved[changed] = (2 * chain, part.dma_addr());
-                changed += 1;
+                moves.push(2 * chain, part.dma_addr());
                 slot.part = Some(part);
             }
             if slot.page.is_none() {
                 let Some(page) = device.alloc() else { break };
-                moved[changed] = (2 * chain + 1, page.dma_addr());
-                changed += 1;
+                moves.push(2 * chain + 1, page.dma_addr());
                 slot.page = Some(page);
             }
             if let (true, Some(part)) = (self.needs_sync, &slot.part) {
@@ -445,10 +451,10 @@ impl<M: PeerMemory> ChainRing<M> {
             heads[got] = 2 * chain;
             got += 1;
         }
-        for &(id, address) in &moved[..changed] {
-            self.ring.point(id, address);
-        }
+        drop(moves);
         self.ring.expose_all(&heads[..got]);
+        // Oldest first, so that heads keep their places in the ring.
+        self.free.drain(..got);
         got
     }
 }

@@ -1,0 +1,168 @@
+//! User code that panics while the driver has pages in hand: a provider or a DMA domain. No page that the device has is used
+//! again, and no descriptor points to a page that a user has.
+#![allow(clippy::unwrap_used)]
+
+mod driver_common;
+
+use driver_common::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
+use driver_common::*;
+use netmem_packet::Packet;
+use netmem_pool::{
+    Direction, DmaDomain, MapError, MemoryTable, PeerShared, Provider, RawPage, Region, RegionOptions, RegionProvider,
+};
+use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Panics if it is armed, once.
+#[derive(Clone, Debug, Default)]
+struct Fuse(Arc<AtomicBool>);
+
+impl Fuse {
+    fn arm(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            resume_unwind(Box::new("as the test wants it"));
+        }
+    }
+}
+
+/// A provider that panics when it is asked for pages.
+#[derive(Debug)]
+struct Supply(Arc<RegionProvider<PeerShared>>, Fuse);
+
+// SAFETY: it is the provider inside.
+unsafe impl Provider<PeerShared> for Supply {
+    fn take(&self, pages: &mut [Option<RawPage<PeerShared>>]) -> usize {
+        self.1.check();
+        self.0.take(pages)
+    }
+
+    unsafe fn give(&self, page: RawPage<PeerShared>) {
+        // SAFETY: the caller's.
+        unsafe { self.0.give(page) }
+    }
+
+    fn page_size(&self) -> usize {
+        self.0.page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<PeerShared>)) {
+        self.0.each(f);
+    }
+}
+
+/// A domain that panics when it is asked to unmap.
+#[derive(Debug)]
+struct Domain(MemoryTable, Fuse);
+
+impl DmaDomain for Domain {
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
+        self.0.map(addr, len, direction)
+    }
+
+    fn unmap(&self, _: u64, _: usize) {
+        self.1.check();
+    }
+}
+
+fn memory(pages: usize) -> Arc<RegionProvider<PeerShared>> {
+    RegionProvider::new(RegionOptions::new(pages).huge_pages(false).build().unwrap())
+}
+
+/// A device that does not confirm its end keeps what was posted, also if the domain panics meanwhile.
+#[test]
+fn a_panic_while_a_queue_stops() {
+    for mode in [RxMode::Small, RxMode::Mergeable] {
+        let (pages, fuse) = (memory(512), Fuse::default());
+        let (device, backend) = Hostile::new(Behaviour { on_stop: OnStop::Refuse, ..Behaviour::default() });
+        let in_domain = fuse.clone();
+        let options = NetOptions::new(mode)
+            .memory(pages.region().clone(), pages.clone())
+            .domain(move |table| Arc::new(Domain(table, in_domain)));
+        let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
+        let mut ring = device.ring(0);
+        let posted = available(&mut ring);
+        let pair = pairs.remove(0);
+        assert_eq!(posted.len(), pair.rx.posted());
+        fuse.arm();
+        assert!(catch_unwind(AssertUnwindSafe(|| pair.rx.close())).is_err(), "{mode}");
+        let home: Vec<_> = std::iter::from_fn(|| pages.page()).collect();
+        assert_eq!(home.len(), 512 - posted.len(), "{mode}: the device still has the others");
+        drop((pair.tx, net, device));
+    }
+}
+
+/// The pages that the available heads point to. No head and no page is there twice.
+fn available(ring: &mut DeviceRing) -> BTreeSet<u64> {
+    let (mut heads, mut addrs) = (BTreeSet::new(), BTreeSet::new());
+    while let Some(head) = ring.take() {
+        assert!(heads.insert(head), "head {head} is exposed twice");
+        let addr = ring.chain(head)[0].addr >> 12;
+        assert!(addrs.insert(addr), "two buffers point to one page");
+    }
+    addrs
+}
+
+/// A provider panics in the middle of a refill: what has a page by then is posted later, where that page is.
+#[test]
+fn a_panic_in_a_refill() {
+    for mode in [RxMode::Small, RxMode::Mergeable] {
+        let (pages, fuse) = (memory(512), Fuse::default());
+        let supply = Arc::new(Supply(pages.clone(), fuse.clone()));
+        let options = NetOptions::new(mode).ring_size(128).memory(pages.region().clone(), supply);
+        let mut bench = Bench::new(options);
+        for i in 0..100 {
+            bench.deliver(&frame(i, 60));
+        }
+        // Of the first batch, 54 packets are kept: its refill finds 10 pages in the cache, and then asks the provider.
+        let mut kept: Vec<Packet<PeerShared>> = Vec::new();
+        fuse.arm();
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            receive(&mut bench.pair.rx, &mut |p: Packet<PeerShared>| {
+                if kept.len() < 54 {
+                    kept.push(p);
+                }
+            });
+        }));
+        assert!(failed.is_err());
+        let held: BTreeSet<_> = kept.iter().map(|p| p.head().dma_addr() >> 12).collect();
+        receive(&mut bench.pair.rx, &mut DropAll::default());
+        let posted = available(&mut bench.ring);
+        assert!(posted.is_disjoint(&held), "{mode}: a buffer is in a packet that is held");
+        drop(kept);
+        bench.close();
+    }
+}
+
+/// A provider panics in the second batch of a refill: the first is not posted again.
+#[test]
+fn a_panic_in_the_second_batch_of_a_refill() {
+    for mode in [RxMode::Small, RxMode::Mergeable] {
+        let (pages, fuse) = (memory(128), Fuse::default());
+        let supply = Arc::new(Supply(pages.clone(), fuse.clone()));
+        let options = NetOptions::new(mode).ring_size(128).memory(pages.region().clone(), supply);
+        let mut bench = Bench::new(options);
+        for i in 0..128 {
+            bench.deliver(&frame(i, 60));
+        }
+        let mut kept = take(&mut bench.pair.rx);
+        assert_eq!((kept.len(), bench.pair.rx.posted()), (128, 0));
+        kept.truncate(28);
+        fuse.arm();
+        let failed = catch_unwind(AssertUnwindSafe(|| receive(&mut bench.pair.rx, &mut DropAll::default())));
+        assert!(failed.is_err());
+        drop(kept);
+        until(|| {
+            receive(&mut bench.pair.rx, &mut DropAll::default());
+            bench.pair.rx.posted() == 128
+        });
+        assert_eq!(available(&mut bench.ring).len(), 128, "{mode}");
+        bench.close();
+    }
+}

@@ -6,7 +6,7 @@ mod driver_common;
 
 use driver_common::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
 use driver_common::*;
-use netmem_packet::Packet;
+use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{
     Direction, DmaDomain, MapError, MemoryTable, PeerShared, Provider, RawPage, Region, RegionOptions, RegionProvider,
 };
@@ -14,7 +14,7 @@ use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// Panics if it is armed, once.
 #[derive(Clone, Debug, Default)]
@@ -57,16 +57,19 @@ unsafe impl Provider<PeerShared> for Supply {
     }
 }
 
-/// A domain that panics when it is asked to unmap.
+/// A domain that panics when it is asked to unmap, or, with the second fuse, to map. Counts what is mapped.
 #[derive(Debug)]
-struct Domain(MemoryTable, Fuse);
+struct Domain(MemoryTable, Fuse, Fuse, Arc<AtomicI64>);
 
 impl DmaDomain for Domain {
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
+        self.2.check();
+        self.3.fetch_add(1, Ordering::Relaxed);
         self.0.map(addr, len, direction)
     }
 
     fn unmap(&self, _: u64, _: usize) {
+        self.3.fetch_sub(1, Ordering::Relaxed);
         self.1.check();
     }
 }
@@ -84,7 +87,7 @@ fn a_panic_while_a_queue_stops() {
         let in_domain = fuse.clone();
         let options = NetOptions::new(mode)
             .memory(pages.region().clone(), pages.clone())
-            .domain(move |table| Arc::new(Domain(table, in_domain)));
+            .domain(move |table| Arc::new(Domain(table, in_domain, Fuse::default(), Arc::default())));
         let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
         let mut ring = device.ring(0);
         let posted = available(&mut ring);
@@ -165,4 +168,53 @@ fn a_panic_in_the_second_batch_of_a_refill() {
         assert_eq!(available(&mut bench.ring).len(), 128, "{mode}");
         bench.close();
     }
+}
+
+/// A domain panics when a packet is completed, or sent: the ring takes as many packets afterwards as before, and nothing that
+/// was mapped for one of them stays mapped.
+#[test]
+fn a_panic_over_a_sent_packet() {
+    let (pages, [unmap, map]) = (memory(1024), [Fuse::default(), Fuse::default()]);
+    let mapped = Arc::new(AtomicI64::new(0));
+    let (device, backend) = Hostile::new(Behaviour::default());
+    let (fuses, count) = ((unmap.clone(), map.clone()), mapped.clone());
+    let options = NetOptions::new(RxMode::Small)
+        .memory(pages.region().clone(), pages.clone())
+        .domain(move |table| Arc::new(Domain(table, fuses.0, fuses.1, count)));
+    let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
+    let (mut ring, pair) = (device.ring(1), pairs.remove(0));
+    let (rx, mut tx) = (pair.rx, pair.tx);
+    let before = mapped.load(Ordering::Relaxed);
+    // Pages of no pool are in no domain, and are mapped to be sent. Two fragments each.
+    let packet = || {
+        let mut packet = Packet::from(pages.page().unwrap());
+        packet.push(pages.page().unwrap().freeze()).unwrap();
+        packet
+    };
+    let mut rounds = Vec::new();
+    for fuse in [None, Some(&unmap), Some(&map), None] {
+        if let Some(fuse) = fuse.filter(|_| rounds.len() == 2) {
+            fuse.arm();
+            assert!(catch_unwind(AssertUnwindSafe(|| tx.send(packet()))).is_err());
+        }
+        let mut sent = 0;
+        while tx.send(packet()).is_ok() {
+            sent += 1;
+        }
+        tx.flush();
+        rounds.push(sent);
+        while let Some(head) = ring.take() {
+            ring.give(head.into(), 0);
+        }
+        if let Some(fuse) = fuse.filter(|_| rounds.len() == 2) {
+            fuse.arm();
+            assert!(catch_unwind(AssertUnwindSafe(|| tx.complete())).is_err());
+        }
+        tx.complete();
+        assert_eq!((tx.posted(), mapped.load(Ordering::Relaxed)), (0, before), "round {}", rounds.len());
+    }
+    assert_eq!(rounds, [rounds[0]; 4]);
+    drop(tx);
+    assert_closed(&rx.close().unwrap(), 0);
+    drop((net, device));
 }

@@ -1,9 +1,9 @@
-//! Panics of user code while a queue stops: of a [domain](netmem_pool::DmaDomain), a [provider](netmem_pool::Provider), a log
-//! subscriber.
+//! Panics of user code while the driver has pages in hand: of a [domain](netmem_pool::DmaDomain), a
+//! [provider](netmem_pool::Provider), a log subscriber.
 //!
 //! A queue that stops has pages that its device may still write. A panic that unwound through there would drop them, and they
-//! would go home and be used again. Each call of user code is therefore made by [`Panics::call`], which keeps the panic until
-//! the queue has stopped.
+//! would go home and be used again. A chain that is completed has several mappings, and a panic over one would leave the others.
+//! Each such call is therefore made by [`Panics::call`], which keeps the panic until the work is done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -7,6 +7,7 @@
 //!                        └── noted by the number of the fragment's descriptor: no allocation per packet
 //! ```
 
+use super::panics::Panics;
 use netmem_packet::{MAX_FRAGS, Packet, Reach};
 use netmem_pool::{Direction, DmaDomain, Frag, MapError, PeerMemory, Region};
 use std::ops::Range;
@@ -144,7 +145,7 @@ impl<M: PeerMemory> Space<M> {
     }
 
     /// The device is done with what descriptor `id` points to.
-    pub(super) fn release(&mut self, id: u16) {
+    fn release(&mut self, id: u16) {
         let Memory::Domain(domain) = &self.memory else { return };
         // Before the call to a stranger: once, whatever happens there.
         let place = std::mem::take(&mut self.places[usize::from(id)]);
@@ -154,9 +155,17 @@ impl<M: PeerMemory> Space<M> {
         }
     }
 
+    /// The device is done with what these descriptors point to. All of it is unmapped, also if the domain panics over one.
+    #[cold]
+    pub(super) fn release_chain(&mut self, ids: impl Iterator<Item = u16>) {
+        let mut panics = Panics::default();
+        ids.for_each(|id| _ = panics.call(|| self.release(id)));
+        panics.resume();
+    }
+
     /// The device is done with everything.
     pub(super) fn release_all(&mut self) {
-        (0..self.places.len() as u16).rev().for_each(|id| self.release(id));
+        self.release_chain((0..self.places.len() as u16).rev());
     }
 }
 
@@ -169,6 +178,6 @@ struct Unqueued<'s, M: PeerMemory> {
 
 impl<M: PeerMemory> Drop for Unqueued<'_, M> {
     fn drop(&mut self) {
-        self.ids[..self.len].iter().rev().for_each(|&id| self.space.release(id));
+        self.space.release_chain(self.ids[..self.len].iter().rev().copied());
     }
 }

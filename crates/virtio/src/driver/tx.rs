@@ -79,23 +79,23 @@ impl<M: PeerMemory> VirtioTx<M> {
     #[cold]
     #[inline(never)]
     fn send_mapped(&mut self, head: u16, packet: Packet<M>) -> Result<(), Packet<M>> {
+        let mut packet = packet;
         let header = header(packet.meta).to_bytes();
         let len = packet.len();
-        let slot = &mut self.packets[usize::from(head)];
-        let packet = slot.insert(packet);
+        let unposted = Unused { chains: &mut self.chains, head };
         // Before the head is mapped, so that the header is, too.
         let in_place = packet.prepend(&header);
-        if let Err(error) = self.space.map(packet, self.chains.next_ids(head, in_place)) {
+        if let Err(error) = self.space.map(&packet, unposted.chains.next_ids(head, in_place)) {
             tracing::debug!(queue = self.index, %error, "a packet cannot be mapped");
             self.stats.wrong_domain += 1;
             if in_place {
                 let undone = packet.pull(header.len());
                 debug_assert!(undone.is_ok());
             }
-            self.chains.free(head);
-            // It is there still.
-            return slot.take().map_or(Ok(()), Err);
+            return Err(packet);
         }
+        std::mem::forget(unposted);
+        let packet = self.packets[usize::from(head)].insert(packet);
         self.chains.post(head, packet, header, in_place, |id, _| self.space.place(id));
         self.stats.mapped += 1;
         self.count(len);
@@ -158,33 +158,54 @@ impl<M: PeerMemory> VirtioTx<M> {
         self.dirty = true;
     }
 
-    /// The device is done with the chain that begins at `head`, in which something may be mapped for it alone.
-    #[cold]
-    fn release(&mut self, head: u16) {
-        self.chains.ids(head).for_each(|id| self.space.release(id));
-    }
-
     /// Takes back what the device is done with, and tells `done` of each chain before its descriptors are free.
     #[inline(always)]
     pub(super) fn reap(&mut self, mut done: impl FnMut(&Chains, u16)) -> Result<usize, DeviceFault> {
         let pending = self.chains.ring.pending()?;
         for _ in 0..pending {
             let (id, _) = self.chains.ring.used(0);
-            let packet = self.packets.get(id as usize).ok_or(DeviceFault::BadId { id })?;
+            let packet = self.packets.get_mut(id as usize).ok_or(DeviceFault::BadId { id })?;
             let id = id as u16;
             if packet.is_none() {
                 return Err(DeviceFault::NotPosted { id });
             }
             self.chains.ring.consume(1);
-            if self.space.has_mapped() {
-                self.release(id);
-            }
-            done(&self.chains, id);
-            self.packets[usize::from(id)] = None;
-            self.chains.free(id);
             self.stats.completed += 1;
+            let unused = Unused { chains: &mut self.chains, head: id };
+            let sent = Sent { packet, unused };
+            if self.space.has_mapped() {
+                self.space.release_chain(sent.unused.chains.ids(id));
+            }
+            done(sent.unused.chains, id);
         }
         Ok(usize::from(pending))
+    }
+}
+
+/// A chain that the device does not have: its descriptors are free when this is dropped, also by a panic of user code (a domain,
+/// a provider, a holder's release).
+struct Unused<'c> {
+    chains: &'c mut Chains,
+    head: u16,
+}
+
+impl Drop for Unused<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.chains.free(self.head);
+    }
+}
+
+/// A packet that the device is done with. It is dropped with this, and then its descriptors are free.
+struct Sent<'q, M: PeerMemory> {
+    packet: &'q mut Option<Packet<M>>,
+    unused: Unused<'q>,
+}
+
+impl<M: PeerMemory> Drop for Sent<'_, M> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.packet = None;
     }
 }
 

@@ -209,9 +209,7 @@ impl PoolOptions {
 
     /// Pages that there can be, as far as is known now.
     fn pages<M: Memory>(&self, provider: &dyn Provider<M>) -> usize {
-        let mut pages = 0_u64;
-        provider.each(&mut |region| pages += u64::from(region.pages()));
-        usize::try_from(pages.min(self.limit)).unwrap_or(usize::MAX)
+        usize::try_from(provider.pages().min(self.limit)).unwrap_or(usize::MAX)
     }
 
     /// The magazines of a pool for every thread.

@@ -149,6 +149,14 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
 
     /// The regions that pages come from.
     fn each(&self, f: &mut dyn FnMut(&Region<M>));
+
+    /// How many pages it hands out, as far as is known now. A pool sizes its magazines by that. By default, all pages of its
+    /// regions.
+    fn pages(&self) -> u64 {
+        let mut pages = 0;
+        self.each(&mut |region| pages += u64::from(region.pages()));
+        pages
+    }
 }
 
 /// The ordinary provider: one region, pages given back first.

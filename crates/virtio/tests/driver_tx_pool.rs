@@ -182,3 +182,19 @@ fn workers_fill_and_another_thread_sends() {
     drop(net);
     books.assert_balanced();
 }
+
+/// A transmit pool has magazines for the pages that were set aside, and not for all of the device's: of a few pages none waits
+/// on another CPU, from which this pool takes none.
+#[test]
+fn a_small_pool_strands_no_page() {
+    let mut rig = Rig::one(Gen::new(100, Some(0)).unwrap());
+    let (net, pairs) = rig.probe(NetOptions::new(RxMode::Small).tx_pages(7));
+    let mut pool = net.tx_pool(PoolOptions::new("tx").interrupt_cpus(false)).unwrap();
+    for round in 0..10 {
+        let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        assert_eq!(pages.len(), 7, "round {round}");
+        std::thread::spawn(move || drop(pages)).join().unwrap();
+    }
+    assert_closed(&pool.close(), 0);
+    pairs.into_iter().for_each(close_clean);
+}

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// See the module.
 pub(super) struct Reserve<M: Memory> {
     from: Arc<dyn Provider<M>>,
+    /// How many pages were set aside.
+    count: usize,
     /// Pages that are in no pool, the latest last.
     pages: Mutex<Vec<RawPage<M>>>,
 }
@@ -23,7 +25,7 @@ impl<M: Memory> Reserve<M> {
     ///
     /// How many pages there were; `from` has them back.
     pub(super) fn new(from: Arc<dyn Provider<M>>, count: usize) -> Result<Arc<Self>, usize> {
-        let mut this = Self { from, pages: Mutex::default() };
+        let mut this = Self { from, count, pages: Mutex::default() };
         let pages = this.pages.get_mut().unwrap_or_else(PoisonError::into_inner);
         while pages.len() < count {
             let mut some = [const { None }; 64];
@@ -61,6 +63,10 @@ unsafe impl<M: Memory> Provider<M> for Reserve<M> {
 
     fn each(&self, f: &mut dyn FnMut(&Region<M>)) {
         self.from.each(f);
+    }
+
+    fn pages(&self) -> u64 {
+        self.count as u64
     }
 }
 

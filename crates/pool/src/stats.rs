@@ -44,7 +44,7 @@ impl Flag {
 /// The owner's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Also says how many were allocated from the cache, see [`Cache::popped`](crate::home::Cache::popped).
+    /// Also says how many were allocated from the cache, see [`Cache::popped`](crate::cache::Cache::popped).
     pub(crate) recycle_cached: Counter,
     /// Put into the cache by a slow way, less those that a slow way took out.
     pub(crate) filled: Counter,

@@ -113,7 +113,9 @@ impl NetOptions<TrustedPeer> {
     /// # Safety
     ///
     /// The backend that is probed with these options, and each party to which it gives the memory, writes to a buffer only
-    /// while the buffer is posted: until the backend has handed it back, or has confirmed that the ring was stopped. A
+    /// while the buffer is posted: until the backend has handed it back, or has confirmed that the ring was stopped. If the
+    /// program passes on the file of the device's [region](super::VirtioNet::region), or maps it a second time (with
+    /// `Region::from_fd`, for instance), the same holds for each party that can write the file by that. A
     /// backend that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here. (A backend that
     /// dies without a confirmation breaks no promise: what was posted to it is quarantined.)
     #[must_use]

@@ -3,6 +3,7 @@
 
 mod driver_common;
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use driver_common::hostile::Bench;
@@ -269,4 +270,44 @@ fn budgets_hold_under_merging() {
         assert_eq!((n, got), (1, vec![frame(i, 10_000)]));
     }
     bench.close();
+}
+
+/// A program takes the frame that it is shown and leaves another in its place, of its own page or of a part of the same one. The
+/// frame that it took is its own: no buffer is posted there.
+#[test]
+fn a_program_that_takes_the_frame() {
+    for mode in [RxMode::Small, RxMode::Mergeable] {
+        for split in [false, true] {
+            let mut bench = Bench::new(NetOptions::new(mode).pages(4096));
+            let mut spare = bench.pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc()));
+            bench.deliver(&frame(1, 60));
+            while bench.ring.take().is_some() {}
+            let mut taken = Vec::new();
+            let mut program = Program::<false, _, _, _> {
+                run: |f: &mut XdpFrame<PeerShared>| {
+                    let mut page = mem::replace(f, XdpFrame::new(spare.take().unwrap(), 0, 0)).into_page();
+                    if split {
+                        let rest = page.split_off(512);
+                        *f = XdpFrame::new(page, 0, 0);
+                        page = rest;
+                    }
+                    taken.push(page);
+                    Verdict::Drop
+                },
+                pass: |_| unreachable!(),
+                tx: |_| unreachable!(),
+            };
+            assert_eq!(receive(&mut bench.pair.rx, &mut program), 1);
+            let head = bench.ring.take().expect("another buffer is posted");
+            let buffer = bench.ring.chain(head)[0];
+            let page = taken.pop().unwrap();
+            let taken = page.dma_addr()..page.dma_addr() + page.len() as u64;
+            assert!(
+                taken.start >= buffer.addr + u64::from(buffer.len) || taken.end <= buffer.addr,
+                "{mode}, split: {split}"
+            );
+            drop(page);
+            bench.close();
+        }
+    }
 }

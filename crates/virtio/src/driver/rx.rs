@@ -58,6 +58,12 @@ impl BufferLayout {
     fn start<M: PeerMemory>(&self, page: &Page<M>) -> u32 {
         self.first + ((page.index() << 6) & self.colour_mask)
     }
+
+    /// Whether the buffer that the descriptor of `slot` points to, from `start` of its page, lies in `page`.
+    #[inline(always)]
+    fn is_posted_in<M: PeerMemory>(&self, page: &Page<M>, start: u32, slot: &Slot<M>) -> bool {
+        page.as_ptr().addr() + (start + self.unread) as usize == slot.front && (start + self.len) as usize <= page.len()
+    }
 }
 
 struct Slot<M: PeerMemory> {
@@ -371,7 +377,10 @@ impl<M: PeerMemory> RxRing<M> {
             match deliver(&mut self.stats, napi, frame, handler) {
                 // The page that was dropped is posted again as it is: no way home and back, and nothing to write that the
                 // device reads. A page per packet is one that does go.
-                Some(page) if self.keeps => self.slots[usize::from(id)].page = Some(page),
+                // It must be that page: a program can have left another in the frame, or a part.
+                Some(page) if self.keeps && self.layout.is_posted_in(&page, start, &self.slots[usize::from(id)]) => {
+                    self.slots[usize::from(id)].page = Some(page);
+                }
                 Some(page) => page.release(),
                 None => {}
             }

@@ -11,7 +11,7 @@ use crate::headers::{checksum, fold, sum};
 use crate::{Binding, BindingCount, BindingRef};
 use etherparse::{EtherType, Ethernet2Header, Ipv4Header, Ipv6Header, UdpHeader, ether_type, ip_number};
 use netmem_packet::{Checksum, DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
-use netmem_pool::{DmaDomain, MapError, OutOfRange, PagePool, PeerMemory, PeerShared};
+use netmem_pool::{DmaDomain, MapError, OutOfRange, PeerMemory, PeerShared, SharedPool};
 use netmem_refs::PercpuRef;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -129,7 +129,7 @@ pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     /// The binding's first byte, as the device knows it.
     base: u64,
     /// Where headers are written.
-    pages: PagePool<M>,
+    pages: Arc<SharedPool<M>>,
     local: Endpoint,
     peer: Endpoint,
     /// Bytes of an IP datagram, at most.
@@ -140,7 +140,7 @@ pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
 
 impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
     /// A sender on devices of `domain`, in which the whole binding is mapped until the binding ends. Headers go to `pages`,
-    /// a pool of the same domain. IP datagrams are up to 1500 bytes long.
+    /// a pool of the same domain, which senders of any threads may share. IP datagrams are up to 1500 bytes long.
     ///
     /// For a virtio-net device, `VirtioNet` gives both: its `domain`, and a `tx_pool`.
     ///
@@ -150,13 +150,14 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
     pub fn new(
         binding: &Binding<C>,
         domain: &Arc<dyn DmaDomain>,
-        pages: PagePool<M>,
+        pages: impl Into<Arc<SharedPool<M>>>,
         local: Endpoint,
         peer: Endpoint,
     ) -> Result<Self, SenderError> {
         if local.addr.is_ipv4() != peer.addr.is_ipv4() {
             return Err(SenderError::Family { local: local.addr, peer: peer.addr });
         }
+        let pages = pages.into();
         if pages.page_size() < HEADROOM + MOST {
             return Err(SenderError::Pages { page_size: pages.page_size() });
         }

@@ -144,7 +144,7 @@ impl Lab {
 
     fn sender(&self, binding: &Binding, peer: &Peer) -> Sender {
         let domain: Arc<dyn DmaDomain> = peer.domain.clone();
-        let headers = PoolOptions::new("headers").build(self.host.clone(), Some(domain.clone())).unwrap();
+        let headers = PoolOptions::new("headers").build_shared(self.host.clone(), Some(domain.clone())).unwrap();
         let end = |mac, addr: &str| Endpoint { mac: [mac; 6], addr: addr.parse().unwrap() };
         Sender::new(binding, &domain, headers, end(2, "10.0.0.1:7"), end(4, "10.0.0.2:9")).unwrap()
     }

@@ -8,7 +8,7 @@ use memory_common::{Memory, bind, worker};
 use netmem_devmem::{Binding, BindingRef, Endpoint, SendError, Sender, SenderError};
 use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{
-    CountingDomain, DmaDomain, Frag, MemoryTable, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider,
+    CountingDomain, DmaDomain, Frag, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool,
 };
 use std::sync::Arc;
 
@@ -71,9 +71,9 @@ fn endpoint(addr: &str, mac: u8) -> Endpoint {
     Endpoint { mac: [mac; 6], addr: addr.parse().unwrap() }
 }
 
-fn headers(pages: usize) -> PagePool<PeerShared> {
+fn headers(pages: usize) -> SharedPool<PeerShared> {
     let region = RegionOptions::new(pages).huge_pages(false).build::<PeerShared>().unwrap();
-    PoolOptions::new("headers").cache(4).limit(pages).build(RegionProvider::new(region), None).unwrap()
+    PoolOptions::new("headers").limit(pages).build_shared(RegionProvider::new(region), None).unwrap()
 }
 
 struct Rig {
@@ -230,17 +230,19 @@ fn a_message_of_another_binding() {
     other_rig.assert_gone();
 }
 
-/// Proves MEM-8: bindings are sent from on several threads while they are unbound: each send is refused or done, and nothing stays.
+/// Proves MEM-8: bindings are sent from on several threads, with headers from one pool, while they are unbound: each send is refused or
+/// done, and nothing stays.
 #[test]
 fn unbound_while_others_send() {
     for _ in 0..50 {
-        let (Rig { memory, binding, domain, .. }, first) = Rig::new();
+        let (Rig { memory, binding, domain, .. }, _) = Rig::new();
         let any: Arc<dyn DmaDomain> = domain.clone();
         let (local, peer) = (endpoint("10.0.0.1:7", 2), endpoint("10.0.0.2:9", 4));
-        let second = Sender::new(&binding, &any, headers(16), local, peer).unwrap();
+        let headers = Arc::new(headers(32));
+        let senders = [(); 2].map(|()| Sender::new(&binding, &any, headers.clone(), local, peer).unwrap());
         let (sent, sending) = std::sync::mpsc::channel();
         std::thread::scope(|s| {
-            for mut sender in [first, second] {
+            for mut sender in senders {
                 let sent = sent.clone();
                 s.spawn(move || {
                     let mut queue = Fake::new(8);

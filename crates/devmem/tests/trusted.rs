@@ -37,7 +37,7 @@ fn there_and_back_on_a_trusted_device() {
 
     let table = FlowTable::new();
     let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
-    let headers = net.tx_pool(PoolOptions::new("headers").cache(16)).unwrap();
+    let headers = net.tx_pool(PoolOptions::new("headers")).unwrap();
     let end = |mac, addr: &str| Endpoint { mac: [mac; 6], addr: addr.parse().unwrap() };
     let mut sender: Sender<PercpuRef, TrustedPeer> =
         Sender::new(&binding, net.domain().unwrap(), headers, end(2, "10.0.0.1:7"), end(4, "10.0.0.2:9")).unwrap();

@@ -10,7 +10,8 @@ use netmem::device::port::{Port, PortError};
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::pool::TrustedPeer;
 use netmem::{
-    NetOptions, Packet, PagePool, Poll, PoolOptions, RxMode, RxQueue, TxQueue, VhostUser, VirtioNet, VirtioRx, VirtioTx,
+    NetOptions, Packet, Poll, PoolOptions, RxMode, RxQueue, SharedPool, TxQueue, VhostUser, VirtioNet, VirtioRx,
+    VirtioTx,
 };
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
@@ -64,7 +65,7 @@ struct Stack {
     rx: VirtioRx<TrustedPeer>,
     tx: VirtioTx<TrustedPeer>,
     /// Pages for frames that are sent.
-    pool: PagePool<TrustedPeer>,
+    pool: SharedPool<TrustedPeer>,
     /// Frames that were received and that smoltcp has not asked for yet.
     backlog: VecDeque<Packet<TrustedPeer>>,
     _net: VirtioNet<TrustedPeer>,
@@ -106,7 +107,7 @@ impl RxToken for Received {
 /// The right to send one frame.
 struct Send<'a> {
     tx: &'a mut VirtioTx<TrustedPeer>,
-    pool: &'a mut PagePool<TrustedPeer>,
+    pool: &'a SharedPool<TrustedPeer>,
 }
 
 impl TxToken for Send<'_> {
@@ -129,11 +130,11 @@ impl Device for Stack {
 
     fn receive(&mut self, _now: Instant) -> Option<(Received, Send<'_>)> {
         let packet = self.backlog.pop_front()?;
-        Some((Received(packet), Send { tx: &mut self.tx, pool: &mut self.pool }))
+        Some((Received(packet), Send { tx: &mut self.tx, pool: &self.pool }))
     }
 
     fn transmit(&mut self, _now: Instant) -> Option<Send<'_>> {
-        Some(Send { tx: &mut self.tx, pool: &mut self.pool })
+        Some(Send { tx: &mut self.tx, pool: &self.pool })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {

@@ -262,7 +262,7 @@ fn frames_go_round() {
         let mut rig = Rig::one(Echo::new());
         let (net, mut pairs) = rig.probe(trusted(mode).tx_pages(64));
         let mut pair = pairs.remove(0);
-        let mut pool = net.tx_pool(netmem_pool::PoolOptions::new("tx")).unwrap();
+        let pool = net.tx_pool(netmem_pool::PoolOptions::new("tx")).unwrap();
         let mut page = pool.alloc().unwrap();
         page[64..1064].copy_from_slice(&frame(1, 1000));
         pair.tx.send(Packet::new(page.freeze_range(64..1064))).unwrap();

@@ -22,7 +22,7 @@ fn sent_without_being_mapped() {
             let options = NetOptions::new(mode).premapped(premapped).tx_pages(100);
             let (net, mut pairs) = rig.probe(if premapped { books.keep(options) } else { options });
             let QueuePair { rx, tx } = pairs.remove(0);
-            let mut pool = net.tx_pool(PoolOptions::new("tx").cache(16)).unwrap();
+            let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
             assert_eq!(net.domain().is_some(), premapped);
             let want = frames(1000, 1518);
             let mut bulk = TxBulk::holding(tx, 64);
@@ -59,7 +59,7 @@ fn each_side_has_its_pages() {
         let mut rig = Rig::one(Gen::new(100, None).unwrap());
         let (net, mut pairs) = rig.probe(NetOptions::new(mode).ring_size(64).pages(1024).tx_pages(100));
         let mut pair = pairs.remove(0);
-        let mut pools = [(); 2].map(|()| net.tx_pool(PoolOptions::new("tx").cache(8)).unwrap());
+        let pools = [(); 2].map(|()| net.tx_pool(PoolOptions::new("tx")).unwrap());
         // All that can be received is kept.
         let mut kept = Vec::new();
         until(|| {
@@ -77,7 +77,7 @@ fn each_side_has_its_pages() {
             receive(&mut pair.rx, &mut |_: Packet<PeerShared>| frames += 1);
             frames > 5000
         });
-        assert!(pools.iter_mut().all(|pool| pool.alloc().is_none()));
+        assert!(pools.iter().all(|pool| pool.alloc().is_none()));
         drop(sent_from);
         pools.into_iter().for_each(|pool| assert_closed(&pool.close(), 0));
         close_clean(pair);
@@ -108,7 +108,7 @@ fn pages_that_are_not_there() {
     rig.connection = None;
     let backend = rig.connect();
     let (net, pairs) = netmem_virtio::driver::VirtioNet::probe(backend, options().tx_pages(300)).unwrap();
-    let mut pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
+    let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
     let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
     assert_eq!((pages.len(), at_home()), (300, 600 - 300 - 256));
     pairs.into_iter().for_each(close_clean);
@@ -125,9 +125,9 @@ fn numbered(page: netmem_pool::Page<PeerShared>, worker: u64, number: u64) -> Pa
     Packet::new(page.freeze_range(64..364))
 }
 
-/// Two worker threads allocate, fill, and hand packets to the transmit thread, which sends them and lets go of them when the
-/// device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's packets leave in
-/// order, whole, and every page comes home.
+/// Two worker threads allocate from one pool, fill, and hand packets to the transmit thread, which sends them and drops them
+/// when the device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's packets leave
+/// in order, whole, and every page comes home.
 #[test]
 fn workers_fill_and_another_thread_sends() {
     const PACKETS: u64 = 3000;
@@ -137,10 +137,10 @@ fn workers_fill_and_another_thread_sends() {
     let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Small).tx_pages(400)));
     let QueuePair { rx, tx } = pairs.remove(0);
     let (hand, packets) = mpsc::sync_channel(32);
-    let pools = [0, 1].map(|worker| net.tx_pool(PoolOptions::new(format!("tx{worker}")).cache(32).limit(200)).unwrap());
-    let (tx, pools) = std::thread::scope(|s| {
-        let workers = [0, 1].into_iter().zip(pools).map(|(worker, mut pool)| {
-            let hand = hand.clone();
+    let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
+    let tx = std::thread::scope(|s| {
+        for worker in 0..2 {
+            let (hand, pool) = (hand.clone(), &pool);
             s.spawn(move || {
                 for number in 0..PACKETS {
                     let mut page = None;
@@ -150,10 +150,8 @@ fn workers_fill_and_another_thread_sends() {
                     });
                     hand.send(numbered(page.unwrap(), worker, number)).unwrap();
                 }
-                pool
-            })
-        });
-        let workers: Vec<_> = workers.collect();
+            });
+        }
         drop(hand);
         let mut bulk = TxBulk::holding(tx, 64);
         until(|| {
@@ -165,7 +163,7 @@ fn workers_fill_and_another_thread_sends() {
             bulk.flush();
             bulk.stats() == bulk_stats(2 * PACKETS, 0) && bulk.target().posted() == 0
         });
-        (bulk.into_target(), workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>())
+        bulk.into_target()
     });
     let mut next = [0; 2];
     for _ in 0..2 * PACKETS {
@@ -177,7 +175,7 @@ fn workers_fill_and_another_thread_sends() {
     }
     assert_eq!((next, tx.stats().mapped, tx.stats().wrong_domain), ([PACKETS; 2], 0, 0));
     drop(tx);
-    pools.into_iter().for_each(|pool| assert_closed(&pool.close(), 0));
+    assert_closed(&pool.close(), 0);
     assert_closed(&rx.close().unwrap(), 0);
     drop(net);
     books.assert_balanced();
@@ -189,7 +187,7 @@ fn workers_fill_and_another_thread_sends() {
 fn a_small_pool_strands_no_page() {
     let mut rig = Rig::one(Gen::new(100, Some(0)).unwrap());
     let (net, pairs) = rig.probe(NetOptions::new(RxMode::Small).tx_pages(7));
-    let mut pool = net.tx_pool(PoolOptions::new("tx").interrupt_cpus(false)).unwrap();
+    let pool = net.tx_pool(PoolOptions::new("tx").interrupt_cpus(false)).unwrap();
     for round in 0..10 {
         let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
         assert_eq!(pages.len(), 7, "round {round}");

@@ -40,7 +40,7 @@ use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
     DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError, PoolOptions, Provider,
-    Region, RegionError, RegionOptions, TableEntry,
+    Region, RegionError, RegionOptions, SharedPool, TableEntry,
 };
 use options::Supply;
 use reserve::Reserve;
@@ -418,15 +418,16 @@ impl<M: PeerMemory> VirtioNet<M> {
         self.link.recipe.domain.as_ref()
     }
 
-    /// Makes a pool of pages to send from. The pages are in the device's memory table and domain, so a packet made of them
-    /// is sent without being mapped. All such pools share the pages of [`NetOptions::tx_pages`].
+    /// Makes a pool of pages to send from. Any thread allocates from it, by shared reference. The pages are in the device's
+    /// memory table and domain, so a packet made of them is sent without being mapped. All such pools share the pages of
+    /// [`NetOptions::tx_pages`].
     ///
     /// # Errors
     ///
     /// [`NetError::NoTxPages`] if none were set aside, [`NetError::Pool`] if there is no memory for the pool itself.
-    pub fn tx_pool(&self, options: PoolOptions) -> Result<PagePool<M>, NetError> {
+    pub fn tx_pool(&self, options: PoolOptions) -> Result<SharedPool<M>, NetError> {
         let reserve = self.reserve.clone().ok_or(NetError::NoTxPages)?;
-        Ok(options.build(reserve, self.domain().cloned())?)
+        Ok(options.build_shared(reserve, self.domain().cloned())?)
     }
 
     /// Whether the device still holds its end of the connection. One system call.

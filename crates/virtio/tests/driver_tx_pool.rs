@@ -181,17 +181,36 @@ fn workers_fill_and_another_thread_sends() {
     books.assert_balanced();
 }
 
-/// A transmit pool has magazines for the pages that were set aside, and not for all of the device's: of a few pages none waits
-/// on another CPU, from which this pool takes none.
+/// Moves the calling thread to one of the CPUs that the process may use.
+fn move_to(n: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+    let mut one = CpuSet::new();
+    one.set(cpus[n % cpus.len()]);
+    sched_setaffinity(None, &one).unwrap();
+}
+
+/// A transmit pool sizes its magazines by the pages that were set aside, and not by all of the device's. So few pages have no
+/// magazines: none is held by another CPU, which this pool does not ask. (With one CPU, the test cannot fail.)
 #[test]
 fn a_small_pool_strands_no_page() {
     let mut rig = Rig::one(Gen::new(100, Some(0)).unwrap());
     let (net, pairs) = rig.probe(NetOptions::new(RxMode::Small).tx_pages(7));
     let pool = net.tx_pool(PoolOptions::new("tx").interrupt_cpus(false)).unwrap();
     for round in 0..10 {
-        let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
-        assert_eq!(pages.len(), 7, "round {round}");
-        std::thread::spawn(move || drop(pages)).join().unwrap();
+        std::thread::scope(|s| {
+            let allocated = s.spawn(|| {
+                move_to(round);
+                std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>()
+            });
+            let pages = allocated.join().unwrap();
+            assert_eq!(pages.len(), 7, "round {round}");
+            s.spawn(move || {
+                move_to(round);
+                drop(pages);
+            });
+        });
     }
     assert_closed(&pool.close(), 0);
     pairs.into_iter().for_each(close_clean);

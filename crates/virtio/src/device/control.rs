@@ -71,7 +71,7 @@ impl Control {
         Ok(Connection { hangup, thread: Some(thread) })
     }
 
-    /// Ends a sleep of [`super::Device::run`], so that it looks at its `stop` flag.
+    /// Ends a sleep of [`super::NetDevice::run`], so that it looks at its `stop` flag.
     pub fn wake(&self) {
         signal(&self.shared.wake);
     }

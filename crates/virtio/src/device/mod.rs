@@ -8,7 +8,7 @@
 //!                     the driver's memory
 //! ```
 //!
-//! A [`Device`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front end
+//! A [`NetDevice`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front end
 //! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
 //! that breaks a rule is stopped and counted ([`DriverFault`], [`Stats`]) while the others go on.
 

@@ -48,7 +48,7 @@ pub struct Stats {
     pub busy_ns: AtomicU64,
     /// Interrupts sent.
     pub calls: AtomicU64,
-    /// Times that [`super::Device::run`] went to sleep.
+    /// Times that [`super::NetDevice::run`] went to sleep.
     pub sleeps: AtomicU64,
     /// Control commands answered.
     pub commands: AtomicU64,

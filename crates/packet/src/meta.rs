@@ -68,12 +68,22 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// Whether it says where something is in the frame. Most frames' does not, which costs two comparisons.
+    #[inline]
+    pub(crate) fn has_offsets(&self) -> bool {
+        matches!(self.checksum, Checksum::Partial { .. }) || self.gso.is_some()
+    }
+
     /// Bytes were taken off the front of the frame.
     #[inline]
     pub(crate) fn pulled(&mut self, n: usize) {
-        if *self == Self::default() {
-            return;
+        if self.has_offsets() {
+            self.offsets_pulled(n);
         }
+    }
+
+    #[cold]
+    fn offsets_pulled(&mut self, n: usize) {
         if let Checksum::Partial { start, .. } = &mut self.checksum {
             match usize::from(*start).checked_sub(n) {
                 // It fits: it is less than it was.
@@ -87,11 +97,8 @@ impl Meta {
     }
 
     /// What it is with `n` bytes in front of the frame; `None` if an offset does not fit its type then.
-    #[inline]
+    #[cold]
     pub(crate) fn prepended(mut self, n: usize) -> Option<Self> {
-        if self == Self::default() {
-            return Some(self);
-        }
         let more = |offset: u16| u16::try_from(usize::from(offset).checked_add(n)?).ok();
         if let Checksum::Partial { start, .. } = &mut self.checksum {
             *start = more(*start)?;

@@ -324,11 +324,13 @@ impl<M: Mapped> Packet<M> {
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool {
-        let Some(meta) = self.meta.prepended(header.len()) else { return false };
-        if !self.head.prepend(header) {
+        let moved = self.meta.has_offsets().then(|| self.meta.prepended(header.len()));
+        if moved == Some(None) || !self.head.prepend(header) {
             return false;
         }
-        self.meta = meta;
+        if let Some(Some(meta)) = moved {
+            self.meta = meta;
+        }
         self.len += header.len() as u32;
         true
     }

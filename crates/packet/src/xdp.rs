@@ -123,7 +123,7 @@ impl<M: Memory> XdpFrame<M> {
         }
         if by > 0 {
             self.meta.pulled(n);
-        } else {
+        } else if self.meta.has_offsets() {
             self.meta = self.meta.prepended(n).ok_or(outside)?;
         }
         self.start = moved as u32;

@@ -140,7 +140,11 @@ impl<M: Memory> Shared<M> {
         // A pool without a cache takes one page for each packet, and pays for one.
         // SAFETY: as above.
         let taken = unsafe {
-            if cache.capacity() == 0 { Self::take::<1>(this, panics) } else { Self::take::<BATCH>(this, panics) }
+            if cache.capacity() == 0 && !std::thread::panicking() {
+                Self::take_one(this)
+            } else {
+                Self::take::<BATCH>(this, panics)
+            }
         };
         match taken {
             Ok(Some(desc)) => return Some((desc, &cache.counters.alloc_slow)),
@@ -252,6 +256,51 @@ impl<M: Memory> Shared<M> {
         }
     }
 
+    /// Takes a page from the provider and maps it, for a pool without a cache, which does so for each packet. To catch a panic costs
+    /// that packet nanoseconds: here a guard puts things right while the panic unwinds, and costs nothing otherwise. For a thread that is
+    /// not unwinding already. If the provider or the domain panics, it is as for [`take`](Self::take).
+    unsafe fn take_one(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
+        /// A page that has not entered the pool goes back to its provider.
+        struct Back<'s, M: Memory>(&'s Shared<M>, [Option<RawPage<M>>; 1]);
+        impl<M: Memory> Drop for Back<'_, M> {
+            fn drop(&mut self) {
+                if let [Some(page)] = std::mem::take(&mut self.1) {
+                    let mut panics = Panics::default();
+                    // SAFETY: the page came from the provider.
+                    panics.call(|| unsafe { self.0.provider.give(page) });
+                    panics.resume();
+                }
+            }
+        }
+        // SAFETY: the owner calls.
+        let s = unsafe { this.as_ref() };
+        if s.room() == 0 {
+            return Ok(None);
+        }
+        let mut back = Back(s, [None]);
+        s.provider.take(&mut back.1);
+        let [Some(page)] = &back.1 else { return Ok(None) };
+        // SAFETY: the page came from the provider just now.
+        unsafe { s.enter(page, this)? };
+        let held = &s.front.cache.held;
+        held.set(held.get() + 1);
+        let [page] = &mut back.1;
+        Ok(page.take().map(RawPage::into_desc))
+    }
+
+    /// Pages that the pool may take from its provider now.
+    fn room(&self) -> u64 {
+        if self.gone.get() {
+            return 0;
+        }
+        let (limit, held) = (self.limit.get(), self.front.cache.held.get());
+        match limit.saturating_sub(held) {
+            // Pages that left past the owner are out of the pool, though `held` counts them.
+            0 => limit.saturating_add(self.end.past_owner()).saturating_sub(held),
+            room => room,
+        }
+    }
+
     /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
     ///
     /// If the provider panics in its `take`, the pages that it had handed out by then go back to it. If the domain panics in its `map`,
@@ -263,12 +312,8 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the owner calls.
         let s = unsafe { this.as_ref() };
         let cache = &s.front.cache;
-        let mut room = s.limit.get().saturating_sub(cache.held.get());
+        let room = s.room();
         if room == 0 {
-            // Pages that left past the owner are out of the pool, though `held` counts them.
-            room = s.limit.get().saturating_add(s.end.past_owner()).saturating_sub(cache.held.get());
-        }
-        if room == 0 || s.gone.get() {
             return Ok(None);
         }
         let want = (cache.capacity() / 2).clamp(1, N).min(usize::try_from(room).unwrap_or(N));
@@ -350,6 +395,40 @@ impl<M: Memory> Shared<M> {
         }
     }
 
+    /// [`give_back`](Self::give_back) for a pool without a cache, as [`take_one`](Self::take_one) is to `take`.
+    fn give_one_back(&self, desc: NonNull<Desc>) {
+        /// What is left to do after a panic of the domain.
+        struct Rest<'s, M: Memory>(&'s Shared<M>, NonNull<Desc>);
+        impl<M: Memory> Drop for Rest<'_, M> {
+            fn drop(&mut self) {
+                self.0.front.cache.counters.unmapped.bump();
+                // The page is not mapped any more, as its descriptor says.
+                self.0.give_back_late(self.1);
+            }
+        }
+        if std::thread::panicking() {
+            return self.give_back_late(desc);
+        }
+        // SAFETY: the pool owns the page, and passes it on.
+        unsafe {
+            if let (Some(dma), Some(domain)) = (desc.as_ref().claim_unmap_alone(self.id), &self.domain) {
+                let rest = Rest(self, desc);
+                domain.unmap(dma, self.page_size());
+                std::mem::forget(rest);
+                self.front.cache.counters.unmapped.bump();
+            }
+            self.front.cache.held.set(self.front.cache.held.get() - 1);
+            self.provider.give(RawPage::from_desc(desc));
+        }
+    }
+
+    #[cold]
+    fn give_back_late(&self, desc: NonNull<Desc>) {
+        let mut panics = Panics::default();
+        self.give_back(desc, &mut panics);
+        panics.resume();
+    }
+
     /// Unmaps a page that the owner has, if this pool has it mapped. A domain that panics is not asked again.
     pub(crate) fn unmap_alone(&self, desc: &Desc, panics: &mut Panics) {
         if let (Some(dma), Some(domain)) = (desc.claim_unmap_alone(self.id), &self.domain) {
@@ -373,9 +452,7 @@ impl<M: Memory> Shared<M> {
         let s = unsafe { home.cast::<Self>().as_ref() };
         s.front.cache.counters.recycle_cache_full.bump();
         if s.front.cache.capacity() == 0 {
-            let mut panics = Panics::default();
-            s.give_back(desc, &mut panics);
-            panics.resume();
+            s.give_one_back(desc);
         } else {
             s.front.cache.spill(desc);
         }

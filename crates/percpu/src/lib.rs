@@ -78,7 +78,7 @@ pub use gate::NoMemory;
 pub use magazine::MAGAZINE;
 pub use mode::{Index, Mode, Why, cpus, mode};
 #[cfg(loom)]
-pub use portable::model::run_on;
+pub use portable::model::{both_ways, check, run_on};
 pub use sequence::GateClosed;
 
 /// Sequences that were restarted so far, in all threads of this process.

@@ -2,11 +2,13 @@
 //! interleaved with anybody's, but for a barrier, which waits for it. `docs/percpu.md` says what each model proves, and how
 //! to see it fail.
 
-use crate::{Counter, Depot, GateClosed, Taker, run_on};
+use crate::portable::model::restarts;
+use crate::{Counter, Depot, GateClosed, Taker, check, run_on};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
 use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
 
 mod cpu_cache;
 
@@ -45,10 +47,29 @@ fn counter() -> Arc<Counter> {
     Arc::new(Counter::new().unwrap())
 }
 
+/// Two adds on one CPU: a restartable sequence is restarted, and never refused; the portable one is refused when it finds the other in
+/// the middle. Either way the sum is what the adds were told.
+#[test]
+fn add_against_add_on_one_cpu() {
+    let refused = std::sync::Arc::new([false, true].map(|_| std::sync::atomic::AtomicBool::new(false)));
+    let seen = refused.clone();
+    check(None, move || {
+        let counter = counter();
+        let adders = [(); 2].map(|()| {
+            let counter = counter.clone();
+            on(0, move || counter.add(1).is_ok())
+        });
+        let added = adders.map(|adder| adder.join().unwrap()).into_iter().filter(|&added| added).count();
+        seen[usize::from(restarts())].fetch_or(added < 2, Ordering::Relaxed);
+        assert_eq!(counter.close().unwrap(), Some(added as isize));
+    });
+    assert_eq!([0, 1].map(|way: usize| refused[way].load(Ordering::Relaxed)), [true, false]);
+}
+
 /// Add against close: what an add was told is what the sum says, and what its thread did before is seen.
 #[test]
 fn add_against_close() {
-    loom::model(|| {
+    check(None, || {
         let (counter, contents) = (counter(), Contents::new());
         let adder = {
             let (counter, contents) = (counter.clone(), contents.clone());
@@ -66,24 +87,10 @@ fn add_against_close() {
     });
 }
 
-/// Add against add on one CPU, as when one thread is preempted in the middle: neither is lost.
-#[test]
-fn add_against_add_on_one_cpu() {
-    loom::model(|| {
-        let counter = counter();
-        let adders = [1, 1].map(|cpu| {
-            let counter = counter.clone();
-            on(cpu, move || isize::from(counter.add(1).is_ok()))
-        });
-        let added: isize = adders.into_iter().map(|a| a.join().unwrap()).sum();
-        assert_eq!(counter.close().unwrap(), Some(added));
-    });
-}
-
 /// A sequence that loaded the old gate, against close and reopen: it is in one of the two sums.
 #[test]
 fn old_gate_against_reopen() {
-    loom::model(|| {
+    check(None, || {
         let counter = counter();
         let adders = [0, 1].map(|cpu| {
             let counter = counter.clone();
@@ -100,7 +107,7 @@ fn old_gate_against_reopen() {
 /// What was done before reopening is seen by whoever adds after it.
 #[test]
 fn reopening_is_a_release() {
-    loom::model(|| {
+    check(None, || {
         let (counter, contents) = (counter(), Contents::new());
         assert_eq!(counter.close().unwrap(), Some(0));
         let adder = {
@@ -120,7 +127,7 @@ fn reopening_is_a_release() {
 /// Close against close: one of them has the sum, the other nothing.
 #[test]
 fn close_against_close() {
-    loom::model(|| {
+    check(None, || {
         let counter = counter();
         counter.add(1).unwrap();
         let other = {
@@ -163,7 +170,7 @@ fn take_all(depot: &Depot, taker: &mut Taker, found: &mut Vec<NonZeroUsize>) {
 /// Give against reclaim: an item is found once, with what was written before it was given.
 #[test]
 fn give_against_reclaim() {
-    loom::model(|| {
+    check(None, || {
         let ((depot, mut taker), contents) = (depot(), Contents::new());
         let giver = {
             let (depot, contents) = (depot.clone(), contents.clone());
@@ -187,7 +194,7 @@ fn give_against_reclaim() {
 /// thread on the same CPU had given.
 #[test]
 fn exchange_against_refill() {
-    loom::model(|| {
+    check(None, || {
         let ((depot, mut taker), contents) = (depot(), Contents::new());
         contents.write();
         assert!(give(&depot, 7));
@@ -219,7 +226,7 @@ fn push_against_reclaim() {
 }
 
 fn against_reclaim(capacity: usize) {
-    loom::model(move || {
+    check(None, move || {
         let (depot, mut taker) = depot_of(capacity);
         assert!(give(&depot, 7));
         let giver = {
@@ -238,9 +245,7 @@ fn against_reclaim(capacity: usize) {
 /// Two threads that push full magazines while the taker takes the list: none is lost, and what was in them is seen.
 #[test]
 fn hand_overs_against_refill() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(|| {
+    check(Some(2), || {
         let (depot, mut taker) = depot();
         let givers = [1, 2].map(|n| {
             let depot = depot.clone();
@@ -269,7 +274,7 @@ fn hand_overs_against_refill() {
 /// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
 #[test]
 fn pop_against_pop_and_push() {
-    loom::model(|| {
+    check(None, || {
         let (depot, _) = depot();
         let popper = {
             let depot = depot.clone();
@@ -287,7 +292,7 @@ fn pop_against_pop_and_push() {
 /// A magazine that comes back is empty for its next user, whoever emptied it.
 #[test]
 fn empties_are_handed_over() {
-    loom::model(|| {
+    check(None, || {
         let (depot, mut taker) = Depot::new(1, 1).unwrap();
         let depot = Arc::new(depot);
         // SAFETY: the model keeps the depot.
@@ -320,7 +325,7 @@ fn exchange_against_close() {
 }
 
 fn against_close(capacity: usize) {
-    loom::model(move || {
+    check(None, move || {
         let ((depot, mut taker), contents) = (depot_of(capacity), Contents::new());
         assert!(give(&depot, 7));
         let giver = {

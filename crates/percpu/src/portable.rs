@@ -98,7 +98,10 @@ use model::this_cpu;
 /// Runs `body` on this CPU's word, if its lock is free and the gate is open.
 fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, GateClosed> {
     let cpu = this_cpu();
+    #[cfg(not(loom))]
     let _lock = locks()[cpu].0.try_lock().map_err(|_| GateClosed)?;
+    #[cfg(loom)]
+    let _lock = model::enter(&locks()[cpu])?;
     let slot = gate.load(Ordering::Acquire);
     if slot & CLOSED_BIT != 0 {
         return Err(GateClosed);
@@ -166,6 +169,7 @@ pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchange
 #[cfg(loom)]
 pub(crate) mod model {
     use super::Lock;
+    use crate::sequence::GateClosed;
     use std::cell::Cell;
 
     pub(crate) fn areas() -> usize {
@@ -189,6 +193,46 @@ pub(crate) mod model {
 
     pub(super) fn this_cpu() -> usize {
         CPU.with(Cell::get)
+    }
+
+    std::thread_local! {
+        /// Whether a sequence that finds its CPU's lock taken is restarted. One for all threads of a model: loom runs them on the one
+        /// that started it.
+        static RESTARTS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Runs `model` for both versions of a sequence, which differ where two threads are on one CPU. The portable one is refused if the
+    /// other thread is in the middle of its own. A restartable one is restarted: its first attempt has no effect, so that the model
+    /// has it wait, and run when the other has ended.
+    pub fn both_ways(model: impl Fn()) {
+        for restarts in [false, true] {
+            RESTARTS.set(restarts);
+            model();
+        }
+        RESTARTS.set(false);
+    }
+
+    /// Tries all interleavings of `body`, [both ways](both_ways); only those in which no thread is preempted more often than
+    /// `preemptions`, if that is given. `LOOM_MAX_PREEMPTIONS` goes before it.
+    pub fn check(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
+        let body = std::sync::Arc::new(body);
+        both_ways(|| {
+            let body = body.clone();
+            let mut model = loom::model::Builder::new();
+            model.preemption_bound = model.preemption_bound.or(preemptions);
+            model.check(move || body());
+        });
+    }
+
+    /// Which of the [two ways](both_ways) runs.
+    #[cfg(test)]
+    pub(crate) fn restarts() -> bool {
+        RESTARTS.get()
+    }
+
+    pub(super) fn enter(lock: &Lock) -> Result<loom::sync::MutexGuard<'_, ()>, GateClosed> {
+        let taken = if RESTARTS.get() { lock.0.lock().ok() } else { lock.0.try_lock().ok() };
+        taken.ok_or(GateClosed)
     }
 
     /// Moves this thread to `cpu`.

@@ -161,7 +161,7 @@ impl Machine {
 /// cheap look comes before an exchange.
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let body = Arc::new(body);
-    for owner_first in [true, false] {
+    let from = |owner_first| {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(PREEMPTIONS));
         model.max_branches = 10_000;
@@ -170,7 +170,8 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
             OWNER_FIRST.set(owner_first);
             body();
         });
-    }
+    };
+    netmem_percpu::both_ways(|| [true, false].into_iter().for_each(&from));
 }
 
 /// The other threads of a model have been started, and its owner goes on.

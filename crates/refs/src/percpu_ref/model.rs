@@ -7,7 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::thread::{self, JoinHandle};
-use netmem_percpu::run_on;
+use netmem_percpu::{check, run_on};
 
 /// An object whose holders look at it and whose last one ends it.
 struct Object {
@@ -66,7 +66,7 @@ fn on<T: 'static>(cpu: usize, object: &Arc<Object>, body: impl FnOnce(&Object) -
 /// Kill against get: by a thread that finds the object and holds no reference yet.
 #[test]
 fn kill_against_get() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         let other = on(1, &object, |o| {
             if o.count.try_get() {
@@ -82,7 +82,7 @@ fn kill_against_get() {
 /// Kill against put: of a reference that was taken on another CPU.
 #[test]
 fn kill_against_put() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get();
         let other = on(1, &object, Object::put);
@@ -96,9 +96,7 @@ fn kill_against_put() {
 /// interleavings: each is tried in which no thread is preempted more than twice.
 #[test]
 fn kill_and_confirm_against_get_and_put() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(model.preemption_bound.unwrap_or(2));
-    model.check(|| {
+    check(Some(2), || {
         let object = Object::new();
         let confirmed = Arc::new(AtomicBool::new(false));
         object.count.get();
@@ -127,7 +125,7 @@ fn kill_and_confirm_against_get_and_put() {
 /// Resurrect against the last put: either there is nothing to resurrect, or the put was not the last.
 #[test]
 fn resurrect_against_put() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get();
         assert!(object.kill());
@@ -148,7 +146,7 @@ fn resurrect_against_put() {
 /// Resurrect against a sequence that loaded the old gate: a get and puts all through two lives.
 #[test]
 fn resurrect_against_old_gate() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get_many(2);
         let other = on(1, &object, |o| {
@@ -169,7 +167,7 @@ fn resurrect_against_old_gate() {
 /// Kill against kill: one succeeds, and the initial reference is put once.
 #[test]
 fn kill_against_kill() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get();
         let other = on(1, &object, Object::kill);
@@ -183,7 +181,7 @@ fn kill_against_kill() {
 /// Kill against resurrect: whichever comes first, one life is left, or none.
 #[test]
 fn kill_against_resurrect() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get();
         let killer = on(1, &object, Object::kill);
@@ -203,7 +201,7 @@ fn kill_against_resurrect() {
 /// Resurrect against kill: the second kill is of the new life, or an error; either way the gate is as the count says.
 #[test]
 fn resurrect_against_kill() {
-    loom::model(|| {
+    check(None, || {
         let object = Object::new();
         object.count.get();
         assert!(object.kill());
@@ -225,9 +223,7 @@ fn resurrect_against_kill() {
 /// interleaving is tried in which no thread is preempted more than twice.
 #[test]
 fn resurrect_against_get_and_put() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(model.preemption_bound.unwrap_or(2));
-    model.check(|| {
+    check(Some(2), || {
         let object = Object::new();
         object.count.get();
         assert!(object.kill());

@@ -7,6 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+use netmem_percpu::check;
 
 /// Checks that no use of it comes after, or is concurrent with, its release.
 struct Value {
@@ -38,12 +39,6 @@ impl Drop for Value {
     }
 }
 
-fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = model.preemption_bound.or(preemptions);
-    model.check(body);
-}
-
 /// Finds the object, reads it, and takes a reference if it can.
 fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
     rcu::read(|guard| {
@@ -58,7 +53,7 @@ fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
 /// Readers against the last put: a reader finds the object while a writer takes it out and kills it. The reader reads it until
 /// its section ends, and beyond if it got a reference; the object is released once.
 fn reader_against_store<C: Count>() {
-    model(None, || {
+    check(None, || {
         let drops = Arc::new(AtomicU32::new(0));
         let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
         let reader = {
@@ -77,7 +72,7 @@ fn reader_against_store<C: Count>() {
 
 /// The same, and the last put is that of a thread which took its reference before and was never in a section.
 fn reader_against_a_late_put<C: Count>() {
-    model(Some(2), || {
+    check(Some(2), || {
         let drops = Arc::new(AtomicU32::new(0));
         let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
         let held = read(&cell).expect("it is there");
@@ -98,7 +93,7 @@ fn reader_against_a_late_put<C: Count>() {
 
 /// Store against store: two writers replace the object; each object is released once, the last one with the cell.
 fn store_against_store<C: Count>() {
-    model(Some(2), || {
+    check(Some(2), || {
         let drops = Arc::new(AtomicU32::new(0));
         let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
         let other = {

@@ -47,7 +47,7 @@
 use crate::barrier::BarrierError;
 use crate::gate::{Gate, NoMemory, Quiet, clear};
 use crate::magazine::{Magazine, numbered};
-use crate::sequence::pair::{self, Popped, Replaced, Turned};
+use crate::sequence::pair::{self, LARGEST_ITEM, Popped, Replaced, Turned};
 use crate::sequence::{self, GateClosed, Pushed};
 use crate::sync::{Mutex, Ordering, handover};
 use crate::tagged::List;
@@ -216,7 +216,7 @@ impl CpuCache {
         }
         handover::release(&self.capacity);
         // SAFETY: the gate's word, and the slot's words are magazines of ours; this one is the caller's.
-        match unsafe { pair::replace(self.gate.word(), &self.magazines, 0, full) } {
+        match unsafe { pair::replace(self.gate.word(), &raw const *self.magazines, 0, full) } {
             Ok(Replaced::Old(old)) => self.numbered(old).into_iter().for_each(|old| self.empty.0.put_back(old)),
             // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
             Ok(Replaced::NotNeeded) | Err(GateClosed) => self.put_back(full),
@@ -252,6 +252,7 @@ impl CpuCache {
     /// As for [`push`](Self::push).
     #[inline(always)]
     pub unsafe fn push_at_once(this: *const Self, item: NonZeroUsize) -> bool {
+        debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
         // By pointer: a reference to the whole would have to be good until the return, and the cache need not be.
         // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
         unsafe {
@@ -261,16 +262,20 @@ impl CpuCache {
         }
     }
 
-    /// Puts `item` in. False: it was refused, and is the caller's, because the gate is closed or no empty magazine is left. No lock, and
-    /// no atomic but for two in [`capacity`](Self::capacity) operations at most. Can be called by signal handlers.
+    /// Puts `item` in. False: it was refused, and is the caller's, because the gate is closed, or no empty magazine is left, or, in
+    /// portable mode, another thread holds the lock of this CPU. No lock, and no atomic but for two in [`capacity`](Self::capacity)
+    /// operations at most. Can be called by signal handlers.
     ///
     /// `past` gets items that other threads had put in, and that this call had in hand when the cache was closed. They are the caller's
-    /// then. The cache is not touched after the last of them.
+    /// then. The cache is not touched after the first of them was passed. If `past` panics, it gets the rest of the items while the
+    /// panic unwinds; a second panic aborts the process, as in a destructor.
     ///
     /// # Safety
     ///
-    /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken.
+    /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken. `item` is not one of the three
+    /// largest numbers: a pop would take it for an answer of a sequence.
     pub unsafe fn push(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+        debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
         // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the replacement.
         unsafe {
             let gate = (*this).gate.word();
@@ -291,7 +296,7 @@ impl CpuCache {
                 let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { return false };
                 new.prefetch_to_write();
                 let _ = new.push(item.get());
-                match pair::replace(gate, &(*this).magazines, limit, new) {
+                match pair::replace(gate, &raw const *(*this).magazines, limit, new) {
                     Ok(Replaced::Old(0)) => return true,
                     Ok(Replaced::Old(old)) => {
                         // The items of the old magazine keep the cache now.
@@ -322,14 +327,9 @@ impl CpuCache {
             handover::acquire(&(*this).capacity);
             let Some(magazine) = numbered(&(*this).magazines, magazine) else { return };
             let magazine = std::ptr::from_ref(magazine);
-            if Self::push_full(this, magazine) {
-                return;
+            if !Self::push_full(this, magazine) {
+                Magazine::pass_items(magazine, past);
             }
-            // A copy: the cache may end with any of the items, so nothing of it is touched from here on. On the stack, because this may
-            // be a signal handler.
-            let mut items = [0; crate::MAGAZINE];
-            items.iter_mut().zip((*magazine).items()).for_each(|(to, item)| *to = item);
-            items.into_iter().filter_map(NonZeroUsize::new).for_each(past);
         }
     }
 
@@ -354,6 +354,7 @@ impl CpuCache {
     ///
     /// As for [`push`](Self::push).
     pub unsafe fn push_many(this: *const Self, items: &[NonZeroUsize]) -> usize {
+        debug_assert!(items.iter().all(|item| item.get() <= LARGEST_ITEM), "a reserved number");
         let mut done = 0;
         while done < items.len() {
             // SAFETY: an item that is not in yet keeps the cache; after the last one nothing of it is touched.
@@ -390,8 +391,20 @@ impl CpuCache {
         self.magazines.iter().map(Magazine::len).sum()
     }
 
+    /// Whether the cache seems to hold items that are on no CPU: in the depot, or in a magazine that a thread has in hand in the middle
+    /// of a pop, a push or a reclaim. A guess. Reads the lines of every CPU, and a line of every magazine.
+    ///
+    /// A thread that has found nothing may ask this: such items come back to a CPU or to the depot when the other thread goes on.
+    pub fn is_on_the_way(&self) -> bool {
+        // In this order: an item that is put on a CPU in between seems to be on the way, and costs a search. In the other order, such
+        // items would hide others.
+        let on_cpus = self.on_cpus();
+        self.items() > on_cpus
+    }
+
     /// Full magazines that threads have taken from the depot so far, modulo 2^31. If the number is the same before and after a search
-    /// that found nothing, no other thread had taken a magazine in between.
+    /// that found nothing, no other thread has taken a magazine during the search. A thread that took one before the search may still
+    /// have it in hand: see [`is_on_the_way`](Self::is_on_the_way).
     pub fn magazines_taken(&self) -> u32 {
         self.full.0.pops()
     }

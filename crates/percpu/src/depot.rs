@@ -83,19 +83,19 @@ pub struct Depot {
     id: u64,
     magazines: Box<[Magazine]>,
     /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would not do, for a store to it (a gate
-    /// that reopens) makes the sanitizer forget who has released it.
+    /// that reopens) makes the sanitizer forget which threads have released it.
     capacity: usize,
     /// Index and 1 of the first full magazine, [`CLOSED`], or 0.
     full: Line<AtomicU32>,
     /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may have it.
     empty: Box<[Line<AtomicU64>]>,
-    /// Read wherever a giver touches the depot, and written by whoever frees it.
+    /// Read wherever a giver touches the depot, and written by the thread that frees it.
     #[cfg(loom)]
     witness: loom::cell::UnsafeCell<()>,
 }
 
 #[cfg(loom)]
-// SAFETY: loom checks who reads and who writes the witness.
+// SAFETY: loom checks the accesses to the witness.
 unsafe impl Sync for Depot {}
 #[cfg(loom)]
 // SAFETY: as above.
@@ -153,7 +153,7 @@ impl Depot {
         self.capacity
     }
 
-    /// For models: says that nobody touches the depot any more.
+    /// For models: says that no thread touches the depot any more.
     #[cfg(loom)]
     pub fn witness(&self) {
         self.witness.with_mut(|_| ());
@@ -169,7 +169,7 @@ impl Depot {
         }
     }
 
-    /// Gives `item` to the taker if this CPU's magazine has room: the straight line of [`give`](Self::give), for callers who have
+    /// Gives `item` to the taker if this CPU's magazine has room: the straight line of [`give`](Self::give), for callers that have
     /// something to do in between. False: the item is the caller's.
     ///
     /// # Safety
@@ -189,8 +189,9 @@ impl Depot {
     /// Gives `item` to the taker. False: it was refused, and is the caller's. No lock, and no atomic but for one item in
     /// [`capacity`](Self::capacity); can be called by signal handlers.
     ///
-    /// `past` gets items that others gave and that nobody will take any more, because the depot was closed while this call had
-    /// them in hand. They are the caller's then. The depot is not touched after the last of them.
+    /// `past` gets items that other threads gave and that the taker will not take any more, because the depot was closed while this
+    /// call had them in hand. They are the caller's then. The depot is not touched after the first of them was passed. If `past`
+    /// panics, it gets the rest of the items while the panic unwinds; a second panic aborts the process, as in a destructor.
     ///
     /// # Safety
     ///
@@ -224,11 +225,7 @@ impl Depot {
                     let old = std::ptr::with_exposed_provenance::<Magazine>(old);
                     // The old one's items keep it now.
                     if !Self::push_full(this, old) {
-                        // A copy, for nothing of the depot is touched from here on: it may end with any of these. On the stack, for
-                        // this may be a signal handler.
-                        let mut items = [0; crate::MAGAZINE];
-                        items.iter_mut().zip((*old).items()).for_each(|(to, item)| *to = item);
-                        items.into_iter().filter_map(NonZeroUsize::new).for_each(past);
+                        Magazine::pass_items(old, past);
                     }
                     true
                 }
@@ -265,13 +262,13 @@ impl Depot {
         given
     }
 
-    /// Puts a magazine that nobody else has on the list of full ones; false if that is closed. The last touch of the depot.
+    /// Puts a magazine that only the caller has on the list of full ones. False: the list is closed. The last touch of the depot.
     unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
         // SAFETY: the magazine's items keep the depot until they are on the list.
         unsafe {
             handover::release(&(*this).capacity);
             let full = &raw const (*this).full.0;
-            // Acquire: whoever finds the list closed comes after all that the taker did.
+            // Acquire: a giver that finds the list closed comes after all that the taker did.
             let mut head = (*full).load(Ordering::Acquire);
             while head != CLOSED {
                 Self::touch(this);

@@ -132,6 +132,42 @@ impl Magazine {
     pub(crate) fn items(&self) -> impl Iterator<Item = usize> {
         self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
     }
+
+    /// Passes the items of a magazine, oldest first, to `past`. If `past` panics, it gets the rest while the panic unwinds.
+    ///
+    /// From a copy: the magazine may end with any of the items, so it is not touched after the first call of `past`. The copy is on the
+    /// stack, because this may be a signal handler.
+    ///
+    /// # Safety
+    ///
+    /// The magazine is the caller's, and lives until the first call of `past`.
+    #[cold]
+    pub(crate) unsafe fn pass_items(this: *const Self, past: impl FnMut(NonZeroUsize)) {
+        let mut items = [0; MAGAZINE];
+        // SAFETY: the caller's.
+        items.iter_mut().zip(unsafe { (*this).items() }).for_each(|(to, item)| *to = item);
+        let mut rest = Rest { items: items.into_iter(), past };
+        rest.pass();
+    }
+}
+
+/// Items that were copied and not yet passed on. Dropped, also by a panic, it passes them on.
+struct Rest<F: FnMut(NonZeroUsize)> {
+    items: std::array::IntoIter<usize, MAGAZINE>,
+    past: F,
+}
+
+impl<F: FnMut(NonZeroUsize)> Rest<F> {
+    fn pass(&mut self) {
+        // The iterator is behind an item before the item is passed.
+        self.items.by_ref().filter_map(NonZeroUsize::new).for_each(&mut self.past);
+    }
+}
+
+impl<F: FnMut(NonZeroUsize)> Drop for Rest<F> {
+    fn drop(&mut self) {
+        self.pass();
+    }
 }
 
 /// The magazine of which `index` is the index and 1. None: `index` is 0, or there is no such magazine.
@@ -146,5 +182,28 @@ pub(crate) fn prefetch_to_write<T>(value: &T) {
         let at = std::ptr::from_ref(value).cast::<u8>().wrapping_add(line * LINE);
         // SAFETY: a prefetch does not fault; where there is none for writing the instruction does nothing.
         unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A panic over one item loses no other item.
+    #[test]
+    fn a_panic_over_an_item_passes_the_rest() {
+        let magazine = Magazine::new(5, 1);
+        (1..=5).for_each(|n| assert!(magazine.push(n)));
+        let mut passed = Vec::new();
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let past = |item: NonZeroUsize| {
+                passed.push(item.get());
+                assert_ne!(item.get(), 2, "this panic is part of the test");
+            };
+            // SAFETY: the magazine outlives the call.
+            unsafe { Magazine::pass_items(&magazine, past) }
+        }));
+        assert!(ended.is_err());
+        assert_eq!(passed, [1, 2, 3, 4, 5]);
     }
 }

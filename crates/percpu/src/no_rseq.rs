@@ -50,9 +50,9 @@ pub(crate) mod pair {
     #[inline(always)]
     pub(crate) unsafe fn replace(
         _gate: &AtomicUsize,
-        _magazines: &[Magazine],
+        _magazines: *const [Magazine],
         _limit: u32,
-        _new: &Magazine,
+        _new: *const Magazine,
     ) -> Result<Replaced, GateClosed> {
         Err(GateClosed)
     }

@@ -39,15 +39,17 @@ pub(crate) unsafe fn turn(gate: &AtomicUsize, magazines: &[Magazine], limit: u32
 
 pub(crate) unsafe fn replace(
     gate: &AtomicUsize,
-    magazines: &[Magazine],
+    magazines: *const [Magazine],
     limit: u32,
-    new: &Magazine,
+    new: *const Magazine,
 ) -> Result<Replaced, GateClosed> {
     let limit = limit as usize;
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
         let loaded = unsafe { magazine(word) };
         let old = loaded.map_or(0, |loaded| loaded.next.load(Ordering::Relaxed));
+        // SAFETY: the caller's: alive until the commit.
+        let (magazines, new) = unsafe { (&*magazines, &*new) };
         let pair = [loaded, numbered(magazines, old)];
         if pair.into_iter().flatten().any(|magazine| magazine.len() != limit) {
             return Replaced::NotNeeded;

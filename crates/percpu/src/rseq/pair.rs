@@ -10,7 +10,7 @@
 
 use super::*;
 use crate::magazine::{INDEX_AT, Magazine, NEXT_AT, SHIFT};
-use crate::sequence::pair::{Popped, Replaced, Turned};
+use crate::sequence::pair::{LARGEST_ITEM, Popped, Replaced, Turned};
 use std::num::NonZeroUsize;
 
 /// What stands in the place of an item, of a number or of an answer where the sequence did not commit. Items are addresses, and
@@ -19,11 +19,12 @@ const CLOSED: usize = usize::MAX;
 const EDGE: usize = usize::MAX - 1;
 const OTHER: usize = usize::MAX - 2;
 const DONE: usize = 0;
+const _: () = assert!(OTHER > LARGEST_ITEM);
 
 /// An address from which a magazine is as many times its size away as its number says: numbers start at 1.
 #[inline(always)]
-fn base(magazines: &[Magazine]) -> *const Magazine {
-    magazines.as_ptr().wrapping_sub(1)
+fn base(magazines: *const [Magazine]) -> *const Magazine {
+    magazines.cast::<Magazine>().wrapping_sub(1)
 }
 
 /// Takes an item from this CPU's loaded magazine.
@@ -82,7 +83,7 @@ unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> Result<Po
 ///   if m.length != limit: exit other     another thread of this CPU was here
 ///   p = m.next
 ///   if p == 0 or p.length == limit: exit edge
-///   p.next = m                           nobody looks there while p is not loaded
+///   p.next = m                           no thread reads this field while p is not loaded
 ///   *word = p                            the commit
 /// ```
 ///
@@ -164,14 +165,15 @@ unsafe fn turn_at<const INDEX: i32>(
 ///
 /// # Safety
 ///
-/// As for [`turn_at`]; `new` is one of `magazines`, and the caller's to give.
+/// As for [`turn_at`]; `new` is one of `magazines`, and the caller's to give. The magazines live until the commit. By pointer: a
+/// reference would have to be good until the return, and another thread may free the cache after the commit.
 #[inline(always)]
 unsafe fn replace_at<const INDEX: i32>(
     area: isize,
     gate: &AtomicUsize,
-    magazines: &[Magazine],
+    magazines: *const [Magazine],
     limit: u32,
-    new: &Magazine,
+    new: *const Magazine,
 ) -> Result<Replaced, GateClosed> {
     let old: usize;
     // SAFETY: as for `pop_at`.
@@ -242,9 +244,9 @@ macro_rules! operations {
         #[inline(always)]
         pub(crate) unsafe fn replace(
             gate: &AtomicUsize,
-            magazines: &[Magazine],
+            magazines: *const [Magazine],
             limit: u32,
-            new: &Magazine,
+            new: *const Magazine,
         ) -> Result<Replaced, GateClosed> {
             // SAFETY: the caller's.
             unsafe { replace_at::<$index>(some(&$area)?, gate, magazines, limit, new) }
@@ -293,7 +295,7 @@ mod tests {
         let turn = |limit| unsafe { turn_at::<CPU_ID>(area, gate.word(), &magazines, limit) }.unwrap();
         let replace = |limit, n: usize| {
             // SAFETY: as above.
-            unsafe { replace_at::<CPU_ID>(area, gate.word(), &magazines, limit, &magazines[n]) }.unwrap()
+            unsafe { replace_at::<CPU_ID>(area, gate.word(), &raw const *magazines, limit, &magazines[n]) }.unwrap()
         };
         let item = |n| Popped::Item(NonZeroUsize::new(n).unwrap());
         let steps = [

@@ -8,6 +8,9 @@ use crate::rseq::pair as rseq;
 use crate::sync::AtomicUsize;
 use std::num::NonZeroUsize;
 
+/// The largest word that can be an item: the sequences answer with larger ones.
+pub(crate) const LARGEST_ITEM: usize = usize::MAX - 3;
+
 /// How a pop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Popped {
@@ -90,9 +93,9 @@ pub(crate) unsafe fn turn(gate: &AtomicUsize, magazines: &[Magazine], limit: u32
 /// As for `rseq::pair::replace_at`.
 pub(crate) unsafe fn replace(
     gate: &AtomicUsize,
-    magazines: &[Magazine],
+    magazines: *const [Magazine],
     limit: u32,
-    new: &Magazine,
+    new: *const Magazine,
 ) -> Result<Replaced, GateClosed> {
     // SAFETY: the caller's.
     unsafe {

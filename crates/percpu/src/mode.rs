@@ -201,7 +201,9 @@ fn decide() -> *mut Decided {
 fn end(error: &str) -> ! {
     // Not by `eprintln`, whose output a test harness would swallow.
     let _ = writeln!(std::io::stderr(), "NETMEM_PERCPU: {error}");
-    std::process::exit(1)
+    // Without the program's exit handlers: one that asks for the mode would come here again.
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(1) }
 }
 
 /// How per-CPU data is reached in this process. Decided at the first use, and then it stays.

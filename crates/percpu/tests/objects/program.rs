@@ -2,7 +2,14 @@
 
 use netmem_percpu::{Counter, Mode, cpus, mode};
 
+/// Runs also when the process ends because its mode cannot be had, unless exit handlers are left out then.
+extern "C" fn at_exit() {
+    mode();
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // SAFETY: a function without conditions.
+    assert_eq!(unsafe { libc::atexit(at_exit) }, 0);
     let counter = Counter::new()?;
     (0..1000).try_for_each(|_| counter.add(1))?;
     match mode() {

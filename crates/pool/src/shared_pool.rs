@@ -15,7 +15,8 @@
 //!
 //! **A lost race is not "no page".** A thread that finds nothing takes the lock and looks again, because the thread that had the lock may have
 //! brought pages. At the end of its search it compares how many magazines have left the depot. If another thread has taken one in between,
-//! the search begins anew.
+//! the search begins anew. If another thread has a magazine in hand, this thread yields and the search
+//! begins anew, at most [`YIELDS`] times.
 //!
 //! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under the lock. If such a call
 //! allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of this pool, they go home without the lock.
@@ -30,7 +31,7 @@ use crate::panics::Panics;
 use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
 use crate::provider::Provider;
 use crate::shared::{BATCH, REST, Shared};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, yield_now};
 use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
 use std::cell::Cell;
 use std::fmt;
@@ -213,7 +214,9 @@ impl<M: Memory> SharedPool<M> {
     /// Allocates a whole page. Usually a plain store. Otherwise, in this order: a magazine from the depot (two atomics); under a lock,
     /// what came back past the magazines, up to 64 pages from the provider, and, at most every 100 us, what other CPUs hold (a membarrier).
     ///
-    /// `None` if all have nothing, or if it is too early to ask the CPUs again; counted as `alloc_failed`. A thread that goes to sleep
+    /// `None` if all have nothing, or if it is too early to ask the CPUs again; counted as `alloc_failed`. Also, rarely, if another thread
+    /// that was about to load or to hand over a magazine did not run while this one yielded 32 times. Such a search reads a line of
+    /// each magazine. A thread that goes to sleep
     /// over it calls [`reclaim`](Self::reclaim) before. Also `None` if the call comes out of the pool's own provider or domain, which
     /// the pool calls under its lock. Not for signal handlers.
     #[inline]
@@ -234,10 +237,13 @@ impl<M: Memory> SharedPool<M> {
     #[cold]
     #[inline(never)]
     fn slow(&self) -> Option<NonNull<Desc>> {
+        /// How often a search yields to threads that have magazines in hand. In a model, more often than it preempts.
+        const YIELDS: usize = if cfg!(loom) { 3 } else { 32 };
         if let Ok(item) = self.cpus().pop() {
             return Some(desc_of(item));
         }
         let mut owner = self.lock()?;
+        let (mut yields, mut has_reclaimed) = (0, false);
         loop {
             let taken = self.cpus().magazines_taken();
             let refused = match self.cpus().pop() {
@@ -247,15 +253,24 @@ impl<M: Memory> SharedPool<M> {
             if let Some(desc) = owner.take() {
                 return Some(desc);
             }
-            // A thread that cannot look into this CPU's magazine now (in portable mode) does not know that it is empty.
-            owner.reclaim(if refused { Duration::ZERO } else { REST });
+            // Before the reclaim: a magazine that is in hand now may be on a CPU again when the reclaim is over. A pop that takes a
+            // magazine later is counted, and a push that replaces one later leaves its item where the reclaim finds it.
+            let on_the_way = self.cpus().is_on_the_way();
+            // A thread that cannot look into this CPU's magazine now (in portable mode) does not know that it is empty. A search that
+            // begins anew looks for pages that the last reclaim has missed.
+            has_reclaimed |= owner.reclaim(if refused || has_reclaimed { Duration::ZERO } else { REST });
             if let Ok(item) = self.cpus().pop() {
                 return Some(desc_of(item));
             }
-            if self.cpus().magazines_taken() == taken {
+            if self.cpus().magazines_taken() != taken {
+                continue;
+            }
+            if yields == YIELDS || !on_the_way {
                 self.owner.failed.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
+            yields += 1;
+            yield_now();
         }
     }
 
@@ -470,28 +485,31 @@ impl<M: Memory> Owner<M> {
         }
     }
 
-    /// Moves what the CPUs hold to the depot, unless that was done less than `rest` ago.
-    fn reclaim(&mut self, rest: Duration) {
-        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
+    /// Moves what the CPUs hold to the depot, unless that was done less than `rest` ago. Whether it did.
+    fn reclaim(&mut self, rest: Duration) -> bool {
+        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return false };
         let counters = &shared.front.cache.counters;
         if cpus.on_cpus() == 0 {
-            return;
+            return false;
         }
         if !shared.interrupts {
-            return counters.unasked.bump();
+            counters.unasked.bump();
+            return false;
         }
         let now = Instant::now();
         if self.reclaimed.is_some_and(|last| now.duration_since(last) < rest) {
-            return;
+            return false;
         }
         match cpus.reclaim() {
             Ok(n) => {
                 counters.reclaims.bump();
                 counters.reclaimed.add(n as u64);
                 self.reclaimed = Some(now);
+                true
             }
             Err(error) => {
                 tracing::warn!(pool = self.pool.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+                false
             }
         }
     }

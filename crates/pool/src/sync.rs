@@ -11,4 +11,9 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64},
 };
 
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
+
 pub(crate) use std::sync::atomic::Ordering;

@@ -41,12 +41,19 @@ fn shared_alloc_against_alloc() {
     }
 }
 
-/// A lost race is not "no page": two threads each take one of two pages that another CPU holds.
+/// A lost race is not "no page": two threads each take one of two pages that another CPU holds. With magazines of two pages, a thread of
+/// that CPU takes back what the other thread has reclaimed, and the other thread reclaims again.
 #[test]
 fn shared_alloc_against_reclaim() {
-    model(|| {
+    alloc_against_reclaim(1, 0);
+    alloc_against_reclaim(2, 1);
+}
+
+fn alloc_against_reclaim(magazine: usize, cpu: usize) {
+    model(move || {
         let machine = Machine::new();
-        let pool = Arc::new(shared(&machine, 2));
+        let options = PoolOptions::new("model").magazine(magazine).limit(2);
+        let pool = Arc::new(options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap());
         let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
         run_on(1);
         drop(pages);
@@ -54,7 +61,35 @@ fn shared_alloc_against_reclaim() {
         let thread = {
             let pool = pool.clone();
             thread::spawn(move || {
-                run_on(0);
+                run_on(cpu);
+                pool.alloc()
+            })
+        };
+        owners_turn();
+        let mine = pool.alloc();
+        let other = thread.join().unwrap();
+        // With magazines of two, the rest of one may be on this CPU, and it is too early for the other thread to ask again.
+        assert!(mine.is_some() && (other.is_some() || magazine == 2), "{mine:?}, {other:?}");
+        drop((mine, other));
+        assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}
+
+/// A magazine of two pages that is in the hand of a thread is not "no page": two threads, each on its CPU, take a page each, while the
+/// magazine goes from the depot to one of the CPUs.
+#[test]
+fn shared_alloc_against_a_magazine_in_hand() {
+    model(|| {
+        let machine = Machine::new();
+        let options = PoolOptions::new("model").magazine(2).limit(3);
+        let pool = Arc::new(options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap());
+        // The other two pages of the provider are in one magazine of the depot now.
+        let first = pool.alloc().unwrap();
+        let thread = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                run_on(1);
                 pool.alloc()
             })
         };
@@ -62,7 +97,7 @@ fn shared_alloc_against_reclaim() {
         let mine = pool.alloc();
         let other = thread.join().unwrap();
         assert!(mine.is_some() && other.is_some(), "{mine:?}, {other:?}");
-        drop((mine, other));
+        drop((first, mine, other));
         assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
         machine.check(1, 0);
     });

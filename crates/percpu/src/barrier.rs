@@ -36,7 +36,7 @@ pub(crate) fn barrier() -> Result<(), BarrierError> {
     }
     match membarrier(EXPEDITED_RSEQ) {
         Ok(_) => Ok(()),
-        // Registration belongs to the address space; whoever has another one now, by whatever kind of fork, asks again.
+        // Registration belongs to the address space. A process that has another one now, by any kind of fork, registers again.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => {
             membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
         }

@@ -42,7 +42,7 @@ impl Counter {
     /// Adds `n`, which may be negative, to this CPU's word. With sequences: thirteen instructions, no lock prefix, no
     /// line that another CPU writes.
     ///
-    /// What the calling thread did before is seen by whoever closes the counter.
+    /// The thread that closes the counter sees what the calling thread did before.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl Counter {
     }
 
     /// Closes the gate: from the end of the call on nothing is added, and all that was is in the sum, which is taken out.
-    /// None: it is closed, or somebody else is closing it.
+    /// None: it is closed, or another thread is closing it.
     ///
     /// One membarrier (about 1 us, and an interrupt for each CPU where this process runs), then a load for each CPU. Not for
     /// signal handlers.

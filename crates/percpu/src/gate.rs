@@ -8,8 +8,8 @@
 //!                                            └── the barrier failed, or it is only to be emptied ──► open (0)
 //! ```
 //!
-//! Bit 0 keeps sequences out. Whoever makes the step from open owns all CPUs' words from the end of the barrier until it
-//! leaves *closing*: there is one such thread, so that closing and reopening need no lock.
+//! Bit 0 keeps sequences out. The thread that makes the step from open owns all CPUs' words from the end of the barrier until it
+//! leaves *closing*. There is one such thread, so closing and reopening need no lock.
 //!
 //! ```text
 //!   sequence on another CPU               closing
@@ -22,8 +22,8 @@
 //! ```
 //!
 //! Ordering: the exchange that closes is sequentially consistent and the barrier is one on every CPU that runs a thread of this
-//! process; other threads pass one when they get a CPU. So what a sequence wrote, and what its thread did before, is seen by
-//! whoever closed; reopening is a release, the sequence's load of the gate an acquire.
+//! process; other threads pass one when they get a CPU. So the closing thread sees what a sequence wrote, and what its thread did
+//! before. Reopening is a release, and the sequence's load of the gate an acquire.
 
 use crate::arena;
 use crate::barrier::{BarrierError, barrier};
@@ -110,7 +110,7 @@ impl Gate {
         }
     }
 
-    /// Keeps sequences out from now on, without knowing when the last has left: its words are nobody's any more.
+    /// Keeps sequences out from now on, without knowing when the last has left. No thread may touch the words any more.
     pub(crate) fn shut(&self) {
         self.0.fetch_or(CLOSING, Ordering::SeqCst);
     }
@@ -128,7 +128,7 @@ impl Gate {
         (0..areas()).map(move |cpu| unsafe { word(slot, cpu) }.load(Ordering::Relaxed))
     }
 
-    /// All CPUs' words: with nobody else about, they need no barrier.
+    /// All CPUs' words. The gate is borrowed exclusively, so no barrier is needed.
     pub(crate) fn words_mut(&mut self) -> impl Iterator<Item = &AtomicUsize> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         // SAFETY: the gate's slot, until it is dropped.
@@ -161,7 +161,7 @@ impl Quiet<'_> {
         self.gate.0.store(self.slot, Ordering::Release);
     }
 
-    /// The words are zero: the gate stays closed, and may be reopened by anybody.
+    /// The words are zero. The gate stays closed, and any thread may reopen it.
     pub(crate) fn stay_closed(self) {
         self.gate.0.store(self.slot | CLOSED, Ordering::Release);
     }

@@ -1,5 +1,5 @@
-//! Loom's models of the races between sequences and whoever closes a gate. A sequence here is the portable one: its steps can be
-//! interleaved with anybody's, but for a barrier, which waits for it. `docs/percpu.md` says what each model proves, and how
+//! Loom's models of the races between sequences and the thread that closes a gate. A sequence here is the portable one. Its steps can
+//! be interleaved with those of any thread, but a barrier waits for it. `docs/percpu.md` says what each model proves, and how
 //! to see it fail.
 
 use crate::portable::model::restarts;
@@ -104,7 +104,7 @@ fn old_gate_against_reopen() {
     });
 }
 
-/// What was done before reopening is seen by whoever adds after it.
+/// A thread that adds after reopening sees what was done before it.
 #[test]
 fn reopening_is_a_release() {
     check(None, || {
@@ -156,7 +156,7 @@ fn depot() -> (Arc<Depot>, Taker) {
 /// Gives one item. False: it was refused. No other comes back.
 fn give(depot: &Depot, n: usize) -> bool {
     // SAFETY: the model keeps the depot.
-    unsafe { Depot::give(depot, item(n), |_| unreachable!("nobody has closed it")) }
+    unsafe { Depot::give(depot, item(n), |_| unreachable!("no thread has closed it")) }
 }
 
 /// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that decides (whether there is anything);
@@ -289,7 +289,7 @@ fn pop_against_pop_and_push() {
     });
 }
 
-/// A magazine that comes back is empty for its next user, whoever emptied it.
+/// A magazine that comes back is empty for its next user, whichever thread emptied it.
 #[test]
 fn empties_are_handed_over() {
     check(None, || {
@@ -311,7 +311,7 @@ fn empties_are_handed_over() {
     });
 }
 
-/// Give against the depot's end: each item is the taker's, refused, or handed back; and whoever has them all frees the depot, after
+/// Give against the depot's end: each item is the taker's, refused, or handed back. The thread that has them all frees the depot, after
 /// the giver's last touch.
 #[test]
 fn give_against_close() {
@@ -346,7 +346,7 @@ fn against_close(capacity: usize) {
         contents.write();
         taker.close(&depot, |item| found.push(item)).unwrap();
         if found.len() == 2 {
-            // All are here, so nobody has a reason to touch the depot.
+            // All are here, so no thread has a reason to touch the depot.
             depot.witness();
         }
         found.extend(giver.join().unwrap());

@@ -1,7 +1,7 @@
 //! The restartable sequences: all the assembly there is.
 //!
 //! A sequence is a few instructions that the kernel lets run to their end on one CPU, or not at all. Its last instruction is
-//! one store, the *commit*; whatever it stored before, nobody may look at. Before it starts, a thread writes the address of
+//! one store, the *commit*. No other thread may read what it stored before that. Before it starts, a thread writes the address of
 //! the sequence's descriptor (start, length, abort handler) into its rseq area. When the kernel takes the CPU away from the
 //! thread, gives it a signal, or restarts it for a membarrier, and finds it between start and commit, it sends it to
 //! the abort handler instead of back. A thread that is past the commit is left alone; the descriptor stays where it is,
@@ -10,7 +10,7 @@
 //! ```text
 //!   2:  area.rseq_cs = &descriptor
 //!   4:  slot = *gate                     start. Everything is loaded from here on: what was loaded earlier can
-//!       if slot & 1: exit closed         belong to somebody else by the time of the commit
+//!       if slot & 1: exit closed         belong to another thread by the time of the commit
 //!       cpu = area.index
 //!       if cpu >= MAX_CPUS: exit closed  unsigned: -1 where this thread has no area registered
 //!       word = slot + cpu * STRIDE       this CPU's word of the slot
@@ -162,7 +162,7 @@ unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) ->
 ///   m = *word                            a magazine: length, capacity, items
 ///   if m == 0: exit missing
 ///   if m.length >= m.capacity: exit full
-///   m.items[m.length] = item             beyond the length: nobody looks there
+///   m.items[m.length] = item             beyond the length: no thread looks there
 ///   m.length += 1                        the commit
 /// ```
 ///

@@ -57,20 +57,39 @@ unsafe impl Provider<PeerShared> for Supply {
     }
 }
 
-/// A domain that panics when it is asked to unmap, or, with the second fuse, to map. Counts what is mapped.
+/// When a [`Domain`] panics, and how many ranges it has mapped.
+#[derive(Clone, Debug, Default)]
+struct Calls {
+    unmap: Fuse,
+    map: Fuse,
+    /// Of memory that the device will read.
+    sync: Fuse,
+    mapped: Arc<AtomicI64>,
+}
+
 #[derive(Debug)]
-struct Domain(MemoryTable, Fuse, Fuse, Arc<AtomicI64>);
+struct Domain(MemoryTable, Calls);
 
 impl DmaDomain for Domain {
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
-        self.2.check();
-        self.3.fetch_add(1, Ordering::Relaxed);
+        self.1.map.check();
+        self.1.mapped.fetch_add(1, Ordering::Relaxed);
         self.0.map(addr, len, direction)
     }
 
     fn unmap(&self, _: u64, _: usize) {
-        self.3.fetch_sub(1, Ordering::Relaxed);
-        self.1.check();
+        self.1.mapped.fetch_sub(1, Ordering::Relaxed);
+        self.1.unmap.check();
+    }
+
+    fn needs_sync(&self) -> bool {
+        true
+    }
+
+    fn sync_for_device(&self, _: u64, _: usize, direction: Direction) {
+        if direction == Direction::ToDevice {
+            self.1.sync.check();
+        }
     }
 }
 
@@ -82,18 +101,18 @@ fn memory(pages: usize) -> Arc<RegionProvider<PeerShared>> {
 #[test]
 fn a_panic_while_a_queue_stops() {
     for mode in [RxMode::Small, RxMode::Mergeable] {
-        let (pages, fuse) = (memory(512), Fuse::default());
+        let (pages, calls) = (memory(512), Calls::default());
         let (device, backend) = Hostile::new(Behaviour { on_stop: OnStop::Refuse, ..Behaviour::default() });
-        let in_domain = fuse.clone();
+        let in_domain = calls.clone();
         let options = NetOptions::new(mode)
             .memory(pages.region().clone(), pages.clone())
-            .domain(move |table| Arc::new(Domain(table, in_domain, Fuse::default(), Arc::default())));
+            .domain(move |table| Arc::new(Domain(table, in_domain)));
         let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
         let mut ring = device.ring(0);
         let posted = available(&mut ring);
         let pair = pairs.remove(0);
         assert_eq!(posted.len(), pair.rx.posted());
-        fuse.arm();
+        calls.unmap.arm();
         assert!(catch_unwind(AssertUnwindSafe(|| pair.rx.close())).is_err(), "{mode}");
         let home: Vec<_> = std::iter::from_fn(|| pages.page()).collect();
         assert_eq!(home.len(), 512 - posted.len(), "{mode}: the device still has the others");
@@ -174,13 +193,12 @@ fn a_panic_in_the_second_batch_of_a_refill() {
 /// was mapped for one of them stays mapped.
 #[test]
 fn a_panic_over_a_sent_packet() {
-    let (pages, [unmap, map]) = (memory(1024), [Fuse::default(), Fuse::default()]);
-    let mapped = Arc::new(AtomicI64::new(0));
+    let (pages, calls) = (memory(1024), Calls::default());
+    let Calls { unmap, map, sync, mapped } = calls.clone();
     let (device, backend) = Hostile::new(Behaviour::default());
-    let (fuses, count) = ((unmap.clone(), map.clone()), mapped.clone());
     let options = NetOptions::new(RxMode::Small)
         .memory(pages.region().clone(), pages.clone())
-        .domain(move |table| Arc::new(Domain(table, fuses.0, fuses.1, count)));
+        .domain(move |table| Arc::new(Domain(table, calls)));
     let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
     let (mut ring, pair) = (device.ring(1), pairs.remove(0));
     let (rx, mut tx) = (pair.rx, pair.tx);
@@ -192,8 +210,8 @@ fn a_panic_over_a_sent_packet() {
         packet
     };
     let mut rounds = Vec::new();
-    for fuse in [None, Some(&unmap), Some(&map), None] {
-        if let Some(fuse) = fuse.filter(|_| rounds.len() == 2) {
+    for fuse in [None, Some(&unmap), Some(&map), Some(&sync), None] {
+        if let Some(fuse) = fuse.filter(|_| rounds.len() >= 2) {
             fuse.arm();
             assert!(catch_unwind(AssertUnwindSafe(|| tx.send(packet()))).is_err());
         }
@@ -213,8 +231,32 @@ fn a_panic_over_a_sent_packet() {
         tx.complete();
         assert_eq!((tx.posted(), mapped.load(Ordering::Relaxed)), (0, before), "round {}", rounds.len());
     }
-    assert_eq!(rounds, [rounds[0]; 4]);
+    assert_eq!(rounds, [rounds[0]; 5]);
     drop(tx);
     assert_closed(&rx.close().unwrap(), 0);
     drop((net, device));
+}
+
+/// A domain panics over the first page of a frame that fills several: none of them stays mapped without being posted.
+#[test]
+fn a_panic_over_a_chain() {
+    let calls = Calls::default();
+    let Calls { unmap, mapped, .. } = calls.clone();
+    let (device, backend) = Hostile::new(Behaviour::default());
+    let options = NetOptions::new(RxMode::Big).max_frame(9014).domain(move |table| Arc::new(Domain(table, calls)));
+    let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
+    let (mut ring, pair) = (device.ring(0), pairs.remove(0));
+    let (mut rx, tx) = (pair.rx, pair.tx);
+    let before = mapped.load(Ordering::Relaxed);
+    device.deliver(&mut ring, &frame(1, 9000));
+    unmap.arm();
+    assert!(catch_unwind(AssertUnwindSafe(|| receive(&mut rx, &mut DropAll::default()))).is_err());
+    assert_eq!(mapped.load(Ordering::Relaxed), before - 3);
+    receive(&mut rx, &mut DropAll::default());
+    assert_eq!(mapped.load(Ordering::Relaxed), before, "the chain is filled up again");
+    device.deliver(&mut ring, &frame(2, 9000));
+    assert_eq!(take(&mut rx)[0].to_vec(), frame(2, 9000));
+    assert_closed(&rx.close().unwrap(), 0);
+    assert_eq!(mapped.load(Ordering::Relaxed), 0);
+    drop((tx, net, device));
 }

@@ -134,12 +134,16 @@ impl<M: PeerMemory> BigRing<M> {
                 domain.sync_for_cpu(link.dma, rest.min(self.page_size) as usize);
             }
         }
-        let mut pages = chain.links.drain(..filled).map(|link| {
-            if let Some(domain) = &self.domain {
-                domain.unmap(link.dma, self.page_size as usize);
+        let links = chain.links.drain(..filled);
+        if let Some(domain) = &self.domain {
+            // All pages are unmapped before the first of them can be dropped, also if the domain panics over one.
+            let mut panics = Panics::default();
+            for link in links.as_slice() {
+                panics.call(|| domain.unmap(link.dma, self.page_size as usize));
             }
-            link.page
-        });
+            panics.resume();
+        }
+        let mut pages = links.map(|link| link.page);
         // At least a header was written, so at least one page is filled.
         let Some(first) = pages.next() else { return Ok(()) };
         prefetch(first.as_ptr().addr());

@@ -32,15 +32,17 @@ impl Fuse {
     }
 }
 
-/// A provider that panics when it is asked for pages.
+/// A provider that panics when it is asked for pages, after it has passed out the first half of them.
 #[derive(Debug)]
 struct Supply(Arc<RegionProvider<PeerShared>>, Fuse);
 
 // SAFETY: it is the provider inside.
 unsafe impl Provider<PeerShared> for Supply {
     fn take(&self, pages: &mut [Option<RawPage<PeerShared>>]) -> usize {
+        let (first, second) = pages.split_at_mut(pages.len() / 2);
+        let taken = self.0.take(first);
         self.1.check();
-        self.0.take(pages)
+        taken + self.0.take(second)
     }
 
     unsafe fn give(&self, page: RawPage<PeerShared>) {
@@ -259,4 +261,17 @@ fn a_panic_over_a_chain() {
     assert_closed(&rx.close().unwrap(), 0);
     assert_eq!(mapped.load(Ordering::Relaxed), 0);
     drop((tx, net, device));
+}
+
+/// A provider panics while pages are set aside for sending: it gets back all that it has passed out.
+#[test]
+fn a_panic_while_pages_are_set_aside() {
+    let (pages, fuse) = (memory(512), Fuse::default());
+    let supply = Arc::new(Supply(pages.clone(), fuse.clone()));
+    let (device, backend) = Hostile::new(Behaviour::default());
+    let options = NetOptions::new(RxMode::Small).memory(pages.region().clone(), supply).tx_pages(100);
+    fuse.arm();
+    assert!(catch_unwind(AssertUnwindSafe(|| VirtioNet::probe(backend, options))).is_err());
+    assert_eq!(std::iter::from_fn(|| pages.page()).collect::<Vec<_>>().len(), 512);
+    drop(device);
 }

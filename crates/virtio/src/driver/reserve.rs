@@ -5,6 +5,7 @@
 //! wait to be sent the last that could be received into. A reserve takes its pages when the device is probed, and then
 //! passes out these only.
 
+use super::panics::Panics;
 use netmem_pool::{Memory, Provider, RawPage, Region};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,9 +31,12 @@ impl<M: Memory> Reserve<M> {
         while pages.len() < count {
             let mut some = [const { None }; 64];
             let most = some.len().min(count - pages.len());
-            let taken = this.from.take(&mut some[..most]);
+            let mut panics = Panics::default();
+            let taken = panics.call(|| this.from.take(&mut some[..most]));
+            // Also what the provider passed out before it panicked: the drop of the reserve returns these pages.
             pages.extend(some.into_iter().flatten());
-            if taken == 0 {
+            panics.resume();
+            if taken.is_none_or(|taken| taken == 0) {
                 return Err(pages.len());
             }
         }
@@ -72,10 +76,12 @@ unsafe impl<M: Memory> Provider<M> for Reserve<M> {
 
 impl<M: Memory> Drop for Reserve<M> {
     fn drop(&mut self) {
+        let mut panics = Panics::default();
         for page in self.pages.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // SAFETY: it came from there.
-            unsafe { self.from.give(page) };
+            panics.call(|| unsafe { self.from.give(page) });
         }
+        panics.resume();
     }
 }
 

@@ -45,27 +45,35 @@ impl<M: Memory> Frags<M> {
         Ok(())
     }
 
-    /// Takes `n` bytes off the front, of which there are so many. Fragments that are used up are dropped.
+    /// Takes `n` bytes off the front, of which there are so many. Fragments that are used up are dropped, after all bytes were
+    /// taken off: a panic of a drop leaves the rest as it is to be.
     pub(crate) fn advance(&mut self, mut n: usize) {
         let Some(frags) = &mut self.0 else { return };
-        while let Some(first) = frags.first().filter(|first| first.len() <= n) {
-            n -= first.len();
-            frags.remove(0);
+        let mut used_up = 0;
+        for frag in frags.iter_mut() {
+            if frag.len() > n {
+                frag.advance(n);
+                break;
+            }
+            n -= frag.len();
+            used_up += 1;
         }
-        if let Some(first) = frags.first_mut() {
-            first.advance(n);
-        }
+        frags.drain(..used_up);
     }
 
-    /// Keeps the first `len` bytes. Fragments behind them are dropped.
+    /// Keeps the first `len` bytes. Fragments behind them are dropped, after all bytes were cut off.
     pub(crate) fn truncate(&mut self, mut len: usize) {
         let Some(frags) = &mut self.0 else { return };
-        frags.retain_mut(|frag| {
-            let keep = len > 0;
+        let mut kept = 0;
+        for frag in frags.iter_mut() {
+            if len == 0 {
+                break;
+            }
             frag.truncate(len);
             len -= frag.len();
-            keep
-        });
+            kept += 1;
+        }
+        frags.truncate(kept);
     }
 
     pub(crate) fn into_vec(self) -> Vec<Frag<M>> {

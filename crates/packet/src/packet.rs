@@ -160,11 +160,10 @@ impl<M: Memory> Packet<M> {
     /// [`OutOfRange`] if the packet is shorter; nothing has changed then.
     #[inline]
     pub fn pull(&mut self, n: usize) -> Result<(), OutOfRange> {
-        if n <= self.head.len() {
-            self.head.advance(n);
-        } else {
-            self.pull_fragments(n)?;
+        if n > self.head.len() {
+            return self.pull_fragments(n);
         }
+        self.head.advance(n);
         self.len -= n as u32;
         self.meta.pulled(n);
         Ok(())
@@ -174,10 +173,14 @@ impl<M: Memory> Packet<M> {
     #[cold]
     fn pull_fragments(&mut self, n: usize) -> Result<(), OutOfRange> {
         OutOfRange::check(0, n, self.len())?;
-        self.frags.advance(n - self.head.len());
-        match self.frags.pop_front() {
-            Some(first) => self.head = first,
-            None => self.head.truncate(0),
+        // The drop of a fragment can be user code, which can panic: before the first drop, `len` and `meta` are set.
+        self.len -= n as u32;
+        self.meta.pulled(n);
+        let behind = n - self.head.len();
+        self.head.truncate(0);
+        self.frags.advance(behind);
+        if let Some(first) = self.frags.pop_front() {
+            self.head = first;
         }
         Ok(())
     }
@@ -188,10 +191,12 @@ impl<M: Memory> Packet<M> {
         if len >= self.len() {
             return;
         }
-        self.frags.truncate(len.saturating_sub(self.head.len()));
-        self.head.truncate(len);
+        // As in `pull_fragments`: fragments are dropped last.
         self.len = len as u32;
         self.meta.truncated(len);
+        let behind = len.saturating_sub(self.head.len());
+        self.head.truncate(len);
+        self.frags.truncate(behind);
     }
 
     /// Takes the packet apart: the head, and the rest in order.

@@ -3,9 +3,12 @@
 
 use netmem_packet::{Checksum, CopyHeadError, Gso, GsoKind, MAX_FRAGS, Meta, Packet, XdpFrame};
 use netmem_pool::{
-    Frag, OutOfRange, PagePool, PeerShared, PoolOptions, Private, RegionOptions, RegionProvider, SystemMemory,
-    WriteError,
+    Frag, OutOfRange, PagePool, PeerShared, PoolOptions, Private, Provider, RawPage, Region, RegionOptions,
+    RegionProvider, SystemMemory, WriteError,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn pool<M: SystemMemory>(pages: usize) -> PagePool<M> {
     let region = RegionOptions::new(pages).huge_pages(false).populate(false).build::<M>().unwrap();
@@ -235,4 +238,60 @@ fn a_head_that_is_used_up() {
     assert!(packet.pull(6).is_err());
     packet.pull(5).unwrap();
     assert_eq!((packet.len(), pool.stats().inflight()), (0, 1));
+}
+
+/// A provider that panics over the first page that it gets back.
+#[derive(Debug)]
+struct Brittle(Arc<RegionProvider<Private>>, AtomicBool);
+
+// SAFETY: it is the provider inside.
+unsafe impl Provider<Private> for Brittle {
+    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+        self.0.take(pages)
+    }
+
+    unsafe fn give(&self, page: RawPage<Private>) {
+        // SAFETY: the caller's.
+        unsafe { self.0.give(page) };
+        if !self.1.swap(true, Ordering::Relaxed) {
+            resume_unwind(Box::new("as the test wants it"));
+        }
+    }
+
+    fn page_size(&self) -> usize {
+        self.0.page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+        self.0.each(f);
+    }
+}
+
+/// User code panics while a fragment is dropped: the packet is edited all the same.
+#[test]
+fn a_panic_while_fragments_are_dropped() {
+    type Edit = fn(&mut Packet<Private>);
+    let edits: [(Edit, &[u8], Meta); 3] = [
+        (|p| p.pull(24).unwrap(), b"cddddddddddd", partial(6, 6)),
+        (|p| p.pull(36).unwrap(), b"", Meta { checksum: Checksum::Vouched, gso: None }),
+        (|p| p.truncate(5), b"aaaaa", Meta::default()),
+    ];
+    for (edit, bytes, meta) in edits {
+        let region = RegionOptions::new(8).huge_pages(false).populate(false).build().unwrap();
+        let memory = RegionProvider::new(region);
+        let provider = Arc::new(Brittle(memory.clone(), AtomicBool::new(false)));
+        let mut pool = PoolOptions::new("brittle").cache(8).build(provider, None).unwrap();
+        let mut packet = Packet::new(frag(&mut pool, 0, b"aaaaaaaaaa"));
+        for bytes in [b"bbbbbbbb".as_slice(), b"ccccccc", b"ddddddddddd"] {
+            packet.push(frag(&mut pool, 0, bytes)).unwrap();
+        }
+        packet.meta = partial(30, 6);
+        // Without its pool, a page goes to the provider when it is dropped.
+        let _ = pool.close();
+        assert!(catch_unwind(AssertUnwindSafe(|| edit(&mut packet))).is_err());
+        assert_eq!((packet.to_vec().as_slice(), packet.len(), packet.meta), (bytes, bytes.len(), meta));
+        assert_eq!(packet.fragments().map(|f| f.len()).sum::<usize>(), bytes.len());
+        drop(packet);
+        assert_eq!(std::iter::from_fn(|| memory.page()).collect::<Vec<_>>().len(), 8);
+    }
 }

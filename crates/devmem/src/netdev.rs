@@ -47,7 +47,8 @@ pub enum AttachError<E: Error + 'static> {
     },
 }
 
-/// Why a queue was not detached. The queue goes on as it was, or it has stopped; it still counts as attached.
+/// Why a queue was not detached. The queue goes on as it was, or it has stopped; it still counts as attached. If it has
+/// stopped, the next attempt to detach it succeeds for the queues of virtio-net devices.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[error("queue {queue} was not restarted with host memory")]
@@ -101,8 +102,8 @@ impl Drop for Taken {
 ///
 /// For a virtio-net device, `Q` is `netmem_virtio::driver::VirtioRxQueues`.
 ///
-/// Dropping this value drops the queues, and then none of them counts as attached. This also holds for the queues of a
-/// device that died, which could not be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its clones first.
+/// Dropping this value drops the queues, and then none of them counts as attached. This also holds for queues that could not
+/// be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its clones first.
 #[must_use = "the queues go with it"]
 pub struct Netdev<Q: Queues> {
     queues: Q,

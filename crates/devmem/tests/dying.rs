@@ -379,7 +379,7 @@ fn every_order_of_ends_after_a_death() {
 }
 
 /// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first cannot be given back: it is named,
-/// and the binding's until the device's queues go. What either had is lost.
+/// and counts as attached until the binding is unbound. What either had is lost.
 #[test]
 fn a_bind_whose_device_dies() {
     let (count, mut lost) = (Count::begin(), 0);
@@ -399,13 +399,8 @@ fn a_bind_whose_device_dies() {
         assert_eq!((lab.net.attached(0), lab.net.attached(1)), (Some(binding.id()), None));
         assert_eq!((binding.stats().queues, binding.stats().in_use), (1, had), "{message:?}");
         assert_eq!(closed(&stuck[0].1).device.stats.quarantined, POSTED);
-        let error = lab.net.unbind(binding).unwrap_err();
-        let detach = error.source.as_ref().unwrap();
-        assert!(detach.queue == 0 && matches!(detach.source, QueuesError::NotRunning), "{detach:?}");
-        let error = error.binding.unbind().unwrap_err();
-        assert_eq!(error.queues, 1);
+        lab.net.unbind(binding).expect("a stopped queue receives nothing");
         drop(lab);
-        error.binding.unbind().expect("the queue has gone");
         lost += had;
         count.assert(n, lost);
         peer.assert_alone(&memory);

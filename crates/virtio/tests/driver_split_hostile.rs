@@ -485,7 +485,8 @@ fn queues_restarted_in_place() {
     let QueuesError::Stopped { closed, source: NetError::Backend(_) } = &error else { panic!("{error:?}") };
     let RxClosed::Split(closed) = **closed else { panic!("{error:?}") };
     assert_split_closed(&closed, 128);
-    assert!(matches!(queues.detach(1), Err(QueuesError::NotRunning)));
+    assert!(matches!(queues.attach(1, memory.provider.clone()), Err(QueuesError::NotRunning)));
+    queues.detach(1).expect("a stopped queue receives nothing");
     assert!(polling.get(1).is_some_and(|rx| matches!(*rx, EitherRx::Stopped)));
     drop((queues, polling, tx, net));
     books.assert_balanced();

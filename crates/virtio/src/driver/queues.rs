@@ -71,7 +71,9 @@ impl<M: PeerMemory> EitherRx<M> {
             (Self::Split(rx), Some(split)) => settle(rx.restart_split(split), Self::Split, Self::Split, device),
             (Self::Split(rx), None) => settle(rx.restart(None), Self::Split, Self::Host, device),
             (Self::Host(rx), None) => (Self::Host(rx), Ok(0)),
-            (Self::Stopped, _) => (Self::Stopped, Err(QueuesError::NotRunning)),
+            (Self::Stopped, Some(_)) => (Self::Stopped, Err(QueuesError::NotRunning)),
+            // A stopped queue receives into no memory: a binding has nothing to wait for.
+            (Self::Stopped, None) => (Self::Stopped, Ok(0)),
         };
         *self = now;
         outcome
@@ -130,7 +132,7 @@ pub enum QueuesError {
         /// Why.
         source: NetError,
     },
-    /// The queue had stopped before: an earlier restart failed, or the queue was taken out.
+    /// The queue had stopped before, and cannot be attached: an earlier restart failed, or the queue was taken out.
     #[error("the queue has stopped; probe the device anew to use it")]
     NotRunning,
 }
@@ -254,7 +256,8 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
         self.restart(queue, Some(&options))
     }
 
-    /// A queue that receives into host memory already is left alone.
+    /// A queue that receives into host memory already is left alone. So is a queue that has stopped, because it receives
+    /// nothing: after a restart that failed, a binding can be unbound.
     fn detach(&mut self, queue: usize) -> Result<(), QueuesError> {
         self.restart(queue, None)
     }

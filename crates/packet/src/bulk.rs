@@ -11,7 +11,8 @@ use std::fmt;
 pub struct BulkStats {
     /// Packets that the queue took.
     pub sent: u64,
-    /// Packets that were dropped: the queue refused them for ever, or it was full and the bulk was not to hold them.
+    /// Packets that were dropped: the queue cannot send them or could not map them, or it was full and the bulk was not to
+    /// hold them.
     pub dropped: u64,
 }
 
@@ -31,10 +32,12 @@ pub struct BulkStats {
 /// * [`new`](Self::new) drops, as a network card does. Each packet that the queue refuses is dropped and counted.
 /// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in the bulk, in order, and each
 ///   [`flush`](Self::flush) tries again. The caller stops making packets while [`room`](Self::room) is 0; a forwarding
-///   caller receives at most `room` frames. Then no packet is lost.
+///   caller receives at most `room` frames. Then no packet is lost for want of room in the queue.
 ///
-/// A packet that the queue will never take ([`Room::Never`]) is dropped and counted in both cases, so that it does not block
-/// the packets behind it.
+/// A packet that the queue refuses for another reason is dropped and counted in both cases, so that it does not block the
+/// packets behind it. The queue may never take it ([`Room::Never`]). Or the queue has room for it ([`Room::Now`]), and it
+/// could not be mapped into the device's DMA domain at that moment, for instance because the domain was full. A second attempt
+/// might map such a packet, but the bulk makes none. Only packets of another domain are mapped when they are sent.
 ///
 /// The place of a bulk is in a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes: both run in
 /// the poll context of the queue that received the frames. What is completed or dropped there goes straight back to the
@@ -89,8 +92,9 @@ impl<T: TxQueue> TxBulk<T> {
         Self::with(target, Self::CAPACITY, false)
     }
 
-    /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target` is full. Allocates the
-    /// room for them.
+    /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target` is full. A packet
+    /// that cannot be mapped into the target's DMA domain is dropped and counted, also if a later attempt might map it.
+    /// Allocates the room for the packets.
     pub fn holding(target: T, packets: usize) -> Self {
         Self::with(target, packets.max(Self::CAPACITY), true)
     }
@@ -127,7 +131,8 @@ impl<T: TxQueue> TxBulk<T> {
     /// holds, in order.
     ///
     /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room for, and all behind it.
-    /// What else the target refuses is dropped, here and now, and counted.
+    /// A packet that the target refuses for another reason is dropped and counted by this call: also a packet that could not
+    /// be mapped at this moment.
     pub fn flush(&mut self) {
         self.pushed = 0;
         self.target.complete();

@@ -84,7 +84,8 @@ impl Region<PeerShared> {
     /// dma-buf that can be mapped, or any other that has a size. What is left behind the last whole page is not used. Pages
     /// become resident when they are touched.
     ///
-    /// The range begins at a multiple of 4096, on hugetlbfs of the file system's page size. Two regions may be ranges of one
+    /// The range begins at a multiple of 4096, on hugetlbfs of the file system's page size. It may end anywhere; on hugetlbfs
+    /// the huge page that has its end is mapped, and reserved, as a whole. Two regions may be ranges of one
     /// file; ranges that overlap are the same bytes, as for two processes. A peer that is given the file can write all of
     /// it.
     ///
@@ -113,10 +114,11 @@ impl Region<PeerShared> {
         let (pages, len) = whole_pages(len, order)?;
         let failed = |step| move |source| RegionError::File { step, source };
         let part = Some((file.as_fd(), offset));
-        // Only the kernel knows how reserved huge pages are to be aligned.
-        let mapping = match on_hugetlbfs(file.as_fd()) {
-            true => Mapping::huge(part, len),
-            false => Mapping::new(part, len, MapFlags::empty()),
+        // Only the kernel knows how reserved huge pages are to be aligned. It maps whole ones, and then refuses to unmap, or
+        // to keep from child processes, a part of one. The file ends with a whole one, too.
+        let mapping = match huge_page(file.as_fd()) {
+            Some(huge) => Mapping::huge(part, len.next_multiple_of(huge)),
+            None => Mapping::new(part, len, MapFlags::empty()),
         };
         let mut mapping = mapping.map_err(failed("map"))?;
         mapping.keep_from_children().map_err(failed("keep from child processes"))?;
@@ -204,6 +206,8 @@ fn is_memfd(file: BorrowedFd<'_>) -> bool {
         .map_or(true, |name| name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"))
 }
 
-fn on_hugetlbfs(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == libc::HUGETLBFS_MAGIC)
+/// Bytes in a page of the file's file system, if that is hugetlbfs.
+fn huge_page(file: BorrowedFd<'_>) -> Option<usize> {
+    let fs = rustix::fs::fstatfs(file).ok().filter(|fs| fs.f_type == libc::HUGETLBFS_MAGIC)?;
+    usize::try_from(fs.f_bsize).ok().filter(|&bytes| bytes > 0)
 }

@@ -294,3 +294,23 @@ fn beside_memory_of_the_systems() {
     assert_eq!((provided.stats().inflight(), own.stats().inflight()), (0, 0));
     common::close_balanced(own, &domain);
 }
+
+/// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole huge page. This needs a
+/// reserved huge page: the test is empty on systems without one.
+#[test]
+fn a_part_of_a_huge_page() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let Ok(file) = memfd_create("part of a huge page", flags) else { return };
+    ftruncate(&file, 2 << 20).unwrap();
+    let region = match Region::from_fd(file, ..12 << 10, 0) {
+        Err(RegionError::File { source, .. }) if source.kind() == std::io::ErrorKind::OutOfMemory => {
+            eprintln!("skipped: there is no huge page");
+            return;
+        }
+        region => region.unwrap(),
+    };
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("part of a huge page");
+    assert!(region.pages() == 3 && mapped());
+    drop(region);
+    assert!(!mapped());
+}

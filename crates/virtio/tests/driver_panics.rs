@@ -8,7 +8,8 @@ use driver_common::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{
-    Direction, DmaDomain, MapError, MemoryTable, PeerShared, Provider, RawPage, Region, RegionOptions, RegionProvider,
+    Direction, DmaDomain, MapError, MemoryTable, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions,
+    RegionProvider,
 };
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
@@ -235,6 +236,50 @@ fn a_panic_over_a_sent_packet() {
     }
     assert_eq!(rounds, [rounds[0]; 5]);
     drop(tx);
+    assert_closed(&rx.close().unwrap(), 0);
+    drop((net, device));
+}
+
+/// A domain panics when a packet of its own pages is synced: the packet leaves the queue, and the ring takes as many packets
+/// afterwards as before.
+#[test]
+fn a_panic_over_a_packet_of_the_domain() {
+    let (pages, calls) = (memory(1024), Calls::default());
+    let sync = calls.sync.clone();
+    let (device, backend) = Hostile::new(Behaviour::default());
+    let options = NetOptions::new(RxMode::Small)
+        .memory(pages.region().clone(), pages.clone())
+        .tx_pages(512)
+        .domain(move |table| Arc::new(Domain(table, calls)));
+    let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
+    let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
+    let (mut ring, pair) = (device.ring(1), pairs.remove(0));
+    let (rx, mut tx) = (pair.rx, pair.tx);
+    // With room for the header in front, and without.
+    let mut rounds = Vec::new();
+    for (headroom, panics) in [(64, false), (64, true), (0, true), (64, false)] {
+        let packet = |headroom: usize| Packet::new(pool.alloc().unwrap().freeze_range(headroom..headroom + 60));
+        if panics {
+            sync.arm();
+            assert!(catch_unwind(AssertUnwindSafe(|| tx.send(packet(headroom)))).is_err());
+            assert_eq!(tx.posted(), 0);
+        }
+        let mut sent = 0;
+        while tx.send(packet(64)).is_ok() {
+            sent += 1;
+        }
+        tx.flush();
+        rounds.push(sent);
+        while let Some(head) = ring.take() {
+            ring.give(head.into(), 0);
+        }
+        tx.complete();
+        assert_eq!(tx.posted(), 0);
+    }
+    assert_eq!(rounds, [rounds[0]; 4]);
+    assert_eq!(tx.stats().frames, 4 * rounds[0]);
+    drop(tx);
+    assert_closed(&pool.close(), 0);
     assert_closed(&rx.close().unwrap(), 0);
     drop((net, device));
 }

@@ -82,20 +82,19 @@ impl<M: PeerMemory> Space<M> {
         }
     }
 
-    /// The CPU is done with the bytes of a packet of this domain, the device is about to read them.
+    /// The CPU is done with the bytes of a packet of this domain, the device is about to read them. Returns a panic of the
+    /// domain, which the caller resumes when the packet has left its slot.
     #[inline]
-    pub(super) fn sync(&self, packet: &Packet<M>) {
-        if self.needs_sync {
-            self.sync_all(packet);
-        }
+    pub(super) fn sync(&self, packet: &Packet<M>) -> Result<(), Panics> {
+        if self.needs_sync { self.sync_all(packet) } else { Ok(()) }
     }
 
     #[cold]
-    fn sync_all(&self, packet: &Packet<M>) {
-        if let Memory::Domain(domain) = &self.memory {
-            let sync = |f: &Frag<M>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
-            packet.fragments().filter(|f| f.len() > 0).for_each(sync);
-        }
+    fn sync_all(&self, packet: &Packet<M>) -> Result<(), Panics> {
+        let Memory::Domain(domain) = &self.memory else { return Ok(()) };
+        let sync = |f: &Frag<M>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
+        let mut panics = Panics::default();
+        panics.call(|| packet.fragments().filter(|f| f.len() > 0).for_each(sync)).ok_or(panics)
     }
 
     /// Maps what is of another domain, and syncs all, for a packet whose fragments that are not empty are to have the
@@ -147,7 +146,7 @@ impl<M: PeerMemory> Space<M> {
     /// The device is done with what descriptor `id` points to.
     fn release(&mut self, id: u16) {
         let Memory::Domain(domain) = &self.memory else { return };
-        // Before the call to a stranger: once, whatever happens there.
+        // Before the call to the domain, which may panic: a fragment is unmapped once.
         let place = std::mem::take(&mut self.places[usize::from(id)]);
         if place.mapped > 0 {
             self.out -= 1;

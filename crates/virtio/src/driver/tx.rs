@@ -6,6 +6,7 @@
 
 use super::Link;
 use super::chains::{Chains, HeaderArray};
+use super::panics::Panics;
 use super::ring::DriverRing;
 use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
@@ -130,12 +131,30 @@ impl<M: PeerMemory> VirtioTx<M> {
         let len = packet.len();
         let packet = self.packets[usize::from(head)].insert(packet);
         let in_place = packet.prepend(&header);
-        self.space.sync(packet);
+        if let Err(panic) = self.space.sync(packet) {
+            return self.unsent(head, in_place, panic);
+        }
         let mut bytes = len;
         let payload = payload.inspect(|&(_, len)| bytes += len as usize);
         self.chains.post_with(head, packet, header, in_place, |frag| self.space.known(frag), payload, held);
         self.count(bytes);
         Ok(())
+    }
+
+    /// The domain panicked over the packet in slot `head`, which has no other descriptor yet: empties the slot, frees the
+    /// descriptor, and goes on with the panic. Returns the packet if this thread unwinds already.
+    #[cold]
+    #[inline(never)]
+    fn unsent(&mut self, head: u16, in_place: bool, panic: Panics) -> Result<(), Packet<M>> {
+        let packet = self.packets[usize::from(head)].take();
+        self.chains.free(head);
+        panic.resume();
+        let Some(mut packet) = packet else { return Ok(()) };
+        if in_place {
+            let undone = packet.pull(VnetHdr::LEN);
+            debug_assert!(undone.is_ok());
+        }
+        Err(packet)
     }
 
     /// Whether a frame asks for something that was not negotiated.
@@ -229,13 +248,16 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
         if !packet.fragments().all(|f| self.space.address(f).is_some()) {
             return self.send_mapped(head, packet);
         }
-        self.count(packet.len());
+        let len = packet.len();
         let header = header(packet.meta).to_bytes();
         // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
         let packet = self.packets[usize::from(head)].insert(packet);
         let in_place = packet.prepend(&header);
-        self.space.sync(packet);
+        if let Err(panic) = self.space.sync(packet) {
+            return self.unsent(head, in_place, panic);
+        }
         self.chains.post(head, packet, header, in_place, |_, frag| self.space.known(frag));
+        self.count(len);
         Ok(())
     }
 

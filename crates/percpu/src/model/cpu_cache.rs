@@ -25,17 +25,21 @@ fn drain(cache: &CpuCache, found: &mut Vec<NonZeroUsize>) {
 
 /// For models of more steps: at most three preemptions.
 fn bounded(body: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.max_branches = 10_000;
-    model.check(body);
+    let body = std::sync::Arc::new(body);
+    crate::both_ways(|| {
+        let body = body.clone();
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.max_branches = 10_000;
+        model.check(move || body());
+    });
 }
 
 /// Pop against push: an item is found once, with what was written before it was pushed. The push is on the CPU of the pop, or on another.
 #[test]
 fn pop_against_push() {
     for cpu in [0, 1] {
-        loom::model(move || {
+        check(None, move || {
             let (cache, contents) = (cache_of(2, 4), Contents::new());
             let pusher = {
                 let (cache, contents) = (cache.clone(), contents.clone());
@@ -59,7 +63,7 @@ fn pop_against_push() {
 /// Pop against pop on one CPU: each item is found by one of them.
 #[test]
 fn pop_against_pop() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(2, 4);
         assert!(push(&cache, 7) && push(&cache, 8));
         let popper = {
@@ -76,7 +80,7 @@ fn pop_against_pop() {
 /// Pop against reclaim: the item is the popping thread's, or in the depot.
 #[test]
 fn pop_against_reclaim() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(2, 4);
         assert!(push(&cache, 7) && push(&cache, 8));
         let popper = {
@@ -94,7 +98,7 @@ fn pop_against_reclaim() {
 /// A pop that makes the previous magazine the loaded one, and a push that does so, against reclaim.
 #[test]
 fn turn_against_reclaim() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(1, 6);
         assert!(push(&cache, 7) && push(&cache, 8));
         let other = {
@@ -115,7 +119,7 @@ fn turn_against_reclaim() {
 /// A pop that fetches a magazine from the depot against reclaim: the magazine is on the CPU or in the depot, never both.
 #[test]
 fn load_against_reclaim() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(2, 4);
         // SAFETY: the model keeps the cache.
         assert_eq!(unsafe { CpuCache::push_many(&*cache, &[item(7), item(8)]) }, 2);
@@ -163,7 +167,7 @@ fn push_against_reclaim() {
 /// is empty again.
 #[test]
 fn exchange_against_exchange() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(2, 6);
         (1..=4).for_each(|n| assert!(push(&cache, n)));
         let pusher = {
@@ -212,7 +216,7 @@ fn load_against_load_and_push() {
 /// A full magazine goes from one CPU by the depot to the other: what was written before its items were pushed is seen.
 #[test]
 fn hand_over_between_cpus() {
-    loom::model(|| {
+    check(None, || {
         let (cache, contents) = (cache_of(1, 6), Contents::new());
         let pusher = {
             let (cache, contents) = (cache.clone(), contents.clone());
@@ -237,7 +241,7 @@ fn hand_over_between_cpus() {
 #[test]
 fn push_against_close() {
     for (capacity, before) in [(1, 0), (1, 2), (2, 1)] {
-        loom::model(move || {
+        check(None, move || {
             let (cache, contents) = (cache_of(capacity, 6), Contents::new());
             (0..before).for_each(|n| assert!(push(&cache, 1 + n)));
             let pusher = {
@@ -275,7 +279,7 @@ fn push_against_close() {
 /// Close against reclaim: the cache is closed whichever comes first, and all items are found afterwards.
 #[test]
 fn reclaim_against_close() {
-    loom::model(|| {
+    check(None, || {
         let cache = cache_of(1, 4);
         assert!(push(&cache, 7));
         let reclaimer = {
@@ -292,7 +296,7 @@ fn reclaim_against_close() {
 /// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
 #[test]
 fn list_pop_against_pop_and_push() {
-    loom::model(|| {
+    check(None, || {
         let magazines: Arc<Vec<_>> = Arc::new((1..=3).map(|index| Magazine::new(1, index)).collect());
         let list = Arc::new(List::new());
         magazines.iter().rev().for_each(|magazine| list.put_back(magazine));

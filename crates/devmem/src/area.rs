@@ -129,7 +129,7 @@ pub struct AreaProvider<M: Memory> {
 }
 
 impl<M: Memory> AreaProvider<M> {
-    /// An area of a region, which its user brought, and the user's end of a refill ring with room for `entries`.
+    /// An area of a region that the user provides, and the user's end of a refill ring with room for `entries`.
     ///
     /// # Errors
     ///

@@ -110,7 +110,7 @@ pub struct BindingStats {
 /// A binding's memory, as those who hold it share it. Reached by a [`Binding`] or a [`BindingRef`].
 pub struct BoundMemory {
     id: u64,
-    /// In front of all pages. Its own to nobody: asked by the one [`BindingProvider`] only.
+    /// Passes out the pages of this memory. Only the [`BindingProvider`] takes pages from it.
     supply: Arc<RegionProvider<Device>>,
     ledger: Ledger,
     queues: Arc<AtomicUsize>,
@@ -184,7 +184,7 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 static CLEANED: AtomicU64 = AtomicU64::new(0);
 
 /// Pages of this process's bindings that were not home when their binding had gone: those that a device kept when it
-/// died ([quarantined](netmem_pool::PagePool::quarantine)), or that somebody forgot on purpose. Else 0.
+/// died ([quarantined](netmem_pool::PagePool::quarantine)), or that were leaked ([`forget`](std::mem::forget)). Else 0.
 #[must_use]
 pub fn lost_pages() -> u64 {
     LOST.load(Ordering::Relaxed)
@@ -338,7 +338,7 @@ impl<C: BindingCount> Binding<C> {
         Ok(Self { owner, provider })
     }
 
-    /// Where the pools of its queues take their pages. A provider of somebody's own that hands out pages of this one must keep it, not
+    /// Where the pools of its queues take their pages. A user's provider that hands out pages of this one must keep this one, not
     /// only the region: what is queued on sockets relies on it.
     #[must_use]
     pub fn provider(&self) -> Arc<dyn Provider<Device>> {

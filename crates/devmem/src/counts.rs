@@ -6,8 +6,8 @@
 //!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    zeros of the kernel's, which become memory when they are written
 //! ```
 //!
-//! A return looks at a count before it exchanges it, and what is not written is no memory: nobody makes any by making up tokens. Bits are
-//! set and read relaxed: who reads them, the last handle or an area's end, comes after all that were set.
+//! A return reads a count before it exchanges it, and memory becomes resident only when it is written: a made-up token takes no
+//! memory. Bits are set and read relaxed: the reader is the last handle or an area's end, and comes after all that set them.
 
 use crate::error::DeliverError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -111,7 +111,7 @@ pub(crate) struct Base {
     summary: NonNull<Line>,
 }
 
-// SAFETY: addresses of atomics; whoever looks at them says why he may.
+// SAFETY: addresses of atomics; each method that follows them says why they are still valid.
 unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
@@ -209,7 +209,7 @@ mod memory {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: mapped by `new`, and nobody uses it any more.
+            // SAFETY: mapped by `new`, and not used any more.
             let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), self.bytes) };
             debug_assert!(unmapped.is_ok());
         }

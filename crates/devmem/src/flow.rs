@@ -3,7 +3,7 @@
 //! ```text
 //!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, copied and checked ──► mailbox of the socket ──► Socket::recv
 //!                             │
-//!                             └─ nobody's, not understood, not vouched for: dropped, in the poll context, and counted
+//!                             └─ no socket, not understood, not vouched for: dropped, in the poll context, and counted
 //! ```
 //!
 //! Each receive queue has a [`FlowQueue`] of its own, which knows what binding the queue receives into; the table behind is read by RCU.
@@ -26,7 +26,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FlowBindError {
-    /// Somebody has the port.
+    /// Another socket has the port.
     #[error("port {port} is taken by another socket; close that, or bind port 0 for one that is free")]
     Taken {
         /// The port.
@@ -50,7 +50,7 @@ pub struct FlowStats {
     pub fragments: u64,
     /// Frames with wrong lengths or header checksums.
     pub malformed: u64,
-    /// Frames that are not UDP over IP, or are segments that nobody can cut.
+    /// Frames that are not UDP over IP, or are segments that cannot be cut.
     pub other: u64,
     /// Datagrams for a port that no socket has.
     pub no_socket: u64,
@@ -95,7 +95,7 @@ impl<C: BindingCount> Flows<C> {
         Ok(port)
     }
 
-    /// The socket is found by nobody who looks for it from now on.
+    /// From now on no frame finds the socket.
     pub(crate) fn remove(&self, port: u16) {
         let replaced = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);

@@ -25,10 +25,10 @@ pub(crate) struct Headers {
     pub(crate) len: usize,
 }
 
-/// Why a frame has no datagram for anybody.
+/// Why a frame has no datagram for any socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drop {
-    /// Headers go on in device memory, where nobody can read them. The port, if that much was in the head.
+    /// Headers go on in device memory, which the CPU cannot read. The port, if that much was in the head.
     InDeviceMemory(Option<u16>),
     /// A fragment of an IP datagram.
     Fragment,

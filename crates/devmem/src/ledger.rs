@@ -29,7 +29,7 @@ impl Ledger {
 
     /// Notes that `n` of them are home.
     pub(crate) fn give(&self, n: u64) {
-        // Release: what was done with the pages comes before whoever finds the word drained.
+        // Release: what was done with the pages happens before a thread finds the word drained.
         self.0.fetch_sub(n, Ordering::AcqRel);
     }
 

@@ -14,7 +14,7 @@
 //! # Tokens
 //!
 //! A fragment in device memory is delivered as a place in a binding and a [`Token`], a number that means something to one
-//! socket only; giving the token back gives up the reference to the page. Nothing is looked up in a tree, and nobody waits:
+//! socket only; giving the token back gives up the reference to the page. Nothing is looked up in a tree, and no thread waits:
 //! a token is the beginning of its binding's range plus the page's index, and the socket has a count for each page.
 //!
 //! ```text

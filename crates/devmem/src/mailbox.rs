@@ -99,7 +99,7 @@ pub(crate) struct Delivered {
 /// A socket as the network side sees it.
 pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
-    /// Whether datagrams are wanted that nobody vouches for.
+    /// Whether datagrams are wanted whose checksum is not vouched for.
     unvouched: bool,
     pub(crate) delivered: Delivered,
 }

@@ -26,7 +26,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-// SAFETY: a model has one; nobody takes a reference once it is unbound.
+// SAFETY: a model has one; no thread takes a reference once it is unbound.
 unsafe impl Pages for Handle {
     fn id(&self) -> u64 {
         7
@@ -39,7 +39,7 @@ unsafe impl Pages for Handle {
     unsafe fn put(&self, index: u32, n: u32) {
         assert!(index < 2);
         self.0.touch();
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks that no thread writes.
         self.0.contents.with(|at| assert_eq!(unsafe { *at }, 1));
         assert!(self.0.out.fetch_sub(n, Ordering::AcqRel) >= n, "more puts than references");
         self.0.touch();
@@ -53,14 +53,14 @@ unsafe impl Pages for Handle {
 
 impl Device {
     fn touch(&self) {
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks that no thread writes.
         self.alive.with(|alive| assert!(unsafe { *alive }));
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: loom checks that nobody else reads or writes.
+        // SAFETY: loom checks that no other thread reads or writes.
         self.alive.with_mut(|alive| unsafe { *alive = false });
         self.gone.store(true, Ordering::Relaxed);
         let out = self.out.load(Ordering::Relaxed);

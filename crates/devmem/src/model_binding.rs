@@ -33,7 +33,7 @@ unsafe impl<C: Count> Sync for Memory<C> {}
 
 impl<C: Count> Memory<C> {
     fn touch(&self) {
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks that no thread writes.
         self.alive.with(|alive| assert!(unsafe { *alive }));
     }
 }
@@ -54,7 +54,7 @@ unsafe impl<C: Count> Pages for Memory<C> {
             // The page leaves the pool, which had lingered for it and goes.
             let pool = self.pool.clone();
             self.ledger.give(1);
-            // SAFETY: whoever brings the last page home; loom checks that there is no other.
+            // SAFETY: this thread brings the last page home; loom checks that there is no other.
             drop(pool.0.with_mut(|keeps| unsafe { (*keeps).take() }));
         }
         self.touch();
@@ -79,14 +79,14 @@ fn bind<C: Count>() -> Bound<C> {
     let memory = Memory { ledger: Ledger::new(), refs: AtomicU32::new(0), pool: pool.clone(), alive };
     let ends = ended.clone();
     let owner = Owner::try_with_release(memory, move |memory: Memory<C>| {
-        // SAFETY: loom checks that nobody else reads or writes.
+        // SAFETY: loom checks that no other thread reads or writes.
         memory.alive.with_mut(|alive| unsafe { *alive = false });
         ends.1.fetch_add(memory.ledger.out() as u32, Ordering::Relaxed);
         ends.0.fetch_add(1, Ordering::Relaxed);
     })
     .expect("a slot");
     let keeps = owner.get();
-    // SAFETY: nobody else has it yet.
+    // SAFETY: no other thread has it yet.
     pool.0.with_mut(|at| unsafe { *at = Some(keeps) });
     assert!(owner.ledger.take(1));
     Bound { owner, ended }
@@ -105,7 +105,7 @@ fn last_put_against_unbind<C: Count>() {
         owner.refs.store(1, Ordering::Relaxed);
         {
             // As a socket does: by the reference in the provider, which the fragment keeps.
-            // SAFETY: nobody else has the pool yet.
+            // SAFETY: no other thread has the pool yet.
             let mut receive = table.receive();
             owner.pool.0.with(|keeps| {
                 // SAFETY: as above.

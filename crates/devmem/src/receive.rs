@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 /// cost of a look at those counts, 1024 at a time, of which one was ever used, and at a word for 65,536 others.
 pub struct TokenTable<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
-    /// What is known of ranges, by the binding's id. It may list bindings that are gone, which nobody asks for.
+    /// What is known of ranges, by the binding's id. It may list bindings that are gone; these are not looked up any more.
     known: Vec<Known>,
     /// Where in `known` a binding was when one with the same id modulo [`HINTS`] was asked for last.
     hints: [u32; HINTS],
@@ -116,7 +116,7 @@ impl<B: Pages + Clone> TokenTable<B> {
         }
         let (first, counts) = self.shared.attach(binding, self.known.len())?;
         if self.reserved.is_empty() {
-            // Nobody else has the counts: their range is gone.
+            // If this list alone has the counts, their range is gone.
             self.known.retain(|known| Arc::strong_count(&known.counts) > 1);
             at = self.known.partition_point(|known| known.binding < binding.id());
         }

@@ -6,7 +6,7 @@
 //!               a gap here waits until `next` has come around
 //! ```
 //!
-//! Number 0 is never given out: a token that nobody has filled in is foreign.
+//! Number 0 is never given out: a token that was not filled in is foreign.
 
 /// One past the last token.
 const END: u64 = 1 << 32;
@@ -21,7 +21,7 @@ impl Space {
         Self { next: 1 }
     }
 
-    /// Finds `pages` numbers in a row that nobody has: from where the last were found to the end, then from the beginning.
+    /// Finds `pages` free numbers in a row: from where the last were found to the end, then from the beginning.
     /// `taken` are the ranges in use, first and last, in order.
     pub(crate) fn place(&mut self, pages: u32, taken: impl Iterator<Item = (u32, u32)> + Clone) -> Option<u32> {
         let base = first_gap(self.next, pages, taken.clone()).or_else(|| first_gap(1, pages, taken))?;

@@ -1,7 +1,7 @@
 //! What all handles of a socket share: the ranges, and the end. And the theory of tokens.
 //!
 //! A socket gives each binding that it meets a range of its own 32-bit space, one number for each page. What it has delivered
-//! it counts, by page; a token that comes back takes one from the count, and whoever does so gives up a reference to the page.
+//! it counts, by page; a token that comes back takes one from the count, and with it gives up a reference to the page.
 //!
 //! ```text
 //!   token      range (first ..= last, binding)      page = token - first      count of the page
@@ -24,7 +24,7 @@
 //! | `Returner`, `Clone + Sync` | any | take from counts that are not 0 |
 //! | the last handle | alone | all |
 //!
-//! So a receive has no other receive to race with, and the end has nobody: whatever returns has a handle.
+//! So a receive has no other receive to race with. The end races with nothing, because every returning thread has a handle.
 //!
 //! # The races
 //!
@@ -79,7 +79,7 @@
 //! another thread may see that before the put has returned, take the range out of the table, and drop the only handle.
 //!
 //! ```text
-//!   return                                  anybody
+//!   return                                  another thread
 //!   section begins, finds the range
 //!   exchange(1 -> 0)
 //!   put ── the last page is home
@@ -99,7 +99,7 @@
 //!
 //! The addition of a commit is a release, and the exchange that takes an acquire: who puts a page does so after all that the
 //! receiver did with it. Returns in between keep the chain, for they are read-modify-writes. Counts are
-//! zeros before anybody finds them. A range is published by the table's replacement before its first token is told; who
+//! zeros before a thread can find them. A range is published by the table's replacement before its first token is told; who
 //! has the token comes after that. Counts that are found by the last handle are read relaxed: it comes after the others' drops.
 
 use crate::Pages;
@@ -209,12 +209,12 @@ struct Ranges<B> {
     space: Space,
 }
 
-/// Invariant: a count above zero in a range's counts is that many references to the page, which are the table's. Whoever
-/// takes one from a count has that reference.
+/// Invariant: a count above zero in a range's counts is that many references to the page, which are the table's. A
+/// thread that takes one from a count has that reference.
 pub(crate) struct Shared<B: Pages> {
     /// The ranges in use, for those who give back.
     pub(crate) snapshot: Snapshot<Table<B>>,
-    /// The same, for those who change them. Nobody's code runs with it.
+    /// The same, for those who change them. No user code runs while it is locked.
     ranges: Mutex<Ranges<B>>,
     foreign: AtomicU64,
     excess: AtomicU64,
@@ -255,8 +255,8 @@ impl<B: Pages + Clone> Shared<B> {
         Ok((first, counts))
     }
 
-    /// Lets go of bindings of which nothing is left. What that releases is released by whoever calls, or whoever is the
-    /// last to leave a section.
+    /// Lets go of bindings of which nothing is left. What that releases is released by the calling thread, or by the
+    /// last thread to leave a section.
     #[cold]
     pub(crate) fn release_drained(&self) -> usize {
         let mut gone: Vec<Range<B>> = Vec::new();
@@ -288,7 +288,7 @@ impl<B: Pages + Clone> Shared<B> {
     }
 }
 
-/// The last handle is gone: nobody else receives or gives back.
+/// The last handle is gone: no other thread receives or gives back.
 impl<B: Pages> Drop for Shared<B> {
     fn drop(&mut self) {
         let live = mem::take(&mut self.ranges.lock().unwrap_or_else(PoisonError::into_inner).live);

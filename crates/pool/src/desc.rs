@@ -298,12 +298,12 @@ mod model {
         loom::model(|| {
             let page = page(3);
             let drops = |page: &Page| {
-                // SAFETY: loom checks that nobody writes.
+                // SAFETY: loom checks that no thread writes.
                 page.bytes.with(|b| assert_eq!(unsafe { *b }, 0));
                 let last = page.desc.is_sole() || page.desc.put();
                 if last {
                     assert!(page.desc.is_sole(), "as it is at home");
-                    // SAFETY: loom checks that nobody else reads or writes.
+                    // SAFETY: loom checks that no other thread reads or writes.
                     page.bytes.with_mut(|b| unsafe { *b = 1 });
                 }
                 last
@@ -317,19 +317,19 @@ mod model {
         });
     }
 
-    /// Last drop against clone: a holder that makes another while the rest let go. Whoever is last has the page alone.
+    /// Last drop against clone: a holder makes another while the rest let go. The thread of the last drop has the page alone.
     #[test]
     fn last_drop_against_clone() {
         loom::model(|| {
             let page = page(2);
             let reads = |page: &Page| {
-                // SAFETY: loom checks that nobody writes.
+                // SAFETY: loom checks that no thread writes.
                 page.bytes.with(|b| assert_eq!(unsafe { *b }, 0));
             };
             let drops = |page: &Page| {
                 let last = page.desc.is_sole() || page.desc.put();
                 if last {
-                    // SAFETY: loom checks that nobody else reads or writes.
+                    // SAFETY: loom checks that no other thread reads or writes.
                     page.bytes.with_mut(|b| unsafe { *b = 1 });
                 }
                 last

@@ -1,20 +1,20 @@
-//! How a page comes home past the magazines, and how a pool ends: the return stack, the count of pages that are out, and the rule
-//! that says which thread frees the pool.
+//! How a page comes home without passing through the magazines, and how a pool ends: the return stack, the count of
+//! pages that are out, and the rule that says which thread frees the pool.
 //!
 //! ```text
 //!   state        return stack    left               a page that is dropped elsewhere
 //!   ─────────    ────────────    ───────────────    ─────────────────────────────────────────────────────────────────────
-//!   open         null or pages   0 - past           circulating pool: pushed. Page per packet: unmapped, given, left -= 1
+//!   open         null or pages   0 - direct         circulating pool: pushed. Page per packet: unmapped, given, left -= 1
 //!     │ close: the depot is closed, then the stack; the owner takes what is in them
-//!   closing      CLOSED          0 - past           unmapped, given, left -= 1
+//!   closing      CLOSED          0 - direct         unmapped, given, left -= 1
 //!     │ owner_leaves: left += out
 //!   lingering    CLOSED          pages still out    unmapped, given, left -= 1; the return that makes it 0 frees the pool
 //!     │ 0
 //!   gone         freed           0                  there is none
 //! ```
 //!
-//! `past` is the number of pages that went to the provider without passing through the owner. `out` is the number of pages that the
-//! owner took from the provider and never saw again. *Given* means given to the provider.
+//! `direct` is the number of pages that left the pool on a returning thread: given to the provider, or kept in quarantine. `out` is
+//! the number of pages that the owner took from the provider and never saw again. *Given* means given to the provider.
 //!
 //! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so there is no ABA:
 //! a push compares with the head to which it linked its page. If that head went and came back, the link is right again.
@@ -162,8 +162,8 @@ impl End {
         record.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// How many pages left that way, while the owner is there.
-    pub(crate) fn past_owner(&self) -> u64 {
+    /// How many pages have left on returning threads, for as long as the owner is there.
+    pub(crate) fn left_directly(&self) -> u64 {
         self.record.left.load(Ordering::Acquire).unsigned_abs()
     }
 }
@@ -172,7 +172,7 @@ impl End {
 #[derive(Debug)]
 pub(crate) struct Record {
     name: String,
-    /// Minus the pages that left past the owner; after the owner left, the pages still out.
+    /// Minus the pages that left on returning threads; after the owner left, the pages still out.
     left: AtomicI64,
     books: Mutex<Books>,
 }
@@ -182,13 +182,13 @@ pub(crate) struct Record {
 struct Books {
     /// The pool, while its owner is there.
     pool: Option<NonNull<PollHome>>,
-    /// The counters as they were when the owner left, without the pages that left past it.
+    /// The counters as they were when the owner left, without the pages that left on returning threads.
     stats: PoolStats,
     /// Pages that the owner had taken and never saw again.
     out: u64,
-    /// Whether a page that leaves past the owner is unmapped by that.
+    /// Whether a returning thread that gives a page to the provider also unmaps it.
     unmaps: bool,
-    /// Pages in quarantine that left past the owner.
+    /// Pages in quarantine that left on returning threads.
     kept: u64,
 }
 
@@ -228,15 +228,15 @@ impl Record {
     pub(crate) fn stats(&self) -> PoolStats {
         let books = self.books();
         // `out` is in both or in neither.
-        let past = books.out.wrapping_sub(self.left.load(Ordering::Acquire).cast_unsigned());
-        books.stats(past)
+        let direct = books.out.wrapping_sub(self.left.load(Ordering::Acquire).cast_unsigned());
+        books.stats(direct)
     }
 }
 
 impl Books {
-    /// The counters when `past` pages have left past the owner.
-    fn stats(&self, past: u64) -> PoolStats {
-        let released = past - self.kept;
+    /// The counters when `direct` pages have left on returning threads.
+    fn stats(&self, direct: u64) -> PoolStats {
+        let released = direct - self.kept;
         let mut stats = match self.pool {
             // SAFETY: the owner is there.
             Some(pool) => unsafe { pool.as_ref() }.stats(released),
@@ -247,7 +247,7 @@ impl Books {
     }
 }
 
-/// The ways home past the magazines, and the pool's end.
+/// How pages come home without passing through the magazines, and the pool's end.
 impl<M: Memory> Shared<M> {
     /// Any thread, for a page that the depot does not take.
     pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
@@ -283,7 +283,7 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Any thread, for a page in quarantine: it is counted, and used by nobody again. `kept` is never entered, so that all such pages
+    /// Any thread, for a page in quarantine: it is counted, and never used again. `kept` is never entered, so that all such pages
     /// come this way.
     pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
@@ -367,7 +367,7 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Open to closing: takes all that came back, for the last time. What comes from now on leaves past the owner.
+    /// Open to closing: takes all that came back, for the last time. From now on pages leave on returning threads.
     fn close(&self, panics: &mut Panics) {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {
@@ -401,17 +401,17 @@ impl<M: Memory> Shared<M> {
             let record = s.end.record.clone();
             let out = s.front.cache.held.get();
             End::touch(&raw const s.end);
-            let (past, stats) = {
+            let (direct, stats) = {
                 // The books take leave of the pool before it can be freed.
                 let mut books = record.books();
                 books.stats = s.front.stats(0);
                 books.unmaps = s.domain.is_some() && !s.front.cache.counters.all_unmapped.get();
                 (books.out, books.pool) = (out, None);
                 // Closing to lingering.
-                let past = record.left.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
-                (past, books.stats(past))
+                let direct = record.left.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
+                (direct, books.stats(direct))
             };
-            let outstanding = out - past;
+            let outstanding = out - direct;
             if outstanding == 0 {
                 Self::free(this.as_ptr(), &mut panics);
             }
@@ -431,7 +431,7 @@ impl<M: Memory> Shared<M> {
     ///
     /// The owner has left, all pages are back, and the caller's addition made `left` zero.
     unsafe fn free(this: *mut Self, panics: &mut Panics) {
-        // SAFETY: made by `PagePool::build`, and nobody else touches it any more.
+        // SAFETY: made by `PagePool::build`, and no other thread touches it any more.
         let pool = unsafe { Box::from_raw(this) };
         #[cfg(all(loom, test))]
         {

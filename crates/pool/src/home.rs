@@ -162,7 +162,7 @@ impl Home {
         !at.is_null()
     }
 
-    /// Takes a page that nobody uses.
+    /// Takes a page that is not in use.
     ///
     /// # Safety
     ///
@@ -277,7 +277,7 @@ impl Home {
         unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
     }
 
-    /// Takes up to [`MAGAZINE`] pages that nobody uses: all of them, also if user code panics over one.
+    /// Takes up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics over one.
     ///
     /// # Safety
     ///

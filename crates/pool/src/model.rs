@@ -126,7 +126,7 @@ impl Machine {
 
     /// Uses a page, as its only user does.
     fn write(&self, page: &Page<Private>) {
-        // SAFETY: loom checks that nobody else reads or writes.
+        // SAFETY: loom checks that no other thread reads or writes.
         self.contents[page.index() as usize].with_mut(|contents| unsafe { *contents += 1 });
     }
 

@@ -477,7 +477,7 @@ impl<M: Memory> PagePool<M> {
     pub fn stats(&mut self) -> PoolStats {
         self.drain();
         let s = self.shared();
-        s.front.stats(s.end.past_owner())
+        s.front.stats(s.end.left_directly())
     }
 
     /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic addition.
@@ -487,7 +487,7 @@ impl<M: Memory> PagePool<M> {
     }
 
     /// Gives up a page that a device kept when it stopped answering. The device may still write there, so the page is unmapped, and
-    /// used by nobody again until its region goes. Of a page that was split or shared, any part will do: the page counts as
+    /// not used again until its region goes. Of a page that was split or shared, any part will do: the page counts as
     /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows there as in
     /// flight.
     pub fn quarantine(&mut self, page: Page<M>) {
@@ -536,7 +536,7 @@ impl<M: Memory> Drop for PagePool<M> {
 impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.shared();
-        write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.end.past_owner()))
+        write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.end.left_directly()))
     }
 }
 

@@ -70,7 +70,7 @@ impl<M: Memory> Shared<M> {
 
     /// Pages that the pool has from its provider.
     pub(crate) fn held(&self) -> u64 {
-        self.front.cache.held.get() - self.end.past_owner()
+        self.front.cache.held.get() - self.end.left_directly()
     }
 
     /// A page. Looks at other CPUs no sooner than `rest` after the last time.
@@ -296,7 +296,7 @@ impl<M: Memory> Shared<M> {
         let (limit, held) = (self.limit.get(), self.front.cache.held.get());
         match limit.saturating_sub(held) {
             // Pages that left past the owner are out of the pool, though `held` counts them.
-            0 => limit.saturating_add(self.end.past_owner()).saturating_sub(held),
+            0 => limit.saturating_add(self.end.left_directly()).saturating_sub(held),
             room => room,
         }
     }

@@ -29,7 +29,7 @@ pub struct Restarted<Q, C> {
     pub queue: Q,
     /// How its pools from before stood when they were closed.
     pub closed: C,
-    /// Frames that the device had received and nobody had polled yet: they are lost.
+    /// Frames that the device had received and that had not been polled yet. They are lost.
     pub unread: u16,
 }
 

@@ -127,8 +127,8 @@ impl DriverRing {
         self.ring.set_avail_idx(self.next_avail);
     }
 
-    /// Wakes the device if it sleeps. To be called before anybody waits for what was published; it empties the store
-    /// buffer, so not for every batch.
+    /// Wakes the device if it sleeps. To be called before a thread waits for what was published. It empties the store
+    /// buffer, so it is not called for every batch.
     #[inline]
     pub(crate) fn notify(&mut self) {
         if self.notified == self.next_avail {
@@ -145,7 +145,7 @@ impl DriverRing {
 
     #[cold]
     fn wake(&self) {
-        // The counter is full only if nobody reads it: then nobody needs waking.
+        // The write fails only if the counter is full. The device has not read it then, and needs no other signal.
         let _ = self.kick.write(1);
     }
 

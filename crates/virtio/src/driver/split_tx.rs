@@ -1,5 +1,5 @@
-//! Transmit from device memory: headers that somebody here has written, then payload that the device reads where nobody here
-//! can.
+//! Transmit from device memory: headers that this process has written, then payload that the device reads and this process
+//! cannot.
 //!
 //! ```text
 //!   descriptor   head ──► [head's fragments] ──► payload ──► payload
@@ -18,8 +18,8 @@ use std::ops::Range;
 /// A transmit queue that also sends from device memory: a [`VirtioTx`](super::VirtioTx) that
 /// [holds](DeviceFrag::holder) something for every fragment that it did not get as a page. See [`SplitTxQueue`].
 ///
-/// A holder is dropped when the device is done with the frame, by whoever [completes](TxQueue::complete) it; the rest when
-/// the queue is dropped, after its ring was stopped.
+/// A holder is dropped when the device is done with the frame, by the call that [completes](TxQueue::complete) it. The others are
+/// dropped when the queue is dropped, after its ring was stopped.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     /// First, so that the ring has stopped when the holders are dropped.

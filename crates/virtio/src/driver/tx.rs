@@ -302,7 +302,7 @@ impl<M: PeerMemory> Drop for VirtioTx<M> {
         if let Err(error) = self.link.stop_ring(self.index) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
-        // Before the packets go, whose pages may be somebody's again at once.
+        // Before the packets are dropped: their pages may be allocated again at once.
         self.space.release_all();
     }
 }

@@ -1,0 +1,235 @@
+//! What a child process may do with a shared pool of its parent. `docs/shared-pool.md` says it.
+//!
+//! One test: no thread of another test may hold a lock when a child is made.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{counting, provider};
+use netmem_pool::{Bulk, Frag, Page, PoolOptions, Private, Provider, RawPage, Region, RegionProvider, SharedPool};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Runs `f` in a child, and says how that ended: `Ok(0)`, `Ok(1)` for a panic, or a signal. A child that hangs is ended by the alarm.
+fn in_child(f: impl FnOnce()) -> Result<i32, i32> {
+    // SAFETY: the C library makes its own locks usable in the child, and the child ends without unwinding out of here.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(60);
+                let failed = catch_unwind(AssertUnwindSafe(f)).is_err();
+                libc::_exit(i32::from(failed));
+            }
+            child => {
+                assert!(child > 0);
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                if libc::WIFEXITED(status) { Ok(libc::WEXITSTATUS(status)) } else { Err(libc::WTERMSIG(status)) }
+            }
+        }
+    }
+}
+
+/// What the parent holds when a child is made.
+struct Held {
+    page: Page<Private>,
+    frag: Frag<Private>,
+    rest: Vec<Page<Private>>,
+}
+
+impl Held {
+    fn new(pool: &SharedPool<Private>, pages: usize) -> ManuallyDrop<Self> {
+        let mut rest = alloc(pool, pages);
+        rest.iter_mut().for_each(|page| page.as_mut_slice()[0] = 7);
+        let (page, frag) = (rest.pop().unwrap(), rest.pop().unwrap().freeze());
+        ManuallyDrop::new(Self { page, frag, rest })
+    }
+
+    /// Drops the child's copy of all, in every way that there is.
+    fn dropped_in_child(held: &ManuallyDrop<Self>) {
+        // SAFETY: the child never returns, so it drops its copy once.
+        let Self { page, frag, rest } = unsafe { std::ptr::read(&**held) };
+        drop(page);
+        drop(frag.clone());
+        drop(frag);
+        let mut bulk = Bulk::new();
+        rest.into_iter().for_each(|page| bulk.add(page));
+    }
+
+    fn dropped(held: ManuallyDrop<Self>) {
+        let Self { page, frag, rest } = ManuallyDrop::into_inner(held);
+        assert_eq!((page.as_slice()[0], frag[0]), (7, 7));
+        assert!(rest.iter().all(|page| page.as_slice()[0] == 7));
+    }
+}
+
+fn alloc(pool: &SharedPool<Private>, pages: usize) -> Vec<Page<Private>> {
+    let mut got = Vec::new();
+    while got.len() < pages {
+        match pool.alloc() {
+            Some(page) => got.push(page),
+            None => pool.reclaim(),
+        }
+    }
+    got
+}
+
+/// No other thread uses the pool: the child has the whole of it, but for the memory.
+fn of_a_quiet_pool(magazine: usize) {
+    let (memory, domain) = (provider::<Private>(64), counting());
+    let options = PoolOptions::new("parent").magazine(magazine);
+    let pool = ManuallyDrop::new(options.build_shared(memory.clone(), Some(domain.clone())).unwrap());
+    let held = Held::new(&pool, 40);
+    // Some are in magazines.
+    thread::scope(|s| _ = s.spawn(|| drop(alloc(&pool, 20))));
+    let before = pool.stats();
+
+    // All pages are there, once, and the end of the child's copy leaves nothing mapped in its copy of the domain.
+    let end = in_child(|| {
+        Held::dropped_in_child(&held);
+        let pages = alloc(&pool, 64);
+        assert!(pool.alloc().is_none());
+        drop(pages);
+        pool.reclaim();
+        assert_eq!(pool.stats().inflight, 0);
+        // SAFETY: the child never returns, so the pool ends once.
+        let closed = unsafe { std::ptr::read(&*pool) }.close();
+        assert_eq!((closed.outstanding, domain.maps()), (0, domain.unmaps()));
+        assert_eq!(std::iter::from_fn(|| memory.page()).map(std::mem::forget).count(), 64);
+    });
+    assert_eq!(end, Ok(0), "magazines of {magazine}");
+
+    // The pool ends before the pages do.
+    let end = in_child(|| {
+        // SAFETY: as above.
+        let closed = unsafe { std::ptr::read(&*pool) }.close();
+        assert_eq!(closed.outstanding, 40);
+        Held::dropped_in_child(&held);
+        assert_eq!(domain.maps(), domain.unmaps());
+    });
+    assert_eq!(end, Ok(0), "magazines of {magazine}");
+
+    // The memory is not there.
+    assert_eq!(in_child(|| pool.alloc().unwrap().as_mut_slice()[0] = 1), Err(libc::SIGSEGV));
+
+    // A pool of the child's own, for all its threads.
+    let end = in_child(|| {
+        let own = PoolOptions::new("child").build_shared(provider::<Private>(64), None).unwrap();
+        thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| (0..1000).for_each(|_| alloc(&own, 1)[0].as_mut_slice()[0] = 1));
+            }
+        });
+        assert_eq!(own.close().outstanding, 0);
+    });
+    assert_eq!(end, Ok(0), "magazines of {magazine}");
+
+    // The parent has noticed nothing.
+    assert_eq!(pool.stats(), before);
+    Held::dropped(held);
+    assert_eq!(ManuallyDrop::into_inner(pool).close().outstanding, 0);
+    assert_eq!(domain.maps(), domain.unmaps());
+    assert_eq!(std::iter::from_fn(|| memory.page()).map(std::mem::forget).count(), 64);
+}
+
+/// A provider that can be told to keep its callers.
+#[derive(Debug)]
+struct Waits {
+    pages: Arc<RegionProvider<Private>>,
+    asked: AtomicBool,
+    waits: AtomicBool,
+}
+
+// SAFETY: all of it is the provider's behind it.
+unsafe impl Provider<Private> for Waits {
+    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+        while self.waits.load(Ordering::Relaxed) {
+            self.asked.store(true, Ordering::Relaxed);
+            thread::yield_now();
+        }
+        self.pages.take(pages)
+    }
+
+    unsafe fn give(&self, page: RawPage<Private>) {
+        // SAFETY: the caller's.
+        unsafe { self.pages.give(page) }
+    }
+
+    fn page_size(&self) -> usize {
+        self.pages.page_size()
+    }
+
+    fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+        self.pages.each(f);
+    }
+}
+
+/// Another thread has the lock, and never gives it up in the child: a drop, an allocation from a magazine, and the counters need no lock.
+fn of_a_locked_pool(magazine: usize) {
+    let memory = Arc::new(Waits { pages: provider(256), asked: AtomicBool::new(false), waits: AtomicBool::new(false) });
+    let pool = PoolOptions::new("locked").magazine(magazine).build_shared(memory.clone(), None).unwrap();
+    let held = Held::new(&pool, 40);
+    thread::scope(|s| {
+        memory.waits.store(true, Ordering::Relaxed);
+        s.spawn(|| drop(alloc(&pool, 200)));
+        while !memory.asked.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        let end = in_child(|| {
+            let before = pool.stats();
+            Held::dropped_in_child(&held);
+            let after = pool.stats();
+            if magazine == 0 {
+                // They wait for the next allocation that takes the lock.
+                assert_eq!(after.inflight, before.inflight);
+            } else {
+                assert_eq!(after.inflight + 40, before.inflight);
+                drop(pool.alloc().unwrap());
+                assert_eq!(pool.stats(), after);
+            }
+        });
+        memory.waits.store(false, Ordering::Relaxed);
+        assert_eq!(end, Ok(0), "magazines of {magazine}");
+    });
+    Held::dropped(held);
+    assert_eq!(pool.close().outstanding, 0);
+}
+
+/// Other threads allocate, drop and reclaim: wherever the child finds them, it can drop what it has.
+fn of_a_busy_pool(magazine: usize) {
+    let pool = PoolOptions::new("busy").magazine(magazine).build_shared(provider::<Private>(256), None).unwrap();
+    let held = Held::new(&pool, 40);
+    let over = AtomicBool::new(false);
+    thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(alloc(&pool, 20));
+                    pool.reclaim();
+                }
+            });
+        }
+        for round in 0..200 {
+            assert_eq!(in_child(|| Held::dropped_in_child(&held)), Ok(0), "magazines of {magazine}, child {round}");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    Held::dropped(held);
+    pool.reclaim();
+    assert_eq!(pool.stats().inflight, 0);
+    assert_eq!(pool.close().outstanding, 0);
+}
+
+/// Proves POOL-11 and POOL-15 across `fork`: what a child drops changes its own copy of the books, and waits for no thread that is not
+/// there.
+#[test]
+fn in_a_child() {
+    for magazine in [0, 8] {
+        of_a_quiet_pool(magazine);
+        of_a_locked_pool(magazine);
+        of_a_busy_pool(magazine);
+    }
+}

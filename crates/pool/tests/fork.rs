@@ -23,6 +23,8 @@ fn in_child(f: impl FnOnce()) -> End {
     unsafe {
         match libc::fork() {
             0 => {
+                // The address sanitizer has a handler, which would exit.
+                libc::signal(libc::SIGSEGV, libc::SIG_DFL);
                 let failed = catch_unwind(AssertUnwindSafe(f)).is_err();
                 libc::_exit(i32::from(failed));
             }

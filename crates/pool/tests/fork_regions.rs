@@ -14,8 +14,11 @@ fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
     match unsafe { libc::fork() } {
         -1 => panic!("no child: {}", std::io::Error::last_os_error()),
         0 => {
-            // SAFETY: takes a number.
-            unsafe { libc::alarm(60) };
+            // SAFETY: takes a number; no handler. The address sanitizer has one, which would exit.
+            unsafe {
+                libc::alarm(60);
+                libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+            }
             let ended = catch_unwind(AssertUnwindSafe(child));
             // SAFETY: ends the process, without the destructors that are the parent's.
             unsafe { libc::_exit(i32::from(ended.is_err())) }

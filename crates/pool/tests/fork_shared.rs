@@ -20,6 +20,8 @@ fn in_child(f: impl FnOnce()) -> Result<i32, i32> {
         match libc::fork() {
             0 => {
                 libc::alarm(60);
+                // The address sanitizer has a handler, which would exit.
+                libc::signal(libc::SIGSEGV, libc::SIG_DFL);
                 let failed = catch_unwind(AssertUnwindSafe(f)).is_err();
                 libc::_exit(i32::from(failed));
             }

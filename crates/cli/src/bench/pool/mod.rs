@@ -1,7 +1,7 @@
 //! The suite `pool`: what taking a page and giving it back costs, in the poll context and from other CPUs.
 //!
 //! [`solo`] is what one thread does, and what others do in its place; [`pipeline`] has one thread take pages that others drop;
-//! [`crowd`] has every thread take pages and drop them. [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
+//! [`mod@crowd`] has every thread take pages and drop them. [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
 //! them are [timings](super::timing) of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
 
 mod books;

@@ -123,27 +123,20 @@ pub(crate) unsafe fn map_page<M: Memory>(
 #[derive(Clone, Debug)]
 pub struct TableEntry {
     memory: Arc<dyn SharedRegion>,
+    /// The first byte in this process; `None` if the memory is not mapped here. As the next, it stands here because a page is mapped
+    /// for each packet where no pool keeps it.
+    at: Option<usize>,
+    len: usize,
     bus: u64,
 }
 
 /// A region that is shared by file descriptor, of whatever kind.
 trait SharedRegion: fmt::Debug + Send + Sync {
-    /// The first byte in this process; `None` if the memory is not mapped here.
-    fn at(&self) -> Option<usize>;
-    fn len(&self) -> usize;
     fn fd(&self) -> Option<BorrowedFd<'_>>;
     fn file_offset(&self) -> u64;
 }
 
 impl<M: Memory> SharedRegion for Region<M> {
-    fn at(&self) -> Option<usize> {
-        M::MAPPED.then(|| self.addr())
-    }
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd()
     }
@@ -158,7 +151,12 @@ impl TableEntry {
     #[must_use]
     pub fn plain<M: PeerMemory>(region: Arc<Region<M>>) -> Self {
         let bus = region.as_ptr().addr() as u64;
-        Self { memory: region, bus }
+        Self::new(region, bus)
+    }
+
+    fn new<M: Memory>(region: Arc<Region<M>>, bus: u64) -> Self {
+        let (at, len) = (M::MAPPED.then(|| region.addr()), region.len());
+        Self { memory: region, at, len, bus }
     }
 
     /// The device's address of the first byte.
@@ -171,7 +169,7 @@ impl TableEntry {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a region has at least one page")]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.len
     }
 
     /// The file behind it.
@@ -190,13 +188,13 @@ impl TableEntry {
     /// not mapped in this process gets a number that is no address here, and that differs from every other entry's.
     #[must_use]
     pub fn user_addr(&self) -> u64 {
-        self.memory.at().map_or(NOWHERE + self.bus, |at| at as u64)
+        self.at.map_or(NOWHERE + self.bus, |at| at as u64)
     }
 
     /// Whether it is a device's memory, which this process does not map.
     #[must_use]
     pub fn is_device(&self) -> bool {
-        self.memory.at().is_none()
+        self.at.is_none()
     }
 }
 
@@ -249,8 +247,8 @@ impl MemoryTable {
         self
     }
 
-    fn push(&mut self, memory: Arc<dyn SharedRegion>) {
-        let entry = TableEntry { memory, bus: self.end };
+    fn push<M: Memory>(&mut self, region: Arc<Region<M>>) {
+        let entry = TableEntry::new(region, self.end);
         // Each begins where a huge page can, as those of the system's memory do anyway.
         self.end += (entry.len() as u64).next_multiple_of(HUGE as u64);
         self.entries.push(entry);
@@ -267,8 +265,8 @@ impl DmaDomain for MemoryTable {
     fn map(&self, addr: *mut u8, len: usize, _: Direction) -> Result<u64, MapError> {
         let addr = addr.addr();
         for e in &self.entries {
-            let Some(start) = e.memory.at() else { continue };
-            if addr >= start && addr - start <= e.len() && len <= e.len() - (addr - start) {
+            let Some(start) = e.at else { continue };
+            if addr >= start && addr - start <= e.len && len <= e.len - (addr - start) {
                 return Ok(e.bus + (addr - start) as u64);
             }
         }

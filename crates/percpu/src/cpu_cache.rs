@@ -296,6 +296,8 @@ impl CpuCache {
                 let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { return false };
                 new.prefetch_to_write();
                 let _ = new.push(item.get());
+                // Once more: this thread has popped a magazine since the push that found no room.
+                handover::release(&(*this).capacity);
                 match pair::replace(gate, &raw const *(*this).magazines, limit, new) {
                     Ok(Replaced::Old(0)) => return true,
                     Ok(Replaced::Old(old)) => {

@@ -218,6 +218,8 @@ impl Depot {
             new.prefetch_to_write();
             new.set_only(item.get());
             let address = std::ptr::from_ref(new).expose_provenance();
+            // Once more: this thread has popped a magazine since the push that found no room.
+            handover::release(&(*this).capacity);
             match sequence::exchange((*this).gate.word(), address) {
                 Ok(Exchanged::Old(0)) => true,
                 Ok(Exchanged::Old(old)) => {
@@ -232,6 +234,7 @@ impl Depot {
                 refused => {
                     new.clear();
                     (*this).push_empty(new);
+                    handover::release(&(*this).capacity);
                     // Another thread was faster, or this one is on another CPU now: there is room, unless that filled up meanwhile.
                     matches!(refused, Ok(Exchanged::NotNeeded))
                         && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
     let mut rx = pairs.remove(0).rx;
 
-    // The other thread. The channel is bounded: packets that nobody drops are pages that the queue cannot use.
+    // The other thread. The channel is bounded: packets that are not dropped are pages that the queue cannot use.
     let (packets, channel) = sync_channel::<Packet<PeerShared>>(64);
     let keeper = std::thread::spawn(move || {
         let (mut kept, mut bytes) = (VecDeque::new(), 0);

@@ -148,7 +148,7 @@ fn edits_against_a_model() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves POOL-6: bytes with another holder are not written, whoever that is, and of a write that reaches into them nothing
+/// Proves POOL-6: bytes with another holder, in whichever packet, are not written, and of a write that reaches into them nothing
 /// is written; once the holder is gone they are.
 #[test]
 fn shared_bytes_are_not_written() {

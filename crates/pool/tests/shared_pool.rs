@@ -327,7 +327,7 @@ fn a_device_that_goes() {
     all_are_back(&memory, 64);
 }
 
-/// A page that a device kept is used by nobody again.
+/// No user gets a page again that a device kept.
 #[test]
 fn a_page_in_quarantine() {
     let (pool, domain, memory) = shared(PoolOptions::new("kept"), 64);

@@ -523,9 +523,11 @@ mod tests {
     /// A load that goes up and down by one item at the edge of a magazine exchanges nothing with the depot.
     #[test]
     fn the_edge_of_a_magazine_is_no_exchange() {
-        let cache = CpuCache::new(4, 64).unwrap();
-        // More than the CPUs hold, so that some of it is in the depot.
-        for n in 1..=16 * crate::cpus() {
+        // More items than the CPUs hold, so that some are in the depot, and four times the room: an index of a CPU that the thread
+        // leaves keeps its magazines, full or not, and there may be many such indices.
+        let items = 16 * crate::cpus();
+        let cache = CpuCache::new(4, items).unwrap();
+        for n in 1..=items {
             assert!(push(&cache, n));
         }
         let before = cache.magazines_taken();

@@ -11,4 +11,4 @@ pub mod net;
 pub mod ring;
 mod vhost_user;
 
-pub use vhost_user::{VhostUser, VhostUserError};
+pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError};

@@ -1,0 +1,405 @@
+//! One connected socket of vhost-user: messages go out and come in, each within a time limit.
+//!
+//! A peer may stop reading, stop writing, or write one byte a second. The limit is therefore on a message as a whole. The
+//! calls use `MSG_DONTWAIT` and `poll`, so the socket's own flags, which it may share with another process, do not matter.
+//!
+//! After an error the two sides no longer agree on where a message begins, and a late answer could be taken for one to a
+//! later question. An error therefore ends the connection: the socket is shut down.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown,
+};
+
+use super::message::{Frame, HEADER, MAX_FDS, Malformed, Packet};
+
+/// Why a message could not be sent or received. The connection has ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineError {
+    /// The peer did not send, or did not read, a whole message in its time.
+    #[error("the peer took more than {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+    /// The peer closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer closed the connection within a message.
+    #[error("the peer closed the connection in the middle of a message")]
+    CutOff,
+    /// The peer sent descriptors, and this process may not have that many.
+    #[error(
+        "this process has too few file descriptors left to receive those of the peer; \
+         raise the limit (`ulimit -n`, or LimitNOFILE of the service)"
+    )]
+    TooFewDescriptors,
+    /// The peer broke the protocol.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The system refused.
+    #[error("the connection failed")]
+    Io(#[source] io::Error),
+}
+
+impl From<Errno> for LineError {
+    fn from(e: Errno) -> Self {
+        match e {
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            e => Self::Io(e.into()),
+        }
+    }
+}
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(crate) struct Line {
+    socket: OwnedFd,
+    /// How long a message may take.
+    limit: Duration,
+}
+
+impl Line {
+    /// Uses a connected socket. `limit` is how long one message may take, to be sent or to be received.
+    pub(crate) fn new(socket: impl Into<OwnedFd>, limit: Duration) -> Self {
+        Self { socket: socket.into(), limit }
+    }
+
+    /// How long one message may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Sends a message. The time limit is for the peer to make room for it.
+    pub(crate) fn send(&self, frame: &Frame<'_>) -> Result<(), LineError> {
+        self.ended_by(self.send_all(frame, Instant::now() + self.limit))
+    }
+
+    /// Receives a message that is due: the time limit begins now.
+    pub(crate) fn recv(&self) -> Result<Packet, LineError> {
+        let packet = self.packet(Instant::now() + self.limit);
+        self.ended_by(packet.and_then(|packet| packet.ok_or(LineError::Closed)))
+    }
+
+    /// Receives the next message of a peer that may be idle for as long as it likes: the time limit begins with the message's
+    /// first byte. `None`: the peer closed the connection between two messages, or the socket was shut down on this side,
+    /// which is how another thread ends the wait.
+    pub(crate) fn next(&self) -> Result<Option<Packet>, LineError> {
+        let packet = self.wait(PollFlags::IN, None).and_then(|()| self.packet(Instant::now() + self.limit));
+        match packet {
+            // A peer that dies with our answers unread resets the connection.
+            Err(LineError::Closed) => Ok(None),
+            packet => self.ended_by(packet),
+        }
+    }
+
+    /// Whether the peer still holds its end. One system call; reads nothing.
+    pub(crate) fn is_open(&self) -> bool {
+        let mut byte = [0u8];
+        let read = rustix::net::recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(read, Ok((0, _)) | Err(Errno::CONNRESET))
+    }
+
+    /// Ends the connection. A wait in [`Self::next`] on another thread ends too.
+    pub(crate) fn shutdown(&self) {
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+    }
+
+    fn ended_by<T>(&self, result: Result<T, LineError>) -> Result<T, LineError> {
+        if result.is_err() {
+            self.shutdown();
+        }
+        result
+    }
+
+    fn send_all(&self, frame: &Frame<'_>, deadline: Instant) -> Result<(), LineError> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+        let mut fds = SendAncillaryBuffer::new(&mut space);
+        if !frame.fds.is_empty() && !fds.push(SendAncillaryMessage::ScmRights(&frame.fds)) {
+            return Err(Malformed::TooManyDescriptors.into());
+        }
+        let mut bytes = frame.bytes.as_slice();
+        while !bytes.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut fds, flags) {
+                Ok(sent) => {
+                    // The descriptors went with the first byte.
+                    fds.clear();
+                    bytes = bytes.get(sent..).unwrap_or_default();
+                }
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, Some(deadline))?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// One message, or `None` at the end of the connection. Reads not a byte more.
+    fn packet(&self, deadline: Instant) -> Result<Option<Packet>, LineError> {
+        let mut header = [0; HEADER];
+        let mut fds = Vec::new();
+        match self.fill(&mut header, &mut fds, deadline)? {
+            0 => return Ok(None),
+            HEADER => {}
+            _ => return Err(LineError::CutOff),
+        }
+        let (mut packet, size) = Packet::with_header(&header)?;
+        packet.payload.resize(size, 0);
+        if self.fill(&mut packet.payload, &mut fds, deadline)? != size {
+            return Err(LineError::CutOff);
+        }
+        packet.fds = fds;
+        Ok(Some(packet))
+    }
+
+    /// Fills `buffer`, or as much of it as comes before the end of the connection. Answers how many bytes came.
+    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>, deadline: Instant) -> Result<usize, LineError> {
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            // Room for one too many, which tells a peer that sends too many from a process that can hold too few. Descriptors
+            // that are not drained are closed with the buffer.
+            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS + 1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let got = match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(rest)], &mut control, flags) {
+                Ok(got) => got,
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::IN, Some(deadline))?;
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    fds.extend(more);
+                }
+            }
+            if fds.len() > MAX_FDS {
+                return Err(Malformed::TooManyDescriptors.into());
+            }
+            if got.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(LineError::TooFewDescriptors);
+            }
+            if got.bytes == 0 {
+                break;
+            }
+            filled += got.bytes;
+        }
+        Ok(filled)
+    }
+
+    /// Waits until the socket can be read or written, the peer has gone, or the time is over.
+    fn wait(&self, events: PollFlags, deadline: Option<Instant>) -> Result<(), LineError> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(LineError::TimedOut(self.limit));
+            }
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            match rustix::event::poll(&mut [PollFd::new(&self.socket, events)], timeout.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::vhost_user::message::{Message, Request};
+    use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    /// For messages that are there, or that must come: a test that hangs fails.
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn line(limit: Duration) -> (Line, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Line::new(ours, limit), theirs)
+    }
+
+    fn message(request: u32, payload: &[u8]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = [request, 1, payload.len() as u32].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        bytes.extend(payload);
+        bytes
+    }
+
+    fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let sent = rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    fn pipes(n: usize) -> (Vec<PipeReader>, Vec<PipeWriter>) {
+        (0..n).map(|_| pipe().unwrap()).unzip()
+    }
+
+    /// Blocks until the last copy of each writer is closed.
+    fn closed(readers: Vec<PipeReader>) {
+        for mut reader in readers {
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn messages_with_descriptors_in_both_directions() {
+        let (a, theirs) = line(LONG);
+        let b = Line::new(theirs, LONG);
+        let (mut reader, writer) = pipe().unwrap();
+        let kick = Message::SetVringKick { index: 2, fd: Some(writer.as_fd()) };
+        a.send(&kick.encode(true)).unwrap();
+        a.send(&Message::<OwnedFd>::GetFeatures.encode(false)).unwrap();
+        drop(writer);
+        let first = b.next().unwrap().unwrap();
+        assert!(first.needs_reply());
+        let Message::SetVringKick { index: 2, fd: Some(fd) } = Message::decode(first).unwrap() else { panic!() };
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        rustix::io::write(&fd, b"x").unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 1);
+        let second = b.next().unwrap().unwrap();
+        assert_eq!((second.request, second.needs_reply(), second.fds.len()), (Request::GET_FEATURES, false, 0));
+        drop(a);
+        assert!(!b.is_open());
+        assert!(b.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn silence_and_single_bytes_end_after_the_limit() {
+        let (silent, _theirs) = line(SHORT);
+        assert!(matches!(silent.recv(), Err(LineError::TimedOut(SHORT))));
+        for idle in [true, false] {
+            let (slow, theirs) = line(SHORT);
+            // One byte of a long message at a time, each well within the limit, until the connection ends.
+            let peer = thread::spawn(move || {
+                let sent = |byte: &u8| {
+                    thread::sleep(SHORT / 4);
+                    (&theirs).write_all(&[*byte]).is_ok()
+                };
+                message(2, &[0; 1000]).iter().all(sent)
+            });
+            let result = if idle { slow.next().map(drop) } else { slow.recv().map(drop) };
+            assert!(matches!(result, Err(LineError::TimedOut(SHORT))), "{result:?}");
+            assert!(!peer.join().unwrap(), "it was waited for to the end");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_ends_the_send() {
+        let (line, theirs) = line(SHORT);
+        let frame = Message::<OwnedFd>::GetFeatures.encode(false);
+        let error = loop {
+            if let Err(e) = line.send(&frame) {
+                break e;
+            }
+        };
+        assert!(matches!(error, LineError::TimedOut(SHORT)), "{error}");
+        drop(theirs);
+        assert!(matches!(line.send(&frame), Err(LineError::Closed)));
+    }
+
+    #[test]
+    fn ends_within_a_message_and_between_two() {
+        let whole = message(2, &[0; 8]);
+        for cut in 1..whole.len() {
+            let (line, mut theirs) = line(LONG);
+            theirs.write_all(&whole[..cut]).unwrap();
+            drop(theirs);
+            assert!(matches!(line.next(), Err(LineError::CutOff)), "{cut}");
+        }
+        let (line, theirs) = line(LONG);
+        drop(theirs);
+        assert!(matches!(line.recv(), Err(LineError::Closed)));
+    }
+
+    #[test]
+    fn another_thread_ends_the_wait() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let hangup = ours.try_clone().unwrap();
+        let waits = thread::spawn(move || Line::new(ours, LONG).next().map(|packet| packet.is_none()));
+        hangup.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(waits.join().unwrap().unwrap());
+    }
+
+    #[test]
+    fn surplus_descriptors_are_closed() {
+        // More than a message may have: with the header, in one go and byte by byte, and with the payload.
+        for split in [20, 1, 12] {
+            let (line, theirs) = line(LONG);
+            let (readers, writers) = pipes(12);
+            let fds: Vec<_> = writers.iter().map(AsFd::as_fd).collect();
+            let bytes = message(2, &[0; 8]);
+            match split {
+                20 => send(&theirs, &bytes, &fds),
+                1 => bytes.iter().zip(&fds).for_each(|(byte, fd)| send(&theirs, &[*byte], &[*fd])),
+                _ => {
+                    send(&theirs, &bytes[..12], &fds[..6]);
+                    send(&theirs, &bytes[12..], &fds[6..]);
+                }
+            }
+            drop(writers);
+            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::TooManyDescriptors))), "{split}");
+            drop((line, theirs));
+            closed(readers);
+        }
+    }
+
+    #[test]
+    fn announced_lengths_are_not_believed() {
+        for size in [1025, u32::MAX] {
+            let (line, theirs) = line(LONG);
+            let mut bytes = message(2, &[]);
+            bytes[8..].copy_from_slice(&size.to_ne_bytes());
+            let (readers, writers) = pipes(1);
+            send(&theirs, &bytes, &[writers[0].as_fd()]);
+            drop(writers);
+            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::TooLong { .. }))));
+            closed(readers);
+        }
+    }
+
+    /// In a process of its own, because the limit is the whole process's.
+    #[test]
+    fn too_few_descriptors_are_named() {
+        const CHILD: &str = "NETMEM_TEST_FEW_DESCRIPTORS";
+        if std::env::var_os(CHILD).is_none() {
+            let test = "vhost_user::line::tests::too_few_descriptors_are_named";
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([test, "--exact"])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+            return;
+        }
+        let (line, theirs) = line(LONG);
+        let (readers, writers) = pipes(4);
+        let fds: Vec<_> = writers.iter().map(AsFd::as_fd).collect();
+        send(&theirs, &message(5, &[0; 8]), &fds);
+        drop(writers);
+        let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        // Two more than are open now.
+        let free = rustix::io::dup(&theirs).unwrap();
+        limit.current = Some(std::os::fd::AsRawFd::as_raw_fd(&free) as u64 + 2);
+        drop(free);
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let error = line.recv().unwrap_err();
+        assert!(matches!(error, LineError::TooFewDescriptors) && error.to_string().contains("ulimit -n"), "{error}");
+        closed(readers);
+    }
+}

@@ -1,6 +1,7 @@
 //! Mappings: address ranges of this process, and what the system is asked to do with them.
 
 use crate::PAGE_SIZE;
+use crate::sigbus::Guard;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -22,11 +23,15 @@ pub(crate) struct Mapping {
     pub(crate) len: usize,
     /// [`FORKS`] in the only process that has the range, if that is so.
     process: Option<u32>,
+    /// Bytes in a page of the file, if it is one that is mapped.
+    page: Option<usize>,
+    /// Makes the range known to the handler of SIGBUS, if it is of a file.
+    guard: Option<Guard>,
 }
 
 /// How many forks lie between the process that first kept a range from its children and this one. A process id would not do:
 /// a child in a PID namespace of its own may have its parent's.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Has forks counted from the first use on. 0, or an error of the system.
 static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
@@ -38,21 +43,31 @@ static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
 });
 
 impl Mapping {
-    /// Maps `len` bytes of reserved huge pages, of `file` from an offset or anonymous. The kernel aligns them. There are often
-    /// none, and a fixed mapping that fails would leave a hole which another thread's mapping may have taken by the cleanup.
-    pub(crate) fn huge(file: Option<(BorrowedFd<'_>, u64)>, len: usize) -> io::Result<Self> {
+    /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. There are often none, and a fixed mapping
+    /// that fails would leave a hole which another thread's mapping may have taken by the cleanup. The kernel aligns them.
+    pub(crate) fn huge(file: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
+        if let Some(file) = file {
+            return Self::of_file(file, 0, len, HUGE);
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
+        let at =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        Self::at(at, len, None)
+    }
+
+    /// Maps `len` bytes of `file` from `offset`, whole pages of `page` bytes, where the kernel finds room. A file that
+    /// cannot be mapped leaves nothing behind.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize, page: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
-        let at = unsafe {
-            match file {
-                Some((fd, offset)) => rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)?,
-                None => {
-                    let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-                    rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags)?
-                }
-            }
-        };
-        NonNull::new(at).map(|at| Self { at, len, process: None }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset)? };
+        Self::at(at, len, Some(page))
+    }
+
+    fn at(at: *mut c_void, len: usize, page: Option<usize>) -> io::Result<Self> {
+        let at = NonNull::new(at).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { at, len, process: None, page, guard: None })
     }
 
     /// Maps `len` bytes (whole pages), of `file` from an offset or anonymous, aligned to a huge page.
@@ -66,7 +81,7 @@ impl Mapping {
             let start = rustix::mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags)?;
             let before = start.addr().next_multiple_of(HUGE) - start.addr();
             let at = start.byte_add(before);
-            let whole = Self { at: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len: room, process: None };
+            let whole = Self::at(start, room, None)?;
             match file {
                 Some((fd, offset)) => {
                     rustix::mm::mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED | extra, fd, offset)?
@@ -79,18 +94,26 @@ impl Mapping {
                     rustix::mm::munmap(end, bytes)?;
                 }
             }
-            NonNull::new(at).map(|at| Self { at, len, process: None }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+            Self::at(at, len, file.map(|_| PAGE_SIZE))
         }
     }
 
     /// Keeps the range out of the address space of child processes. A child that got a private copy of it, page by page as
-    /// either process writes, would part the device from its driver without a sign.
+    /// either process writes, would part the device from its driver without a sign. From here on a range of a file is known to
+    /// the handler of SIGBUS.
     pub(crate) fn keep_from_children(&mut self) -> io::Result<()> {
         match *COUNT_FORKS {
             0 => self.process = Some(FORKS.load(Ordering::Relaxed)),
             error => return Err(io::Error::from_raw_os_error(error)),
         }
-        self.advise(libc::MADV_DONTFORK)
+        self.advise(libc::MADV_DONTFORK)?;
+        self.guard = self.page.map(|page| Guard::new(self.at.as_ptr().addr(), self.len, page));
+        Ok(())
+    }
+
+    /// How many accesses have found a page of the range gone.
+    pub(crate) fn lost(&self) -> u64 {
+        self.guard.as_ref().map_or(0, Guard::lost)
     }
 
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
@@ -110,6 +133,8 @@ impl Drop for Mapping {
         if self.process.is_some_and(|process| process != FORKS.load(Ordering::Relaxed)) {
             return;
         }
+        // The handler must not find a range that is another mapping's.
+        self.guard = None;
         // SAFETY: the range is ours, and the owner of this value has let go of all pointers into it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
             tracing::error!(%error, len = self.len, "a region could not be unmapped");

@@ -113,12 +113,11 @@ impl Region<PeerShared> {
         let (offset, len) = within(&range, size(file.as_fd())?)?;
         let (pages, len) = whole_pages(len, order)?;
         let failed = |step| move |source| RegionError::File { step, source };
-        let part = Some((file.as_fd(), offset));
         // Only the kernel knows how reserved huge pages are to be aligned. It maps whole ones, and then refuses to unmap, or
         // to keep from child processes, a part of one. The file ends with a whole one, too.
         let mapping = match huge_page(file.as_fd()) {
-            Some(huge) => Mapping::huge(part, len.next_multiple_of(huge)),
-            None => Mapping::new(part, len, MapFlags::empty()),
+            Some(huge) => Mapping::of_file(file.as_fd(), offset, len.next_multiple_of(huge), huge),
+            None => Mapping::new(Some((file.as_fd(), offset)), len, MapFlags::empty()),
         };
         let mut mapping = mapping.map_err(failed("map"))?;
         mapping.keep_from_children().map_err(failed("keep from child processes"))?;
@@ -207,7 +206,7 @@ fn is_memfd(file: BorrowedFd<'_>) -> bool {
 }
 
 /// Bytes in a page of the file's file system, if that is hugetlbfs.
-fn huge_page(file: BorrowedFd<'_>) -> Option<usize> {
+pub(crate) fn huge_page(file: BorrowedFd<'_>) -> Option<usize> {
     let fs = rustix::fs::fstatfs(file).ok().filter(|fs| fs.f_type == libc::HUGETLBFS_MAGIC)?;
     usize::try_from(fs.f_bsize).ok().filter(|&bytes| bytes > 0)
 }

@@ -11,6 +11,7 @@ use crate::frag::Frag;
 use crate::mapping::{self, HUGE, Mapping};
 use crate::memory::{Mapped, Memory, PeerShared, SystemMemory, TrustedPeer};
 use crate::provider::RawPage;
+use crate::sigbus;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 use rustix::mm::MapFlags;
@@ -325,8 +326,8 @@ impl<M: SystemMemory> Region<M> {
         let fd = fd.transpose().map_err(system("create a file of"))?;
         // What is to be resident only where it is touched may be larger than the machine's memory.
         let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
-        let file = fd.as_ref().map(|fd| (fd.as_fd(), 0));
-        let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file, bytes, flags) };
+        let file = fd.as_ref().map(AsFd::as_fd);
+        let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file.map(|fd| (fd, 0)), bytes, flags) };
         let memory = memory.map_err(system("map"))?;
         if let Some(node) = o.node {
             mapping::bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
@@ -443,6 +444,14 @@ impl<M: Memory> Region<M> {
     #[must_use]
     pub fn file_offset(&self) -> u64 {
         self.offset
+    }
+
+    /// How many accesses have found a page of the memory gone: another process that has the file has truncated it, or punched
+    /// a hole into it that cannot be filled. 0 without the [handler](crate::sigbus) of SIGBUS, and for memory that is no
+    /// file or that was provided as a range of this process. Looks through the list of all mappings.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        sigbus::lost_at(self.addr())
     }
 
     /// Page `index` as a [`Provider`](crate::Provider) hands it out: for providers that keep their pages by number.

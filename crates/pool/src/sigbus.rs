@@ -1,0 +1,324 @@
+//! SIGBUS: what happens when a page of a mapped file is gone.
+//!
+//! Every process that has a file can take pages of it away from the processes that map it. It truncates the file, or it
+//! punches a hole into a file of huge pages while the system has no free huge page. A hole in a file on tmpfs has the same
+//! effect once the file system is full. The next access to such a page raises SIGBUS, which ends the process by default.
+//!
+//! [`install`] sets a handler that lets the process go on:
+//!
+//! ```text
+//!   access ──► SIGBUS ──► which mapping has the address? ── none ──► the handler that was there before
+//!                              │
+//!                              └──► an anonymous page over the page that is gone; the mapping and the process count it
+//!   the access is repeated, and reads zeros
+//! ```
+//!
+//! The bytes of such a page mean nothing: a file that another process writes never promised any. The code that works on the
+//! mapping looks at [`faults`] now and then, one load, and gives the mapping up when it has [lost](crate::FileMapping::lost)
+//! pages.
+//!
+//! # The registry
+//!
+//! Each mapping of a file has a [`Guard`], and with it a slot in a list that the handler searches. The list only grows. A
+//! slot is used again after its guard is dropped. The handler allocates nothing and may interrupt a thread that changes
+//! the list: no thread takes a lock.
+//!
+//! * *The slot that the handler looks for does not change.* The faulting thread is inside the mapping, so the mapping's owner
+//!   has not dropped it.
+//! * *A slot that changes while the handler looks at it is not the one.* The version is odd while start and end are valid.
+//!   The handler reads the version, then the fields, then the version again, and goes on if the two differ:
+//!
+//! ```text
+//!   handler                                      thread that drops one mapping and makes another
+//!   version: 5                                   version = 6
+//!                                                fence(Release); start, end = new
+//!   start: new, end: old
+//!   fence(Acquire); version: 6 or 7, not 5       version = 7
+//! ```
+//!
+//! * *Two threads that fault on one page each map a page over it.* What the first has written there since is lost, which is
+//!   as good as any other contents.
+//!
+//! # Stack, other signals
+//!
+//! The handler runs on the thread's alternate stack if it has one, else on the stack that faulted; both have room for it. The
+//! standard library gives its threads an alternate stack. It also sets a handler for SIGBUS, to report stack overflows,
+//! which is called for addresses that are not in a guarded mapping. A thread that blocks SIGBUS is ended by the kernel.
+
+use crate::mapping::FORKS;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Pages that are replaced one at a time, in the whole process. Each costs up to two entries of the kernel's list of
+/// mappings, which holds 65530 by default. When there are more, the next fault replaces its whole mapping, in one entry.
+const MOST_PAGES: usize = 4096;
+
+/// Slots that the list grows by.
+const CHUNK: usize = 64;
+
+/// One mapping, as the handler finds it. See the module.
+struct Slot {
+    taken: AtomicBool,
+    /// Odd while the fields below are valid.
+    version: AtomicUsize,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// Bytes in a page of the file.
+    page: AtomicUsize,
+    /// [`FORKS`] in the process that has the mapping.
+    process: AtomicUsize,
+    /// Faults in this mapping.
+    lost: AtomicU64,
+}
+
+impl Slot {
+    const fn free() -> Self {
+        Self {
+            taken: AtomicBool::new(false),
+            version: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            process: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// The first byte, the end and the page size, if the mapping contains `addr` and is one of this process.
+    fn range_with(&self, addr: usize) -> Option<(usize, usize, usize)> {
+        let version = self.version.load(Ordering::Acquire);
+        let [start, end, page, process] = [&self.start, &self.end, &self.page, &self.process].map(load);
+        fence(Ordering::Acquire);
+        let valid = version % 2 == 1 && self.version.load(Ordering::Relaxed) == version;
+        let ours = process == FORKS.load(Ordering::Relaxed) as usize;
+        (valid && ours && (start..end).contains(&addr)).then_some((start, end, page))
+    }
+}
+
+fn load(word: &AtomicUsize) -> usize {
+    word.load(Ordering::Relaxed)
+}
+
+struct Chunk {
+    slots: [Slot; CHUNK],
+    next: AtomicPtr<Chunk>,
+}
+
+impl Chunk {
+    const fn free() -> Self {
+        Self { slots: [const { Slot::free() }; CHUNK], next: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    fn next(&self) -> Option<&'static Chunk> {
+        // SAFETY: null, or a chunk that was leaked.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+static FIRST: Chunk = Chunk::free();
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// Pages that are replaced now.
+static REPLACED: AtomicUsize = AtomicUsize::new(0);
+/// The action that the handler goes on to.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Every slot.
+fn slots() -> impl Iterator<Item = &'static Slot> {
+    std::iter::successors(Some(&FIRST), |chunk| chunk.next()).flat_map(|chunk| &chunk.slots)
+}
+
+/// Adds free slots to the list.
+#[cold]
+fn grow() {
+    let chunk = Box::into_raw(Box::new(Chunk::free()));
+    let mut last = &FIRST;
+    loop {
+        match last.next.compare_exchange(ptr::null_mut(), chunk, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            // SAFETY: what a chunk points to is leaked.
+            Err(next) => last = unsafe { &*next },
+        }
+    }
+}
+
+/// A mapping of a file, known to the handler while this value exists.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    slot: &'static Slot,
+}
+
+impl Guard {
+    /// Makes `len` bytes at `start` known, in pages of `page` bytes, to which `start` is aligned. The caller keeps the
+    /// mapping until the guard is dropped, and lets no code have an address in it any more when it drops the guard.
+    pub(crate) fn new(start: usize, len: usize, page: usize) -> Self {
+        let slot = loop {
+            let free = |slot: &&Slot| !slot.taken.load(Ordering::Relaxed) && !slot.taken.swap(true, Ordering::Acquire);
+            if let Some(slot) = slots().find(free) {
+                break slot;
+            }
+            grow();
+        };
+        // After the even version that the last guard has left, and before the fields.
+        fence(Ordering::Release);
+        slot.start.store(start, Ordering::Relaxed);
+        slot.end.store(start + len, Ordering::Relaxed);
+        slot.page.store(page, Ordering::Relaxed);
+        slot.process.store(FORKS.load(Ordering::Relaxed) as usize, Ordering::Relaxed);
+        slot.lost.store(0, Ordering::Relaxed);
+        slot.version.fetch_add(1, Ordering::Release);
+        Self { slot }
+    }
+
+    /// How many accesses have found a page of the mapping gone.
+    pub(crate) fn lost(&self) -> u64 {
+        self.slot.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.slot.version.fetch_add(1, Ordering::Relaxed);
+        REPLACED.fetch_sub(self.slot.lost.load(Ordering::Relaxed) as usize, Ordering::Relaxed);
+        self.slot.taken.store(false, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slot({:#x}..{:#x}, {} lost)", load(&self.start), load(&self.end), self.lost.load(Ordering::Relaxed))
+    }
+}
+
+/// How many accesses of this process have found a page of a mapped file gone, since the start. One load.
+#[inline]
+#[must_use]
+pub fn faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
+
+/// How many accesses have found a page gone in the mapping that contains `addr`. Looks through the registry.
+pub(crate) fn lost_at(addr: usize) -> u64 {
+    slots().find(|slot| slot.range_with(addr).is_some()).map_or(0, |slot| slot.lost.load(Ordering::Relaxed))
+}
+
+/// Whether [`install`] was called.
+#[must_use]
+pub fn installed() -> bool {
+    INSTALLED.load(Ordering::Relaxed)
+}
+
+/// Sets the handler, for all threads of the process. See the [module](self). A second call does nothing.
+///
+/// The handler that was set before is called for every SIGBUS that is not in a mapping of this crate, with its arguments as the
+/// kernel gave them. If there was none, the process ends as it would have, by SIGBUS with the same `siginfo_t`. A program that
+/// sets a handler of its own later calls the action that `sigaction` has returned to it.
+///
+/// # Errors
+///
+/// The system's answer.
+pub fn install() -> io::Result<()> {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if installed() {
+        return Ok(());
+    }
+    // Known before it is replaced: the handler may run at once.
+    let before = BEFORE.get_or_init(|| {
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: asks only. All zeros are a valid value, should it fail: the default action.
+        unsafe {
+            libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr());
+            before.assume_init()
+        }
+    });
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = handle;
+    let mut action = *before;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // SAFETY: the handler is async-signal-safe (see the module). It blocks the signals that the one before has blocked.
+    match unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } {
+        0 => {
+            INSTALLED.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel gives a handler with SA_SIGINFO its information. Only a fault has an address.
+    let at = unsafe {
+        let fault = matches!((*info).si_code, libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR);
+        fault.then(|| (*info).si_addr().addr())
+    };
+    if !at.is_some_and(replace) {
+        // SAFETY: the arguments are the kernel's.
+        unsafe { go_on(signal, info, context) };
+    }
+}
+
+/// Maps an anonymous page over the one that has `addr`, if that is in a guarded mapping.
+fn replace(addr: usize) -> bool {
+    let found = slots().find_map(|slot| slot.range_with(addr).map(|range| (slot, range)));
+    let Some((slot, (start, end, page))) = found else { return false };
+    let one = REPLACED.fetch_add(1, Ordering::Relaxed) < MOST_PAGES;
+    let (at, len) = if one { (addr - (addr - start) % page, page) } else { (start, end - start) };
+    let at = ptr::without_provenance_mut::<c_void>(at);
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
+    // SAFETY: whole pages of a mapping whose owner cannot unmap it meanwhile (see the module), and whose contents another
+    // process can change at any time. Plain system calls, which touch no `errno`.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(at, len, prot, flags) }.is_ok();
+    if mapped {
+        // SAFETY: the page that was just mapped, which a child of a fork does not get, as it does not get the mapping.
+        let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) };
+    }
+    slot.lost.fetch_add(1, Ordering::Relaxed);
+    FAULTS.fetch_add(1, Ordering::Relaxed);
+    mapped
+}
+
+/// Does what would have been done without this module.
+///
+/// # Safety
+///
+/// The arguments are those of the signal that is being handled.
+#[cold]
+unsafe fn go_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(before) = BEFORE.get() else { return };
+    // SAFETY: the caller's.
+    let fault = unsafe { (*info).si_code } > 0;
+    match before.sa_sigaction {
+        libc::SIG_IGN if !fault => {}
+        // The kernel ignores no fault.
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // The signal is blocked now; it is delivered again, with the same information, when the handler returns.
+            // SAFETY: plain system calls, with memory that is there.
+            unsafe {
+                let mut default = MaybeUninit::<libc::sigaction>::zeroed();
+                (*default.as_mut_ptr()).sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, default.as_ptr(), ptr::null_mut());
+                libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info);
+            }
+        }
+        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: a handler of three arguments, says its flag.
+            unsafe {
+                let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+        }
+        handler => {
+            // SAFETY: a handler of one argument, says its flag.
+            unsafe {
+                let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
+                handler(signal);
+            }
+        }
+    }
+}

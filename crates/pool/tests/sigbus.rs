@@ -1,0 +1,268 @@
+//! Pages that are taken away: the handler of SIGBUS, and what it leaves to others.
+//!
+//! Proves NET-10. A test whose process is to end runs it as a child: this program again, with the name of the part.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+use netmem_pool::{FileMapping, Region, sigbus};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use skip::skip;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::ptr::null;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const PAGE: usize = 4096;
+
+fn memfd(bytes: usize, flags: MemfdFlags) -> OwnedFd {
+    let fd = memfd_create("sigbus", flags | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, bytes as u64).unwrap();
+    fd
+}
+
+fn map(fd: &OwnedFd, bytes: usize) -> FileMapping {
+    FileMapping::new(fd.as_fd(), 0, bytes as u64).unwrap()
+}
+
+/// Writes a byte, and reads it back.
+fn touch(mapping: &FileMapping, at: usize) -> u8 {
+    assert!(at < mapping.len());
+    // SAFETY: within the mapping.
+    unsafe {
+        mapping.as_ptr().add(at).write_volatile(7);
+        mapping.as_ptr().add(at).read_volatile()
+    }
+}
+
+/// Runs one of the parts below in a process of its own.
+fn child(part: &str) -> ExitStatus {
+    Command::new(std::env::current_exe().unwrap()).args(["--exact", part, "--ignored"]).status().unwrap()
+}
+
+/// Reads a page that is gone, of a mapping that this crate does not know.
+fn foreign_fault() {
+    let fd = memfd(PAGE, MemfdFlags::empty());
+    // SAFETY: a new mapping of a file, which is then made shorter.
+    unsafe {
+        let prot = rustix::mm::ProtFlags::READ;
+        let at = rustix::mm::mmap(std::ptr::null_mut(), PAGE, prot, rustix::mm::MapFlags::SHARED, &fd, 0).unwrap();
+        ftruncate(&fd, 0).unwrap();
+        at.cast::<u8>().read_volatile();
+    }
+}
+
+#[test]
+fn a_truncated_file() {
+    sigbus::install().unwrap();
+    let fd = memfd(64 * PAGE, MemfdFlags::empty());
+    let (mapping, other) = (map(&fd, 64 * PAGE), map(&fd, PAGE));
+    assert_eq!(touch(&mapping, 63 * PAGE), 7);
+    ftruncate(&fd, PAGE as u64).unwrap();
+    let before = sigbus::faults();
+    // The page is replaced once: the second access finds what the first has written.
+    assert_eq!([touch(&mapping, 63 * PAGE), touch(&mapping, 63 * PAGE)], [7, 7]);
+    assert_eq!(touch(&mapping, 0), 7, "still the file's");
+    // Other tests of this process have faults, too.
+    assert!(sigbus::faults() > before);
+    assert_eq!((mapping.lost(), other.lost()), (1, 0));
+    // A new mapping in the same slot begins anew.
+    drop(mapping);
+    assert_eq!(map(&fd, PAGE).lost(), 0);
+}
+
+/// In a process of its own, because other tests count pages that are replaced one by one.
+#[test]
+fn a_long_truncated_file() {
+    assert!(child("part_long_file").success());
+}
+
+/// More pages than are replaced one by one: the whole mapping is, and the kernel's list of mappings stays short.
+#[test]
+#[ignore = "a part of another test"]
+fn part_long_file() {
+    sigbus::install().unwrap();
+    const PAGES: usize = 40_000;
+    let fd = memfd(PAGES * PAGE, MemfdFlags::empty());
+    let mapping = map(&fd, PAGES * PAGE);
+    ftruncate(&fd, 0).unwrap();
+    // Every other one, for neighbours become one mapping.
+    (0..PAGES).step_by(2).for_each(|page| assert_eq!(touch(&mapping, page * PAGE), 7));
+    assert!(mapping.lost() < PAGES as u64 / 2, "{}", mapping.lost());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    assert!(maps < 10_000, "{maps} mappings");
+    drop(mapping);
+    // The count of replaced pages went down with the mapping: another one has its pages replaced one by one.
+    let fd = memfd(4 * PAGE, MemfdFlags::empty());
+    let mapping = map(&fd, 4 * PAGE);
+    ftruncate(&fd, 0).unwrap();
+    assert_eq!([touch(&mapping, 0), touch(&mapping, 2 * PAGE)], [7, 7]);
+    assert_eq!(mapping.lost(), 2);
+}
+
+/// The driver's side: a file that the user provides and somebody else shortens, because it could not be sealed.
+#[test]
+fn a_region_whose_file_is_cut() {
+    sigbus::install().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("memory");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(8 * PAGE as u64).unwrap();
+    let region = Region::from_fd(file.try_clone().unwrap(), .., 0).unwrap();
+    assert_eq!(region.lost(), 0);
+    file.set_len(0).unwrap();
+    // SAFETY: within the region.
+    unsafe { region.as_ptr().add(PAGE).write_volatile(1) };
+    assert_eq!(region.lost(), 1);
+}
+
+#[test]
+fn a_full_tmpfs() {
+    sigbus::install().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let at = CString::new(dir.path().as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: the mounts of this thread alone, which ends with the test.
+    let mounted = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(null(), c"/".as_ptr(), null(), libc::MS_PRIVATE | libc::MS_REC, null()) == 0
+            && libc::mount(c"tmpfs".as_ptr(), at.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=64k".as_ptr().cast()) == 0
+    };
+    if !mounted {
+        return skip("it takes root to mount a file system");
+    }
+    let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("memory")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mapping = FileMapping::new(file.as_fd(), 0, 1 << 20).unwrap();
+    for page in 0..256 {
+        assert_eq!(touch(&mapping, page * PAGE), 7, "page {page}");
+    }
+    assert_eq!(mapping.lost(), 256 - 16);
+    drop((mapping, file));
+    // SAFETY: a path, and what was mounted there.
+    assert_eq!(unsafe { libc::umount(at.as_ptr()) }, 0);
+}
+
+/// A hole in a file of huge pages, while there is no other huge page.
+#[test]
+fn a_hole_in_a_huge_page_file() {
+    sigbus::install().unwrap();
+    const HUGE: usize = 2 << 20;
+    let reserved = "/proc/sys/vm/nr_hugepages";
+    let had = std::fs::read_to_string(reserved).unwrap();
+    if had.trim() != "0" || std::fs::write(reserved, "2").is_err() {
+        return skip("it takes root, and a system without huge pages, to have two for a moment");
+    }
+    let fd = memfd(2 * HUGE, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
+    let mapping = match FileMapping::new(fd.as_fd(), 0, 2 * HUGE as u64) {
+        Ok(mapping) => mapping,
+        Err(e) => {
+            std::fs::write(reserved, had).unwrap();
+            return skip(&format!("no huge pages: {e}"));
+        }
+    };
+    assert_eq!([touch(&mapping, 5), touch(&mapping, HUGE + 5)], [7, 7]);
+    // The pages go as soon as they are free.
+    std::fs::write(reserved, had).unwrap();
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&fd, hole, HUGE as u64, HUGE as u64).unwrap();
+    assert_eq!([touch(&mapping, HUGE + 5), touch(&mapping, HUGE), touch(&mapping, 2 * HUGE - 1)], [7, 7, 7]);
+    assert_eq!((mapping.lost(), touch(&mapping, 5)), (1, 7));
+}
+
+/// A range that begins and ends anywhere.
+#[test]
+fn ranges() {
+    let fd = memfd(3 * PAGE, MemfdFlags::empty());
+    let mapping = FileMapping::new(fd.as_fd(), PAGE as u64 + 5, 100).unwrap();
+    assert_eq!((mapping.len(), mapping.as_ptr().addr() % PAGE), (100, 5));
+    for (offset, len) in [(0, 0), (u64::MAX, 1), (1, u64::MAX), (0, u64::MAX)] {
+        let e = FileMapping::new(fd.as_fd(), offset, len).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidInput, "{offset} {len}");
+    }
+    let (pipe, _end) = rustix::pipe::pipe().unwrap();
+    assert!(FileMapping::new(pipe.as_fd(), 0, 1).is_err());
+}
+
+/// Mappings come and go on all threads while others fault.
+#[test]
+fn mappings_come_and_go_under_faults() {
+    sigbus::install().unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                for round in 0..500 {
+                    let fds = [memfd(4 * PAGE, MemfdFlags::empty()), memfd(4 * PAGE, MemfdFlags::empty())];
+                    let all: Vec<_> = (0..40).map(|n| map(&fds[n % 2], 4 * PAGE)).collect();
+                    ftruncate(&fds[0], 2 * PAGE as u64).unwrap();
+                    let cut = round % 20 * 2;
+                    assert_eq!([touch(&all[cut], 3 * PAGE), touch(&all[cut + 1], 3 * PAGE)], [7, 7]);
+                    assert!(all.iter().enumerate().all(|(n, m)| m.lost() == u64::from(n == cut)));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_fault_elsewhere_ends_the_process() {
+    assert_eq!(child("part_foreign_fault").signal(), Some(libc::SIGBUS));
+    assert_eq!(child("part_sent_signal").signal(), Some(libc::SIGBUS));
+    assert!(child("part_chain").success());
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn part_foreign_fault() {
+    sigbus::install().unwrap();
+    foreign_fault();
+}
+
+/// A signal that another process sends, where there was no handler before: not even the standard library's.
+#[test]
+#[ignore = "a part of another test"]
+fn part_sent_signal() {
+    // SAFETY: the default action.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    sigbus::install().unwrap();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::BUS).unwrap();
+}
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+
+/// A program's own handler, set before: it gets what is not in our mappings, as the kernel has given it.
+#[test]
+#[ignore = "a part of another test"]
+fn part_chain() {
+    extern "C" fn own(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the kernel's information about a fault.
+        let at = unsafe { (*info).si_addr() };
+        ADDRESS.store(at.addr(), Ordering::Relaxed);
+        let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED);
+        // SAFETY: over the page of the test's own mapping.
+        unsafe { rustix::mm::mmap_anonymous(at.map_addr(|a| a & !(PAGE - 1)), PAGE, prot, flags).unwrap() };
+    }
+    // SAFETY: the handler makes one system call.
+    unsafe {
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = own;
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()), 0);
+    }
+    sigbus::install().unwrap();
+    sigbus::install().unwrap();
+    let fd = memfd(PAGE, MemfdFlags::empty());
+    let mapping = map(&fd, PAGE);
+    ftruncate(&fd, 0).unwrap();
+    assert_eq!((touch(&mapping, 0), CALLS.load(Ordering::Relaxed)), (7, 0));
+    foreign_fault();
+    assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+    assert_ne!(ADDRESS.load(Ordering::Relaxed), 0);
+}

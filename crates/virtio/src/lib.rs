@@ -8,7 +8,9 @@
 pub mod device;
 pub mod driver;
 pub mod net;
+mod notify;
 pub mod ring;
 mod vhost_user;
 
+pub use notify::NotifyError;
 pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError};

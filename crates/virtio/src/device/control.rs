@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use rustix::fs::OFlags;
 use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
@@ -19,7 +18,8 @@ use vhost::vhost_user::{BackendReqHandler, Error as WireError, GpuBackend, Resul
 
 use super::DeviceError;
 use super::memory::{MemoryTable, RegionInfo};
-use super::state::{Shared, State, signal};
+use super::state::{Shared, State};
+use crate::notify::{Notifier, NotifyError};
 use crate::ring::SplitLayout;
 
 /// The control side of a device. Clones serve the same device.
@@ -73,7 +73,7 @@ impl Control {
 
     /// Ends a sleep of [`super::NetDevice::run`], so that it looks at its `stop` flag.
     pub fn wake(&self) {
-        signal(&self.shared.wake);
+        self.shared.wake();
     }
 }
 
@@ -190,16 +190,15 @@ fn unsupported<T>(what: &'static str) -> WireResult<T> {
     Err(refuse(DeviceError::Unsupported { what }))
 }
 
-/// A foreign descriptor to signal or to be signalled by: it must not block us, whatever it is.
-fn nonblocking(fd: Option<File>) -> WireResult<Option<OwnedFd>> {
-    let Some(file) = fd else { return Ok(None) };
-    let set = |fd: std::os::fd::BorrowedFd<'_>| {
-        let flags = rustix::fs::fcntl_getfl(fd)?;
-        rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
-    };
-    set(file.as_fd())
-        .map_err(|e| refuse(DeviceError::Io { what: "making a descriptor non-blocking", source: e.into() }))?;
-    Ok(Some(file.into()))
+/// Takes a descriptor of the front end's for events, by `accept`.
+fn event<T>(
+    message: &'static str,
+    ring: u8,
+    fd: Option<File>,
+    accept: impl FnOnce(OwnedFd) -> Result<T, NotifyError>,
+) -> WireResult<Option<T>> {
+    let accepted = fd.map(|file| accept(file.into())).transpose();
+    accepted.map_err(|source| refuse(DeviceError::Event { message, ring: ring.into(), source }))
 }
 
 struct Handler {
@@ -290,18 +289,18 @@ impl VhostUserBackendReqHandler for Handler {
     }
 
     fn set_vring_kick(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let fd = nonblocking(fd)?;
-        self.change(|s| s.set_kick(usize::from(index), fd))
+        let kick = event("SET_VRING_KICK", index, fd, |fd| self.shared.kicks.watch(fd))?;
+        self.change(|s| s.set_kick(usize::from(index), kick))
     }
 
     fn set_vring_call(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let fd = nonblocking(fd)?;
-        self.change(|s| s.set_call(usize::from(index), fd))
+        let call = event("SET_VRING_CALL", index, fd, Notifier::new)?;
+        self.change(|s| s.set_call(usize::from(index), call))
     }
 
     fn set_vring_err(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let fd = nonblocking(fd)?;
-        self.change(|s| s.set_err(usize::from(index), fd))
+        let err = event("SET_VRING_ERR", index, fd, Notifier::new)?;
+        self.change(|s| s.set_err(usize::from(index), err))
     }
 
     fn get_protocol_features(&self) -> WireResult<VhostUserProtocolFeatures> {

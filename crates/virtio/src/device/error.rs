@@ -1,6 +1,7 @@
 //! What can go wrong on the device side: [`DriverFault`] ends one queue, [`DeviceError`] ends a connection or a start.
 
 use super::port::PortError;
+use crate::notify::NotifyError;
 
 /// What a driver did to one ring. The ring is stopped and counted; the others go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -255,6 +256,20 @@ pub enum DeviceError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// The device cannot wait for events of front ends.
+    #[error("cannot wait for front ends")]
+    Wait(#[from] NotifyError),
+    /// A descriptor that cannot be used for events.
+    #[error("ring {ring}: the descriptor of {message} cannot be used")]
+    Event {
+        /// The message that the descriptor came with.
+        message: &'static str,
+        /// The ring.
+        ring: usize,
+        /// Why.
+        #[source]
+        source: NotifyError,
     },
     /// A message that belongs to something that was not offered.
     #[error("{what} is not supported")]

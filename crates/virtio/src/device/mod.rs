@@ -33,7 +33,7 @@ pub use self::control::{Connection, Control};
 pub use self::error::{DeviceError, DriverFault};
 use self::port::{MAX_WIRE, Port, PortError};
 use self::rx::Scratch;
-use self::state::{Shared, State, signal};
+use self::state::{Shared, State};
 use self::stats::Tally;
 pub use self::stats::{DropReason, Stats};
 use crate::net::feature;
@@ -218,7 +218,7 @@ fn after(
         && q.base() != before
         && q.wants_call()
     {
-        signal(call);
+        call.signal();
         tally.calls += 1;
     }
     if let Err(e) = result {

@@ -1,7 +1,6 @@
 //! The device on a thread of its own: polls while there is work, then sleeps until a driver or a port wakes it.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -60,14 +59,12 @@ impl<P: Port> NetDevice<P> {
         want_kicks(&state, true);
         // The driver publishes, then looks at our flag; we set the flag, then look at what is published.
         fence(Ordering::SeqCst);
-        let Some(sources) = sources(&mut state, &mut self.ports) else {
+        let Some(ports) = sources(&mut state, &mut self.ports) else {
             want_kicks(&state, false);
             return Ok(());
         };
         drop(state);
-        let Sources { kicks, ports } = sources;
-        let fds = std::iter::once(self.shared.wake.as_fd());
-        let fds = fds.chain(kicks.iter().map(|k| k.1.as_fd()));
+        let fds = [self.shared.awaited(), self.shared.kicks.as_fd()].into_iter();
         let fds = fds.chain(ports.iter().filter_map(|&i| self.ports[i].fd()));
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         self.shared.stats.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -75,32 +72,16 @@ impl<P: Port> NetDevice<P> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(failed(e)),
         }
-        let woken: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
-        drain(&self.shared.wake);
-        let mut dead = Vec::new();
-        for ((ring, kick), flags) in kicks.iter().zip(&woken[1..]) {
-            if flags.contains(PollFlags::IN) {
-                drain(kick);
-            } else if !flags.is_empty() {
-                dead.push((*ring, kick));
-            }
-        }
-        let mut state = self.shared.lock();
-        want_kicks(&state, false);
-        for (ring, kick) in dead {
-            // Hung up: it will never say anything again, and would only keep us awake.
-            let slot = &mut state.rings[ring].kick;
-            if slot.as_ref().is_some_and(|now| Arc::ptr_eq(now, kick)) {
-                *slot = None;
-            }
-        }
+        drop(fds);
+        self.shared.slept();
+        want_kicks(&self.shared.lock(), false);
         Ok(())
     }
 }
 
-/// What can end a sleep; none if there is work already.
-fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Sources> {
-    let mut sources = Sources { kicks: Vec::new(), ports: Vec::new() };
+/// The queue pairs whose port is waited for in a sleep, beside the kicks of all rings; none if there is work already.
+fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Vec<usize>> {
+    let mut sources = Vec::new();
     for index in 0..state.rings.len() {
         let pair = index / 2;
         let receives = index % 2 == 0 && pair < ports.len();
@@ -114,23 +95,13 @@ fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Sources> {
                 if ports[pair].peek().is_some() {
                     return None;
                 }
-                sources.ports.push(pair);
+                sources.push(pair);
             }
         } else if buffers && (active || pair < ports.len()) {
             return None;
         }
-        if let Some(kick) = &ring.kick {
-            sources.kicks.push((index, Arc::clone(kick)));
-        }
     }
     Some(sources)
-}
-
-struct Sources {
-    /// Rings and their kick descriptors.
-    kicks: Vec<(usize, Arc<OwnedFd>)>,
-    /// Queue pairs whose port is waited for.
-    ports: Vec<usize>,
 }
 
 fn want_kicks(state: &State, wanted: bool) {
@@ -139,16 +110,12 @@ fn want_kicks(state: &State, wanted: bool) {
     }
 }
 
-/// Takes back what an eventfd counts. Never blocks.
-fn drain(fd: &OwnedFd) {
-    let _ = rustix::io::read(fd, &mut [0u8; 8]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::port::Echo;
     use super::*;
     use crate::device::Options;
+    use std::sync::Arc;
     use std::thread;
 
     /// A device does not go to sleep, and waits for nothing, while the control side is at work.

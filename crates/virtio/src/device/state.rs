@@ -1,7 +1,7 @@
 //! What the control side sets up and the data side works on: rings, features, memory. One mutex guards it; the data
 //! side holds it for a pass, the control side for a message.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -12,6 +12,7 @@ use super::memory::MemoryTable;
 use super::queue::Queue;
 use super::{DeviceError, DriverFault, Options, Stats};
 use crate::net::feature;
+use crate::notify::{Kick, Kicks, Notifier};
 use crate::ring::{Desc, SplitLayout, SplitRing};
 
 /// One ring, as far as the front end has described it.
@@ -21,9 +22,10 @@ pub(super) struct Ring {
     /// User addresses of descriptor table, available ring and used ring.
     parts: Option<[u64; 3]>,
     base: u16,
-    pub(super) kick: Option<Arc<OwnedFd>>,
-    pub(super) call: Option<OwnedFd>,
-    err: Option<OwnedFd>,
+    /// Watched by [`Shared::kicks`] while it is here.
+    kick: Option<Kick>,
+    pub(super) call: Option<Notifier>,
+    err: Option<Notifier>,
     enabled: bool,
     /// There while the ring runs.
     pub(super) queue: Option<Queue>,
@@ -65,14 +67,9 @@ impl Ring {
         stats.count_queue_error(e);
         self.stop();
         if let Some(err) = &self.err {
-            signal(err);
+            err.signal();
         }
     }
-}
-
-/// Adds one to an eventfd. The descriptor may be anything, but does not block; what cannot be signalled is not.
-pub(super) fn signal(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
 /// See the module.
@@ -171,7 +168,7 @@ impl State {
     }
 
     /// Starts the ring, or exchanges the kick descriptor of a running one.
-    pub(super) fn set_kick(&mut self, index: usize, kick: Option<OwnedFd>) -> Result<(), DeviceError> {
+    pub(super) fn set_kick(&mut self, index: usize, kick: Option<Kick>) -> Result<(), DeviceError> {
         self.ring(index)?;
         if self.rings[index].queue.is_none() {
             if self.memory.is_empty() {
@@ -184,21 +181,21 @@ impl State {
             let ring = &mut self.rings[index];
             ring.queue = Some(Queue::new(at, ring.base));
         }
-        self.rings[index].kick = kick.map(Arc::new);
+        self.rings[index].kick = kick;
         Ok(())
     }
 
-    pub(super) fn set_call(&mut self, index: usize, call: Option<OwnedFd>) -> Result<(), DeviceError> {
+    pub(super) fn set_call(&mut self, index: usize, call: Option<Notifier>) -> Result<(), DeviceError> {
         let ring = self.ring(index)?;
         // Something may have been given back while there was no one to tell; an interrupt too many does no harm.
         if let (Some(_), Some(call)) = (&ring.queue, &call) {
-            signal(call);
+            call.signal();
         }
         ring.call = call;
         Ok(())
     }
 
-    pub(super) fn set_err(&mut self, index: usize, err: Option<OwnedFd>) -> Result<(), DeviceError> {
+    pub(super) fn set_err(&mut self, index: usize, err: Option<Notifier>) -> Result<(), DeviceError> {
         self.ring(index)?.err = err;
         Ok(())
     }
@@ -232,8 +229,10 @@ pub(super) struct Shared {
     /// polls without pause would take the mutex again before the other thread has woken up, for seconds on a busy machine.
     waiting: AtomicU32,
     pub(super) connected: AtomicBool,
-    /// Written when the state has changed, to end a sleep.
-    pub(super) wake: OwnedFd,
+    /// Written when the state has changed, to end a sleep. No peer has it, so that plain reads and writes do not block.
+    wake: OwnedFd,
+    /// The kick descriptors of all rings.
+    pub(super) kicks: Kicks,
     pub(super) options: Options,
     pub(super) offered: u64,
     pub(super) stats: Arc<Stats>,
@@ -244,9 +243,10 @@ impl Shared {
         let rings = 2 * options.max_pairs + usize::from(options.serve_control);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| DeviceError::Io { what: "eventfd", source: e.into() })?;
+        let kicks = Kicks::new()?;
         let (state, stats) = (Mutex::new(State::new(rings)), Arc::new(Stats::default()));
         let (waiting, connected) = (AtomicU32::new(0), AtomicBool::new(false));
-        Ok(Self { state, waiting, connected, wake, options, offered, stats })
+        Ok(Self { state, waiting, connected, wake, kicks, options, offered, stats })
     }
 
     /// For the control side: has the state as soon as the pass at hand is over, and wakes the data side afterwards.
@@ -254,8 +254,24 @@ impl Shared {
         let mut state = self.lock();
         let result = f(&mut state);
         drop(state);
-        signal(&self.wake);
+        self.wake();
         result
+    }
+
+    /// Ends a sleep of the data side, or the next one if the data side does not sleep.
+    pub(super) fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The descriptor that [`Self::wake`] makes readable.
+    pub(super) fn awaited(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// For the data side, after a sleep: the next sleep ends only by what comes from now on.
+    pub(super) fn slept(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        self.kicks.clear();
     }
 
     /// The state as soon as the pass at hand is over. There is no other way to wait for it: who waits, says so.

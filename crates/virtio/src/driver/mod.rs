@@ -33,6 +33,7 @@ pub use split_tx::VirtioSplitTx;
 pub use stats::{DeviceFault, RxStats, TxStats};
 pub use tx::VirtioTx;
 
+use crate::notify::NotifyError;
 use crate::ring::SplitLayout;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use big::BigRing;
@@ -49,7 +50,6 @@ use ring::DriverRing;
 use rx::{BufferLayout, Header};
 use space::Memory;
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -70,8 +70,8 @@ pub enum NetError {
     #[error("the device cannot reach the queues' memory")]
     Map(#[from] MapError),
     /// An event descriptor.
-    #[error("cannot make an event descriptor: {0}")]
-    Event(#[from] io::Error),
+    #[error("cannot make an event descriptor")]
+    Event(#[from] NotifyError),
     /// A ring's size.
     #[error("a ring of {size} entries: it must be a power of two from {min} to {max}")]
     RingSize {
@@ -202,7 +202,7 @@ impl<M: PeerMemory> Link<M> {
     }
 
     fn restart_ring(&self, index: usize, ring: &DriverRing) -> Result<(), VhostUserError> {
-        self.with(|b| b.restart_ring(index, ring.addresses(), &ring.call, &ring.kick))
+        self.with(|b| b.restart_ring(index, ring.addresses(), ring.call(), ring.kick()))
     }
 }
 
@@ -351,7 +351,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {
-                    b.start_ring(index, ring.addresses(), &ring.call, &ring.kick)?;
+                    b.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
                     b.enable_ring(index, pair == 0 || with_control)?;
                 }
                 Ok::<_, VhostUserError>(())
@@ -363,7 +363,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             let offset = plan.control_buffer();
             let buffer = VnetMemory { region: rings.clone(), offset, len: ctrl::BUFFER, bus };
             link.with(|b| {
-                b.start_ring(control_index, ring.addresses(), &ring.call, &ring.kick)?;
+                b.start_ring(control_index, ring.addresses(), ring.call(), ring.kick())?;
                 b.enable_ring(control_index, true)
             })?;
             Ok::<_, NetError>(ControlQueue::new(ring, buffer))

@@ -4,13 +4,14 @@
 //! back that it wrote there: indices, heads and descriptors have private copies.
 
 use super::stats::DeviceFault;
+use crate::notify::{Notifier, NotifyError};
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
 use crate::vhost_user::RingAddresses;
 use netmem_pool::{PeerShared, Region};
-use std::io;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) struct DriverRing {
     ring: SplitRing,
@@ -20,22 +21,25 @@ pub(crate) struct DriverRing {
     next_used: u16,
     /// `next_avail` as of the last look at whether the device sleeps.
     notified: u16,
-    pub(crate) kick: EventFd,
-    pub(crate) call: EventFd,
+    kick: Notifier,
+    call: OwnedFd,
     addresses: RingAddresses,
     offset: usize,
     memory: Arc<Region<PeerShared>>,
 }
 
-/// What a ring is notified by: the one thing that a ring may fail to have when it is made again.
+/// The event descriptors of a ring: the one thing that a ring may fail to have when it is made again. The device has the
+/// same open files. The driver polls, so that nothing reads `call`.
 pub(crate) struct Events {
-    kick: EventFd,
-    call: EventFd,
+    kick: Notifier,
+    call: OwnedFd,
 }
 
 impl Events {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { kick: EventFd::new(libc::EFD_NONBLOCK)?, call: EventFd::new(libc::EFD_NONBLOCK)? })
+    pub(crate) fn new() -> Result<Self, NotifyError> {
+        let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };
+        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
+        Ok(Self { kick: Notifier::new(eventfd()?)?, call: eventfd()? })
     }
 }
 
@@ -45,7 +49,7 @@ impl DriverRing {
     /// # Panics
     ///
     /// If it does not fit there, or `size` is no power of two: the caller laid it out.
-    pub(crate) fn new(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16) -> io::Result<Self> {
+    pub(crate) fn new(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16) -> Result<Self, NotifyError> {
         Ok(Self::at(memory, offset, size, Events::new()?))
     }
 
@@ -77,6 +81,14 @@ impl DriverRing {
             offset,
             memory: memory.clone(),
         }
+    }
+
+    pub(crate) fn kick(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    pub(crate) fn call(&self) -> BorrowedFd<'_> {
+        self.call.as_fd()
     }
 
     pub(crate) fn addresses(&self) -> RingAddresses {
@@ -145,8 +157,7 @@ impl DriverRing {
 
     #[cold]
     fn wake(&self) {
-        // The write fails only if the counter is full. The device has not read it then, and needs no other signal.
-        let _ = self.kick.write(1);
+        self.kick.signal();
     }
 
     /// Chains that the device has given back and that were not consumed yet.

@@ -6,7 +6,7 @@
 
 use crate::net::feature;
 use netmem_pool::TableEntry;
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -197,8 +197,8 @@ impl VhostUser {
         &mut self,
         index: usize,
         at: RingAddresses,
-        call: &EventFd,
-        kick: &EventFd,
+        call: BorrowedFd<'_>,
+        kick: BorrowedFd<'_>,
     ) -> Result<(), VhostUserError> {
         let config = VringConfigData {
             queue_max_size: at.size,
@@ -209,12 +209,15 @@ impl VhostUser {
             avail_ring_addr: at.avail,
             log_addr: None,
         };
+        let [call, kick] = [call.try_clone_to_owned()?, kick.try_clone_to_owned()?];
+        // SAFETY: each is a descriptor of its own.
+        let [call, kick] = [call, kick].map(|fd| unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) });
         let line = &mut self.line;
-        line.ask("SET_VRING_CALL", |f| f.set_vring_call(index, call))?;
+        line.ask("SET_VRING_CALL", |f| f.set_vring_call(index, &call))?;
         line.ask("SET_VRING_NUM", |f| f.set_vring_num(index, at.size))?;
         line.ask("SET_VRING_BASE", |f| f.set_vring_base(index, 0))?;
         line.ask("SET_VRING_ADDR", |f| f.set_vring_addr(index, &config))?;
-        line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, kick))
+        line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, &kick))
     }
 
     /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign backend has them disabled and
@@ -223,8 +226,8 @@ impl VhostUser {
         &mut self,
         index: usize,
         at: RingAddresses,
-        call: &EventFd,
-        kick: &EventFd,
+        call: BorrowedFd<'_>,
+        kick: BorrowedFd<'_>,
     ) -> Result<(), VhostUserError> {
         self.start_ring(index, at, call, kick)?;
         for other in 0..self.enabled.len() {

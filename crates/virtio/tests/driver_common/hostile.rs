@@ -92,8 +92,9 @@ struct RingAt {
 struct State {
     memory: Vec<Mapped>,
     rings: Vec<RingAt>,
-    /// Events that nobody looks at, kept open.
-    fds: Vec<Option<File>>,
+    /// Call descriptors, kept open and never used.
+    calls: Vec<Option<File>>,
+    kicks: Vec<File>,
     stops: Vec<u32>,
     enabled: Vec<(u32, bool)>,
     released: bool,
@@ -165,6 +166,11 @@ impl Hostile {
 
     pub fn negotiated(&self) -> u64 {
         self.backend.features.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// The kick descriptors of all rings, as the backend has them.
+    pub fn kicks(&self) -> Vec<File> {
+        self.backend.state.lock().unwrap().kicks.iter().map(|kick| kick.try_clone().unwrap()).collect()
     }
 
     /// Ring `index` as a device sees it. A driver that gets no acknowledgements does not wait until the backend has heard of
@@ -491,12 +497,12 @@ impl VhostUserBackendReqHandler for Backend {
     }
     fn set_vring_kick(&self, _: u8, fd: Option<File>) -> Result<()> {
         self.check("SET_VRING_KICK")?;
-        self.state.lock().unwrap().fds.push(fd);
+        self.state.lock().unwrap().kicks.extend(fd);
         Ok(())
     }
     fn set_vring_call(&self, _: u8, fd: Option<File>) -> Result<()> {
         self.check("SET_VRING_CALL")?;
-        self.state.lock().unwrap().fds.push(fd);
+        self.state.lock().unwrap().calls.push(fd);
         Ok(())
     }
     fn set_vring_err(&self, _: u8, _: Option<File>) -> Result<()> {

@@ -89,10 +89,26 @@ pub(crate) struct PerfArgs {
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(group(clap::ArgGroup::new("front ends").required(true).args(["listen", "connect", "fd"])))]
 pub(crate) struct DeviceArgs {
-    /// The socket to serve front ends on, one after another
+    /// Listen on this socket, and serve front ends one after another
+    #[arg(long, value_name = "SOCKET", visible_alias = "socket-path")]
+    pub(crate) listen: Option<PathBuf>,
+    /// Connect to a front end that listens on this socket (QEMU: `server=on`), again each time that it comes back
     #[arg(long, value_name = "SOCKET")]
-    pub(crate) listen: PathBuf,
+    pub(crate) connect: Option<PathBuf>,
+    /// An inherited descriptor: a listening socket, or a connected one, which is served until its front end leaves
+    #[arg(long, value_name = "N")]
+    pub(crate) fd: Option<i32>,
+    /// Serve statistics on this socket: one JSON object for each connection
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) stats: Option<PathBuf>,
+    /// The MAC address that the device offers to the driver
+    #[arg(long, value_name = "MAC", value_parser = mac)]
+    pub(crate) mac: Option<[u8; 6]>,
+    /// The MTU that the device offers to the driver, in bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
+    pub(crate) mtu: Option<u16>,
     /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
@@ -283,6 +299,18 @@ impl FromStr for CpusArg {
     }
 }
 
+/// Six bytes in hexadecimal, with colons between them.
+fn mac(s: &str) -> Result<[u8; 6], String> {
+    let byte = |b: &str| u8::from_str_radix(b, 16).ok().filter(|_| b.len() == 2 && !b.starts_with('+'));
+    let bytes: Option<Vec<u8>> = s.split(':').map(byte).collect();
+    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    let mac = mac.ok_or("a MAC address is six bytes in hexadecimal, such as 02:00:00:00:00:01")?;
+    if mac == [0; 6] || mac[0] & 1 != 0 {
+        return Err("the address of one interface is needed: neither zero nor a multicast address".into());
+    }
+    Ok(mac)
+}
+
 fn size(s: &str) -> Result<usize, String> {
     s.parse().map_err(|_| "a number of bytes is needed, without a suffix".into())
 }
@@ -345,6 +373,25 @@ mod tests {
         for bad in ["", "tap", "tap:", "pcap:", "gen:1"] {
             assert!(bad.parse::<PortArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn mac_addresses() {
+        assert_eq!(mac("02:00:00:00:00:fE"), Ok([2, 0, 0, 0, 0, 0xfe]));
+        let bad = ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "2:0:0:0:0:1", "+2:00:00:00:00:01", "0200.0000.0001"];
+        for bad in bad.into_iter().chain(["00:00:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff"]) {
+            assert!(mac(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_device_has_one_source_of_front_ends() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["netmem", "device", "--port", "gen"], args].concat());
+        for alone in [["--listen", "/a"], ["--socket-path", "/a"], ["--connect", "/a"], ["--fd", "3"]] {
+            assert!(parse(&alone).is_ok(), "{alone:?}");
+        }
+        assert!(parse(&[]).is_err() && parse(&["--listen", "/a", "--fd", "3"]).is_err());
+        assert!(parse(&["--fd", "3", "--mtu", "67"]).is_err() && parse(&["--fd", "3", "--mtu", "65536"]).is_err());
     }
 
     #[test]

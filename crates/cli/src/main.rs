@@ -8,6 +8,7 @@ mod bench;
 mod cpus;
 mod device;
 mod info;
+mod limits;
 mod machine;
 mod output;
 mod perf;

@@ -1,104 +1,18 @@
 //! The command from outside: what it prints, how it ends, and what it leaves behind.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod command;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
+use command::*;
 use serde_json::Value;
 use skip::skip;
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-fn netmem() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_netmem"))
-}
-
-fn run(args: &[&str]) -> Output {
-    netmem().args(args).output().unwrap()
-}
-
-fn errors(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{}: {}", output.status, errors(output));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// Exit status and what standard error must name.
-#[track_caller]
-fn fails(args: &[&str], status: i32, says: &[&str]) {
-    let output = run(args);
-    let errors = errors(&output);
-    assert_eq!(output.status.code(), Some(status), "{args:?}: {errors}");
-    assert!(output.stdout.is_empty(), "{args:?}");
-    for word in says {
-        assert!(errors.contains(word), "{args:?} does not say `{word}`: {errors}");
-    }
-    assert!(!errors.contains("panicked"), "{errors}");
-}
-
-/// A process that ends with the test.
-struct Background(Child);
-
-impl Background {
-    fn start(args: &[&str]) -> Self {
-        Self(netmem().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    /// Waits for the end: status, standard output, standard error.
-    #[track_caller]
-    fn end(&mut self) -> (Option<i32>, String, String) {
-        let begin = Instant::now();
-        let status = loop {
-            match self.0.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(begin.elapsed() < Duration::from_secs(20), "it does not end"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let (mut out, mut err) = (String::new(), String::new());
-        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-        (status.code(), out, err)
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A device that listens, and its socket in a directory of its own.
-fn device(port: &str) -> (Background, PathBuf, TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("device.sock");
-    let device = Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", port]);
-    await_that(|| socket.exists());
-    (device, socket, dir)
-}
-
-#[track_caller]
-fn await_that(mut what: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !what() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "it does not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use std::process::Command;
+use std::time::Duration;
 
 fn capture(dir: &Path, name: &str, records: &[(usize, usize)]) -> String {
     let mut file = Vec::new();
@@ -305,14 +219,14 @@ fn sockets_that_are_taken_and_sockets_that_are_stale() {
 
 #[test]
 fn a_backend_that_dies_ends_the_run() {
-    let (mut device, socket, _dir) = device("gen");
-    let backend = format!("vhost-user:{}", socket.display());
+    let mut device = Device::start(&["--port", "gen"]);
+    let backend = format!("vhost-user:{}", device.socket.display());
     let mut perf = Background::start(&["--device", &backend, "--mode", "small", "--alloc", "pool", "--duration", "15"]);
-    std::thread::sleep(Duration::from_millis(500));
-    device.0.kill().unwrap();
+    await_that(|| device.stats()["counters"]["rx_frames"].as_u64() > Some(0));
+    device.process.0.kill().unwrap();
     let (status, _, err) = perf.end();
     assert_eq!(status, Some(1), "{err}");
-    assert!(err.contains("hung up") && err.contains(socket.to_str().unwrap()), "{err}");
+    assert!(err.contains("hung up") && err.contains(device.socket.to_str().unwrap()), "{err}");
 }
 
 #[test]

@@ -15,12 +15,16 @@ mod table;
 pub(crate) use json::PoolReport;
 
 use crate::args::PerfArgs;
-use crate::{output, signals};
+use crate::{limits, output, signals};
 use plan::Plan;
 
 /// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
+    // The driver has two descriptors a ring, the embedded device two more, and a tap one a pair. The rest is for the memory,
+    // in both, and for messages.
+    let pairs = plan.variants.iter().map(|v| usize::from(v.queues)).max().unwrap_or(1);
+    limits::descriptors(4 * (2 * pairs + 1) + pairs + 15, &format!("perf with {pairs} queue pair(s)"))?;
     let stop = signals::stop_flag()?;
     if let Some(other) = &args.against {
         return against::run(other, &plan, &stop);

@@ -59,6 +59,25 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Every counter that is a field, by its name.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("rx_frames", &self.rx_frames),
+            ("rx_bytes", &self.rx_bytes),
+            ("tx_frames", &self.tx_frames),
+            ("tx_bytes", &self.tx_bytes),
+            ("polls", &self.polls),
+            ("starved", &self.starved),
+            ("busy_ns", &self.busy_ns),
+            ("calls", &self.calls),
+            ("sleeps", &self.sleeps),
+            ("commands", &self.commands),
+            ("connection_errors", &self.connection_errors),
+        ]
+        .map(|(name, n)| (name, n.load(Relaxed)))
+        .into_iter()
+    }
+
     /// Frames dropped for `why`.
     #[must_use]
     pub fn dropped(&self, why: DropReason) -> u64 {

@@ -1,0 +1,419 @@
+//! Front ends: where they come from, which of them is served, and what happens to the others.
+//!
+//! ```text
+//!   main thread: one poll(2) ──────────────── "netmem-vhost" thread
+//!     signal            end                     Control::handle(stream)
+//!     socket            accept them all    ───> one front end at a time
+//!     front end's end   serve the next     <─── eventfd, when it is over
+//!     statistics        answer at once
+//! ```
+//!
+//! The main thread never waits for a front end. One front end is served at a time; each further one is hung up on at
+//! once, so that it sees a busy device and not a silent one. The exception is a front end that comes while the one
+//! before it has hung up and its last messages are still being handled: it is served next. Connections whose other end
+//! is already closed are dropped without being served.
+//!
+//! A shortage (descriptors, memory) costs the front end that met it, and is counted.
+
+use super::Running;
+use super::report::{Events, Left};
+use super::socket::{Inherited, Socket, connect, inherited};
+use crate::args::DeviceArgs;
+use anyhow::Context;
+use netmem::device::{DeviceError, Stats};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Connections that are accepted before the other sources of events are looked at again.
+const BATCH: usize = 256;
+/// How long the listening socket is left alone when not even the spare descriptor let a connection be taken off it.
+const SHORT_PAUSE: Duration = Duration::from_millis(100);
+/// The time between two attempts of `--connect`: at first and at most. It doubles while attempts fail, and while the
+/// front end hangs up within [`MOST`].
+const FIRST: Duration = Duration::from_millis(10);
+const MOST: Duration = Duration::from_secs(1);
+
+/// Where front ends come from.
+enum Source {
+    /// They connect to this socket.
+    Listen(Socket),
+    /// The device connects to this path. The next attempt is due at `at`; none while a front end is served.
+    Connect { path: PathBuf, at: Option<Instant>, pause: Duration, told: bool },
+    /// One connection, which was inherited.
+    Once(Option<UnixStream>),
+}
+
+/// The front end that is being served.
+struct Current {
+    /// A duplicate of its connection: tells whether the other end is closed, and ends the serving thread's waits.
+    hangup: UnixStream,
+    since: Instant,
+    left: Left,
+}
+
+/// See the module.
+pub(super) struct Fronts {
+    source: Source,
+    stats_socket: Option<Socket>,
+    /// Signals that end the program.
+    signal: UnixStream,
+    current: Option<Current>,
+    /// Served when the current one's end has been noticed.
+    next: Option<UnixStream>,
+    spare: Spare,
+    events: Events,
+}
+
+/// The serving thread's ends of the channels: streams to serve, what became of them, and an eventfd that says so.
+pub(super) struct Server {
+    streams: Receiver<UnixStream>,
+    results: SyncSender<Result<(), DeviceError>>,
+}
+
+/// The main thread's ends.
+pub(super) struct Line {
+    streams: SyncSender<UnixStream>,
+    results: Receiver<Result<(), DeviceError>>,
+}
+
+/// A pair of channel ends. At most one stream is under way, so that no send blocks.
+pub(super) fn line() -> (Line, Server) {
+    let (streams, to_serve) = sync_channel(1);
+    let (served, results) = sync_channel(1);
+    (Line { streams, results }, Server { streams: to_serve, results: served })
+}
+
+/// Wakes the main thread. Signalled when a front end's service is over, and when another thread ends.
+#[derive(Debug)]
+pub(super) struct Wake(OwnedFd);
+
+impl Wake {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("cannot make an eventfd")?;
+        Ok(Self(fd))
+    }
+
+    pub(super) fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
+
+/// Signals at the end of a thread, however it ends.
+pub(super) struct WakeAtEnd<'a>(pub(super) &'a Wake);
+
+impl Drop for WakeAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.signal();
+    }
+}
+
+impl Server {
+    /// Serves one front end after another, until the main thread drops its [`Line`].
+    pub(super) fn run(self, wake: &Wake, mut handle: impl FnMut(UnixStream) -> Result<(), DeviceError>) {
+        let _end = WakeAtEnd(wake);
+        for stream in self.streams {
+            let result = handle(stream);
+            if self.results.send(result).is_err() {
+                return;
+            }
+            wake.signal();
+        }
+    }
+}
+
+impl std::fmt::Display for Fronts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.source {
+            Source::Listen(socket) => write!(f, "listening on {socket}"),
+            Source::Connect { path, .. } => write!(f, "connecting to {}", path.display()),
+            Source::Once(_) => f.write_str("serving an inherited connection"),
+        }
+    }
+}
+
+impl Fronts {
+    pub(super) fn open(args: &DeviceArgs, signal: UnixStream) -> anyhow::Result<Self> {
+        let source = match (&args.listen, &args.connect, args.fd) {
+            (Some(path), ..) => Source::Listen(Socket::listen("--listen", path)?),
+            (_, Some(path), _) => {
+                Source::Connect { path: path.clone(), at: Some(Instant::now()), pause: FIRST, told: false }
+            }
+            (.., Some(fd)) => match inherited(fd)? {
+                Inherited::Listening(socket) => Source::Listen(socket),
+                Inherited::Connected(stream) => Source::Once(Some(stream)),
+            },
+            _ => anyhow::bail!("give one of --listen, --connect and --fd"),
+        };
+        let stats_socket = args.stats.as_ref().map(|path| Socket::listen("--stats", path)).transpose()?;
+        signal.set_nonblocking(true).context("the signals' socket")?;
+        Ok(Self {
+            source,
+            stats_socket,
+            signal,
+            current: None,
+            next: None,
+            spare: Spare::new(),
+            events: Events::default(),
+        })
+    }
+
+    /// Serves front ends until a signal comes, the data side ends, or an inherited connection ends.
+    pub(super) fn run(&mut self, line: Line, device: &mut Running<'_>) -> anyhow::Result<()> {
+        let result = self.serve(&line, device);
+        if let Some(current) = self.current.take() {
+            let _ = current.hangup.shutdown(Shutdown::Both);
+            // Bounded: the serving thread finds the end of the connection after the message at hand.
+            let _ = line.results.recv();
+            self.events.left(&Ok(()), &current.left, device.stats);
+        }
+        result
+    }
+
+    fn serve(&mut self, line: &Line, device: &mut Running<'_>) -> anyhow::Result<()> {
+        while !device.is_over() {
+            match line.results.try_recv() {
+                Ok(result) => {
+                    device.serves(false);
+                    self.ended(&result, device.stats);
+                    if matches!(self.source, Source::Once(_)) {
+                        return result.context("the front end");
+                    }
+                }
+                Err(TryRecvError::Empty) => {}
+                // The serving thread is gone. Joining it tells why.
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+            self.connect()?;
+            if self.current.is_none()
+                && let Some(stream) = self.next.take()
+            {
+                device.serves(true);
+                self.begin(stream, line, device.stats)?;
+            }
+            if self.wait(device)? {
+                return Ok(());
+            }
+            self.accept()?;
+            self.answer(device)?;
+        }
+        Ok(())
+    }
+
+    /// The front end's service is over.
+    fn ended(&mut self, result: &Result<(), DeviceError>, stats: &Stats) {
+        let Some(current) = self.current.take() else { return };
+        self.events.left(result, &current.left, stats);
+        if let Source::Connect { pause, .. } = &mut self.source
+            && current.since.elapsed() > MOST
+        {
+            *pause = FIRST;
+        }
+        self.again();
+    }
+
+    /// Plans the next attempt of `--connect`.
+    fn again(&mut self) {
+        if let Source::Connect { at, pause, .. } = &mut self.source {
+            *at = Some(Instant::now() + *pause);
+            *pause = (*pause * 2).min(MOST);
+        }
+    }
+
+    /// Hands a front end to the serving thread. Where a descriptor for that is short, the front end is dropped.
+    fn begin(&mut self, stream: UnixStream, line: &Line, stats: &Stats) -> anyhow::Result<()> {
+        let hangup = match stream.try_clone() {
+            Ok(hangup) => hangup,
+            Err(e) if matches!(self.source, Source::Once(_)) => return Err(e).context("duplicating the connection"),
+            Err(e) => {
+                self.events.short(&e);
+                self.again();
+                return Ok(());
+            }
+        };
+        // Never blocks and is never full: the thread has answered for the stream before this one. If the thread is gone,
+        // the next look at its answers says so.
+        let _ = line.streams.try_send(stream);
+        self.events.served += 1;
+        self.current = Some(Current { hangup, since: Instant::now(), left: Left::of(stats) });
+        Ok(())
+    }
+
+    /// Makes the connection of `--connect` if an attempt is due, and hands out the one of `--fd`.
+    fn connect(&mut self) -> anyhow::Result<()> {
+        match &mut self.source {
+            Source::Once(stream) => self.next = self.next.take().or(stream.take()),
+            Source::Connect { path, at, told, .. } => {
+                if at.take_if(|at| *at <= Instant::now()).is_none() {
+                    return Ok(());
+                }
+                let shown = path.display();
+                match connect(path) {
+                    Ok(stream) => {
+                        (self.next, *told) = (Some(stream), false);
+                        return Ok(());
+                    }
+                    Err(e) if is_short(&e) => self.events.short(&e),
+                    Err(e) if comes_later(&e) => {
+                        if !std::mem::replace(told, true) {
+                            eprintln!("waiting for a front end at {shown}: {e}");
+                        }
+                    }
+                    Err(e) => return Err(e).with_context(|| format!("--connect {shown}")),
+                }
+                self.again();
+            }
+            Source::Listen(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something happens; says whether a signal came.
+    fn wait(&mut self, device: &mut Running<'_>) -> anyhow::Result<bool> {
+        let due = match &self.source {
+            Source::Connect { at, .. } => *at,
+            _ => None,
+        };
+        let pause = self.spare.pause();
+        let now = Instant::now();
+        let times = [due, pause].into_iter().flatten().map(|at| at.saturating_duration_since(now));
+        let timeout = times.min();
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+        let mut fds = vec![PollFd::new(&self.signal, PollFlags::IN), PollFd::new(&device.wake.0, PollFlags::IN)];
+        if pause.is_none() {
+            if let Source::Listen(socket) = &self.source {
+                fds.push(PollFd::new(socket, PollFlags::IN));
+            }
+            fds.extend(self.stats_socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        }
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(io::Error::from(e)).context("waiting for front ends"),
+        }
+        device.wake.clear();
+        Ok(!fds[0].revents().is_empty())
+    }
+
+    /// Takes the connections that wait. Each is served next, hung up on because the device is busy, or dropped because
+    /// its other end is closed.
+    fn accept(&mut self) -> anyhow::Result<()> {
+        let Source::Listen(socket) = &self.source else { return Ok(()) };
+        for _ in 0..BATCH {
+            let stream = match self.spare.accept(socket, &mut self.events).context("accepting a front end")? {
+                Accepted::Stream(stream) => stream,
+                Accepted::Dropped => continue,
+                Accepted::Nothing => break,
+            };
+            if hung_up(&stream) {
+                self.events.dead += 1;
+                continue;
+            }
+            self.next.take_if(|next| hung_up(next));
+            let ending = self.current.as_ref().is_none_or(|current| hung_up(&current.hangup));
+            if ending && self.next.is_none() {
+                self.next = Some(stream);
+            } else {
+                self.events.busy();
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers those who ask for statistics. The text fits the send buffer of a new connection, so that nothing waits and
+    /// nothing is kept for a client: it finds the text when it reads.
+    fn answer(&mut self, device: &Running<'_>) -> anyhow::Result<()> {
+        let Some(socket) = &self.stats_socket else { return Ok(()) };
+        for _ in 0..BATCH {
+            let stream = match self.spare.accept(socket, &mut self.events).context("accepting a client of --stats")? {
+                Accepted::Stream(stream) => stream,
+                Accepted::Dropped => continue,
+                Accepted::Nothing => break,
+            };
+            let text = device.report(&self.events, self.current.is_some());
+            let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(&stream, text.as_bytes(), flags);
+            // If the client has sent something that is not read here, the end of the connection is an error to it.
+            let _ = rustix::net::recv(&stream, &mut [0u8; 512][..], rustix::net::RecvFlags::DONTWAIT);
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor that is given up for a moment when descriptors are short: a connection can then be taken off the listening
+/// socket and closed. Left there, it would keep the socket readable and `poll` awake.
+struct Spare {
+    fd: Option<OwnedFd>,
+    /// Until when listening sockets are left alone, because not even this helped.
+    until: Option<Instant>,
+}
+
+enum Accepted {
+    Stream(UnixStream),
+    /// A connection was closed at once, for lack of a descriptor.
+    Dropped,
+    Nothing,
+}
+
+impl Spare {
+    fn new() -> Self {
+        let fd = File::open("/dev/null").ok().map(OwnedFd::from);
+        Self { fd, until: None }
+    }
+
+    fn pause(&mut self) -> Option<Instant> {
+        self.until = self.until.filter(|until| *until > Instant::now());
+        self.until
+    }
+
+    fn accept(&mut self, socket: &Socket, events: &mut Events) -> io::Result<Accepted> {
+        if self.until.is_some() {
+            return Ok(Accepted::Nothing);
+        }
+        match socket.accept() {
+            Ok(None) => Ok(Accepted::Nothing),
+            Ok(Some(stream)) => Ok(Accepted::Stream(stream)),
+            Err(e) if is_short(&e) => {
+                events.short(&e);
+                drop(self.fd.take());
+                let taken = matches!(socket.accept(), Ok(Some(_)));
+                *self = Self::new();
+                if taken {
+                    return Ok(Accepted::Dropped);
+                }
+                self.until = Some(Instant::now() + SHORT_PAUSE);
+                Ok(Accepted::Nothing)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Whether the other end of `stream` is closed. Never waits.
+fn hung_up(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Whether this process or the system lacks something that may be there again later.
+fn is_short(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
+}
+
+/// Whether a connect may work later without anything being corrected: the front end is not there yet, or its backlog is
+/// full.
+fn comes_later(e: &io::Error) -> bool {
+    use ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
+    matches!(e.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
+}

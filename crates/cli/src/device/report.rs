@@ -1,0 +1,154 @@
+//! What the device says about itself: a line for each front end that leaves, and the JSON object of `--stats`.
+
+use super::Running;
+use crate::output;
+use netmem::device::{DeviceError, Stats};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// The time between two lines about busy or short, which a peer can cause in a loop: such lines must not fill a disk.
+const QUIET: Duration = Duration::from_secs(1);
+/// Front ends that get a line of their own when they leave, in any such time.
+const LINES: u32 = 20;
+
+/// What happened to connections.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// Front ends that were handed to the serving thread.
+    pub(super) served: u64,
+    /// Front ends that were hung up on because another was being served.
+    busy: u64,
+    /// Connections whose other end was closed before they were served.
+    pub(super) dead: u64,
+    /// Front ends and clients that were dropped because a descriptor or memory was short.
+    short: u64,
+    told: [Option<Instant>; 2],
+    lines: Lines,
+}
+
+/// How many lines were printed for front ends that left, in the second that began at `since`.
+#[derive(Debug)]
+struct Lines {
+    since: Instant,
+    printed: u32,
+    unlisted: u64,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self { since: Instant::now(), printed: 0, unlisted: 0 }
+    }
+}
+
+impl Events {
+    pub(super) fn busy(&mut self) {
+        self.busy += 1;
+        if due(&mut self.told[0]) {
+            eprintln!("busy: {} front end(s) hung up on so far, while another is served", self.busy);
+        }
+    }
+
+    pub(super) fn short(&mut self, e: &io::Error) {
+        self.short += 1;
+        if due(&mut self.told[1]) {
+            eprintln!("{} connection(s) dropped so far, for lack of a resource: {e}", self.short);
+        }
+    }
+
+    /// Prints the line for a front end that left, unless there were many in this second.
+    pub(super) fn left(&mut self, how: &Result<(), DeviceError>, before: &Left, stats: &Stats) {
+        let lines = &mut self.lines;
+        if lines.since.elapsed() >= QUIET {
+            (lines.since, lines.printed) = (Instant::now(), 0);
+        }
+        if lines.printed == LINES {
+            lines.unlisted += 1;
+            return;
+        }
+        lines.printed += 1;
+        let unlisted = match std::mem::take(&mut lines.unlisted) {
+            0 => String::new(),
+            n => format!(" ({n} more have left before it)"),
+        };
+        let mut now = Left::of(stats).0;
+        now.iter_mut().zip(before.0).for_each(|(now, before)| *now -= before);
+        let [frames, bytes, sent, sent_bytes, drops] = now;
+        let why = how.as_ref().map_or_else(|e| format!(" after an error: {}", chain(e)), |()| String::new());
+        // A closed standard output is no failure of the device.
+        let _ = output::print(&format!(
+            "front end left{why}: {frames} frames ({bytes} bytes) to it, {sent} frames ({sent_bytes} bytes) from it, \
+             {drops} dropped{unlisted}"
+        ));
+    }
+}
+
+fn due(told: &mut Option<Instant>) -> bool {
+    let due = told.is_none_or(|told| told.elapsed() >= QUIET);
+    if due {
+        *told = Some(Instant::now());
+    }
+    due
+}
+
+/// The device's counters when a front end came.
+#[derive(Debug)]
+pub(super) struct Left([u64; 5]);
+
+impl Left {
+    pub(super) fn of(s: &Stats) -> Self {
+        let drops = s.drops().map(|(_, n)| n).sum();
+        let [frames, bytes, sent, sent_bytes] =
+            [&s.rx_frames, &s.rx_bytes, &s.tx_frames, &s.tx_bytes].map(|n| n.load(Relaxed));
+        Self([frames, bytes, sent, sent_bytes, drops])
+    }
+}
+
+fn chain(e: &DeviceError) -> String {
+    let sources = std::iter::successors(std::error::Error::source(e), |e| e.source());
+    sources.fold(e.to_string(), |text, source| format!("{text}: {source}"))
+}
+
+/// The JSON object of `--stats`.
+#[derive(Serialize)]
+struct Report<'a> {
+    netmem: &'static str,
+    command: &'static str,
+    port: String,
+    queues: u16,
+    uptime_seconds: f64,
+    front_ends: FrontEnds,
+    counters: BTreeMap<&'a str, u64>,
+    drops: BTreeMap<&'a str, u64>,
+    queue_errors: BTreeMap<&'a str, u64>,
+}
+
+#[derive(Serialize)]
+struct FrontEnds {
+    connected: bool,
+    served: u64,
+    busy: u64,
+    dead: u64,
+    short: u64,
+}
+
+impl Running<'_> {
+    /// The statistics as one JSON object, at most a few kilobytes.
+    pub(super) fn report(&self, events: &Events, connected: bool) -> String {
+        let Events { served, busy, dead, short, .. } = *events;
+        let report = Report {
+            netmem: env!("CARGO_PKG_VERSION"),
+            command: "device",
+            port: self.args.port.to_string(),
+            queues: self.args.queues,
+            uptime_seconds: self.since.elapsed().as_secs_f64(),
+            front_ends: FrontEnds { connected, served, busy, dead, short },
+            counters: self.stats.counters().collect(),
+            drops: self.stats.drops().collect(),
+            queue_errors: self.stats.queue_errors().collect(),
+        };
+        serde_json::to_string_pretty(&report).map_or_else(|e| format!("{{ \"error\": \"{e}\" }}\n"), |json| json + "\n")
+    }
+}

@@ -1,0 +1,161 @@
+//! The command as a child process, for the tests of the command.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
+
+use rustix::process::Pid;
+use serde_json::Value;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub fn netmem() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_netmem"))
+}
+
+pub fn run(args: &[&str]) -> Output {
+    netmem().args(args).output().unwrap()
+}
+
+pub fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+pub fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}: {}", output.status, errors(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Exit status and what standard error must name.
+#[track_caller]
+pub fn fails(args: &[&str], status: i32, says: &[&str]) {
+    let output = run(args);
+    let errors = errors(&output);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    for word in says {
+        assert!(errors.contains(word), "{args:?} does not say `{word}`: {errors}");
+    }
+    assert!(!errors.contains("panicked"), "{errors}");
+}
+
+/// A process that ends with the test.
+pub struct Background(pub Child);
+
+impl Background {
+    pub fn start(args: &[&str]) -> Self {
+        Self(netmem().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits for the end: status, standard output, standard error.
+    #[track_caller]
+    pub fn end(&mut self) -> (Option<i32>, String, String) {
+        let begin = Instant::now();
+        let status = loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(begin.elapsed() < Duration::from_secs(20), "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let (mut out, mut err) = (String::new(), String::new());
+        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (status.code(), out, err)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A device that listens, and its socket in a directory of its own.
+pub fn device(port: &str) -> (Background, PathBuf, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("device.sock");
+    let device = Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", port]);
+    await_that(|| socket.exists());
+    (device, socket, dir)
+}
+
+#[track_caller]
+pub fn await_that(mut what: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !what() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A device with `--stats`, and `args` beside.
+pub struct Device {
+    pub process: Background,
+    pub socket: PathBuf,
+    pub stats: PathBuf,
+    _dir: TempDir,
+}
+
+impl Device {
+    pub fn start(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [socket, stats] = ["device", "stats"].map(|name| dir.path().join(name));
+        let paths = ["device", "--listen", socket.to_str().unwrap(), "--stats", stats.to_str().unwrap()];
+        let process = Background::start(&[&paths[..], args].concat());
+        await_that(|| stats.exists());
+        Self { process, socket, stats, _dir: dir }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.process.0)
+    }
+
+    pub fn connect(&self) -> UnixStream {
+        patient(UnixStream::connect(&self.socket).unwrap())
+    }
+
+    pub fn stats(&self) -> Value {
+        stats(&self.stats)
+    }
+
+    pub fn front_ends(&self, what: &str) -> u64 {
+        self.stats()["front_ends"][what].as_u64().unwrap()
+    }
+
+    /// Receives through it, as a well-behaved front end.
+    #[track_caller]
+    pub fn serves_perf(&self) {
+        let backend = format!("vhost-user:{}", self.socket.display());
+        let args = ["--device", &backend, "--mode", "small", "--alloc", "pool", "--duration", "20ms", "--runs", "1"];
+        let report = json(&run(&[&args[..], &["--json"]].concat()));
+        assert!(report["variants"][0]["frames"].as_u64() > Some(0), "{report}");
+    }
+
+    #[track_caller]
+    pub fn ends_at(mut self, signal: &str) {
+        self.process.signal(signal);
+        let (status, _, err) = self.process.end();
+        assert_eq!(status, Some(0), "{err}");
+    }
+}
+
+pub fn stats(socket: &Path) -> Value {
+    let mut text = String::new();
+    patient(UnixStream::connect(socket).unwrap()).read_to_string(&mut text).unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// A hang fails the test instead of hanging it.
+pub fn patient(stream: UnixStream) -> UnixStream {
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}

@@ -1,0 +1,228 @@
+//! `netmem device` as a service: front ends that come, go, flood and wait, and resources that are short.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod command;
+
+use command::*;
+use rustix::process::{Resource, Rlimit, prlimit};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// A message of the front end: GET_FEATURES, which is answered with 8 bytes.
+fn asks_features(mut stream: &UnixStream) -> std::io::Result<[u8; 20]> {
+    let mut answer = [0; 20];
+    stream.write_all(&[1u32, 1, 0].map(u32::to_le_bytes).concat())?;
+    stream.read_exact(&mut answer)?;
+    Ok(answer)
+}
+
+#[track_caller]
+fn is_hung_up_on(mut stream: UnixStream) {
+    match stream.read(&mut [0]) {
+        Ok(0) => {}
+        Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A connect to a socket with a full backlog blocks for as long as its process accepts nothing.
+#[test]
+fn a_full_backlog_belongs_to_a_live_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _queued = UnixStream::connect(&path).unwrap();
+    let path = path.to_str().unwrap();
+    let mut device = Background::start(&["device", "--listen", path, "--port", "sink"]);
+    let (status, _, err) = device.end();
+    assert_eq!(status, Some(1), "{err}");
+    assert!(err.contains("live process"), "{err}");
+}
+
+/// Connections that are dead before they are accepted are dropped in one go: none of them is served.
+#[test]
+fn dead_connections_do_not_delay_the_next_front_end() {
+    let device = Device::start(&["--port", "gen"]);
+    device.process.signal("-STOP");
+    let dead: Vec<_> = (0..127).map(|_| device.connect()).collect();
+    drop(dead);
+    device.process.signal("-CONT");
+    device.serves_perf();
+    assert_eq!((device.front_ends("dead"), device.front_ends("served")), (127, 1));
+    device.ends_at("-TERM");
+}
+
+#[test]
+fn a_busy_device_hangs_up_and_an_ended_front_end_makes_room() {
+    let device = Device::start(&["--port", "sink"]);
+    let mut current = device.connect();
+    asks_features(&current).unwrap();
+    for round in 1..=20 {
+        is_hung_up_on(device.connect());
+        assert_eq!(device.front_ends("busy"), round);
+        assert_eq!(device.stats()["front_ends"]["connected"], true);
+        // The next one connects before the device can have noticed that this one has ended.
+        drop(current);
+        current = device.connect();
+        asks_features(&current).unwrap();
+        assert_eq!(device.front_ends("served"), round + 1);
+    }
+    device.ends_at("-TERM");
+}
+
+/// Whatever a front end does or leaves undone, a signal ends the device.
+#[test]
+fn signals_end_a_device_with_a_silent_front_end() {
+    for sent in [&[][..], &[1, 0, 0], &[1u32, 1, 0].map(u32::to_le_bytes).concat()[..7]] {
+        let device = Device::start(&["--port", "gen"]);
+        let mut silent = device.connect();
+        silent.write_all(sent).unwrap();
+        await_that(|| device.front_ends("served") == 1);
+        device.ends_at("-INT");
+        is_hung_up_on(silent);
+    }
+}
+
+/// Proves NET-10 for descriptors: a shortage costs the front ends that meet it.
+#[test]
+fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
+    let device = Device::start(&["--port", "gen"]);
+    device.serves_perf();
+    await_that(|| device.stats()["front_ends"]["connected"] == false);
+    let open =
+        || Path::new("/proc").join(device.process.0.id().to_string()).join("fd").read_dir().unwrap().count() as u64;
+    let limit = |current| {
+        let limit = Rlimit { current: Some(current), maximum: None };
+        let old = prlimit(Some(device.pid()), Resource::Nofile, Rlimit { maximum: old_maximum(), ..limit });
+        old.unwrap()
+    };
+    fn old_maximum() -> Option<u64> {
+        rustix::process::getrlimit(Resource::Nofile).maximum
+    }
+    // Every slot is in use: the spare one takes the connection, and closes it.
+    let before = limit(open()).current.unwrap();
+    is_hung_up_on(device.connect());
+    // Not even that: the connection stays where it is, and is looked at now and then.
+    limit(6);
+    let waits = device.connect();
+    std::thread::sleep(Duration::from_millis(500));
+    limit(before);
+    asks_features(&waits).unwrap();
+    let short = device.front_ends("short");
+    assert!((2..50).contains(&short), "{short}: it spins while descriptors are short");
+    drop(waits);
+    device.serves_perf();
+    device.ends_at("-TERM");
+}
+
+#[test]
+fn too_few_descriptors_are_named() {
+    let netmem = env!("CARGO_BIN_EXE_netmem");
+    let limited = |limit: &str, args: &str| {
+        let script = format!("ulimit {limit} && exec {netmem} {args}");
+        std::process::Command::new("sh").args(["-c", &script]).output().unwrap()
+    };
+    let perf = "perf --mode small --alloc pool --duration 20ms --runs 1";
+    let dir = tempfile::tempdir().unwrap();
+    let device = format!("device --listen {}/x.sock --port gen", dir.path().display());
+    for args in [perf, &device] {
+        let output = limited("-n 16", args);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(errors(&output).contains("may open 16; raise the limit"), "{}", errors(&output));
+    }
+    // A soft limit is raised.
+    let output = limited("-S -n 16", perf);
+    assert!(output.status.success(), "{}", errors(&output));
+}
+
+/// The statistics are there while a front end is, and for clients that do not read.
+#[test]
+fn statistics_are_served_while_the_device_runs() {
+    let device = Device::start(&["--port", "gen", "--queues", "2"]);
+    let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&device.stats).unwrap()).collect();
+    device.serves_perf();
+    let report = device.stats();
+    assert_eq!((&report["command"], &report["queues"], &report["port"]), (&"device".into(), &2.into(), &"gen".into()));
+    assert!(report["counters"]["rx_frames"].as_u64() > Some(0), "{report}");
+    assert_eq!(report["drops"]["too_big"], 0);
+    assert_eq!(report["queue_errors"]["avail_jump"], 0);
+    let descriptors = Path::new("/proc").join(device.process.0.id().to_string()).join("fd").read_dir().unwrap().count();
+    assert!(descriptors < 50, "{descriptors}: clients that do not read are kept");
+    drop(silent);
+    device.ends_at("-TERM");
+}
+
+/// With `--connect`, the front end is the one that listens, and may come later, go, and come again.
+#[test]
+fn a_device_connects_to_a_front_end_that_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, stats_path] = ["qemu.sock", "stats.sock"].map(|name| dir.path().join(name));
+    let args = ["device", "--connect", path.to_str().unwrap(), "--stats", stats_path.to_str().unwrap()];
+    let mut device = Background::start(&[&args[..], &["--port", "echo", "--mac", "02:00:00:00:00:09"]].concat());
+    await_that(|| stats_path.exists());
+    for _ in 0..3 {
+        let listener = UnixListener::bind(&path).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let stream = patient(stream);
+        let answer = asks_features(&stream).unwrap();
+        let offered = u64::from_le_bytes(*answer.last_chunk().unwrap());
+        assert!(offered & 1 << 5 != 0, "VIRTIO_NET_F_MAC");
+        std::fs::remove_file(&path).unwrap();
+    }
+    await_that(|| stats(&stats_path)["front_ends"]["connected"] == false);
+    assert_eq!(stats(&stats_path)["front_ends"]["served"], 3);
+    device.signal("-TERM");
+    assert_eq!(device.end().0, Some(0));
+}
+
+/// `netmem device --fd N` with `fd` as descriptor N.
+fn with_descriptor(fd: OwnedFd, args: &[&str]) -> Background {
+    let number = fd.as_raw_fd();
+    let mut command = netmem();
+    command.args(["device", "--fd", &number.to_string()]).args(args);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    // SAFETY: only calls that are safe after a fork.
+    unsafe {
+        command.pre_exec(move || match libc::fcntl(number, libc::F_SETFD, 0) {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let child = command.spawn().unwrap();
+    drop(fd);
+    Background(child)
+}
+
+#[test]
+fn descriptors_can_be_inherited() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut device = with_descriptor(theirs.into(), &["--port", "sink"]);
+    asks_features(&patient(ours.try_clone().unwrap())).unwrap();
+    drop(ours);
+    // Its front end has left, and no other can come.
+    let (status, out, err) = device.end();
+    assert_eq!(status, Some(0), "{err}");
+    assert!(out.starts_with("front end left"), "{out}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("inherited.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut device = with_descriptor(listener.into(), &["--port", "sink"]);
+    for _ in 0..3 {
+        asks_features(&patient(UnixStream::connect(&path).unwrap())).unwrap();
+    }
+    device.signal("-TERM");
+    assert_eq!(device.end().0, Some(0));
+    assert!(path.exists(), "the path is its owner's");
+
+    // SAFETY: a new descriptor, which is handed on.
+    let file = unsafe { OwnedFd::from_raw_fd(libc::dup(0)) };
+    let (status, _, err) = with_descriptor(file, &["--port", "sink"]).end();
+    assert!(status == Some(1) && err.contains("not a Unix stream socket"), "{err}");
+    fails(&["device", "--fd", "777", "--port", "sink"], 1, &["--fd 777", "no such descriptor"]);
+}

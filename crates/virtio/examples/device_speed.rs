@@ -39,7 +39,7 @@ fn receive(what: &str, size: usize, features: u64, each: usize) {
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
     driver.start_ring(RING);
-    vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, 0, true).unwrap();
+    driver.front.set_vring_enable(0, true).unwrap();
     for n in 0..RING {
         let addr = GUEST + BUFFERS as u64 + u64::from(n) * each as u64;
         driver.rings[0].chain(n, &[(addr, each as u32, DESC_WRITE)]);
@@ -61,7 +61,7 @@ fn receive_across(what: &str, size: usize, features: u64) {
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
     driver.start_ring(RING);
-    vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, 0, true).unwrap();
+    driver.front.set_vring_enable(0, true).unwrap();
     for n in 0..RING {
         let addr = GUEST + BUFFERS as u64 + u64::from(n) * BUFFER as u64;
         driver.rings[0].chain(n, &[(addr, BUFFER as u32, DESC_WRITE)]);
@@ -99,7 +99,7 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
     driver.share_memory();
     for index in 0..2 {
         driver.start_ring(RING);
-        vhost::vhost_user::VhostUserFrontend::set_vring_enable(&mut driver.front, index, true).unwrap();
+        driver.front.set_vring_enable(index, true).unwrap();
     }
     for n in 0..RING {
         let addr = GUEST + BUFFERS as u64 + u64::from(n) * BUFFER as u64;

@@ -33,6 +33,8 @@ pub mod feature {
     pub const CTRL_VQ: u64 = 1 << 17;
     /// There are several queue pairs, and the control queue says how many are in use.
     pub const MQ: u64 = 1 << 22;
+    /// vhost only: the device notes in a log which pages it writes.
+    pub const LOG_ALL: u64 = 1 << 26;
     /// vhost-user only: protocol features can be negotiated.
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
     /// The device follows virtio 1.0 or later.
@@ -60,6 +62,7 @@ pub mod feature {
             STATUS => "VIRTIO_NET_F_STATUS",
             CTRL_VQ => "VIRTIO_NET_F_CTRL_VQ",
             MQ => "VIRTIO_NET_F_MQ",
+            LOG_ALL => "VHOST_F_LOG_ALL",
             VHOST_USER_PROTOCOL => "VHOST_USER_F_PROTOCOL_FEATURES",
             VERSION_1 => "VIRTIO_F_VERSION_1",
             _ => "an unnamed feature",
@@ -107,6 +110,8 @@ pub struct VnetHdr {
 impl VnetHdr {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
+    /// Bytes of the header of a legacy driver without mergeable buffers: the last field is missing.
+    pub const LEGACY_LEN: usize = 10;
     /// The checksum at `csum_start + csum_offset` is still to be computed.
     pub const NEEDS_CSUM: u8 = 1;
     /// The device vouches for the checksum.

@@ -110,6 +110,16 @@ impl SplitRing {
         unsafe { Self::from_parts(base, base.add(at.avail), base.add(at.used), size) }
     }
 
+    /// The same ring with its available ring at another address.
+    ///
+    /// # Safety
+    ///
+    /// `avail` is valid as *mapped* asks, see the type.
+    #[must_use]
+    pub(crate) unsafe fn with_avail(&self, avail: *mut u8) -> Self {
+        Self { desc: self.desc, avail: avail.cast(), used: self.used, size: self.size }
+    }
+
     /// Entries.
     #[inline]
     #[must_use]

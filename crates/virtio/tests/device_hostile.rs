@@ -3,6 +3,7 @@
 
 mod device_common;
 
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,8 +15,6 @@ use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
-use vhost::VhostBackend;
-use vhost::vhost_user::VhostUserFrontend;
 
 fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {
     let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
@@ -220,97 +219,88 @@ fn memory_tables_are_checked() {
     assert!(matches!(MemoryTable::new(&[info(0, 0, 1, 0)], &[pipe.into()]), Err(DeviceError::RegionBeyondFile { .. })));
 }
 
-/// How a connection ended.
-fn end(driver: Driver) -> DeviceError {
-    let Driver { connection, front, .. } = driver;
-    let e = connection.unwrap().wait().unwrap_err();
-    drop(front);
-    e
-}
-
 #[test]
 fn messages_out_of_order_or_out_of_range() {
-    type Attack = fn(&mut Driver);
-    let cases: &[(&str, Attack)] = &[
-        ("NotReady", |d| {
-            // A kick before anything else is known.
-            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
-            d.front.set_vring_kick(0, &fd).unwrap_err();
-        }),
-        ("NotReady", |d| {
+    type Attack = fn(&mut Driver) -> std::io::Result<()>;
+    let cases: &[(&str, &str, Attack)] = &[
+        // A kick before anything else is known.
+        ("SET_VRING_KICK", "NotReady", |d| d.front.set_vring_kick(0, &EventFd::new())),
+        ("SET_VRING_KICK", "NotReady", |d| {
             d.share_memory();
-            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
-            d.front.set_vring_kick(0, &fd).unwrap_err();
+            d.front.set_vring_kick(0, &EventFd::new())
         }),
-        ("NoSuchRing", |d| d.front.set_vring_num(2, 256).unwrap_err().drop()),
-        ("RingSize", |d| d.front.set_vring_num(0, 100).unwrap_err().drop()),
-        ("RingSize", |d| d.front.set_vring_num(0, 0).unwrap_err().drop()),
-        ("NotOffered", |d| d.front.set_features(1 << 29).unwrap_err().drop()),
-        ("Running", |d| {
+        ("SET_VRING_NUM", "NoSuchRing", |d| d.front.set_vring_num(2, 256)),
+        ("SET_VRING_NUM", "RingSize", |d| d.front.set_vring_num(0, 100)),
+        ("SET_VRING_NUM", "RingSize", |d| d.front.set_vring_num(0, 0)),
+        ("SET_FEATURES", "NotOffered", |d| d.front.set_features(1 << 29)),
+        ("SET_VRING_NUM", "Running", |d| {
             d.share_memory();
             d.start_ring(SIZE);
-            d.front.set_vring_num(0, 256).unwrap_err();
+            d.front.set_vring_num(0, 256)
         }),
-        ("Running", |d| {
+        ("SET_FEATURES", "Running", |d| {
             d.share_memory();
             d.start_ring(SIZE);
-            d.front.set_features(PLAIN | feature::CSUM).unwrap_err();
+            d.front.set_features(PLAIN | feature::CSUM)
         }),
-        ("RegionBeyondFile", |d| {
+        ("SET_VRING_ADDR", "Running", |d| {
+            d.share_memory();
+            d.start_ring(SIZE);
+            d.front.set_vring_addr(0, Driver::addresses(1, SIZE))
+        }),
+        ("SET_MEM_TABLE", "RegionBeyondFile", |d| {
             let r = region(&d.memory.file, GUEST, USER, MEMORY as u64 + 1, 0);
-            d.front.set_mem_table(&[r]).unwrap_err();
+            d.front.set_mem_table(&[r])
         }),
-        ("RegionOverlap", |d| {
+        ("SET_MEM_TABLE", "RegionOverlap", |d| {
             let r = region(&d.memory.file, GUEST, USER, 4096, 0);
-            d.front.set_mem_table(&[r, r]).unwrap_err();
+            d.front.set_mem_table(&[r, r])
         }),
-        ("RingAddress", |d| {
+        ("SET_VRING_KICK", "RingAddress", |d| {
             // The memory ends in the middle of the ring.
             d.front.set_mem_table(&[region(&d.memory.file, GUEST, USER, 4096, 0)]).unwrap();
-            let config = vhost::VringConfigData {
-                queue_max_size: 256,
-                queue_size: 256,
-                flags: 0,
-                desc_table_addr: USER,
-                avail_ring_addr: USER + 4096,
-                used_ring_addr: USER + 4096,
-                log_addr: None,
-            };
             d.front.set_vring_num(0, 256).unwrap();
-            d.front.set_vring_addr(0, &config).unwrap();
-            let fd = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
-            d.front.set_vring_kick(0, &fd).unwrap_err();
+            let at = Addresses { desc: USER, used: USER + 4096, avail: USER + 4096, log: None };
+            d.front.set_vring_addr(0, at).unwrap();
+            d.front.set_vring_kick(0, &EventFd::new())
         }),
     ];
-    for (name, attack) in cases {
+    for (message, name, attack) in cases {
+        // The front end asks for acknowledgements: it is told, and nothing else has happened.
+        let mut device = echo(1, false);
+        let mut driver = Driver::connect(&device, PLAIN);
+        let refused = attack(&mut driver).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{message} {name}");
+        driver.front.sync().unwrap();
+        assert_eq!(device.poll(), 0);
+        let stats = driver.hang_up();
+        assert_eq!((stats.refused.load(Relaxed), stats.connection_errors.load(Relaxed)), (1, 0));
+        // It does not, and so could not know: the connection ends.
         let device = echo(1, false);
         let mut driver = Driver::connect(&device, PLAIN);
-        attack(&mut driver);
-        let stats = device.stats();
-        let e = end(driver);
-        assert!(format!("{e:?}").starts_with(name), "{e:?} is not {name}");
-        assert_eq!(stats.connection_errors.load(Relaxed), 1);
+        driver.front.acknowledged = false;
+        attack(&mut driver).unwrap();
+        let e = driver.connection.take().unwrap().wait().unwrap_err();
+        let DeviceError::Refused { request, why } = e else { panic!("{e:?}") };
+        assert_eq!((request.name(), driver.stats.connection_errors.load(Relaxed)), (Some(*message), 1));
+        assert!(format!("{why:?}").starts_with(name), "{why:?} is not {name}");
     }
-    // The header of old.
-    let device = echo(1, false);
-    let mut driver = Driver::connect(&device, feature::VHOST_USER_PROTOCOL);
-    driver.share_memory();
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| driver.start_ring(SIZE)));
-    assert!(result.is_err());
-    assert!(matches!(end(driver), DeviceError::LegacyHeader));
 }
-
-trait Discard: Sized {
-    fn drop(self) {}
-}
-impl Discard for vhost::Error {}
 
 #[test]
 fn a_second_front_end_is_refused() {
     let device = echo(1, false);
     let driver = Driver::connect(&device, PLAIN);
-    let (_ours, theirs) = UnixStream::pair().unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
     assert!(matches!(device.control().handle(theirs), Err(DeviceError::Busy)));
+    let (second, theirs) = UnixStream::pair().unwrap();
+    assert!(matches!(device.control().serve(theirs), Err(DeviceError::Busy)));
+    // Both were told at once, by the end of their connections.
+    for stream in [ours, second] {
+        let e = Front::new(stream).get_features().unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe), "{e}");
+    }
+    assert!(!driver.connection.as_ref().unwrap().hung_up());
     driver.hang_up();
     let driver = Driver::start(&device, PLAIN, 2);
     driver.hang_up();

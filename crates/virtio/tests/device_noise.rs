@@ -12,7 +12,6 @@ use netmem_virtio::device::port::{Echo, Sink};
 use netmem_virtio::device::{DriverFault, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::Desc;
-use vhost::VhostBackend;
 
 /// xorshift64.
 struct Noise(u64);

@@ -13,8 +13,6 @@ use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
 use netmem_virtio::ring::DESC_WRITE;
-use vhost::VhostBackend;
-use vhost::vhost_user::VhostUserFrontend;
 
 fn generator(size: usize, limit: Option<u64>) -> NetDevice<Gen> {
     NetDevice::new(one_pair(), |_| Gen::new(size, limit)).unwrap()
@@ -441,13 +439,12 @@ fn questions_are_answered_in_a_pass() {
 
 #[test]
 fn configuration_space_is_readable() {
-    use vhost::vhost_user::message::VhostUserConfigFlags;
     let mac = [2, 1, 2, 3, 4, 5];
     let options = Options { max_pairs: 3, mac: Some(mac), mtu: Some(9000), ..Options::default() };
     let device = NetDevice::new(options, |_| Ok(Sink)).unwrap();
-    let mut driver = Driver::connect(&device, PLAIN);
+    let driver = Driver::connect(&device, PLAIN);
     assert_eq!(driver.front.get_queue_num().unwrap(), 3);
-    let (_, config) = driver.front.get_config(0, 12, VhostUserConfigFlags::empty(), &[0; 12]).unwrap();
+    let config = driver.front.get_config(0, 12).unwrap();
     assert_eq!((&config[..6], &config[8..]), (&mac[..], &[3, 0, 0x28, 0x23][..]));
 }
 

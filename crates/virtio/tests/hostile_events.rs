@@ -9,7 +9,7 @@ mod driver_common;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
-use device_common::{Driver, PLAIN, SIZE, until};
+use device_common::{Driver, EventFd, Front, PLAIN, SIZE, until};
 use driver_common::hostile::{Behaviour, Bench};
 use driver_common::{Rig, frame, receive};
 use netmem_packet::TxQueue;
@@ -28,9 +28,6 @@ use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::ring::DESC_NEXT;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl};
-use vhost::VhostBackend;
-use vhost::vhost_user::VhostUserFrontend;
-use vmm_sys_util::eventfd::EventFd;
 
 /// Runs a test on a thread of its own and fails if it hangs.
 #[track_caller]
@@ -54,10 +51,8 @@ fn set_nonblocking(fd: &impl AsFd, nonblocking: bool) {
 }
 
 /// Another descriptor of the same open file: what the peer has.
-fn shared(fd: &impl AsRawFd) -> File {
-    // SAFETY: the descriptor is open; it is only duplicated.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.as_raw_fd()) };
-    fd.try_clone_to_owned().unwrap().into()
+fn shared(fd: &impl AsFd) -> File {
+    fd.as_fd().try_clone_to_owned().unwrap().into()
 }
 
 /// Makes a plain write to this eventfd block.
@@ -194,7 +189,7 @@ fn one_kick_for_two_rings() {
         for empty in [false, true] {
             let device = generator();
             let mut driver = driver(&device);
-            let kick = EventFd::new(0).unwrap();
+            let kick = EventFd::new();
             let peer = shared(&kick);
             for index in 0..2 {
                 driver.front.set_vring_kick(index, &kick).unwrap();
@@ -226,8 +221,6 @@ fn a_kick_that_is_always_ready() {
         let mut driver = driver(&device);
         let kick: File = eventfd(0, EventfdFlags::SEMAPHORE).unwrap().into();
         (&kick).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
-        // SAFETY: a descriptor of its own.
-        let kick = unsafe { EventFd::from_raw_fd(kick.into_raw_fd()) };
         driver.front.set_vring_kick(0, &kick).unwrap();
         driver.post_rx(0, 0, 1, 2048);
         until(|| driver.rings[0].ring.used_idx() == 1);
@@ -282,15 +275,15 @@ fn other_files_are_refused() {
             for (name, fd) in others() {
                 let device = generator();
                 let mut driver = driver(&device);
-                // SAFETY: a descriptor of its own; the type does not look at what it is.
-                let fd = unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) };
-                let front = &driver.front;
-                let answer = match what {
+                let pass = |front: &Front| match what {
                     "CALL" => front.set_vring_call(0, &fd),
                     "KICK" => front.set_vring_kick(0, &fd),
                     _ => front.set_vring_err(0, &fd),
                 };
-                assert!(answer.is_err(), "{name} was taken as {what}");
+                assert!(pass(&driver.front).is_err(), "{name} was taken as {what}");
+                // A front end that does not ask how it went loses the connection.
+                driver.front.acknowledged = false;
+                pass(&driver.front).unwrap();
                 let error = driver.connection.take().unwrap().wait().unwrap_err();
                 let error = format!("{error:?}");
                 assert!(error.contains("NotEventfd") && error.contains(what), "{name}: {error}");

@@ -1,26 +1,47 @@
 //! The control side: vhost-user messages of one front end at a time, each checked and then applied to the shared state.
+//!
+//! `docs/vhost-user.md` has the table of messages. A message that the device cannot follow changes nothing. If the front
+//! end asked for an acknowledgement it gets a non-zero one, and the connection goes on; otherwise it could not know, so the
+//! connection ends. A malformed message always ends the connection.
 
-use std::fs::File;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use vhost::vhost_user::VhostUserBackendReqHandler;
-use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
-    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
-};
-use vhost::vhost_user::{BackendReqHandler, Error as WireError, GpuBackend, Result as WireResult};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::DeviceError;
+use super::inflight::InflightRegion;
+use super::log::DirtyLog;
+use super::mapping::Mapping;
 use super::memory::{MemoryTable, RegionInfo};
 use super::state::{Shared, State};
 use crate::notify::{Notifier, NotifyError};
 use crate::ring::SplitLayout;
+use crate::vhost_user::line::{Line, LineError};
+use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
+
+/// How long a front end may take over one message, once it has begun, and over reading an answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The least and the most that a network's MTU can be: IPv4 asks for 68 bytes.
+const MTU: std::ops::RangeInclusive<u64> = 68..=65535;
+
+/// The protocol features that the device has.
+const PROTOCOL: u64 = protocol::MQ
+    | protocol::LOG_SHMFD
+    | protocol::RARP
+    | protocol::REPLY_ACK
+    | protocol::MTU
+    | protocol::CONFIG
+    | protocol::INFLIGHT_SHMFD
+    | protocol::RESET_DEVICE
+    | protocol::STATUS;
 
 /// The control side of a device. Clones serve the same device.
 #[derive(Clone, Debug)]
@@ -47,25 +68,21 @@ impl Control {
     /// [`DeviceError::Busy`], or what the front end did wrong. A front end that hangs up between two messages is no
     /// error.
     pub fn handle(&self, stream: UnixStream) -> Result<(), DeviceError> {
-        let _connected = Connected::claim(&self.shared)?;
-        let result = serve(&self.shared, stream);
-        if let Err(e) = &result {
-            tracing::warn!("front end dropped: {e}");
-            self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
-        }
-        result
+        Connected::claim(&self.shared)?.serve(stream)
     }
 
-    /// The same on a thread of its own.
+    /// The same on a thread of its own. The device is claimed before this returns; on an error `stream` is closed, which
+    /// tells its front end at once.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Io`] where no thread can be had. What happens on the connection is [`Connection::wait`]'s to say.
+    /// [`DeviceError::Busy`] while another front end is served; [`DeviceError::Io`] where no thread or descriptor can be
+    /// had. The device goes on in either case. [`Connection::wait`] answers what happens on the connection.
     pub fn serve(&self, stream: UnixStream) -> Result<Connection, DeviceError> {
         let io = |what| move |source| DeviceError::Io { what, source };
+        let connected = Connected::claim(&self.shared)?;
         let hangup = stream.try_clone().map_err(io("duplicating the connection"))?;
-        let control = self.clone();
-        let body = move || control.handle(stream);
+        let body = move || connected.serve(stream);
         let thread =
             std::thread::Builder::new().name("netmem-vhost".into()).spawn(body).map_err(io("starting a thread"))?;
         Ok(Connection { hangup, thread: Some(thread) })
@@ -78,18 +95,34 @@ impl Control {
 }
 
 /// Holds the device for one front end.
-struct Connected<'a>(&'a Shared);
+#[derive(Debug)]
+struct Connected {
+    shared: Arc<Shared>,
+}
 
-impl<'a> Connected<'a> {
-    fn claim(shared: &'a Shared) -> Result<Self, DeviceError> {
-        if shared.connected.swap(true, Ordering::Acquire) { Err(DeviceError::Busy) } else { Ok(Self(shared)) }
+impl Connected {
+    fn claim(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
+        match shared.connected.swap(true, Ordering::Acquire) {
+            true => Err(DeviceError::Busy),
+            false => Ok(Self { shared: Arc::clone(shared) }),
+        }
+    }
+
+    fn serve(self, stream: UnixStream) -> Result<(), DeviceError> {
+        let result = Session::new(Arc::clone(&self.shared)).run(&Line::new(stream, PATIENCE));
+        if let Err(e) = &result {
+            let message = std::error::Error::source(e).map_or_else(String::new, |source| format!(": {source}"));
+            tracing::warn!("front end dropped: {e}{message}");
+            self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        result
     }
 }
 
-impl Drop for Connected<'_> {
+impl Drop for Connected {
     fn drop(&mut self) {
-        self.0.change(State::reset);
-        self.0.connected.store(false, Ordering::Release);
+        self.shared.change(State::reset);
+        self.shared.connected.store(false, Ordering::Release);
     }
 }
 
@@ -102,10 +135,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Whether the front end is gone.
+    /// Whether the front end is gone, and the device free for the next.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Whether the front end has closed its end, so that [`Self::wait`] returns as soon as the messages that it left
+    /// behind are handled. One system call; does not wait.
+    #[must_use]
+    pub fn hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.hangup, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.is_finished() || rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
     }
 
     /// Waits until the front end goes.
@@ -126,6 +168,13 @@ impl Connection {
     }
 }
 
+impl AsFd for Connection {
+    /// The connection's socket, to be waited on for the end of the connection (`POLLRDHUP`). Not to be read or written.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.hangup.as_fd()
+    }
+}
+
 impl Drop for Connection {
     fn drop(&mut self) {
         let _ = self.hangup.shutdown(Shutdown::Both);
@@ -135,251 +184,206 @@ impl Drop for Connection {
     }
 }
 
-fn serve(shared: &Arc<Shared>, stream: UnixStream) -> Result<(), DeviceError> {
-    let handler = Arc::new(Handler { shared: Arc::clone(shared) });
-    let ahead = stream.try_clone().map_err(|source| DeviceError::Io { what: "duplicating the connection", source })?;
-    let mut requests = BackendReqHandler::from_stream(stream, handler);
-    loop {
-        let early = peek_enable(&ahead);
-        match requests.handle_request() {
-            Ok(()) | Err(WireError::SocketRetry(_)) => {}
-            // QEMU enables its rings before it acknowledges features, and not again. The library refuses to hand that on,
-            // so it is read before the library reads it.
-            Err(WireError::InactiveFeature(_)) => {
-                if let Some((ring, enable)) = early {
-                    shared.change(|s| s.set_enabled(ring, enable))?;
-                }
-            }
-            Err(WireError::Disconnected) => return Ok(()),
-            Err(e) => return Err(cause(e)),
-        }
-    }
-}
-
-/// If the next message is a SET_VRING_ENABLE that is there as a whole: its ring, and whether to enable it. Waits for the
-/// message, and leaves it to be read.
-fn peek_enable(stream: &UnixStream) -> Option<(usize, bool)> {
-    const SET_VRING_ENABLE: u32 = 18;
-    let mut message = [0; 20];
-    let (n, _) = rustix::net::recv(stream, &mut message[..], rustix::net::RecvFlags::PEEK).ok()?;
-    let word = |at: usize| u32::from_le_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
-    let whole = n == message.len() && word(0) == SET_VRING_ENABLE && word(8) == 8;
-    whole.then(|| (word(12) as usize, word(16) != 0))
-}
-
-/// What a failed message says about its sender.
-fn cause(e: WireError) -> DeviceError {
-    match e {
-        WireError::PartialMessage => DeviceError::CutOff,
-        WireError::ReqHandlerError(e) => match e.downcast::<DeviceError>() {
-            Ok(e) => e,
-            Err(source) => DeviceError::Io { what: "handling a message", source },
-        },
-        WireError::SocketBroken(_) | WireError::SocketError(_) | WireError::SocketConnect(_) => {
-            DeviceError::Connection(e)
-        }
-        e => DeviceError::Malformed(e),
-    }
-}
-
-fn refuse(e: DeviceError) -> WireError {
-    WireError::ReqHandlerError(std::io::Error::other(e))
-}
-
-fn unsupported<T>(what: &'static str) -> WireResult<T> {
-    Err(refuse(DeviceError::Unsupported { what }))
-}
-
 /// Takes a descriptor of the front end's for events, by `accept`.
 fn event<T>(
-    message: &'static str,
     ring: u8,
-    fd: Option<File>,
+    fd: Option<OwnedFd>,
     accept: impl FnOnce(OwnedFd) -> Result<T, NotifyError>,
-) -> WireResult<Option<T>> {
-    let accepted = fd.map(|file| accept(file.into())).transpose();
-    accepted.map_err(|source| refuse(DeviceError::Event { message, ring: ring.into(), source }))
+) -> Result<Option<T>, DeviceError> {
+    fd.map(accept).transpose().map_err(|source| DeviceError::Event { ring: ring.into(), source })
 }
 
-struct Handler {
+/// The protocol feature that a message belongs to; 0 if it belongs to none.
+fn belongs_to(request: Request) -> u64 {
+    match request {
+        Request::SET_LOG_BASE => protocol::LOG_SHMFD,
+        Request::GET_QUEUE_NUM => protocol::MQ,
+        Request::SEND_RARP => protocol::RARP,
+        Request::NET_SET_MTU => protocol::MTU,
+        Request::GET_CONFIG | Request::SET_CONFIG => protocol::CONFIG,
+        Request::GET_INFLIGHT_FD | Request::SET_INFLIGHT_FD => protocol::INFLIGHT_SHMFD,
+        Request::RESET_DEVICE => protocol::RESET_DEVICE,
+        Request::GET_MAX_MEM_SLOTS | Request::ADD_MEM_REG | Request::REM_MEM_REG => protocol::CONFIGURE_MEM_SLOTS,
+        Request::SET_STATUS | Request::GET_STATUS => protocol::STATUS,
+        _ => 0,
+    }
+}
+
+/// One front end's conversation with the device. Knows nothing of sockets.
+#[derive(Debug)]
+pub(crate) struct Session {
     shared: Arc<Shared>,
+    /// The protocol features that the front end accepted.
+    protocol: u64,
 }
 
-impl Handler {
-    fn change<T>(&self, f: impl FnOnce(&mut State) -> Result<T, DeviceError>) -> WireResult<T> {
-        self.shared.change(f).map_err(refuse)
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, protocol: 0 }
     }
 
-    /// `struct virtio_net_config`, as far as it is spoken here: MAC, status, pairs, MTU.
-    fn config(&self) -> [u8; 12] {
-        let options = &self.shared.options;
-        let mut config = [0; 12];
-        config[..6].copy_from_slice(&options.mac.unwrap_or_default());
-        config[6..8].copy_from_slice(&1u16.to_le_bytes());
-        config[8..10].copy_from_slice(&(options.max_pairs as u16).to_le_bytes());
-        config[10..].copy_from_slice(&options.mtu.unwrap_or_default().to_le_bytes());
-        config
-    }
-}
-
-impl VhostUserBackendReqHandler for Handler {
-    fn set_owner(&self) -> WireResult<()> {
+    fn run(mut self, line: &Line) -> Result<(), DeviceError> {
+        while let Some(packet) = line.next()? {
+            let (request, asked) = (packet.request, packet.needs_reply());
+            let message = Message::decode(packet).map_err(LineError::from)?;
+            let result = self.handle(message);
+            let acknowledged = asked && self.protocol & protocol::REPLY_ACK != 0 && !request.has_answer();
+            let reply = match result {
+                Ok(Some(reply)) => reply,
+                Ok(None) if acknowledged => Reply::Number(0),
+                Ok(None) => continue,
+                Err(why) if acknowledged => {
+                    tracing::debug!("{request} refused: {why}");
+                    self.shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+                    Reply::Number(1)
+                }
+                Err(why) => return Err(DeviceError::Refused { request, why: Box::new(why) }),
+            };
+            line.send(&reply.encode(request))?;
+        }
         Ok(())
     }
 
-    fn reset_owner(&self) -> WireResult<()> {
-        self.shared.change(State::disable_all);
-        Ok(())
+    fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        self.shared.change(f)
     }
 
-    fn reset_device(&self) -> WireResult<()> {
-        unsupported("RESET_DEVICE")
-    }
-
-    fn get_features(&self) -> WireResult<u64> {
-        Ok(self.shared.offered)
-    }
-
-    fn set_features(&self, features: u64) -> WireResult<()> {
-        self.change(|s| s.set_features(features, self.shared.offered))
-    }
-
-    fn set_mem_table(
-        &self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-        _: Option<bool>,
-    ) -> WireResult<Option<Vec<u64>>> {
-        let info = |r: &VhostUserMemoryRegion| RegionInfo {
-            guest_addr: r.guest_phys_addr,
-            user_addr: r.user_addr,
-            size: r.memory_size,
-            mmap_offset: r.mmap_offset,
-        };
-        // Mapped before the state is asked for: that takes a while, and the data side need not wait for it.
-        let regions: Vec<_> = regions.iter().map(info).collect();
-        let memory = MemoryTable::new(&regions, &files).map_err(refuse)?;
-        self.shared.change(|s| s.set_memory(memory, &self.shared.stats));
+    /// Follows one message. The answer is the message's own, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// Why the message cannot be followed. It has changed nothing.
+    pub(crate) fn handle(&mut self, message: Message<OwnedFd>) -> Result<Option<Reply<OwnedFd>>, DeviceError> {
+        let needed = belongs_to(message.request());
+        if needed & !self.protocol != 0 {
+            return Err(DeviceError::NotNegotiated { feature: protocol::name(needed) });
+        }
+        match message {
+            Message::GetFeatures => return Ok(Some(Reply::Number(self.shared.offered))),
+            Message::SetFeatures(features) => self.change(|s| s.set_features(features, self.shared.offered))?,
+            // One connection is one session: there is nothing to set up for it.
+            Message::SetOwner => {}
+            Message::ResetOwner => self.change(State::disable_all),
+            Message::ResetDevice => self.change(State::reset_device),
+            Message::SetStatus(0) => self.change(State::reset_device),
+            Message::SetStatus(status) => self.change(|s| s.status = status),
+            Message::GetStatus => return Ok(Some(Reply::Number(self.change(|s| s.status).into()))),
+            Message::GetProtocolFeatures => return Ok(Some(Reply::Number(PROTOCOL))),
+            Message::SetProtocolFeatures(features) => {
+                let extra = features & !PROTOCOL;
+                if extra != 0 {
+                    return Err(DeviceError::NotOffered { extra, name: protocol::name(extra) });
+                }
+                self.protocol = features;
+            }
+            // For network devices, front ends (QEMU, DPDK) understand this as pairs.
+            Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.options.max_pairs as u64))),
+            Message::SetMemTable(regions) => self.set_memory(regions)?,
+            Message::SetVringNum { index, num } => self.change(|s| s.set_size(index as usize, num))?,
+            Message::SetVringAddr { index, addresses: a } => {
+                let used_log = a.log.then_some(a.log_addr);
+                self.change(|s| s.set_parts(index as usize, [a.descriptors, a.available, a.used], used_log))?;
+            }
+            Message::SetVringBase { index, base } => self.change(|s| s.set_base(index as usize, base))?,
+            Message::GetVringBase { index } => {
+                let base = self.change(|s| s.get_base(index as usize))?.into();
+                return Ok(Some(Reply::VringBase { index, base }));
+            }
+            Message::SetVringKick { index, fd } => {
+                let kick = event(index, fd, |fd| self.shared.kicks.watch(fd))?;
+                self.change(|s| s.set_kick(index.into(), kick))?;
+            }
+            Message::SetVringCall { index, fd } => {
+                let call = event(index, fd, Notifier::new)?;
+                self.change(|s| s.set_call(index.into(), call))?;
+            }
+            Message::SetVringErr { index, fd } => {
+                let err = event(index, fd, Notifier::new)?;
+                self.change(|s| s.set_err(index.into(), err))?;
+            }
+            // QEMU enables its rings before it accepts features, and not again, so this does not wait for them.
+            Message::SetVringEnable { index, enable } => self.change(|s| s.set_enabled(index as usize, enable))?,
+            Message::SendRarp(mac) => self.change(|s| s.announce = Some(mac)),
+            Message::NetSetMtu(mtu) => self.check_mtu(mtu)?,
+            Message::GetConfig { offset, size, flags } => {
+                let bytes = self.config_at(offset, size as usize);
+                return Ok(Some(Reply::Config { offset, flags, bytes }));
+            }
+            Message::SetConfig { offset, bytes, .. } => {
+                // No field can be written. A front end that writes what is there already does no harm.
+                if self.config_at(offset, bytes.len()) != bytes {
+                    return Err(DeviceError::ReadOnly { offset, len: bytes.len() });
+                }
+            }
+            Message::GetInflightFd(asked) => return self.make_inflight(asked).map(Some),
+            Message::SetInflightFd(region, fd) => {
+                let map = Mapping::new("the in-flight region", fd, region.mmap_offset, region.mmap_size)?;
+                let region = InflightRegion::new(map, region.queues, region.queue_size)?;
+                self.change(|s| s.set_inflight(region))?;
+            }
+            Message::SetLogBase { size, offset, fd } => {
+                let map = Mapping::new("the dirty log", fd, offset, size)?;
+                let log = DirtyLog::new(map, Arc::clone(&self.shared.stats));
+                self.change(|s| s.set_log(log));
+                return Ok(Some(Reply::Empty));
+            }
+            // A front end that migrates looks at the log by itself, and need not be told of each write.
+            Message::SetLogFd(_) => {}
+            Message::GetMaxMemSlots | Message::AddMemReg(..) | Message::RemMemReg(_) | Message::Other(_) => {
+                return Err(DeviceError::Unsupported);
+            }
+        }
         Ok(None)
     }
 
-    fn set_vring_num(&self, index: u32, num: u32) -> WireResult<()> {
-        self.change(|s| s.set_size(index as usize, num))
+    fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {
+        let (regions, files): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
+        let info = |r: &MemoryRegion| RegionInfo {
+            guest_addr: r.guest_addr,
+            user_addr: r.user_addr,
+            size: r.size,
+            mmap_offset: r.mmap_offset,
+        };
+        let regions: Vec<_> = regions.iter().map(info).collect();
+        let files: Vec<_> = files.into_iter().map(std::fs::File::from).collect();
+        // Mapped before the state is asked for: that takes a while, and the data side need not wait for it.
+        let memory = MemoryTable::new(&regions, &files)?;
+        self.change(|s| s.set_memory(memory, &self.shared.stats));
+        Ok(())
     }
 
-    fn set_vring_addr(
-        &self,
-        index: u32,
-        _: VhostUserVringAddrFlags,
-        descriptor: u64,
-        used: u64,
-        available: u64,
-        _: u64,
-    ) -> WireResult<()> {
-        self.change(|s| s.set_parts(index as usize, [descriptor, available, used]))
+    /// The device passes on frames of every length, so an MTU is only compared with the one that it offered.
+    fn check_mtu(&self, mtu: u64) -> Result<(), DeviceError> {
+        let most = self.shared.options.mtu.map_or(*MTU.end(), u64::from);
+        if (*MTU.start()..=most).contains(&mtu) { Ok(()) } else { Err(DeviceError::Mtu { mtu, most }) }
     }
 
-    fn set_vring_base(&self, index: u32, base: u32) -> WireResult<()> {
-        self.change(|s| s.set_base(index as usize, base))
+    /// A region in which a back end keeps what is in flight. It is all zero, and takes no memory before it is used.
+    fn make_inflight(&self, asked: Inflight) -> Result<Reply<OwnedFd>, DeviceError> {
+        let failed = |e: rustix::io::Errno| DeviceError::Io { what: "making an in-flight region", source: e.into() };
+        let Inflight { queues, queue_size, .. } = asked;
+        let mmap_size = InflightRegion::bytes(queues, queue_size);
+        let rings = self.change(|s| s.rings.len());
+        if queues == 0 || usize::from(queues) > rings || !(1..=SplitLayout::MAX_SIZE).contains(&queue_size) {
+            return Err(DeviceError::InflightShape { queues, queue_size, bytes: mmap_size });
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(c"netmem-inflight", flags).map_err(failed)?;
+        rustix::fs::ftruncate(&fd, mmap_size).map_err(failed)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
+        Ok(Reply::Inflight(Inflight { mmap_size, mmap_offset: 0, queues, queue_size }, Some(fd)))
     }
 
-    fn get_vring_base(&self, index: u32) -> WireResult<VhostUserVringState> {
-        let base = self.change(|s| s.get_base(index as usize))?;
-        Ok(VhostUserVringState::new(index, u32::from(base)))
-    }
-
-    fn set_vring_kick(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let kick = event("SET_VRING_KICK", index, fd, |fd| self.shared.kicks.watch(fd))?;
-        self.change(|s| s.set_kick(usize::from(index), kick))
-    }
-
-    fn set_vring_call(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let call = event("SET_VRING_CALL", index, fd, Notifier::new)?;
-        self.change(|s| s.set_call(usize::from(index), call))
-    }
-
-    fn set_vring_err(&self, index: u8, fd: Option<File>) -> WireResult<()> {
-        let err = event("SET_VRING_ERR", index, fd, Notifier::new)?;
-        self.change(|s| s.set_err(usize::from(index), err))
-    }
-
-    fn get_protocol_features(&self) -> WireResult<VhostUserProtocolFeatures> {
-        let features = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::CONFIG;
-        Ok(features | VhostUserProtocolFeatures::REPLY_ACK)
-    }
-
-    fn set_protocol_features(&self, features: u64) -> WireResult<()> {
-        let extra = features & !self.get_protocol_features()?.bits();
-        if extra == 0 { Ok(()) } else { unsupported("a protocol feature that was not offered") }
-    }
-
-    fn get_queue_num(&self) -> WireResult<u64> {
-        // For network devices, front ends (QEMU, DPDK) understand this as pairs.
-        Ok(self.shared.options.max_pairs as u64)
-    }
-
-    fn set_vring_enable(&self, index: u32, enable: bool) -> WireResult<()> {
-        self.change(|s| s.set_enabled(index as usize, enable))
-    }
-
-    fn get_config(&self, offset: u32, size: u32, _: VhostUserConfigFlags) -> WireResult<Vec<u8>> {
-        let config = self.config();
-        let at = offset as usize;
-        // Fields beyond those known here read as zero.
-        let byte = |i: usize| config.get(at.saturating_add(i)).copied().unwrap_or(0);
-        Ok((0..(size as usize).min(usize::from(SplitLayout::MAX_SIZE))).map(byte).collect())
-    }
-
-    fn set_config(&self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> WireResult<()> {
-        unsupported("SET_CONFIG")
-    }
-
-    fn set_gpu_socket(&self, _: GpuBackend) -> WireResult<()> {
-        unsupported("GPU_SET_SOCKET")
-    }
-
-    fn get_shared_object(&self, _: VhostUserSharedMsg) -> WireResult<File> {
-        unsupported("GET_SHARED_OBJECT")
-    }
-
-    fn get_inflight_fd(&self, _: &VhostUserInflight) -> WireResult<(VhostUserInflight, File)> {
-        unsupported("GET_INFLIGHT_FD")
-    }
-
-    fn set_inflight_fd(&self, _: &VhostUserInflight, _: File) -> WireResult<()> {
-        unsupported("SET_INFLIGHT_FD")
-    }
-
-    fn get_max_mem_slots(&self) -> WireResult<u64> {
-        unsupported("GET_MAX_MEM_SLOTS")
-    }
-
-    fn add_mem_region(&self, _: &VhostUserSingleMemoryRegion, _: File, _: Option<bool>) -> WireResult<Option<u64>> {
-        unsupported("ADD_MEM_REG")
-    }
-
-    fn remove_mem_region(&self, _: &VhostUserSingleMemoryRegion) -> WireResult<()> {
-        unsupported("REM_MEM_REG")
-    }
-
-    fn set_device_state_fd(
-        &self,
-        _: VhostTransferStateDirection,
-        _: VhostTransferStatePhase,
-        _: File,
-    ) -> WireResult<Option<File>> {
-        unsupported("SET_DEVICE_STATE_FD")
-    }
-
-    fn check_device_state(&self) -> WireResult<()> {
-        unsupported("CHECK_DEVICE_STATE")
-    }
-
-    fn get_shmem_config(&self) -> WireResult<VhostUserShMemConfig> {
-        unsupported("GET_SHMEM_CONFIG")
-    }
-
-    fn set_log_base(&self, _: &VhostUserLog, _: File) -> WireResult<()> {
-        unsupported("SET_LOG_BASE")
+    /// `len` bytes of `struct virtio_net_config` from `offset`. Fields that the device does not have read as zero.
+    fn config_at(&self, offset: u32, len: usize) -> Vec<u8> {
+        let options = &self.shared.options;
+        let mut config = [0; 12];
+        config[..6].copy_from_slice(&options.mac.unwrap_or_default());
+        // The link is up.
+        config[6..8].copy_from_slice(&1u16.to_le_bytes());
+        config[8..10].copy_from_slice(&(options.max_pairs as u16).to_le_bytes());
+        config[10..].copy_from_slice(&options.mtu.unwrap_or_default().to_le_bytes());
+        let byte = |n: usize| config.get((offset as usize).saturating_add(n)).copied().unwrap_or(0);
+        (0..len).map(byte).collect()
     }
 }

@@ -45,6 +45,7 @@ pub(super) fn command(
             _ => ctrl::ERR,
         };
         scatter([&[verdict], &[]], &scratch.buffers[answer..]);
+        q.wrote(&scratch.buffers[answer..], 1);
         q.give_back(head, 1);
         tally.commands += 1;
     }

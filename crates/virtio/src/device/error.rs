@@ -2,6 +2,7 @@
 
 use super::port::PortError;
 use crate::notify::NotifyError;
+use crate::vhost_user::{LineError, Request};
 
 /// What a driver did to one ring. The ring is stopped and counted; the others go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -144,10 +145,18 @@ pub enum DeviceError {
     #[error("a front end is already connected")]
     Busy,
     /// Feature bits that were never offered.
-    #[error("features {extra:#x} were not offered ({}, ...)", crate::net::feature::name(*.extra))]
+    #[error("features {extra:#x} were not offered ({name}, ...)")]
     NotOffered {
         /// The bits.
         extra: u64,
+        /// The specification's name of the lowest of them.
+        name: &'static str,
+    },
+    /// A message that belongs to a protocol feature which the front end did not accept.
+    #[error("{feature} was not negotiated")]
+    NotNegotiated {
+        /// The specification's name of the feature.
+        feature: &'static str,
     },
     /// Something that only stopped rings allow.
     #[error("{what} while ring {ring} runs")]
@@ -197,11 +206,46 @@ pub enum DeviceError {
         /// Its address.
         addr: u64,
     },
-    /// Neither VIRTIO_F_VERSION_1 nor VIRTIO_NET_F_MRG_RXBUF: the 10-byte header of old, which is not spoken here.
-    #[error(
-        "the driver accepted neither VIRTIO_F_VERSION_1 nor VIRTIO_NET_F_MRG_RXBUF; legacy headers are not supported"
-    )]
-    LegacyHeader,
+    /// A file of the front end that does not lie in memory.
+    #[error("{what} is not a memory file (memfd, tmpfs or hugetlbfs)")]
+    NotMemory {
+        /// What it is for.
+        what: &'static str,
+    },
+    /// A file of the front end that is shorter than what is to be mapped of it.
+    #[error("{what}: {len} bytes from byte {offset} of a file of {file} bytes")]
+    SharedFile {
+        /// What it is for.
+        what: &'static str,
+        /// Where the range begins.
+        offset: u64,
+        /// Bytes of the range.
+        len: u64,
+        /// The file's length.
+        file: u64,
+    },
+    /// An in-flight region that does not hold its queues.
+    #[error("an in-flight region of {bytes} bytes for {queues} queues of {queue_size} entries")]
+    InflightShape {
+        /// Queues.
+        queues: u16,
+        /// Entries of each.
+        queue_size: u16,
+        /// Bytes of the region.
+        bytes: u64,
+    },
+    /// A ring that its part of the in-flight region does not fit.
+    #[error("ring {ring} has {size} entries; its in-flight region has {entries} and version {version}")]
+    InflightRing {
+        /// The ring.
+        ring: usize,
+        /// Entries of the ring.
+        size: u16,
+        /// Entries of the region's part.
+        entries: u16,
+        /// Version of the region.
+        version: u16,
+    },
     /// No regions, or too many.
     #[error("{count} memory regions, 1 to {max} are possible")]
     RegionCount {
@@ -261,31 +305,45 @@ pub enum DeviceError {
     #[error("cannot wait for front ends")]
     Wait(#[from] NotifyError),
     /// A descriptor that cannot be used for events.
-    #[error("ring {ring}: the descriptor of {message} cannot be used")]
+    #[error("the descriptor for events of ring {ring} cannot be used")]
     Event {
-        /// The message that the descriptor came with.
-        message: &'static str,
         /// The ring.
         ring: usize,
         /// Why.
         #[source]
         source: NotifyError,
     },
-    /// A message that belongs to something that was not offered.
-    #[error("{what} is not supported")]
-    Unsupported {
-        /// The message.
-        what: &'static str,
+    /// A message that the device does not know what to do with.
+    #[error("the message is not supported")]
+    Unsupported,
+    /// A field of the configuration space that cannot be written.
+    #[error("{len} bytes at {offset} of the configuration space are read-only")]
+    ReadOnly {
+        /// The first byte's place.
+        offset: u32,
+        /// Bytes.
+        len: usize,
     },
-    /// The message was cut off: the connection ended in the middle.
-    #[error("a vhost-user message was cut off")]
-    CutOff,
-    /// Not a message of the protocol, or one with a wrong size, wrong flags or a wrong number of descriptors.
-    #[error("a malformed vhost-user message")]
-    Malformed(#[source] vhost::vhost_user::Error),
-    /// The connection broke.
+    /// An MTU that no network has, or that is more than the device offered.
+    #[error("an MTU of {mtu}: 68 to {most} are possible")]
+    Mtu {
+        /// The MTU.
+        mtu: u64,
+        /// The most that is possible.
+        most: u64,
+    },
+    /// A message could not be followed, and the front end had not asked to be told so.
+    #[error("{request} was refused")]
+    Refused {
+        /// The message.
+        request: Request,
+        /// Why.
+        #[source]
+        why: Box<DeviceError>,
+    },
+    /// The connection broke, or what came was not a message of the protocol.
     #[error("the vhost-user connection failed")]
-    Connection(#[source] vhost::vhost_user::Error),
+    Connection(#[from] LineError),
     /// A system call failed.
     #[error("{what}")]
     Io {

@@ -17,9 +17,13 @@ mod control;
 mod copy;
 mod ctrl;
 mod error;
+mod inflight;
+mod log;
+mod mapping;
 pub mod memory;
 pub mod port;
 mod queue;
+mod rarp;
 mod run;
 mod rx;
 mod state;
@@ -68,6 +72,8 @@ impl Options {
         let bit = |on, bit| if on { bit } else { 0 };
         let offered = feature::VERSION_1
             | feature::MRG_RXBUF
+            | feature::STATUS
+            | feature::LOG_ALL
             | feature::VHOST_USER_PROTOCOL
             | P::FEATURES
             | bit(self.max_pairs > 1, feature::MQ)
@@ -83,8 +89,8 @@ impl Options {
 pub struct NetDevice<P> {
     shared: Arc<Shared>,
     ports: Vec<P>,
-    /// The features that the ports know of.
-    told: u64,
+    /// What the ports know of.
+    told: Told,
     scratch: Scratch,
     /// One frame from the driver.
     wire: Box<[u8]>,
@@ -104,7 +110,7 @@ impl<P: Port> NetDevice<P> {
         let offered = options.offered::<P>();
         let shared = Arc::new(Shared::new(options, offered)?);
         let wire = vec![0; MAX_WIRE].into();
-        Ok(Self { shared, ports, told: 0, scratch: Scratch::default(), wire })
+        Ok(Self { shared, ports, told: Told::default(), scratch: Scratch::default(), wire })
     }
 
     /// The control side: serves front ends.
@@ -136,13 +142,8 @@ impl<P: Port> NetDevice<P> {
         };
         let start = Instant::now();
         let mut tally = Tally::default();
-        if state.features != self.told {
-            self.told = state.features;
-            for port in &mut self.ports {
-                if let Err(e) = port.negotiated(self.told) {
-                    tracing::warn!("offloads not set: {e}");
-                }
-            }
+        if state.news {
+            self.told.catch_up(&mut state, &mut self.ports, &self.shared.stats);
         }
         for (pair, port) in self.ports.iter_mut().enumerate() {
             let mut room = Room { scratch: &mut self.scratch, wire: &mut self.wire };
@@ -160,6 +161,38 @@ impl<P: Port> NetDevice<P> {
             self.shared.stats.busy_ns.fetch_add(ns, std::sync::atomic::Ordering::Relaxed);
         }
         moved
+    }
+}
+
+/// What the ports have been told of the front end.
+#[derive(Debug, Default)]
+struct Told {
+    features: u64,
+    left: u64,
+}
+
+impl Told {
+    /// Tells the ports what the control side has changed, and announces a guest that has moved here.
+    #[cold]
+    fn catch_up<P: Port>(&mut self, state: &mut State, ports: &mut [P], stats: &Stats) {
+        state.news = false;
+        if state.left != self.left {
+            self.left = state.left;
+            ports.iter_mut().for_each(Port::left);
+        }
+        if state.features != self.features {
+            self.features = state.features;
+            for port in &mut *ports {
+                if let Err(e) = port.negotiated(self.features) {
+                    tracing::warn!("offloads not set: {e}");
+                }
+            }
+        }
+        if let (Some(mac), Some(port)) = (state.announce.take(), ports.first_mut())
+            && port.send(&rarp::request(mac))
+        {
+            stats.announced.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
     }
 }
 

@@ -3,10 +3,14 @@
 //! Nothing that the driver wrote is believed: every word is read once, into a private copy, and the copy is checked.
 //! Whatever is wrong is a [`DriverFault`]; the caller then never touches the ring again.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::DriverFault;
+use super::inflight::{Inflight, Part};
+use super::log::DirtyLog;
 use super::memory::{MemoryTable, Window};
+use crate::net::VnetHdr;
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
 
 /// What the buffers of a chain must be.
@@ -26,6 +30,8 @@ pub(super) struct Buffer {
     pub(super) host: *mut u8,
     pub(super) len: usize,
     pub(super) write: bool,
+    /// Its address as the driver says it.
+    pub(super) guest: u64,
 }
 
 // SAFETY: an address; who dereferences it answers for that.
@@ -46,11 +52,37 @@ impl Whole {
     pub(super) const NONE: Self = Self { host: std::ptr::null_mut(), len: 0, head: 0 };
 }
 
+/// Where the dirty log notes what a queue writes.
+#[derive(Debug)]
+struct Logged {
+    log: Arc<DirtyLog>,
+    /// Guest address of the used ring, if writes to it are noted too.
+    used: Option<u64>,
+}
+
+/// What a queue is started with.
+#[derive(Debug)]
+pub(super) struct Start {
+    /// The available index to begin at; in-flight state takes precedence over it.
+    pub(super) base: u16,
+    /// Bytes of the virtio header in front of each frame: [`crate::net::VnetHdr::LEN`], or two less for a legacy driver.
+    pub(super) header: usize,
+    pub(super) inflight: Option<Part>,
+}
+
 /// A running queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     ring: SplitRing,
     size: u16,
+    header: usize,
+    /// There while the front end wants to know which pages the device writes.
+    logged: Option<Logged>,
+    inflight: Option<Inflight>,
+    /// Whether there is `logged` or `inflight`, for the hot paths to test.
+    watched: bool,
+    /// See [`Self::plain`].
+    plain: bool,
     /// The region that the last buffer was in.
     window: Window,
     /// The next chain to take.
@@ -66,18 +98,82 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Takes over `ring` at available index `base`.
-    pub(super) fn new(ring: SplitRing, base: u16) -> Self {
+    /// Takes over `ring`.
+    pub(super) fn new(ring: SplitRing, start: Start) -> Self {
         let used = ring.used_idx();
         ring.set_used_flags(USED_NO_NOTIFY);
-        let size = ring.size();
-        let (window, starved_at) = (Window::EMPTY, None);
-        Self { ring, size, window, next_avail: base, avail_idx: base, next_used: used, published: used, starved_at }
+        let (size, watched) = (ring.size(), start.inflight.is_some());
+        let (base, inflight, ring) = match start.inflight {
+            Some(part) => {
+                let (inflight, ring) = Inflight::new(part, ring, used);
+                (used, Some(inflight), ring)
+            }
+            None => (start.base, None, ring),
+        };
+        Self {
+            ring,
+            size,
+            header: start.header,
+            logged: None,
+            inflight,
+            watched,
+            plain: start.header == VnetHdr::LEN,
+            window: Window::EMPTY,
+            next_avail: base,
+            avail_idx: base,
+            next_used: used,
+            published: used,
+            starved_at: None,
+        }
     }
 
     /// The same queue at other addresses, after the memory table was replaced.
     pub(super) fn moved(self, ring: SplitRing) -> Self {
-        Self { ring, window: Window::EMPTY, ..self }
+        let Self { mut inflight, .. } = self;
+        let ring = match &mut inflight {
+            Some(inflight) => inflight.moved(ring),
+            None => ring,
+        };
+        Self { ring, inflight, window: Window::EMPTY, ..self }
+    }
+
+    /// From now on the device's writes are noted in `log`, or no longer. `used` is the guest address of the used ring.
+    pub(super) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
+        self.logged = log.map(|log| Logged { log, used });
+        self.watched = self.logged.is_some() || self.inflight.is_some();
+        self.plain = self.logged.is_none() && self.header == VnetHdr::LEN;
+        self.log_used_head();
+    }
+
+    /// Bytes of the virtio header in front of each frame.
+    #[inline(always)]
+    pub(super) fn header(&self) -> usize {
+        self.header
+    }
+
+    /// Whether a frame may be copied into or out of a single buffer without more ado: its header is the usual one, and
+    /// nothing is logged.
+    #[inline(always)]
+    pub(super) fn plain(&self) -> bool {
+        self.plain
+    }
+
+    /// The first `len` bytes of `buffers` were written.
+    pub(super) fn wrote(&self, buffers: &[Buffer], len: usize) {
+        let Some(Logged { log, .. }) = &self.logged else { return };
+        let mut left = len;
+        for b in buffers {
+            let n = left.min(b.len);
+            log.mark(b.guest, n as u64);
+            left -= n;
+        }
+    }
+
+    /// The used ring's flags or index were written.
+    fn log_used_head(&self) {
+        if let Some(Logged { log, used: Some(at) }) = &self.logged {
+            log.mark(*at, 4);
+        }
     }
 
     /// The available index up to which chains were taken.
@@ -92,6 +188,11 @@ impl Queue {
     /// Reads the driver's index, once, and says how many chains may be taken.
     #[inline]
     pub(super) fn refresh(&mut self) -> Result<u16, DriverFault> {
+        if self.watched
+            && let Some(inflight) = &mut self.inflight
+        {
+            inflight.refresh(&self.ring, self.next_avail);
+        }
         let to = self.ring.avail_idx();
         let ahead = to.wrapping_sub(self.next_avail);
         if ahead > self.size {
@@ -186,7 +287,7 @@ impl Queue {
                 return Err(DriverFault::HugeChain { head, len: total });
             }
             match self.host(memory, &d) {
-                Some(host) => out.push(Buffer { host, len: d.len as usize, write }),
+                Some(host) => out.push(Buffer { host, len: d.len as usize, write, guest: d.addr }),
                 None => self.pieces(memory, id, &d, out)?,
             }
             if d.flags & DESC_NEXT == 0 {
@@ -208,7 +309,7 @@ impl Queue {
             self.window = memory.window(addr).ok_or_else(outside)?;
             let n = self.window.from(addr).min(u64::from(left)) as u32;
             let host = self.window.translate(addr, n).ok_or_else(outside)?;
-            out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0 });
+            out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr });
             left -= n;
             // A region's end does not wrap around, so this cannot either, except to an address in no region.
             addr = addr.wrapping_add(u64::from(n));
@@ -228,8 +329,35 @@ impl Queue {
     #[inline(always)]
     pub(super) fn publish(&mut self) {
         if self.published != self.next_used {
+            if self.watched {
+                return self.publish_watched();
+            }
             self.published = self.next_used;
             self.ring.set_used_idx(self.next_used);
+        }
+    }
+
+    /// The same with in-flight state or a dirty log.
+    #[cold]
+    fn publish_watched(&mut self) {
+        let (from, to) = (self.published, self.next_used);
+        self.published = to;
+        if let Some(inflight) = &self.inflight {
+            inflight.before(&self.ring, from, to);
+        }
+        self.ring.set_used_idx(to);
+        if let Some(Logged { log, used: Some(at) }) = &self.logged {
+            // Elements of 8 bytes behind flags and index. A batch that goes around the end is two runs.
+            let (first, count) = (u64::from(from & (self.size - 1)), u64::from(to.wrapping_sub(from)));
+            let straight = count.min(u64::from(self.size) - first);
+            log.mark(at.wrapping_add(4 + 8 * first), 8 * straight);
+            log.mark(at.wrapping_add(4), 8 * (count - straight));
+        }
+        self.log_used_head();
+        if let Some(inflight) = &mut self.inflight
+            && let Some(ring) = inflight.after(&self.ring, from, to, self.next_avail)
+        {
+            self.ring = ring;
         }
     }
 
@@ -244,6 +372,9 @@ impl Queue {
     /// Asks the driver to notify us, or not to.
     pub(super) fn want_kicks(&self, wanted: bool) {
         self.ring.set_used_flags(if wanted { 0 } else { USED_NO_NOTIFY });
+        if self.watched {
+            self.log_used_head();
+        }
     }
 
     /// Remembers that the buffers at hand are too few.

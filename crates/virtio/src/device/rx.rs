@@ -74,7 +74,7 @@ fn fill<P: Port>(
 ) -> Result<(), DriverFault> {
     let mut group = [Whole::NONE; GROUP];
     while left > 0 && port.peek().is_some() {
-        let found = q.look_ahead(memory, left, &mut group);
+        let found = if q.plain() { q.look_ahead(memory, left, &mut group) } else { 0 };
         let (taken, end) = whole_frames(port, &mut group[..found], &mut scratch.fronts, tally);
         for w in &group[..taken] {
             q.give_back(w.head, w.len);
@@ -200,8 +200,10 @@ fn spread(
 ) -> Result<Fit, DriverFault> {
     scratch.buffers.clear();
     scratch.chains.clear();
+    let (header, frame) = wire.split_at(VnetHdr::LEN);
+    let total = q.header() + frame.len();
     let (mut room, mut taken) = (0, 0);
-    while room < wire.len() {
+    while room < total {
         if taken == 1 && !mergeable || taken == q.size() {
             return Ok(Fit::Never);
         }
@@ -214,12 +216,13 @@ fn spread(
         room += len as usize;
         taken += 1;
     }
-    let (header, frame) = wire.split_at(VnetHdr::LEN);
     let mut first = [0; VnetHdr::LEN];
     first.copy_from_slice(header);
     first[10..].copy_from_slice(&taken.to_le_bytes());
-    scatter([&first, frame], &scratch.buffers);
-    let mut left = wire.len();
+    // A legacy header ends before the number of buffers.
+    scatter([&first[..q.header()], frame], &scratch.buffers);
+    q.wrote(&scratch.buffers, total);
+    let mut left = total;
     for &(head, len) in &scratch.chains {
         let n = left.min(len as usize);
         q.give_back(head, n as u32);

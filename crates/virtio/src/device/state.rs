@@ -8,10 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::inflight::InflightRegion;
+use super::log::DirtyLog;
 use super::memory::MemoryTable;
-use super::queue::Queue;
+use super::queue::{Queue, Start};
 use super::{DeviceError, DriverFault, Options, Stats};
-use crate::net::feature;
+use crate::net::{VnetHdr, feature};
 use crate::notify::{Kick, Kicks, Notifier};
 use crate::ring::{Desc, SplitLayout, SplitRing};
 
@@ -21,6 +23,8 @@ pub(super) struct Ring {
     size: Option<u16>,
     /// User addresses of descriptor table, available ring and used ring.
     parts: Option<[u64; 3]>,
+    /// Guest address of the used ring, if the writes to it are to be logged.
+    used_log: Option<u64>,
     base: u16,
     /// Watched by [`Shared::kicks`] while it is here.
     kick: Option<Kick>,
@@ -82,17 +86,47 @@ pub(super) struct State {
     pub(super) features: u64,
     /// Queue pairs in use, as far as the control queue says so.
     pub(super) pairs: u16,
+    /// The virtio device status, as the front end tells it.
+    pub(super) status: u8,
+    /// Where the pages that the device writes are noted, if the driver accepted `VHOST_F_LOG_ALL`.
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<InflightRegion>,
+    /// A guest that has moved here, and that the data side is to announce.
+    pub(super) announce: Option<[u8; 6]>,
+    /// Counts the front ends that have left.
+    pub(super) left: u64,
+    /// Something has changed that the data side must look at before its next pass.
+    pub(super) news: bool,
 }
 
 impl State {
     pub(super) fn new(rings: usize) -> Self {
         let rings = (0..rings).map(|_| Ring::default()).collect();
-        Self { rings, memory: MemoryTable::default(), features: 0, pairs: 1 }
+        Self {
+            rings,
+            memory: MemoryTable::default(),
+            features: 0,
+            pairs: 1,
+            status: 0,
+            log: None,
+            inflight: None,
+            announce: None,
+            left: 0,
+            news: true,
+        }
     }
 
     /// Forgets the front end. Afterwards nothing of its memory is mapped.
     pub(super) fn reset(&mut self) {
-        *self = Self::new(self.rings.len());
+        *self = Self { left: self.left + 1, ..Self::new(self.rings.len()) };
+    }
+
+    /// Resets the virtio device. The front end stays: its memory table and its log remain.
+    pub(super) fn reset_device(&mut self) {
+        for ring in &mut self.rings {
+            *ring = Ring::default();
+        }
+        (self.features, self.pairs, self.status, self.inflight) = (0, 1, 0, None);
     }
 
     /// Whether ring `index` takes part; a running ring that does not is drained without effect.
@@ -119,9 +153,14 @@ impl State {
     pub(super) fn set_features(&mut self, features: u64, offered: u64) -> Result<(), DeviceError> {
         let extra = features & !offered;
         if extra != 0 {
-            return Err(DeviceError::NotOffered { extra });
+            return Err(DeviceError::NotOffered { extra, name: feature::name(extra) });
         }
         if features == self.features {
+            return Ok(());
+        }
+        if features ^ self.features == feature::LOG_ALL {
+            self.features = features;
+            self.set_logs();
             return Ok(());
         }
         if let Some(ring) = self.rings.iter().position(|r| r.queue.is_some()) {
@@ -129,6 +168,35 @@ impl State {
         }
         self.features = features;
         self.pairs = 1;
+        Ok(())
+    }
+
+    /// The pages that the device writes are noted in `log` from now on, as long as the driver accepts `VHOST_F_LOG_ALL`.
+    pub(super) fn set_log(&mut self, log: DirtyLog) {
+        self.log = Some(Arc::new(log));
+        self.set_logs();
+    }
+
+    /// Tells the running rings what they log.
+    fn set_logs(&mut self) {
+        let log = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0);
+        for ring in &mut self.rings {
+            if let Some(queue) = &mut ring.queue {
+                queue.set_log(log.cloned(), ring.used_log);
+            }
+        }
+    }
+
+    /// Rings that are started from now on take up what `region` says is in flight, and keep it.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Running`].
+    pub(super) fn set_inflight(&mut self, region: InflightRegion) -> Result<(), DeviceError> {
+        if let Some(ring) = self.rings.iter().position(|r| r.queue.is_some()) {
+            return Err(DeviceError::Running { what: "SET_INFLIGHT_FD", ring });
+        }
+        self.inflight = Some(region);
         Ok(())
     }
 
@@ -156,8 +224,20 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn set_parts(&mut self, index: usize, parts: [u64; 3]) -> Result<(), DeviceError> {
-        self.stopped_ring(index, "SET_VRING_ADDR")?.parts = Some(parts);
+    /// `used_log` is the guest address of the used ring, if the writes to it are to be logged. Only that may change while
+    /// the ring runs.
+    pub(super) fn set_parts(
+        &mut self,
+        index: usize,
+        parts: [u64; 3],
+        used_log: Option<u64>,
+    ) -> Result<(), DeviceError> {
+        let ring = self.ring(index)?;
+        if ring.queue.is_some() && ring.parts != Some(parts) {
+            return Err(DeviceError::Running { what: "SET_VRING_ADDR", ring: index });
+        }
+        (ring.parts, ring.used_log) = (Some(parts), used_log);
+        self.set_logs();
         Ok(())
     }
 
@@ -174,14 +254,24 @@ impl State {
             if self.memory.is_empty() {
                 return Err(DeviceError::NotReady { ring: index, missing: "a memory table" });
             }
-            if self.features & (feature::VERSION_1 | feature::MRG_RXBUF) == 0 {
-                return Err(DeviceError::LegacyHeader);
-            }
-            let at = self.rings[index].map(index, &self.memory)?;
-            let ring = &mut self.rings[index];
-            ring.queue = Some(Queue::new(at, ring.base));
+            self.start(index)?;
         }
         self.rings[index].kick = kick;
+        Ok(())
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), DeviceError> {
+        let modern = self.features & (feature::VERSION_1 | feature::MRG_RXBUF) != 0;
+        // A legacy driver without mergeable buffers has a header without the number of buffers.
+        let header = if modern { VnetHdr::LEN } else { VnetHdr::LEGACY_LEN };
+        let at = self.rings[index].map(index, &self.memory)?;
+        let inflight = match &self.inflight {
+            Some(region) => region.queue(index, at.size())?,
+            None => None,
+        };
+        let ring = &mut self.rings[index];
+        ring.queue = Some(Queue::new(at, Start { base: ring.base, header, inflight }));
+        self.set_logs();
         Ok(())
     }
 
@@ -253,6 +343,7 @@ impl Shared {
     pub(super) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = f(&mut state);
+        state.news = true;
         drop(state);
         self.wake();
         result

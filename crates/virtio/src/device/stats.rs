@@ -54,6 +54,12 @@ pub struct Stats {
     pub commands: AtomicU64,
     /// Connections that ended in an error.
     pub connection_errors: AtomicU64,
+    /// Messages that the device refused and survived.
+    pub refused: AtomicU64,
+    /// Pages that the device wrote and that the front end's dirty log has no bit for.
+    pub log_misses: AtomicU64,
+    /// Announcements (RARP) that the port took.
+    pub announced: AtomicU64,
     drops: [AtomicU64; DropReason::NAMES.len()],
     queue_errors: [AtomicU64; DriverFault::NAMES.len()],
 }

@@ -64,7 +64,10 @@ fn take(
     let d = q.desc(head);
     let len = d.len as usize;
     let plain = d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len);
-    if plain && let Some(host) = q.host(memory, &d) {
+    if plain
+        && q.plain()
+        && let Some(host) = q.host(memory, &d)
+    {
         if copied {
             // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
             unsafe { copy(host, wire.as_mut_ptr(), len) };
@@ -73,10 +76,16 @@ fn take(
     }
     scratch.buffers.clear();
     let total = q.chain(memory, head, Direction::Read, &mut scratch.buffers)? as usize;
+    // A legacy header is two bytes shorter than the one of the wire form, and lacks its last field.
+    let short = VnetHdr::LEN - q.header();
     if copied {
-        gather(&scratch.buffers, wire);
+        gather(&scratch.buffers, &mut wire[short..]);
+        if short > 0 {
+            wire.copy_within(short..VnetHdr::LEN, 0);
+            wire[q.header()..VnetHdr::LEN].fill(0);
+        }
     }
-    Ok((head, total))
+    Ok((head, total + short))
 }
 
 /// Judges a frame of `total` bytes, header included, and hands it on.

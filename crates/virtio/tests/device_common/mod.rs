@@ -1,23 +1,22 @@
 //! A driver just big enough to test the device: one memfd, split rings at its start, buffers behind them.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
+pub mod front;
+
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+pub use front::{Addresses, EventFd, Front, REPLY_ACK, Region};
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vmm_sys_util::eventfd::EventFd;
 
 pub const SIZE: u16 = 256;
 /// Guest and user addresses differ from each other and from the host's, so that mixing them up shows.
@@ -118,7 +117,7 @@ impl Ring {
 pub struct Driver {
     pub memory: Memory,
     pub rings: Vec<Ring>,
-    pub front: Frontend,
+    pub front: Front,
     pub connection: Option<Connection>,
     pub stats: Arc<Stats>,
 }
@@ -127,14 +126,8 @@ pub struct Driver {
 pub const PLAIN: u64 = feature::VERSION_1 | feature::VHOST_USER_PROTOCOL;
 pub const MERGEABLE: u64 = PLAIN | feature::MRG_RXBUF;
 
-pub fn region(file: &impl AsRawFd, guest: u64, user: u64, size: u64, offset: u64) -> VhostUserMemoryRegionInfo {
-    VhostUserMemoryRegionInfo {
-        guest_phys_addr: guest,
-        memory_size: size,
-        userspace_addr: user,
-        mmap_offset: offset,
-        mmap_handle: file.as_raw_fd(),
-    }
+pub fn region(file: &impl AsFd, guest: u64, user: u64, size: u64, offset: u64) -> Region<'_> {
+    Region { guest, size, user, offset, file: file.as_fd() }
 }
 
 impl Driver {
@@ -147,15 +140,14 @@ impl Driver {
     pub fn over(control: &Control, stats: Arc<Stats>, features: u64) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let connection = control.serve(theirs).unwrap();
-        let mut front = Frontend::from_stream(ours, 256);
-        front.set_owner().unwrap();
+        let mut front = Front::new(ours);
+        front.tell(front::request::SET_OWNER, &[], &[]).unwrap();
         let offered = front.get_features().unwrap();
         assert_eq!(features & !offered, 0, "not offered");
-        front.set_features(features).unwrap();
         let protocol = front.get_protocol_features().unwrap();
-        assert!(protocol.contains(VhostUserProtocolFeatures::REPLY_ACK));
+        assert_ne!(protocol & REPLY_ACK, 0);
         front.set_protocol_features(protocol).unwrap();
-        front.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
+        front.set_features(features).unwrap();
         Self { memory: Memory::new(), rings: Vec::new(), front, connection: Some(connection), stats }
     }
 
@@ -170,26 +162,23 @@ impl Driver {
         let ring = unsafe { SplitRing::from_layout(self.memory.base.add(index * RING_ROOM), size) };
         assert!(SplitLayout::new(size).total <= RING_ROOM);
         ring.set_avail_flags(AVAIL_NO_INTERRUPT);
-        let fd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let fd = EventFd::new;
         self.rings.push(Ring { ring, index, avail: 0, used: 0, kick: fd(), call: fd(), err: fd() });
         self.describe(index, size, 0);
     }
 
+    /// Where ring `index` of `size` entries lies, in the front end's addresses.
+    pub fn addresses(index: usize, size: u16) -> Addresses {
+        let (desc, layout) = (USER + (index * RING_ROOM) as u64, SplitLayout::new(size));
+        Addresses { desc, used: desc + layout.used as u64, avail: desc + layout.avail as u64, log: None }
+    }
+
     pub fn describe(&mut self, index: usize, size: u16, base: u16) {
-        let (at, layout) = (USER + (index * RING_ROOM) as u64, SplitLayout::new(size));
-        let config = VringConfigData {
-            queue_max_size: size,
-            queue_size: size,
-            flags: 0,
-            desc_table_addr: at,
-            used_ring_addr: at + layout.used as u64,
-            avail_ring_addr: at + layout.avail as u64,
-            log_addr: None,
-        };
+        let at = Self::addresses(index, size);
         let r = &self.rings[index];
         self.front.set_vring_num(index, size).unwrap();
         self.front.set_vring_base(index, base).unwrap();
-        self.front.set_vring_addr(index, &config).unwrap();
+        self.front.set_vring_addr(index, at).unwrap();
         self.front.set_vring_call(index, &r.call).unwrap();
         self.front.set_vring_err(index, &r.err).unwrap();
         self.front.set_vring_kick(index, &r.kick).unwrap();

@@ -63,6 +63,10 @@ pub trait Port: Send {
         Ok(())
     }
 
+    /// The front end has left, or is another one now: drops every frame that came from it. Called before any frame is
+    /// asked for or sent on behalf of the next front end.
+    fn left(&mut self) {}
+
     /// What becomes readable when a frame comes; none where frames do not come by themselves.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -13,4 +13,4 @@ pub mod ring;
 mod vhost_user;
 
 pub use notify::NotifyError;
-pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError};
+pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError, socket};

@@ -36,6 +36,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
+use crate::vhost_user::advice;
 use libc::c_long;
 use rustix::event::{Timespec, epoll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -56,7 +57,7 @@ pub enum NotifyError {
         source: io::Error,
     },
     /// Another system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}; {hint}", hint = advice(source, "the system may be short of memory"))]
     Io {
         /// What was tried.
         what: &'static str,

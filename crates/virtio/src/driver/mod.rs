@@ -285,7 +285,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         if options.checksums() {
             backend.require(options::CHECKSUMS, "device memory needs, which this process cannot checksum")?;
         }
-        backend.negotiate(features, why)?;
+        backend.negotiate(features, why, options.mtu())?;
 
         let header = match options.mode {
             RxMode::Mergeable => Header::Counts,
@@ -369,6 +369,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             Ok::<_, NetError>(ControlQueue::new(ring, buffer))
         });
         let control = control.transpose()?;
+        link.with(VhostUser::ready)?;
         Ok((Self { link, control, control_index, features, pairs, active: 1, region, reserve }, queues))
     }
 

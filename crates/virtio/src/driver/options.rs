@@ -324,11 +324,17 @@ impl<M: PeerMemory> NetOptions<M> {
         Ok(Supply::Own(RegionProvider::new((self.kind)(region))))
     }
 
+    /// The longest packet that can be received, in bytes: a frame without its Ethernet header and VLAN tag.
+    pub(super) fn mtu(&self) -> u64 {
+        let overhead = STANDARD_FRAME - 1500;
+        self.max_frame.max(STANDARD_FRAME).saturating_sub(overhead).min(usize::from(u16::MAX)) as u64
+    }
+
     /// The features that are needed; those that are taken if they can be had.
     pub(super) fn features(&self, control: bool) -> (u64, u64) {
         let offload = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
         let mut need = feature::VERSION_1;
-        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6;
+        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6 | feature::MTU;
         match self.mode {
             RxMode::Small => {}
             RxMode::Mergeable => need |= feature::MRG_RXBUF,

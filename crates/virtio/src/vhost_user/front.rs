@@ -1,81 +1,47 @@
-//! The front end's side of vhost-user: how the driver reaches a device in another process, or in this one.
+//! The front end: how the driver reaches a device in another process, or in this one.
 //!
-//! The `vhost` crate speaks the messages; what they say, in which order, and what an answer means, is here. Every wait is
-//! bounded: a backend that does not answer is an error, and the end of the connection, for a late answer could be taken
-//! for one to a later question.
+//! The order of the messages is the one that QEMU uses, because back ends are written for it. The features are acknowledged
+//! once, all together: a back end may take the first `SET_FEATURES` for the driver's whole choice.
+//!
+//! ```text
+//! connect    GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
+//! negotiate  SET_STATUS, SET_FEATURES, SET_STATUS, GET_STATUS, NET_SET_MTU
+//! then       SET_MEM_TABLE; for each ring SET_VRING_CALL, _NUM, _BASE, _ADDR, _KICK, _ENABLE; SET_STATUS
+//! ```
+//!
+//! A message that belongs to a protocol feature is left out where the back end lacks the feature; a back end without any
+//! protocol features serves one queue pair. Every wait is [bounded](super::line): a back end that does not answer is an
+//! error and the end of the connection.
 
+use super::VhostUserError;
+use super::line::{Line, LineError};
+use super::message::{MAX_FDS, Malformed, MemoryRegion, Message, Reply, Request, VringAddresses, protocol};
+use super::socket::{self, Listener};
 use crate::net::feature;
 use netmem_pool::TableEntry;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
-use std::io;
-use std::net::Shutdown;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::path::Path;
 use std::time::Duration;
-use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol};
-use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vmm_sys_util::eventfd::EventFd;
 
-/// How long a backend may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a back end may take to accept a connection, and to answer a message.
+const LIMIT: Duration = Duration::from_secs(3);
 
-/// What can go wrong between us and a backend.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum VhostUserError {
-    /// Nobody listens.
-    #[error("cannot connect to the vhost-user socket {path}: {source}; start the backend first, and check the path")]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// The socket could not be set up.
-    #[error("cannot set up the vhost-user connection: {0}")]
-    Socket(#[from] io::Error),
-    /// The backend does not answer.
-    #[error(
-        "the backend did not answer {message} for {seconds} s; is it stuck, or something other than a vhost-user back end?"
-    )]
-    Silent {
-        /// The message.
-        message: &'static str,
-        /// How long it was given.
-        seconds: u64,
-    },
-    /// The backend refuses, or answers something else.
-    #[error("the backend failed at {message} ({source}); does it speak vhost-user as a back end?")]
-    Message {
-        /// The message it failed at.
-        message: &'static str,
-        /// What came back.
-        source: vhost::Error,
-    },
-    /// The backend lacks a feature that is needed.
-    #[error("the backend does not offer {name} (bit {bit}), which {why}")]
-    MissingFeature {
-        /// The specification's name of the feature.
-        name: &'static str,
-        /// Its bit.
-        bit: u32,
-        /// What needs it.
-        why: &'static str,
-    },
-    /// The backend has too few queues.
-    #[error("{wanted} queue pairs asked for, but the backend has {has}")]
-    TooFewQueues {
-        /// Pairs asked for.
-        wanted: u16,
-        /// Pairs it has.
-        has: u64,
-    },
+/// The protocol features that are taken where the back end has them.
+const WANTED: u64 = protocol::MQ | protocol::REPLY_ACK | protocol::MTU | protocol::STATUS;
+
+/// Most queue pairs that a back end can name: rings have 16-bit numbers.
+const MAX_PAIRS: u64 = 1 << 15;
+
+/// Bits of the device status (virtio 1.2, section 2.1).
+mod status {
+    pub(super) const ACKNOWLEDGE: u8 = 1;
+    pub(super) const DRIVER: u8 = 2;
+    pub(super) const DRIVER_OK: u8 = 4;
+    pub(super) const FEATURES_OK: u8 = 8;
 }
 
-/// Where a ring lies, for the backend: addresses of this process.
+/// Where a ring lies, for the back end: addresses of this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingAddresses {
     pub(crate) size: u16,
@@ -84,27 +50,46 @@ pub(crate) struct RingAddresses {
     pub(crate) used: u64,
 }
 
-/// A connection to a vhost-user backend.
+/// A connection to a vhost-user back end.
 pub struct VhostUser {
     line: Line,
     offered: u64,
-    protocol: bool,
+    /// Protocol features in use.
+    protocol: u64,
     pairs: u64,
     control_queue: bool,
-    /// Rings that were enabled last, so that one which is started again is as it was.
+    /// The device status as it was set last.
+    status: u8,
+    /// Which rings are enabled, so that a ring that is started again is enabled or not as it was.
     enabled: Vec<bool>,
 }
 
 impl VhostUser {
-    /// Connects to the backend that listens on `path`.
+    /// Connects to the back end that listens on `path`.
     ///
     /// # Errors
     ///
-    /// [`VhostUserError`]: nobody listens, or it is no vhost-user backend.
+    /// [`VhostUserError`]: no process listens there or accepts the connection within 3 s, or it is no vhost-user back end.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, VhostUserError> {
-        let path = path.as_ref();
-        let stream =
-            UnixStream::connect(path).map_err(|source| VhostUserError::Connect { path: path.to_owned(), source })?;
+        Self::over(socket::connect(path.as_ref(), LIMIT)?, false)
+    }
+
+    /// Waits up to `limit` for a back end that connects to the driver, as Open vSwitch does with ports of the type
+    /// `dpdkvhostuserclient`. The listener stays, for the back end to connect again.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostUserError`]: no back end connected, or what connected is none.
+    pub fn accept(listener: &Listener, limit: Duration) -> Result<Self, VhostUserError> {
+        Self::over(listener.accept(limit)?, false)
+    }
+
+    /// Uses a stream that is connected to a back end.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostUserError`].
+    pub fn from_stream(stream: UnixStream) -> Result<Self, VhostUserError> {
         Self::over(stream, false)
     }
 
@@ -118,28 +103,28 @@ impl VhostUser {
     }
 
     fn over(stream: UnixStream, control_queue: bool) -> Result<Self, VhostUserError> {
-        let mut line = Line::new(stream)?;
-        line.ask("SET_OWNER", |f| f.set_owner())?;
-        let (mut offered, can) = line.negotiate()?;
-        let mut pairs = 1;
-        if can.contains(Protocol::MQ) {
-            pairs = line.ask("GET_QUEUE_NUM", VhostUserFrontend::get_queue_num)?;
-            // The library takes the answer for a number of rings, where backends mean pairs, and from then on refuses to
-            // speak of half of them: what is spoken from here on is spoken through another, which has not asked.
-            line = Line::new(line.stream)?;
-            (offered, _) = line.negotiate()?;
+        let line = Line::new(stream, LIMIT);
+        let mut this = Self { line, offered: 0, protocol: 0, pairs: 1, control_queue, status: 0, enabled: Vec::new() };
+        this.offered = this.number(Message::GetFeatures)?;
+        if this.offered & feature::VHOST_USER_PROTOCOL != 0 {
+            let take = this.number(Message::GetProtocolFeatures)? & WANTED;
+            // Not confirmed: whether the back end confirms messages is what this one tells it.
+            this.tell(Message::SetProtocolFeatures(take))?;
+            this.protocol = take;
         }
-        Ok(Self {
-            line,
-            offered,
-            protocol: offered & feature::VHOST_USER_PROTOCOL != 0,
-            pairs,
-            control_queue,
-            enabled: Vec::new(),
-        })
+        if this.has(protocol::MQ) {
+            // The specification speaks of queues. For network devices, front ends and back ends mean pairs.
+            this.pairs = this.number(Message::GetQueueNum)?;
+            if this.pairs > MAX_PAIRS {
+                let (request, field, value) = (Request::GET_QUEUE_NUM, "number of queue pairs", this.pairs);
+                return Err(this.failed(request, Malformed::Field { request, field, value }.into()));
+            }
+        }
+        this.tell(Message::SetOwner)?;
+        Ok(this)
     }
 
-    /// The features that the backend offers.
+    /// The features that the back end offers.
     #[must_use]
     pub fn offered(&self) -> u64 {
         self.offered
@@ -151,9 +136,14 @@ impl VhostUser {
         self.pairs
     }
 
-    /// Whether the backend answers on a control queue. Foreign ones leave that to the front end.
+    /// Whether the back end answers on a control queue. Foreign ones leave that to the front end.
     pub(crate) fn has_control_queue(&self) -> bool {
         self.control_queue && self.offered & feature::CTRL_VQ != 0
+    }
+
+    /// Whether a protocol feature is in use.
+    pub(crate) fn has(&self, bit: u64) -> bool {
+        self.protocol & bit != 0
     }
 
     /// Says which of `features` is not offered, if one is not, and `why` it is needed.
@@ -167,31 +157,55 @@ impl VhostUser {
         }
     }
 
-    /// Takes `features`, or says which of them is not offered and `why` it is needed.
-    pub(crate) fn negotiate(&mut self, features: u64, why: &'static str) -> Result<(), VhostUserError> {
+    /// Takes `features`, or says which of them is not offered and `why` it is needed. Once in a connection. `mtu` is the
+    /// longest packet that the driver receives, in bytes; the back end is told where `features` has the MTU.
+    pub(crate) fn negotiate(&mut self, features: u64, why: &'static str, mtu: u64) -> Result<(), VhostUserError> {
         self.require(features, why)?;
-        let all = features | (self.offered & feature::VHOST_USER_PROTOCOL);
-        self.line.ask("SET_FEATURES", |f| f.set_features(all))
+        self.add_status(status::ACKNOWLEDGE | status::DRIVER)?;
+        self.tell(Message::SetFeatures(features | (self.offered & feature::VHOST_USER_PROTOCOL)))?;
+        self.add_status(status::FEATURES_OK)?;
+        if self.has(protocol::STATUS) {
+            let status = self.number(Message::GetStatus)?;
+            if status & u64::from(status::FEATURES_OK) == 0 {
+                return Err(VhostUserError::FeaturesRefused { features });
+            }
+        }
+        if self.has(protocol::MTU) && features & feature::MTU != 0 {
+            self.tell(Message::NetSetMtu(mtu))?;
+        }
+        Ok(())
     }
 
-    /// Gives the backend the memory: each region at the bus address of its entry.
+    /// Says that the rings are set up.
+    pub(crate) fn ready(&mut self) -> Result<(), VhostUserError> {
+        self.add_status(status::DRIVER_OK)
+    }
+
+    fn add_status(&mut self, bits: u8) -> Result<(), VhostUserError> {
+        if !self.has(protocol::STATUS) {
+            return Ok(());
+        }
+        self.status |= bits;
+        self.tell(Message::SetStatus(self.status))
+    }
+
+    /// Gives the back end the memory: each region at the bus address of its entry.
     pub(crate) fn set_memory(&mut self, entries: &[TableEntry]) -> Result<(), VhostUserError> {
         let regions: Vec<_> = entries
             .iter()
             .filter_map(|e| {
-                Some(VhostUserMemoryRegionInfo {
-                    guest_phys_addr: e.bus(),
-                    memory_size: e.len() as u64,
-                    userspace_addr: e.user_addr(),
-                    mmap_offset: e.file_offset(),
-                    mmap_handle: e.fd()?.as_raw_fd(),
-                })
+                let (guest_addr, size) = (e.bus(), e.len() as u64);
+                let (user_addr, mmap_offset) = (e.user_addr(), e.file_offset());
+                Some((MemoryRegion { guest_addr, size, user_addr, mmap_offset }, e.fd()?))
             })
             .collect();
-        self.line.ask("SET_MEM_TABLE", |f| f.set_mem_table(&regions)).map(drop)
+        if regions.len() > MAX_FDS {
+            return Err(VhostUserError::TooManyRegions { count: regions.len(), max: MAX_FDS });
+        }
+        self.tell(Message::SetMemTable(regions))
     }
 
-    /// Sets a ring up. Backends allocate a ring when they hear of its call descriptor, and start it with its kick
+    /// Sets a ring up. Back ends allocate a ring when they hear of its call descriptor, and start it with its kick
     /// descriptor, hence the order.
     pub(crate) fn start_ring(
         &mut self,
@@ -200,28 +214,19 @@ impl VhostUser {
         call: BorrowedFd<'_>,
         kick: BorrowedFd<'_>,
     ) -> Result<(), VhostUserError> {
-        let config = VringConfigData {
-            queue_max_size: at.size,
-            queue_size: at.size,
-            flags: 0,
-            desc_table_addr: at.desc,
-            used_ring_addr: at.used,
-            avail_ring_addr: at.avail,
-            log_addr: None,
-        };
-        let [call, kick] = [call.try_clone_to_owned()?, kick.try_clone_to_owned()?];
-        // SAFETY: each is a descriptor of its own.
-        let [call, kick] = [call, kick].map(|fd| unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) });
-        let line = &mut self.line;
-        line.ask("SET_VRING_CALL", |f| f.set_vring_call(index, &call))?;
-        line.ask("SET_VRING_NUM", |f| f.set_vring_num(index, at.size))?;
-        line.ask("SET_VRING_BASE", |f| f.set_vring_base(index, 0))?;
-        line.ask("SET_VRING_ADDR", |f| f.set_vring_addr(index, &config))?;
-        line.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, &kick))
+        let number = u8::try_from(index).map_err(|_| VhostUserError::RingNumber { index })?;
+        let index = u32::from(number);
+        let RingAddresses { size, desc, avail, used } = at;
+        let addresses = VringAddresses { descriptors: desc, used, available: avail, log_addr: 0, log: false };
+        self.tell(Message::SetVringCall { index: number, fd: Some(call) })?;
+        self.tell(Message::SetVringNum { index, num: size.into() })?;
+        self.tell(Message::SetVringBase { index, base: 0 })?;
+        self.tell(Message::SetVringAddr { index, addresses })?;
+        self.tell(Message::SetVringKick { index: number, fd: Some(kick) })
     }
 
-    /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign backend has them disabled and
-    /// enabled: DPDK's vhost takes all queues out of service when one stops, and a queue back only when it becomes ready.
+    /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign back end has them disabled
+    /// and enabled: DPDK's vhost takes all queues out of service when one stops, and a queue back only when it becomes ready.
     pub(crate) fn restart_ring(
         &mut self,
         index: usize,
@@ -246,90 +251,63 @@ impl VhostUser {
             self.enabled.resize(index + 1, false);
         }
         self.enabled[index] = enable;
-        if !self.protocol {
+        if self.offered & feature::VHOST_USER_PROTOCOL == 0 {
             // Without protocol features rings are enabled from the start.
             return Ok(());
         }
-        self.line.ask("SET_VRING_ENABLE", |f| f.set_vring_enable(index, enable))
+        self.tell(Message::SetVringEnable { index: index as u32, enable })
     }
 
-    /// Stops a ring. Once the backend has answered it touches no buffer of it any more.
+    /// Stops a ring. Once the back end has answered it touches no buffer of it any more.
     pub(crate) fn stop_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
-        self.line.ask("GET_VRING_BASE", |f| f.get_vring_base(index)).map(drop)
+        self.ask(Message::GetVringBase { index: index as u32 }).map(drop)
     }
 
-    /// Whether the backend still holds its end of the connection. One system call.
+    /// Whether the back end still holds its end of the connection. One system call.
     pub(crate) fn is_connected(&self) -> bool {
-        let mut byte = [0u8];
-        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-        !matches!(
-            rustix::net::recv(&self.line.stream, &mut byte[..], flags),
-            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET)
-        )
-    }
-}
-
-/// The library's end of the connection, and ours, by which it can be ended.
-struct Line {
-    frontend: Frontend,
-    stream: UnixStream,
-}
-
-impl Line {
-    fn new(stream: UnixStream) -> io::Result<Self> {
-        Ok(Self { frontend: Frontend::from_stream(stream.try_clone()?, u64::from(u16::MAX)), stream })
+        self.line.is_open()
     }
 
-    /// Asks for the features, and takes the protocol features of ours that the backend has.
-    fn negotiate(&mut self) -> Result<(u64, Protocol), VhostUserError> {
-        let offered = self.ask("GET_FEATURES", |f| f.get_features())?;
-        if offered & feature::VHOST_USER_PROTOCOL == 0 {
-            return Ok((offered, Protocol::empty()));
+    /// Sends a message that has an answer, and waits for the answer.
+    pub(crate) fn ask(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<OwnedFd>, VhostUserError> {
+        self.exchange(&message, false)
+    }
+
+    /// Sends a message that has no answer. Waits until the back end confirms it, where the two have agreed on that.
+    pub(crate) fn tell(&mut self, message: Message<BorrowedFd<'_>>) -> Result<(), VhostUserError> {
+        let request = message.request();
+        if !self.has(protocol::REPLY_ACK) {
+            return self.line.send(&message.encode(false)).map_err(|e| self.failed(request, e));
         }
-        // The library lets protocol features be spoken of only once the bit that offers them is acknowledged.
-        self.ask("SET_FEATURES", |f| f.set_features(feature::VHOST_USER_PROTOCOL))?;
-        let can = self.ask("GET_PROTOCOL_FEATURES", VhostUserFrontend::get_protocol_features)?;
-        let take = can & (Protocol::MQ | Protocol::REPLY_ACK);
-        self.ask("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(take))?;
-        if take.contains(Protocol::REPLY_ACK) {
-            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        match self.exchange(&message, true)? {
+            Reply::Number(0) => Ok(()),
+            _ => Err(VhostUserError::Refused { message: request }),
         }
-        Ok((offered, take))
     }
 
-    /// Says something and waits for the answer, if there is one to wait for. Costs a thread, which ends the connection
-    /// when the backend's time is over: the library takes a timeout of the socket for a reason to go on waiting.
-    fn ask<R>(
-        &mut self,
-        message: &'static str,
-        say: impl FnOnce(&mut Frontend) -> vhost::Result<R>,
-    ) -> Result<R, VhostUserError> {
-        let Self { frontend, stream } = self;
-        let stream = &*stream;
-        let (answered, waits) = mpsc::channel::<()>();
-        let watch = move || {
-            let late = waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
-            if late {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
-            late
-        };
-        thread::scope(|s| {
-            let watch = thread::Builder::new().name("netmem-vhost-wait".into()).spawn_scoped(s, watch)?;
-            let result = say(frontend);
-            drop(answered);
-            let late = watch.join().unwrap_or(false);
-            result.map_err(|source| {
-                if late {
-                    return VhostUserError::Silent { message, seconds: PATIENCE.as_secs() };
-                }
-                // After a plain "no" the two still understand each other; after anything else they may not.
-                if !matches!(source, vhost::Error::VhostUserProtocol(vhost::vhost_user::Error::BackendInternalError)) {
-                    let _ = stream.shutdown(Shutdown::Both);
-                }
-                VhostUserError::Message { message, source }
-            })
-        })
+    fn number(&mut self, message: Message<BorrowedFd<'_>>) -> Result<u64, VhostUserError> {
+        let request = message.request();
+        match self.ask(message)? {
+            Reply::Number(number) => Ok(number),
+            _ => Err(self.failed(request, Malformed::WrongAnswer { got: request }.into())),
+        }
+    }
+
+    fn exchange(&self, message: &Message<BorrowedFd<'_>>, confirm: bool) -> Result<Reply<OwnedFd>, VhostUserError> {
+        let request = message.request();
+        let answer = self.line.send(&message.encode(confirm)).and_then(|()| self.line.recv());
+        let reply = answer.and_then(|packet| Ok(Reply::decode(packet, request)?));
+        reply.map_err(|e| self.failed(request, e))
+    }
+
+    /// Ends the connection: after an error the two may not understand each other any more.
+    fn failed(&self, message: Request, source: LineError) -> VhostUserError {
+        self.line.shutdown();
+        match source {
+            LineError::TimedOut(limit) => VhostUserError::Silent { message, seconds: limit.as_secs_f64() },
+            LineError::TooFewDescriptors => VhostUserError::TooFewDescriptors { message },
+            source => VhostUserError::Message { message, source },
+        }
     }
 }
 

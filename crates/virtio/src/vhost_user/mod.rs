@@ -4,16 +4,21 @@
 //!
 //! * `message` has the messages of the specification, for both sides: one definition that encodes and decodes.
 //! * `line` is one connected socket: messages go out and come in, each within a time limit.
+//! * [`socket`] makes a connection, in either role.
 //! * `front` is the front end, by which the [driver](crate::driver) reaches its device. The back end is in
 //!   [`device`](crate::device).
 
+mod error;
 mod front;
-#[allow(dead_code, reason = "both sides move to it in the next commits")]
+#[allow(dead_code, reason = "the back end moves to it")]
 pub(crate) mod line;
-#[allow(dead_code, reason = "both sides move to it in the next commits")]
+#[allow(dead_code, reason = "the back end moves to it")]
 pub(crate) mod message;
+pub mod socket;
 
+pub use error::VhostUserError;
+pub(crate) use error::advice;
 pub(crate) use front::RingAddresses;
-pub use front::{VhostUser, VhostUserError};
+pub use front::VhostUser;
 pub use line::LineError;
 pub use message::{Malformed, Request};

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
@@ -14,12 +15,8 @@ use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNe
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::ring::{Desc, SplitRing};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
-    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
-};
-use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandler};
+
+use super::back::{Message, Peer, words};
 
 /// All that the driver could want.
 pub const FEATURES: u64 = feature::VERSION_1
@@ -56,11 +53,23 @@ pub struct Behaviour {
     pub fail_at: Option<&'static str>,
     /// Whether answers to requests are confirmed.
     pub acks: bool,
+    /// Protocol features beside that.
+    pub protocol: u64,
+    /// Bits of the device status that it remembers.
+    pub status: u64,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { features: FEATURES, pairs: 1, on_stop: OnStop::Answer, fail_at: None, acks: true }
+        Self {
+            features: FEATURES,
+            pairs: 1,
+            on_stop: OnStop::Answer,
+            fail_at: None,
+            acks: true,
+            protocol: 1,
+            status: 0xff,
+        }
     }
 }
 
@@ -93,7 +102,7 @@ struct State {
     memory: Vec<Mapped>,
     rings: Vec<RingAt>,
     /// Call descriptors, kept open and never used.
-    calls: Vec<Option<File>>,
+    calls: Vec<File>,
     kicks: Vec<File>,
     stops: Vec<u32>,
     enabled: Vec<(u32, bool)>,
@@ -105,6 +114,10 @@ struct Backend {
     state: Mutex<State>,
     changed: Condvar,
     features: AtomicU64,
+    status: AtomicU64,
+    mtu: AtomicU64,
+    /// The messages that came, by name.
+    messages: Mutex<Vec<&'static str>>,
 }
 
 /// The backend, in the hands of the test.
@@ -127,12 +140,16 @@ impl Hostile {
             state: Mutex::default(),
             changed: Condvar::new(),
             features: AtomicU64::new(0),
+            status: AtomicU64::new(0),
+            mtu: AtomicU64::new(0),
+            messages: Mutex::default(),
         });
-        let mut requests = BackendReqHandler::from_stream(stream.try_clone().unwrap(), Arc::clone(&backend));
-        let end = stream.try_clone().unwrap();
+        let (peer, handler) = (Peer::new(stream.try_clone().unwrap()), Arc::clone(&backend));
         let thread = std::thread::spawn(move || {
-            while requests.handle_request().is_ok() {}
-            let _ = end.shutdown(Shutdown::Both);
+            while let Some(message) = peer.receive()
+                && handler.handle(&peer, message).is_some()
+            {}
+            peer.hang_up();
         });
         Self { backend, stream, thread: Some(thread) }
     }
@@ -165,7 +182,22 @@ impl Hostile {
     }
 
     pub fn negotiated(&self) -> u64 {
-        self.backend.features.load(std::sync::atomic::Ordering::Relaxed)
+        self.backend.features.load(Relaxed)
+    }
+
+    /// The device status as the driver has set it.
+    pub fn status(&self) -> u64 {
+        self.backend.status.load(Relaxed)
+    }
+
+    /// The MTU that the driver has told.
+    pub fn mtu(&self) -> u64 {
+        self.backend.mtu.load(Relaxed)
+    }
+
+    /// The messages that came, in order.
+    pub fn messages(&self) -> Vec<&'static str> {
+        self.backend.messages.lock().unwrap().clone()
     }
 
     /// The kick descriptors of all rings, as the backend has them.
@@ -178,7 +210,7 @@ impl Hostile {
     pub fn ring(&self, index: usize) -> DeviceRing {
         let told = |state: &State| {
             let known = |user: &u64| state.memory.iter().any(|m| (m.user..m.user + m.len as u64).contains(user));
-            state.rings[index].parts.iter().all(known)
+            state.rings.get(index).is_some_and(|ring| ring.parts.iter().all(known))
         };
         let state = loop {
             let state = self.backend.state.lock().unwrap();
@@ -408,166 +440,71 @@ impl DeviceRing {
     }
 }
 
-fn no<T>() -> Result<T> {
-    Err(Error::InvalidParam)
-}
-
 impl Backend {
-    fn check(&self, message: &'static str) -> Result<()> {
-        if self.behaviour.lock().unwrap().fail_at == Some(message) { no() } else { Ok(()) }
-    }
-
-    fn ring(&self, index: u32, change: impl FnOnce(&mut RingAt)) -> Result<()> {
+    fn ring(&self, index: u32, change: impl FnOnce(&mut RingAt)) {
         let mut state = self.state.lock().unwrap();
         let index = index as usize;
         if state.rings.len() <= index {
             state.rings.resize(index + 1, RingAt::default());
         }
         change(&mut state.rings[index]);
-        Ok(())
     }
-}
 
-impl VhostUserBackendReqHandler for Backend {
-    fn set_owner(&self) -> Result<()> {
-        self.check("SET_OWNER")
-    }
-    fn reset_owner(&self) -> Result<()> {
-        Ok(())
-    }
-    fn reset_device(&self) -> Result<()> {
-        no()
-    }
-    fn get_features(&self) -> Result<u64> {
-        self.check("GET_FEATURES")?;
-        Ok(self.behaviour.lock().unwrap().features)
-    }
-    fn set_features(&self, features: u64) -> Result<()> {
-        self.features.store(features, std::sync::atomic::Ordering::Relaxed);
-        self.check("SET_FEATURES")
-    }
-    fn set_mem_table(
-        &self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-        _: Option<bool>,
-    ) -> Result<Option<Vec<u64>>> {
-        self.check("SET_MEM_TABLE")?;
-        let mut state = self.state.lock().unwrap();
-        state.memory = std::iter::zip(regions, files)
-            .map(|(r, file)| {
-                let (len, prot) = (r.memory_size as usize, ProtFlags::READ | ProtFlags::WRITE);
-                // SAFETY: a new mapping of a foreign file.
-                let base =
-                    unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, r.mmap_offset).unwrap() };
-                Mapped { guest: r.guest_phys_addr, user: r.user_addr, len, base: base.cast(), file }
-            })
-            .collect();
-        Ok(None)
-    }
-    fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.check("SET_VRING_NUM")?;
-        self.ring(index, |r| r.size = num as u16)
-    }
-    fn set_vring_addr(
-        &self,
-        index: u32,
-        _: VhostUserVringAddrFlags,
-        desc: u64,
-        used: u64,
-        avail: u64,
-        _: u64,
-    ) -> Result<()> {
-        self.check("SET_VRING_ADDR")?;
-        self.ring(index, |r| r.parts = [desc, avail, used])
-    }
-    fn set_vring_base(&self, _: u32, _: u32) -> Result<()> {
-        self.check("SET_VRING_BASE")
-    }
-    fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let on_stop = self.behaviour.lock().unwrap().on_stop;
-        let mut state = self.state.lock().unwrap();
-        state.stops.push(index);
-        match on_stop {
-            OnStop::Answer => {}
-            OnStop::Refuse => return no(),
-            OnStop::Hang => drop(self.changed.wait_while(state, |s| !s.released).unwrap()),
+    /// Does what a message asks for, and answers it. `None`: the connection is to end.
+    fn handle(&self, peer: &Peer, mut m: Message) -> Option<()> {
+        let behaviour = self.behaviour.lock().unwrap().clone();
+        self.messages.lock().unwrap().push(m.name());
+        let fails = behaviour.fail_at == Some(m.name());
+        if fails && !m.confirm {
+            return None;
         }
-        Ok(VhostUserVringState::new(index, 0))
-    }
-    fn set_vring_kick(&self, _: u8, fd: Option<File>) -> Result<()> {
-        self.check("SET_VRING_KICK")?;
-        self.state.lock().unwrap().kicks.extend(fd);
-        Ok(())
-    }
-    fn set_vring_call(&self, _: u8, fd: Option<File>) -> Result<()> {
-        self.check("SET_VRING_CALL")?;
-        self.state.lock().unwrap().calls.push(fd);
-        Ok(())
-    }
-    fn set_vring_err(&self, _: u8, _: Option<File>) -> Result<()> {
-        Ok(())
-    }
-    fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
-        self.check("GET_PROTOCOL_FEATURES")?;
-        let acks = self.behaviour.lock().unwrap().acks;
-        let more = if acks { VhostUserProtocolFeatures::REPLY_ACK } else { VhostUserProtocolFeatures::empty() };
-        Ok(VhostUserProtocolFeatures::MQ | more)
-    }
-    fn set_protocol_features(&self, _: u64) -> Result<()> {
-        self.check("SET_PROTOCOL_FEATURES")
-    }
-    fn get_queue_num(&self) -> Result<u64> {
-        self.check("GET_QUEUE_NUM")?;
-        Ok(self.behaviour.lock().unwrap().pairs)
-    }
-    fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
-        self.check("SET_VRING_ENABLE")?;
-        self.state.lock().unwrap().enabled.push((index, enable));
-        Ok(())
-    }
-    fn get_config(&self, _: u32, _: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        no()
-    }
-    fn set_config(&self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        no()
-    }
-    fn set_gpu_socket(&self, _: GpuBackend) -> Result<()> {
-        no()
-    }
-    fn get_shared_object(&self, _: VhostUserSharedMsg) -> Result<File> {
-        no()
-    }
-    fn get_inflight_fd(&self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        no()
-    }
-    fn set_inflight_fd(&self, _: &VhostUserInflight, _: File) -> Result<()> {
-        no()
-    }
-    fn get_max_mem_slots(&self) -> Result<u64> {
-        no()
-    }
-    fn add_mem_region(&self, _: &VhostUserSingleMemoryRegion, _: File, _: Option<bool>) -> Result<Option<u64>> {
-        no()
-    }
-    fn remove_mem_region(&self, _: &VhostUserSingleMemoryRegion) -> Result<()> {
-        no()
-    }
-    fn set_device_state_fd(
-        &self,
-        _: VhostTransferStateDirection,
-        _: VhostTransferStatePhase,
-        _: File,
-    ) -> Result<Option<File>> {
-        no()
-    }
-    fn check_device_state(&self) -> Result<()> {
-        no()
-    }
-    fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
-        no()
-    }
-    fn set_log_base(&self, _: &VhostUserLog, _: File) -> Result<()> {
-        no()
+        match m.name() {
+            _ if fails => {}
+            "GET_FEATURES" => return peer.answer(&m, &words(&[behaviour.features])),
+            "GET_PROTOCOL_FEATURES" => {
+                return peer.answer(&m, &words(&[behaviour.protocol | if behaviour.acks { 1 << 3 } else { 0 }]));
+            }
+            "GET_QUEUE_NUM" => return peer.answer(&m, &words(&[behaviour.pairs])),
+            "GET_STATUS" => return peer.answer(&m, &words(&[self.status.load(Relaxed) & behaviour.status])),
+            "GET_VRING_BASE" => {
+                let index = m.u32(0);
+                let mut state = self.state.lock().unwrap();
+                state.stops.push(index);
+                match behaviour.on_stop {
+                    OnStop::Answer => {}
+                    OnStop::Refuse => return None,
+                    OnStop::Hang => drop(self.changed.wait_while(state, |s| !s.released).unwrap()),
+                }
+                return peer.answer(&m, &words(&[u64::from(index)]));
+            }
+            "SET_OWNER" | "SET_PROTOCOL_FEATURES" | "SET_VRING_BASE" => {}
+            "SET_FEATURES" => self.features.store(m.u64(0), Relaxed),
+            "SET_STATUS" => self.status.store(m.u64(0), Relaxed),
+            "NET_SET_MTU" => self.mtu.store(m.u64(0), Relaxed),
+            "SET_MEM_TABLE" => {
+                let fds = std::mem::take(&mut m.fds);
+                assert_eq!(fds.len(), m.u32(0) as usize);
+                let map = |(i, fd): (usize, _)| {
+                    let [guest, size, user, offset] = [0, 8, 16, 24].map(|at| m.u64(8 + 32 * i + at));
+                    let (len, prot, file) = (size as usize, ProtFlags::READ | ProtFlags::WRITE, File::from(fd));
+                    // SAFETY: a new mapping of a foreign file.
+                    let base =
+                        unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, offset).unwrap() };
+                    Mapped { guest, user, len, base: base.cast(), file }
+                };
+                self.state.lock().unwrap().memory = fds.into_iter().enumerate().map(map).collect();
+            }
+            "SET_VRING_NUM" => self.ring(m.u32(0), |r| r.size = m.u32(4) as u16),
+            "SET_VRING_ADDR" => self.ring(m.u32(0), |r| r.parts = [m.u64(8), m.u64(24), m.u64(16)]),
+            "SET_VRING_KICK" | "SET_VRING_CALL" => {
+                let mut state = self.state.lock().unwrap();
+                let kept = if m.name() == "SET_VRING_KICK" { &mut state.kicks } else { &mut state.calls };
+                kept.push(m.fds.remove(0).into());
+                assert!(m.fds.is_empty());
+            }
+            "SET_VRING_ENABLE" => self.state.lock().unwrap().enabled.push((m.u32(0), m.u32(4) != 0)),
+            other => panic!("the driver sent {other}"),
+        }
+        if m.confirm { peer.answer(&m, &words(&[u64::from(fails)])) } else { Some(()) }
     }
 }

@@ -1,6 +1,7 @@
 //! What the driver's tests share: a device of ours on a thread of its own, programs, frames to compare, and the books.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
+pub mod back;
 pub mod hostile;
 pub mod split;
 

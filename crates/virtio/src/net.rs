@@ -15,6 +15,8 @@ pub mod feature {
     pub const GUEST_TSO4: u64 = 1 << 7;
     /// The driver accepts TCP segments over IPv6 that were never cut to the MTU.
     pub const GUEST_TSO6: u64 = 1 << 8;
+    /// The driver accepts TCP segments with congestion notification.
+    pub const GUEST_ECN: u64 = 1 << 9;
     /// The driver accepts unfragmented UDP datagrams.
     pub const GUEST_UFO: u64 = 1 << 10;
     /// The device cuts TCP segments over IPv4 to the MTU.
@@ -39,6 +41,10 @@ pub mod feature {
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
     /// The device follows virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
+    /// The driver accepts UDP datagrams over IPv4 that were never cut into smaller ones.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// The driver accepts UDP datagrams over IPv6 that were never cut into smaller ones.
+    pub const GUEST_USO6: u64 = 1 << 55;
     /// The device cuts UDP datagrams into smaller ones.
     pub const HOST_USO: u64 = 1 << 56;
 
@@ -52,7 +58,10 @@ pub mod feature {
             MAC => "VIRTIO_NET_F_MAC",
             GUEST_TSO4 => "VIRTIO_NET_F_GUEST_TSO4",
             GUEST_TSO6 => "VIRTIO_NET_F_GUEST_TSO6",
+            GUEST_ECN => "VIRTIO_NET_F_GUEST_ECN",
             GUEST_UFO => "VIRTIO_NET_F_GUEST_UFO",
+            GUEST_USO4 => "VIRTIO_NET_F_GUEST_USO4",
+            GUEST_USO6 => "VIRTIO_NET_F_GUEST_USO6",
             HOST_TSO4 => "VIRTIO_NET_F_HOST_TSO4",
             HOST_TSO6 => "VIRTIO_NET_F_HOST_TSO6",
             HOST_ECN => "VIRTIO_NET_F_HOST_ECN",
@@ -171,25 +180,127 @@ impl VnetHdr {
         self.flags == 0 && self.gso_type == 0
     }
 
-    /// Whether the offload fields can be true of a frame of `len` bytes. `num_buffers` is not looked at.
-    #[inline]
+    /// Whether the offload fields can be true of a frame of `len` bytes.
+    fn possible(&self, len: usize) -> bool {
+        let csum_end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
+        if self.flags & Self::NEEDS_CSUM != 0 && csum_end > len {
+            return false;
+        }
+        if self.gso_type == Self::GSO_NONE {
+            return true;
+        }
+        // `hdr_len` is a hint. The Ethernet header is in no segment's payload, whatever the hint says.
+        let segments = len.saturating_sub(14).checked_div(self.gso_size.into());
+        usize::from(self.hdr_len) <= len && segments.is_some_and(|n| n <= MAX_SEGMENTS)
+    }
+}
+
+/// The most segments that a frame may be cut into.
+///
+/// The specification has no bound, and a peer could turn one frame of 64 KiB into 65,000 with a segment size of 1. 256 segments
+/// are a whole IP packet for an MTU of 296, which is the smallest that links have. Linux sends at most 128 of UDP.
+pub const MAX_SEGMENTS: usize = 256;
+
+/// Which offloads a header may speak of: a mask of what was negotiated, computed once for a queue.
+///
+/// What was not negotiated is not believed:
+///
+/// | in the header | not negotiated | why |
+/// | --- | --- | --- |
+/// | [`VnetHdr::DATA_VALID`], unnamed flags | ignored | a receiver ignores flags that it does not know (5.1.6.4.2), and Linux's tap vouches to every driver; the frame is whole, and its checksum [`Unknown`](netmem_packet::Checksum::Unknown) |
+/// | [`VnetHdr::NEEDS_CSUM`] | the frame is dropped | its checksum is not there, and without the flag it is a frame with a wrong checksum |
+/// | a segment, or one with [`VnetHdr::GSO_ECN`] | the frame is dropped | it is longer than the receiver's frames, and without the header it would be sent on uncut |
+///
+/// ```
+/// use netmem_virtio::net::{HeaderFault, Offloads, VnetHdr, feature};
+///
+/// let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+/// assert_eq!(Offloads::received(feature::GUEST_CSUM).check(vouched, 60), Ok(vouched));
+/// assert_eq!(Offloads::received(0).check(vouched, 60), Ok(VnetHdr::PLAIN));
+///
+/// let partial = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..VnetHdr::PLAIN };
+/// assert_eq!(Offloads::sent(0).check(partial, 60), Err(HeaderFault::NotNegotiated));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Flags that are looked at.
+    flags: u8,
+    /// Kinds of segments: bit `GSO_*` of each.
+    kinds: u8,
+    /// [`VnetHdr::GSO_ECN`], or 0.
+    ecn: u8,
+}
+
+/// Why a header's frame is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderFault {
+    /// The header asks for an offload that was not negotiated.
+    #[error("the header asks for an offload that was not negotiated")]
+    NotNegotiated,
+    /// The header cannot be true of its frame.
+    #[error("the header makes no sense for its frame")]
+    Nonsense,
+}
+
+impl Offloads {
+    /// What a device may say of a frame to the driver.
     #[must_use]
-    pub fn plausible(&self, len: usize) -> bool {
-        self.is_plain() || self.offloads_plausible(len)
+    pub const fn received(features: u64) -> Self {
+        let flags = VnetHdr::NEEDS_CSUM | VnetHdr::DATA_VALID;
+        Self {
+            flags: if features & feature::GUEST_CSUM != 0 { flags } else { 0 },
+            kinds: Self::kind(VnetHdr::GSO_TCPV4, features, feature::GUEST_TSO4)
+                | Self::kind(VnetHdr::GSO_TCPV6, features, feature::GUEST_TSO6)
+                | Self::kind(VnetHdr::GSO_UDP, features, feature::GUEST_UFO)
+                | Self::kind(VnetHdr::GSO_UDP_L4, features, feature::GUEST_USO4 | feature::GUEST_USO6),
+            ecn: if features & feature::GUEST_ECN != 0 { VnetHdr::GSO_ECN } else { 0 },
+        }
+    }
+
+    /// What a driver may ask of the device. A driver vouches for nothing.
+    #[must_use]
+    pub const fn sent(features: u64) -> Self {
+        Self {
+            flags: if features & feature::CSUM != 0 { VnetHdr::NEEDS_CSUM } else { 0 },
+            kinds: Self::kind(VnetHdr::GSO_TCPV4, features, feature::HOST_TSO4)
+                | Self::kind(VnetHdr::GSO_TCPV6, features, feature::HOST_TSO6)
+                | Self::kind(VnetHdr::GSO_UDP, features, feature::HOST_UFO)
+                | Self::kind(VnetHdr::GSO_UDP_L4, features, feature::HOST_USO),
+            ecn: if features & feature::HOST_ECN != 0 { VnetHdr::GSO_ECN } else { 0 },
+        }
+    }
+
+    const fn kind(gso: u8, features: u64, any: u64) -> u8 {
+        if features & any != 0 { 1 << gso } else { 0 }
+    }
+
+    /// Judges a header, of which the other side wrote every byte, against a frame of `len` bytes. Returns it without what is
+    /// ignored. `num_buffers` is not looked at. A plain header costs one comparison.
+    ///
+    /// # Errors
+    ///
+    /// [`HeaderFault`]: the frame is to be dropped.
+    #[inline]
+    pub fn check(self, header: VnetHdr, len: usize) -> Result<VnetHdr, HeaderFault> {
+        if header.is_plain() { Ok(header) } else { self.check_offloads(header, len) }
     }
 
     #[cold]
-    fn offloads_plausible(&self, len: usize) -> bool {
-        let csum_end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
-        let csum_ok = self.flags & Self::NEEDS_CSUM == 0 || csum_end <= len;
-        let gso_ok = match self.gso_type & !Self::GSO_ECN {
-            Self::GSO_NONE => self.gso_type == 0,
-            Self::GSO_TCPV4 | Self::GSO_TCPV6 | Self::GSO_UDP | Self::GSO_UDP_L4 => {
-                self.gso_size > 0 && usize::from(self.hdr_len) <= len
+    fn check_offloads(self, mut header: VnetHdr, len: usize) -> Result<VnetHdr, HeaderFault> {
+        if header.flags & VnetHdr::NEEDS_CSUM & !self.flags != 0 {
+            return Err(HeaderFault::NotNegotiated);
+        }
+        header.flags &= self.flags;
+        match header.gso_type & !VnetHdr::GSO_ECN {
+            VnetHdr::GSO_NONE if header.gso_type == 0 => {}
+            kind @ (VnetHdr::GSO_TCPV4 | VnetHdr::GSO_TCPV6 | VnetHdr::GSO_UDP | VnetHdr::GSO_UDP_L4) => {
+                if self.kinds & 1 << kind == 0 || header.gso_type & VnetHdr::GSO_ECN & !self.ecn != 0 {
+                    return Err(HeaderFault::NotNegotiated);
+                }
             }
-            _ => false,
-        };
-        csum_ok && gso_ok
+            _ => return Err(HeaderFault::Nonsense),
+        }
+        if header.possible(len) { Ok(header) } else { Err(HeaderFault::Nonsense) }
     }
 }
 
@@ -224,14 +335,79 @@ mod tests {
         assert_eq!(&h.to_bytes()[..4], &[1, 4, 2, 1]);
     }
 
+    const SEGMENT: VnetHdr = VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 1448, ..VnetHdr::PLAIN };
+
     #[test]
-    fn nonsense_is_implausible() {
-        assert!(VnetHdr::PLAIN.plausible(60));
+    fn nonsense_is_refused() {
+        let all = Offloads::received(u64::MAX);
+        let nonsense = Err(HeaderFault::Nonsense);
+        assert_eq!(all.check(VnetHdr::PLAIN, 60), Ok(VnetHdr::PLAIN));
         let csum = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::PLAIN };
-        assert!(csum.plausible(60));
-        assert!(!csum.plausible(51));
-        assert!(!VnetHdr { gso_type: 9, ..VnetHdr::PLAIN }.plausible(60));
-        assert!(!VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 0, ..VnetHdr::PLAIN }.plausible(60));
-        assert!(!VnetHdr { gso_type: VnetHdr::GSO_ECN, ..VnetHdr::PLAIN }.plausible(60));
+        assert_eq!(all.check(csum, 52), Ok(csum));
+        assert_eq!(all.check(csum, 51), nonsense);
+        assert_eq!(all.check(VnetHdr { gso_type: 9, ..VnetHdr::PLAIN }, 60), nonsense);
+        assert_eq!(all.check(VnetHdr { gso_size: 0, ..SEGMENT }, 60), nonsense);
+        assert_eq!(all.check(VnetHdr { hdr_len: 61, ..SEGMENT }, 60), nonsense);
+        assert_eq!(all.check(VnetHdr { gso_type: VnetHdr::GSO_ECN, ..VnetHdr::PLAIN }, 60), nonsense);
+    }
+
+    /// One frame does not become thousands.
+    #[test]
+    fn segments_are_bounded() {
+        let all = Offloads::sent(u64::MAX);
+        for (gso_size, len, ok) in [(1, 1514, false), (1, 270, true), (1, 271, false), (256, OFFLOAD_FRAME, true)] {
+            let header = VnetHdr { gso_size, ..SEGMENT };
+            assert_eq!(all.check(header, len).is_ok(), ok, "{len} bytes in segments of {gso_size}");
+        }
+    }
+
+    /// Each offload needs its own feature, in each direction.
+    #[test]
+    fn what_was_not_negotiated_is_not_believed() {
+        let csum = VnetHdr { flags: VnetHdr::NEEDS_CSUM, ..VnetHdr::PLAIN };
+        let of = |gso_type| VnetHdr { gso_type, ..SEGMENT };
+        let (tcp4, ecn) = (of(VnetHdr::GSO_TCPV4), of(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN));
+        let (tcp6, udp, cut) = (of(VnetHdr::GSO_TCPV6), of(VnetHdr::GSO_UDP), of(VnetHdr::GSO_UDP_L4));
+        use feature::*;
+        let received = [
+            (csum, GUEST_CSUM),
+            (tcp4, GUEST_TSO4),
+            (ecn, GUEST_TSO4 | GUEST_ECN),
+            (tcp6, GUEST_TSO6),
+            (udp, GUEST_UFO),
+            (cut, GUEST_USO4),
+            (cut, GUEST_USO6),
+        ];
+        let sent = [
+            (csum, CSUM),
+            (tcp4, HOST_TSO4),
+            (ecn, HOST_TSO4 | HOST_ECN),
+            (tcp6, HOST_TSO6),
+            (udp, HOST_UFO),
+            (cut, HOST_USO),
+        ];
+        type Mask = fn(u64) -> Offloads;
+        let directions: [(Mask, &[_], u64); 2] =
+            [(Offloads::received, &received, GUEST_USO4 | GUEST_USO6), (Offloads::sent, &sent, 0)];
+        for (mask, headers, either) in directions {
+            for &(header, needed) in headers {
+                assert_eq!(mask(needed).check(header, 1514), Ok(header), "{header:?}");
+                // Without any one of them, whatever else there is.
+                let without = if needed & either != 0 { either } else { needed };
+                for bit in (0..64).map(|i| 1 << i).filter(|bit| without & bit != 0) {
+                    let all_but = !if bit & either != 0 { either } else { bit };
+                    assert_eq!(mask(all_but).check(header, 1514), Err(HeaderFault::NotNegotiated), "{header:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flags_that_nobody_negotiated_are_ignored() {
+        let flags = |flags| VnetHdr { flags, ..VnetHdr::PLAIN };
+        let guest = Offloads::received(feature::GUEST_CSUM);
+        assert_eq!(guest.check(flags(0xfe), 60), Ok(flags(VnetHdr::DATA_VALID)));
+        assert_eq!(Offloads::received(!feature::GUEST_CSUM).check(flags(0xfe), 60), Ok(VnetHdr::PLAIN));
+        assert_eq!(Offloads::sent(u64::MAX).check(flags(0xfe), 60), Ok(VnetHdr::PLAIN));
     }
 }

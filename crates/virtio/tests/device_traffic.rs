@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use device_common::*;
-use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
+use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Gen, Port, Sink};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
 use netmem_virtio::ring::DESC_WRITE;
@@ -205,6 +205,67 @@ fn frames_from_the_driver_are_judged() {
     poll_until(&mut device, || driver.rings[1].take().is_some());
     assert_eq!(driver.drops(), [("runt", 2), ("too_long", 1), ("bad_header", 1)]);
     assert!(driver.queue_errors().is_empty());
+}
+
+/// A driver asks for an offload without the feature, or for thousands of segments: the frame is dropped and counted.
+#[test]
+fn offloads_from_the_driver_are_judged() {
+    let plain = VnetHdr::PLAIN;
+    let csum = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..plain };
+    let segment = |gso_type, gso_size| VnetHdr { gso_type, gso_size, hdr_len: 54, ..csum };
+    let (tso4, tso6) = (feature::HOST_TSO4, feature::HOST_TSO6);
+    let cases = [
+        // Features, header, and what becomes of the frame.
+        (0, csum, "not_negotiated"),
+        (feature::CSUM, csum, ""),
+        (feature::CSUM, segment(VnetHdr::GSO_TCPV4, 500), "not_negotiated"),
+        (feature::CSUM | tso6, segment(VnetHdr::GSO_TCPV4, 500), "not_negotiated"),
+        (tso4, segment(VnetHdr::GSO_TCPV4, 500), "not_negotiated"),
+        (feature::CSUM | tso4, segment(VnetHdr::GSO_TCPV4, 500), ""),
+        (feature::CSUM | tso4, segment(VnetHdr::GSO_TCPV4, 1), "bad_header"),
+        (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_TCPV6, 6), ""),
+        (feature::CSUM | tso4, segment(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN, 500), "not_negotiated"),
+        (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP, 500), "not_negotiated"),
+        (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP_L4, 500), "not_negotiated"),
+        // A driver vouches for nothing, and flags without a name say nothing.
+        (0, VnetHdr { flags: 0xfe, ..plain }, ""),
+    ];
+    for (features, header, fate) in cases {
+        let (sender, frames) = mpsc::channel();
+        let mut device = NetDevice::new(one_pair(), |_| Ok(Collect(sender.clone()))).unwrap();
+        let mut driver = Driver::start(&device, PLAIN | features, 2);
+        let mut wire = frame_to_send(1500, 0);
+        wire[..12].copy_from_slice(&header.to_bytes());
+        send(&mut driver, 1, 0, &wire, 2048);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+        let drops = if fate.is_empty() { vec![] } else { vec![(fate, 1)] };
+        assert_eq!(driver.drops(), drops, "{features:#x} {header:?}");
+        let taken: Vec<Vec<u8>> = frames.try_iter().collect();
+        assert_eq!(taken.len(), usize::from(fate.is_empty()), "{header:?}");
+        if let Some(taken) = taken.first() {
+            let flags = header.flags & VnetHdr::NEEDS_CSUM;
+            assert_eq!(self::header(taken), VnetHdr { flags, ..header });
+            assert_eq!(taken[12..], wire[12..]);
+        }
+    }
+}
+
+/// A port that keeps what the driver sends.
+struct Collect(mpsc::Sender<Vec<u8>>);
+
+impl Port for Collect {
+    const WANTS_BYTES: bool = true;
+    const FEATURES: u64 = ALL_OFFLOADS;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        None
+    }
+
+    fn consume(&mut self) {}
+
+    fn send(&mut self, wire: &[u8]) -> bool {
+        self.0.send(wire.to_vec()).is_ok()
+    }
 }
 
 #[test]

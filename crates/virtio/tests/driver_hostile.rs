@@ -6,12 +6,12 @@ mod driver_common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use driver_common::hostile::Bench;
+use driver_common::hostile::{Behaviour, Bench, FEATURES};
 use driver_common::*;
-use netmem_packet::{Checksum, GsoKind, Packet, Verdict, XdpFrame};
+use netmem_packet::{Checksum, GsoKind, Meta, Packet, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
-use netmem_virtio::net::VnetHdr;
+use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::ring::Desc;
 
 const DROP: fn() -> DropAll = DropAll::default;
@@ -249,7 +249,8 @@ fn headers_that_claim_nonsense() {
         VnetHdr { gso_type: 0x7f, gso_size: 100, ..plain },
         VnetHdr { gso_type: VnetHdr::GSO_ECN, gso_size: 100, ..plain },
         VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 0, ..plain },
-        VnetHdr { gso_type: VnetHdr::GSO_TCPV6, gso_size: 9, hdr_len: 5001, ..plain },
+        VnetHdr { gso_type: VnetHdr::GSO_TCPV6, gso_size: 100, hdr_len: 5001, ..plain },
+        VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 1, ..plain },
         VnetHdr { flags: csum, csum_start: 4999, csum_offset: 0, ..plain },
         VnetHdr { flags: csum, csum_start: u16::MAX, csum_offset: u16::MAX, ..plain },
         VnetHdr { flags: csum | VnetHdr::DATA_VALID, csum_start: 0, csum_offset: 4999, ..plain },
@@ -265,7 +266,7 @@ fn headers_that_claim_nonsense() {
         // What can be true is passed on in words of our own.
         let header = VnetHdr {
             flags: csum,
-            gso_type: VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN,
+            gso_type: VnetHdr::GSO_TCPV4,
             hdr_len: 54,
             gso_size: 1448,
             csum_start: 34,
@@ -277,12 +278,61 @@ fn headers_that_claim_nonsense() {
         bench.device.deliver_with(&mut bench.ring, vouched, &frame(2, 60));
         let packets = take(&mut bench.pair.rx);
         let gso = packets[0].meta.gso.unwrap();
-        assert_eq!((gso.kind, gso.size, gso.headers, gso.ecn), (GsoKind::TcpV4, 1448, 54, true));
+        assert_eq!((gso.kind, gso.size, gso.headers, gso.ecn), (GsoKind::TcpV4, 1448, 54, false));
         assert_eq!(packets[0].meta.checksum, Checksum::Partial { start: 34, offset: 16 });
         assert_eq!((packets[1].meta.checksum, packets[1].meta.gso), (Checksum::Vouched, None));
         drop(packets);
         bench.close();
     }
+}
+
+/// A device speaks of offloads that were not negotiated, by design or because it does so to every driver. Segments, and frames
+/// without their checksum, are dropped and counted. A vouched checksum is not believed, and its frame is whole.
+#[test]
+fn what_was_not_negotiated_is_not_believed() {
+    let plain = VnetHdr::PLAIN;
+    let segment = |gso_type| VnetHdr { gso_type, gso_size: 1448, hdr_len: 54, ..plain };
+    let partial = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..plain };
+    let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..plain };
+    let tcp = segment(VnetHdr::GSO_TCPV4);
+    let tsos = [tcp, segment(VnetHdr::GSO_TCPV6)];
+    let never = [segment(VnetHdr::GSO_UDP_L4), segment(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN)];
+    let ufo = segment(VnetHdr::GSO_UDP);
+    let guest = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6 | feature::GUEST_UFO;
+    let all = [tsos.as_slice(), &never, &[ufo, partial]].concat();
+    for (mode, max_frame, offered, refused) in [
+        // Standard frames: the driver asks for no offload, although the device has them.
+        (RxMode::Mergeable, 1518, FEATURES, all.clone()),
+        (RxMode::Mergeable, 65549, FEATURES & !guest, all.clone()),
+        (RxMode::Mergeable, 65549, FEATURES & !feature::GUEST_TSO4, [&never[..], &[tcp]].concat()),
+        (RxMode::Big, 9014, FEATURES & !feature::GUEST_UFO, [&never[..], &[ufo]].concat()),
+    ] {
+        let behaviour = Behaviour { features: offered, ..Behaviour::default() };
+        let mut bench = Bench::with(behaviour, NetOptions::new(mode).max_frame(max_frame));
+        for (i, &header) in refused.iter().enumerate() {
+            bench.device.deliver_with(&mut bench.ring, header, &frame(1, 1500));
+            assert_eq!(take(&mut bench.pair.rx).len(), 0, "{mode}: {header:?}");
+            let s = bench.pair.rx.stats();
+            assert_eq!((s.not_negotiated, s.bad_header, s.frames), (i as u64 + 1, 0, 0), "{mode}: {header:?}");
+            assert!(s.errors().any(|e| e == ("not_negotiated", i as u64 + 1)));
+        }
+        bench.assert_home(mode);
+        let believed = bench.net.features() & feature::GUEST_CSUM != 0;
+        bench.device.deliver_with(&mut bench.ring, vouched, &frame(2, 60));
+        let packets = take(&mut bench.pair.rx);
+        let checksum = if believed { Checksum::Vouched } else { Checksum::Unknown };
+        assert_eq!((packets[0].meta.checksum, packets[0].meta.gso), (checksum, None), "{mode}");
+        drop(packets);
+        bench.close();
+    }
+    // In small mode nothing is negotiated that a header could speak of, and so it is not read.
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    for header in [all.as_slice(), &[vouched]].concat() {
+        bench.device.deliver_with(&mut bench.ring, header, &frame(1, 1500));
+        let packets = take(&mut bench.pair.rx);
+        assert_eq!(packets[0].meta, Meta::default(), "{header:?}");
+    }
+    bench.close();
 }
 
 /// The device overwrites what is the driver's: the descriptor table and the available ring. The driver reads neither.

@@ -189,7 +189,7 @@ fn frames_that_are_none() {
     }
     assert_eq!(bench.poll(), 0);
     let s = bench.rx.stats();
-    assert_eq!((s.short, s.bad_header, s.frames, s.stopped), (6, 5, 0, None));
+    assert_eq!((s.short, s.bad_header, s.not_negotiated, s.frames, s.stopped), (6, 3, 2, 0, None));
     assert_eq!((bench.rx.posted(), bench.rx.pool_stats().0.allocated()), (128, before.0));
     assert_eq!(bench.rx.pool_stats().1.allocated(), before.1);
     // What can be true is passed on in words of our own.

@@ -250,7 +250,8 @@ impl Measured {
                 merge(&mut device_drops, &device.drops);
             }
         }
-        let by_driver = ["short", "bad_header", "not_linear"].iter().filter_map(|name| errors.get(name));
+        let by_driver =
+            ["short", "bad_header", "not_negotiated", "not_linear"].iter().filter_map(|name| errors.get(name));
         let dropped = device_drops.values().chain(by_driver).sum();
         let change = pairs(rate);
         Self {

@@ -206,7 +206,8 @@ struct Room<'a> {
 #[inline]
 fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'_>, stats: &Stats, tally: &mut Tally) {
     let (rx, tx) = (2 * pair, 2 * pair + 1);
-    let (deliver, discard) = (state.enabled(rx) && !state.unused(pair), !state.enabled(tx));
+    let deliver = state.enabled(rx) && !state.unused(pair);
+    let accepts = state.enabled(tx).then_some(state.offloads);
     let mergeable = state.features & feature::MRG_RXBUF != 0;
     let State { rings, memory, .. } = state;
     port.served(deliver && rings[rx].queue.is_some());
@@ -217,7 +218,7 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
     }
     if let Some(q) = &mut rings[tx].queue {
         let before = q.base();
-        let result = tx::transmit(q, memory, port, discard, room.scratch, room.wire, tally);
+        let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
         after(rings, tx, before, result, stats, tally);
     }
 }

@@ -13,7 +13,7 @@ use super::log::DirtyLog;
 use super::memory::MemoryTable;
 use super::queue::{Queue, Start};
 use super::{DeviceError, DriverFault, Options, Stats};
-use crate::net::{VnetHdr, feature};
+use crate::net::{Offloads, VnetHdr, feature};
 use crate::notify::{Kick, Kicks, Notifier};
 use crate::ring::{Desc, SplitLayout, SplitRing};
 
@@ -84,6 +84,8 @@ pub(super) struct State {
     pub(super) memory: MemoryTable,
     /// The features that the driver accepted.
     pub(super) features: u64,
+    /// What a frame from the driver may ask for.
+    pub(super) offloads: Offloads,
     /// Queue pairs in use, as far as the control queue says so.
     pub(super) pairs: u16,
     /// The virtio device status, as the front end tells it.
@@ -106,6 +108,7 @@ impl State {
             rings,
             memory: MemoryTable::default(),
             features: 0,
+            offloads: Offloads::sent(0),
             pairs: 1,
             status: 0,
             log: None,
@@ -126,7 +129,8 @@ impl State {
         for ring in &mut self.rings {
             *ring = Ring::default();
         }
-        (self.features, self.pairs, self.status, self.inflight) = (0, 1, 0, None);
+        (self.features, self.offloads) = (0, Offloads::sent(0));
+        (self.pairs, self.status, self.inflight) = (1, 0, None);
     }
 
     /// Whether ring `index` takes part; a running ring that does not is drained without effect.
@@ -166,7 +170,7 @@ impl State {
         if let Some(ring) = self.rings.iter().position(|r| r.queue.is_some()) {
             return Err(DeviceError::Running { what: "SET_FEATURES", ring });
         }
-        self.features = features;
+        (self.features, self.offloads) = (features, Offloads::sent(features));
         self.pairs = 1;
         Ok(())
     }

@@ -17,6 +17,8 @@ pub enum DropReason {
     TooLong,
     /// From the driver: a header whose offload fields cannot be true.
     BadHeader,
+    /// From the driver: a header that asks for an offload that was not negotiated.
+    NotNegotiated,
     /// From the driver: on a ring that was disabled.
     Disabled,
     /// From the driver: the port did not take it (full, or refused by the kernel).
@@ -25,7 +27,8 @@ pub enum DropReason {
 
 impl DropReason {
     /// The names under which [`Stats::drops`] counts, in the order of the variants.
-    pub const NAMES: [&'static str; 6] = ["too_big", "runt", "too_long", "bad_header", "disabled", "port_refused"];
+    pub const NAMES: [&'static str; 7] =
+        ["too_big", "runt", "too_long", "bad_header", "not_negotiated", "disabled", "port_refused"];
 }
 
 /// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are the driver's words: a

@@ -7,15 +7,15 @@ use super::port::{MAX_WIRE, Port};
 use super::queue::{Direction, Queue};
 use super::rx::{BATCH, Scratch};
 use super::stats::{DropReason, Tally};
-use crate::net::VnetHdr;
+use crate::net::{HeaderFault, Offloads, VnetHdr};
 
 /// Frames between two publications of the used index.
 const PUBLISH_FRAMES: u16 = 32;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
 
-/// Takes up to [`BATCH`] chains of `q`, and gives their frames to `port` unless `discard` is set. `wire` is private
-/// memory of at least [`MAX_WIRE`] bytes.
+/// Takes up to [`BATCH`] chains of `q`, and gives their frames to `port`, if their headers ask for no more than what it
+/// `accepts`; a ring that is disabled accepts no frame. `wire` is private memory of at least [`MAX_WIRE`] bytes.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub(super) fn transmit<P: Port>(
     q: &mut Queue,
     memory: &MemoryTable,
     port: &mut P,
-    discard: bool,
+    accepts: Option<Offloads>,
     scratch: &mut Scratch,
     wire: &mut [u8],
     tally: &mut Tally,
@@ -37,7 +37,7 @@ pub(super) fn transmit<P: Port>(
         }
         let head = match take(q, memory, P::WANTS_BYTES, scratch, wire) {
             Ok((head, total)) => {
-                frame(port, discard, &wire[..total.min(MAX_WIRE)], total, tally);
+                frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
                 head
             }
             Err(e) => {
@@ -90,10 +90,8 @@ fn take(
 
 /// Judges a frame of `total` bytes, header included, and hands it on.
 #[inline(always)]
-fn frame<P: Port>(port: &mut P, discard: bool, wire: &[u8], total: usize, tally: &mut Tally) {
-    if discard {
-        return tally.drop(DropReason::Disabled);
-    }
+fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], total: usize, tally: &mut Tally) {
+    let Some(offloads) = accepts else { return tally.drop(DropReason::Disabled) };
     if total < VnetHdr::LEN + MIN_TX {
         return tally.drop(DropReason::Runt);
     }
@@ -101,9 +99,11 @@ fn frame<P: Port>(port: &mut P, discard: bool, wire: &[u8], total: usize, tally:
         return tally.drop(DropReason::TooLong);
     }
     if P::WANTS_BYTES {
-        let header = wire.first_chunk().map(|b| VnetHdr::from_bytes(*b));
-        if !header.is_some_and(|h| h.plausible(total - VnetHdr::LEN)) {
-            return tally.drop(DropReason::BadHeader);
+        // Flags and kind of segment: most frames have neither.
+        if wire[..2] != [0, 0]
+            && let Err(reason) = header(offloads, wire)
+        {
+            return tally.drop(reason);
         }
         if !port.send(wire) {
             return tally.drop(DropReason::PortRefused);
@@ -111,4 +111,16 @@ fn frame<P: Port>(port: &mut P, discard: bool, wire: &[u8], total: usize, tally:
     }
     tally.tx_frames += 1;
     tally.tx_bytes += (total - VnetHdr::LEN) as u64;
+}
+
+/// Judges the header of a frame that asks for offloads, and takes out of it what is ignored.
+#[cold]
+fn header(offloads: Offloads, wire: &mut [u8]) -> Result<(), DropReason> {
+    let (bytes, frame) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
+    let checked = offloads.check(VnetHdr::from_bytes(*bytes), frame.len()).map_err(|fault| match fault {
+        HeaderFault::NotNegotiated => DropReason::NotNegotiated,
+        HeaderFault::Nonsense => DropReason::BadHeader,
+    })?;
+    *bytes = checked.to_bytes();
+    Ok(())
 }

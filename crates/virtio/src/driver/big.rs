@@ -6,11 +6,12 @@
 //!   page        ├hdr│frame ├ frame ├ ...  ├ unused
 //! ```
 
+use super::Recipe;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::panics::Panics;
 use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats};
-use crate::net::VnetHdr;
+use crate::net::{Offloads, VnetHdr};
 use netmem_packet::{Handler, XdpFrame};
 use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PeerMemory, RegionProvider};
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub(crate) struct BigRing<M: PeerMemory> {
     free: Vec<u16>,
     supply: Arc<RegionProvider<M>>,
     domain: Option<Arc<dyn DmaDomain>>,
+    offloads: Offloads,
     per_chain: u16,
     page_size: u32,
     stats: RxStats,
@@ -45,12 +47,7 @@ pub(crate) struct BigRing<M: PeerMemory> {
 
 impl<M: PeerMemory> BigRing<M> {
     /// As many chains of pages for frames of `max_frame` bytes as the ring has room for, filled as far as there are pages.
-    pub(crate) fn new(
-        ring: DriverRing,
-        supply: Arc<RegionProvider<M>>,
-        domain: Option<Arc<dyn DmaDomain>>,
-        max_frame: usize,
-    ) -> Self {
+    pub(crate) fn new(ring: DriverRing, supply: Arc<RegionProvider<M>>, recipe: &Recipe<M>, max_frame: usize) -> Self {
         let page_size = supply.region().page_size() as u32;
         let per_chain = (VnetHdr::LEN + max_frame).div_ceil(page_size as usize) as u16;
         let count = ring.size() / per_chain;
@@ -60,7 +57,8 @@ impl<M: PeerMemory> BigRing<M> {
         }
         let chains = (0..count).map(|_| Chain::default()).collect();
         let free = (0..count).collect();
-        let mut this = Self { ring, chains, free, supply, domain, per_chain, page_size, stats: RxStats::default() };
+        let (domain, offloads, stats) = (recipe.domain.clone(), recipe.offloads, RxStats::default());
+        let mut this = Self { ring, chains, free, supply, domain, offloads, per_chain, page_size, stats };
         this.refill();
         this
     }
@@ -159,7 +157,7 @@ impl<M: PeerMemory> BigRing<M> {
         if frame.is_multi_buffer() {
             self.stats.multi_buffer += 1;
         }
-        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header) {
+        if !header.is_plain() && !annotate(&mut self.stats, &mut frame, header, self.offloads) {
             return Ok(());
         }
         drop(deliver(&mut self.stats, napi, frame, handler));

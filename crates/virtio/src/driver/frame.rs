@@ -2,7 +2,7 @@
 //! it.
 
 use super::stats::RxStats;
-use crate::net::VnetHdr;
+use crate::net::{HeaderFault, Offloads, VnetHdr};
 use netmem_packet::{Checksum, Gso, GsoKind, Handler, Meta, Verdict, XdpFrame};
 use netmem_pool::{Napi, Page, PeerMemory};
 
@@ -11,15 +11,32 @@ pub(super) const BATCH: u16 = 64;
 /// The shortest frame that is looked at: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
 
-/// Notes the offloads that a header speaks of; false if it speaks nonsense, and then the frame is to be dropped.
+/// Notes the offloads that a header speaks of. If the header speaks nonsense, or of what was not negotiated, it counts that
+/// and returns false: the frame is to be dropped.
 #[cold]
-pub(super) fn annotate<M: PeerMemory>(stats: &mut RxStats, frame: &mut XdpFrame<M>, header: VnetHdr) -> bool {
-    let meta = meta(header, frame.len());
-    match meta {
-        Some(meta) => frame.meta = meta,
-        None => stats.bad_header += 1,
+pub(super) fn annotate<M: PeerMemory>(
+    stats: &mut RxStats,
+    frame: &mut XdpFrame<M>,
+    header: VnetHdr,
+    offloads: Offloads,
+) -> bool {
+    match offloads.check(header, frame.len()) {
+        Ok(header) => frame.meta = meta(header),
+        Err(fault) => {
+            refused(stats, fault);
+            return false;
+        }
     }
-    meta.is_some()
+    true
+}
+
+/// Counts a frame that is dropped for its header.
+#[cold]
+pub(super) fn refused(stats: &mut RxStats, fault: HeaderFault) {
+    match fault {
+        HeaderFault::NotNegotiated => stats.not_negotiated += 1,
+        HeaderFault::Nonsense => stats.bad_header += 1,
+    }
 }
 
 /// Runs the program on a frame and does what it decides. Returns the head's page if the frame was dropped.
@@ -67,11 +84,8 @@ fn redirect<M: PeerMemory, H: Handler<M>>(handler: &mut H, frame: XdpFrame<M>) {
     handler.redirect(frame.into_packet());
 }
 
-/// What a header says in words of our own; `None` if it cannot be true of a frame of `len` bytes.
-pub(super) fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
-    if !h.plausible(len) {
-        return None;
-    }
+/// What a header that was [checked](Offloads::check) says, in words of our own.
+pub(super) fn meta(h: VnetHdr) -> Meta {
     let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
         Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
     } else if h.flags & VnetHdr::DATA_VALID != 0 {
@@ -88,7 +102,7 @@ pub(super) fn meta(h: VnetHdr, len: usize) -> Option<Meta> {
     };
     let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
     let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
-    Some(Meta { checksum, gso })
+    Meta { checksum, gso }
 }
 
 /// Asks for the cache line at `addr`. No access: any address will do.

@@ -33,6 +33,7 @@ pub use split_tx::VirtioSplitTx;
 pub use stats::{DeviceFault, RxStats, TxStats};
 pub use tx::VirtioTx;
 
+use crate::net::Offloads;
 use crate::notify::NotifyError;
 use crate::ring::SplitLayout;
 use crate::vhost_user::{VhostUser, VhostUserError};
@@ -178,6 +179,8 @@ struct Recipe<M: PeerMemory> {
     domain: Option<Arc<dyn DmaDomain>>,
     layout: BufferLayout,
     header: Header,
+    /// What a received frame's header is believed.
+    offloads: Offloads,
     cache: usize,
     ring_size: u16,
     /// Device memory, by the addresses that the device knows it by.
@@ -323,6 +326,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             domain: domain.clone(),
             layout,
             header,
+            offloads: Offloads::received(features),
             cache: options.cache,
             ring_size: options.ring_size,
             device_memory,
@@ -336,7 +340,7 @@ impl<M: PeerMemory> VirtioNet<M> {
                 (Supply::Own(pages), RxMode::Big) => {
                     let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
                     let pool = pool.build(pages.clone(), domain.clone())?;
-                    let big = BigRing::new(ring, pages.clone(), domain.clone(), options.max_frame);
+                    let big = BigRing::new(ring, pages.clone(), &link.recipe, options.max_frame);
                     VirtioRx::new_big(big, pool, rx_index, link.clone())
                 }
                 _ => VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone()),

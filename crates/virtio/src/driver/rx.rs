@@ -8,14 +8,14 @@
 //! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all fall into one set of
 //! the first-level cache. A poll goes over the ring in batches: prefetch the headers, take the frames, post new buffers.
 
-use super::Link;
 use super::big::BigRing;
 use super::frame::{BATCH, ETHERNET, annotate, deliver, prefetch};
 use super::panics::Panics;
 use super::restart::{Stop, Stopped};
 use super::ring::{DriverRing, Moves};
 use super::stats::{DeviceFault, RxStats, state};
-use crate::net::VnetHdr;
+use super::{Link, Recipe};
+use crate::net::{Offloads, VnetHdr};
 use netmem_packet::{Handler, MAX_FRAGS, Poll, RxQueue, XdpFrame};
 use netmem_pool::{Napi, Page, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
@@ -93,6 +93,7 @@ struct RxRing<M: PeerMemory> {
     parts: Vec<Page<M>>,
     layout: BufferLayout,
     header: Header,
+    offloads: Offloads,
     needs_sync: bool,
     /// Whether a dropped page may stay where it is.
     keeps: bool,
@@ -121,7 +122,7 @@ pub struct VirtioRx<M: PeerMemory = PeerShared> {
 
 impl<M: PeerMemory> VirtioRx<M> {
     pub(super) fn new(ring: DriverRing, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let rx = RxRing::new(ring, link.recipe.layout, link.recipe.header, &pool);
+        let rx = RxRing::new(ring, &link.recipe, &pool);
         let mut this = Self { pool: Some(pool), ring: Ring::Single(rx), index, link };
         // A queue is full before its first poll.
         this.poll(|poll| {
@@ -273,7 +274,8 @@ impl<M: PeerMemory> Poll for RxPoll<'_, M> {
 }
 
 impl<M: PeerMemory> RxRing<M> {
-    fn new(ring: DriverRing, layout: BufferLayout, header: Header, pool: &PagePool<M>) -> Self {
+    fn new(ring: DriverRing, recipe: &Recipe<M>, pool: &PagePool<M>) -> Self {
+        let Recipe { layout, header, offloads, .. } = *recipe;
         let size = ring.size();
         for id in 0..size {
             ring.describe(id, 0, layout.len, true, None);
@@ -284,6 +286,7 @@ impl<M: PeerMemory> RxRing<M> {
             parts: Vec::new(),
             layout,
             header,
+            offloads,
             needs_sync: pool.needs_sync(),
             keeps: pool.circulates(),
             stats: RxStats::default(),
@@ -405,7 +408,7 @@ impl<M: PeerMemory> RxRing<M> {
         if self.header == Header::Counts && header.num_buffers != 1 {
             buffers = self.merge(napi, &mut frame, header.num_buffers, pending)?;
         }
-        if header.is_plain() || annotate(&mut self.stats, &mut frame, header) {
+        if header.is_plain() || annotate(&mut self.stats, &mut frame, header, self.offloads) {
             drop(deliver(&mut self.stats, napi, frame, handler));
         }
         Ok(buffers)

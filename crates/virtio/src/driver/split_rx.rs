@@ -10,14 +10,14 @@
 //!
 //! A frame that ends in the host part takes that alone; the device page stays with its chain and is posted again.
 
-use super::frame::{BATCH, ETHERNET, meta, prefetch};
+use super::frame::{BATCH, ETHERNET, meta, prefetch, refused};
 use super::panics::Panics;
 use super::restart::{Stop, Stopped};
 use super::ring::{DriverRing, Moves};
 use super::rx::part;
 use super::stats::{DeviceFault, RxStats, state};
 use super::{Link, NetError, Recipe};
-use crate::net::VnetHdr;
+use crate::net::{Offloads, VnetHdr};
 use netmem_packet::{SplitFrame, SplitHandler};
 use netmem_pool::{Device, Napi, Page, PagePool, PeerMemory, PeerShared, PoolClosed, PoolOptions, PoolStats, Provider};
 use std::fmt;
@@ -122,6 +122,7 @@ struct ChainRing<M: PeerMemory> {
     /// Bytes in a device page.
     page: u32,
     per_page: u32,
+    offloads: Offloads,
     needs_sync: bool,
     stats: RxStats,
 }
@@ -153,7 +154,7 @@ pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
 impl<M: PeerMemory> VirtioSplitRx<M> {
     pub(super) fn new(ring: DriverRing, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let SplitPools { host, device, header_bytes } = pools;
-        let ring = ChainRing::new(ring, header_bytes, &host, &device);
+        let ring = ChainRing::new(ring, header_bytes, link.recipe.offloads, &host, &device);
         let mut this = Self { pools: Some((host, device)), ring, index, link };
         // A queue is full before its first poll.
         this.poll(|poll| poll.ring.refill(&mut poll.host, &mut poll.device));
@@ -291,7 +292,13 @@ impl<M: PeerMemory> fmt::Debug for SplitPoll<'_, M> {
 }
 
 impl<M: PeerMemory> ChainRing<M> {
-    fn new(ring: DriverRing, header_bytes: u16, host: &PagePool<M>, device: &PagePool<Device>) -> Self {
+    fn new(
+        ring: DriverRing,
+        header_bytes: u16,
+        offloads: Offloads,
+        host: &PagePool<M>,
+        device: &PagePool<Device>,
+    ) -> Self {
         let (chains, head, page) =
             (ring.size() / 2, VnetHdr::LEN as u32 + u32::from(header_bytes), device.page_size() as u32);
         for c in 0..chains {
@@ -305,6 +312,7 @@ impl<M: PeerMemory> ChainRing<M> {
             head,
             page,
             per_page: host.page_size() as u32 / stride(header_bytes),
+            offloads,
             needs_sync: host.needs_sync(),
             stats: RxStats::default(),
             ring,
@@ -389,11 +397,13 @@ impl<M: PeerMemory> ChainRing<M> {
             host.sync_for_cpu(&part, 0..in_head as usize);
         }
         let header = VnetHdr::from_bytes(part.read_at(0).unwrap_or_default());
-        // Segments were not negotiated: who speaks of them lies.
-        let Some(meta) = meta(header, len as usize - VnetHdr::LEN).filter(|meta| meta.gso.is_none()) else {
-            self.stats.bad_header += 1;
-            slot.part = Some(part);
-            return Ok(());
+        let header = match self.offloads.check(header, len as usize - VnetHdr::LEN) {
+            Ok(header) => header,
+            Err(fault) => {
+                refused(&mut self.stats, fault);
+                slot.part = Some(part);
+                return Ok(());
+            }
         };
         let head = part.freeze_range(VnetHdr::LEN..in_head as usize);
         // A page without payload stays with its chain.
@@ -402,7 +412,7 @@ impl<M: PeerMemory> ChainRing<M> {
         self.stats.passed += 1;
         self.stats.bytes += u64::from(len) - VnetHdr::LEN as u64;
         self.stats.multi_buffer += u64::from(payload.is_some());
-        handler.frame(SplitFrame::new(head, payload, meta));
+        handler.frame(SplitFrame::new(head, payload, meta(header)));
         Ok(())
     }
 

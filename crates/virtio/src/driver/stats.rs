@@ -91,6 +91,8 @@ pub struct RxStats {
     pub short: u64,
     /// Frames dropped because their virtio-net header makes no sense.
     pub bad_header: u64,
+    /// Frames dropped because their virtio-net header asks for an offload that was not negotiated.
+    pub not_negotiated: u64,
     /// Times that the queue stayed shorter because there was no page to post.
     pub starved: u64,
     /// What stopped the queue.
@@ -112,6 +114,7 @@ impl RxStats {
             ("not_linear", self.not_linear),
             ("short", self.short),
             ("bad_header", self.bad_header),
+            ("not_negotiated", self.not_negotiated),
             ("starved", self.starved),
         ]
         .into_iter()

@@ -19,6 +19,8 @@ pub use self::pcap::{CaptureError, Pcap, Play};
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapError};
+#[cfg(doc)]
+use crate::net::Offloads;
 use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
@@ -46,7 +48,7 @@ pub trait Port: Send {
     /// The frame that [`Self::peek`] showed was delivered, or cannot be.
     fn consume(&mut self);
 
-    /// Takes a frame from the driver, in wire form and checked ([`VnetHdr::plausible`]; at least an Ethernet header; at
+    /// Takes a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an Ethernet header; at
     /// most [`MAX_WIRE`] bytes). False: it could not be taken, and is lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
+mod liar;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
 use command::*;
+use liar::Lie;
 use serde_json::Value;
 use skip::skip;
 use std::io::Read;
@@ -227,6 +229,28 @@ fn a_backend_that_dies_ends_the_run() {
     let (status, _, err) = perf.end();
     assert_eq!(status, Some(1), "{err}");
     assert!(err.contains("hung up") && err.contains(device.socket.to_str().unwrap()), "{err}");
+}
+
+/// A back end that breaks the rules of a ring that nothing is sent on, or that does not stop: the run fails, although frames
+/// came and every other page came back.
+#[test]
+fn a_backend_that_breaks_a_ring_fails_the_run() {
+    for (lie, says) in
+        [(Lie::None, ""), (Lie::TransmitIndex, "broke the rules of a ring"), (Lie::NoStop, "did not confirm")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("lie.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let backend = std::thread::spawn(move || liar::serve(&listener.accept().unwrap().0, lie));
+        let device = format!("vhost-user:{}", socket.display());
+        let args = short(&["--device", &device, "--mode", "small", "--alloc", "pool", "--json"]);
+        if lie == Lie::None {
+            balances(&json(&run(&args)));
+        } else {
+            fails(&args, 1, &["small-vhost-user pool", says]);
+        }
+        backend.join().unwrap();
+    }
 }
 
 #[test]

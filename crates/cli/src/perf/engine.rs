@@ -156,13 +156,14 @@ impl<'a> Engine<'a> {
                 None => driven,
             }
         })?;
-        let mut sample = finish(driven, true);
+        let mut sample = finish(v, driven, true)?;
         drop(connection);
+        let faults: Vec<_> = stats.queue_errors().filter(|&(_, n)| n > 0).map(|(name, _)| name).collect();
+        if !faults.is_empty() {
+            return Err(PerfError::DriverBroke { variant: v.to_string(), faults });
+        }
         if let Some(device) = &mut sample.device {
             device.drops = stats.drops().filter(|&(_, n)| n > 0).collect();
-        }
-        for (name, n) in stats.queue_errors().filter(|&(_, n)| n > 0) {
-            *sample.errors.entry(name).or_default() += n;
         }
         Ok(sample)
     }
@@ -183,7 +184,7 @@ impl<'a> Engine<'a> {
             app.map(join);
             driven
         })?;
-        Ok(finish(driven, false))
+        finish(v, driven, false)
     }
 
     /// The application on a CPU of its own, if there is one and anything is sent to it.
@@ -301,10 +302,13 @@ fn serve<P: Port>(
 }
 
 /// Stops the queues, closes the pools and balances the books. All other workers have ended.
-fn finish(driven: Driven, embedded: bool) -> Sample {
+///
+/// A ring may have been broken since it was last looked at, or never have been: without transmitted frames, the transmit ring
+/// is read here for the first time. What was measured beside a broken ring is no result.
+fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfError> {
     let Driven { net, pairs, pages, counts, device } = driven;
     let (mut pool, mut leaked) = (PoolStats::default(), 0);
-    let mut errors = BTreeMap::new();
+    let (mut errors, mut broken) = (BTreeMap::new(), None);
     let mut count = |name, n| {
         if n > 0 {
             *errors.entry(name).or_default() += n;
@@ -315,6 +319,7 @@ fn finish(driven: Driven, embedded: bool) -> Sample {
         rx.stats().errors().for_each(|(name, n)| count(name, n));
         tx.complete();
         let sent = tx.stats();
+        broken = broken.or(rx.stats().stopped).or(sent.stopped);
         count("tx_full", sent.full);
         count("tx_wrong_domain", sent.wrong_domain);
         count("tx_no_offload", sent.no_offload);
@@ -327,12 +332,18 @@ fn finish(driven: Driven, embedded: bool) -> Sample {
         }
     }
     drop(net);
-    count("quarantined", pool.quarantined);
+    let variant = || v.to_string();
+    if let Some(source) = broken {
+        return Err(PerfError::Broken { variant: variant(), source });
+    }
+    if pool.quarantined > 0 {
+        return Err(PerfError::NotStopped { variant: variant(), pages: pool.quarantined });
+    }
     if let Some(pages) = pages {
         let out = u64::from(pages.region().pages()).saturating_sub(pages.at_home() as u64);
-        leaked = leaked.max(out.saturating_sub(pool.quarantined));
+        leaked = leaked.max(out);
     }
-    Sample { counts, device: embedded.then_some(device), pool, leaked, errors, backing }
+    Ok(Sample { counts, device: embedded.then_some(device), pool, leaked, errors, backing })
 }
 
 fn spawn<'s, T: Send + 's>(

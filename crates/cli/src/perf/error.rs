@@ -25,6 +25,16 @@ pub(crate) enum PerfError {
     Io { what: &'static str, source: std::io::Error },
     #[error("{variant}: the device broke the rules of a ring, which is stopped: {source}")]
     Broken { variant: String, source: DeviceFault },
+    #[error(
+        "{variant}: the driver broke the rules of a ring, which the embedded device stopped: {}; this is a bug of netmem, please \
+         report it with the command line", faults.join(", ")
+    )]
+    DriverBroke { variant: String, faults: Vec<&'static str> },
+    #[error(
+        "{variant}: the device did not confirm that its rings have stopped; {pages} pages are lost, because it may still write \
+         them"
+    )]
+    NotStopped { variant: String, pages: u64 },
     #[error("{variant}: the backend at {} hung up; see why it ended, and start it again", socket.display())]
     BackendGone { variant: String, socket: PathBuf },
     #[error("{variant}: no packets came in {} s; {hint}", waited.as_secs())]

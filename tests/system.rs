@@ -93,6 +93,46 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
     script("bench/peers/pairs.sh", &[]);
 }
 
+/// Today's peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks beside the system. A module, so that a run can leave
+/// them out by its name (`--skip peers::`).
+mod peers {
+    use super::script;
+
+    /// Where the Debian 13 root is; the first of these tests makes it.
+    const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
+
+    /// The device is killed and restarted ten times under a guest's ping and TCP, and the connection lives on. Proves NET-11.
+    #[test]
+    fn a_guest_outlives_its_device() {
+        script("tests/peers/restart.py", &[DEBIAN13]);
+    }
+
+    /// A guest is reset ten times, and its next driver uses the device each time. Proves NET-11.
+    #[test]
+    fn a_guest_reboots() {
+        script("tests/peers/reboot.py", &[DEBIAN13]);
+    }
+
+    /// Memory is plugged into a guest under ping and TCP, and the device uses it without losing a ping. Proves NET-11.
+    #[test]
+    fn a_guest_gets_memory() {
+        script("tests/peers/plug.py", &[DEBIAN13]);
+    }
+
+    /// A guest migrates from one QEMU and device to another under ping and TCP; pings are lost only around the move, and counted.
+    /// Proves NET-11.
+    #[test]
+    fn a_guest_migrates() {
+        script("tests/peers/migrate.py", &[DEBIAN13]);
+    }
+
+    /// iPXE drives the device and loads the kernel, which drives the device after it. Proves NET-11.
+    #[test]
+    fn firmware_before_the_kernel() {
+        script("tests/peers/ipxe.py", &[DEBIAN13]);
+    }
+}
+
 /// The page pool and a page per packet by turns. Proves PERF-1: before and after in one run.
 #[test]
 fn page_pool_and_page_per_packet() {

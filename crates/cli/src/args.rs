@@ -109,6 +109,12 @@ pub(crate) struct DeviceArgs {
     /// The MTU that the device offers to the driver, in bytes
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     pub(crate) mtu: Option<u16>,
+    /// Refuse memory whose file the front end can shorten: only memfds sealed with F_SEAL_SHRINK are accepted
+    #[arg(long)]
+    pub(crate) require_sealed: bool,
+    /// The most bytes of memory that a front end may have mapped here, and so make this process pay for [default: no limit]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_memory: Option<u64>,
     /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,

@@ -29,6 +29,10 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
+    // A peer that takes its memory away has its rings stopped, and does not end this process.
+    if let Err(error) = netmem::pool::sigbus::install() {
+        eprintln!("warning: a peer that cuts its memory will end this process: {error}");
+    }
     let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {
         Command::Perf(args) => perf::run(&args),
         Command::Device(args) => device::run(&args),

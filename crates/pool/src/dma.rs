@@ -154,6 +154,13 @@ impl TableEntry {
         Self::new(region, bus)
     }
 
+    /// A region that the device knows by addresses from `bus` on, which the caller has chosen: those of the entry that this
+    /// one replaces.
+    #[must_use]
+    pub fn at<M: PeerMemory>(region: Arc<Region<M>>, bus: u64) -> Self {
+        Self::new(region, bus)
+    }
+
     fn new<M: Memory>(region: Arc<Region<M>>, bus: u64) -> Self {
         let (at, len) = (M::MAPPED.then(|| region.addr()), region.len());
         Self { memory: region, at, len, bus }

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device_common::*;
-use netmem_virtio::device::memory::{MAX_REGIONS, MemoryTable, RegionInfo};
+use netmem_virtio::device::memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
@@ -185,16 +185,20 @@ fn info(guest_addr: u64, user_addr: u64, size: u64, mmap_offset: u64) -> RegionI
 
 #[test]
 fn memory_tables_are_checked() {
+    let limits = MemoryLimits::default();
     let table = |regions: &[RegionInfo]| {
-        let files: Vec<_> = regions.iter().map(|_| memfd(1 << 20)).collect();
-        MemoryTable::new(regions, &files)
+        let files = regions.iter().map(|_| memfd(1 << 20).into()).collect();
+        MemoryTable::new(regions, files, &limits)
     };
     let mib = 1u64 << 20;
     assert!(table(&[info(0, 0, mib, 0), info(mib, mib, mib, 0)]).is_ok());
     assert!(matches!(table(&[]), Err(DeviceError::RegionCount { count: 0, .. })));
     let many: Vec<_> = (0..=MAX_REGIONS as u64).map(|i| info(i * mib, i * mib, mib, 0)).collect();
     assert!(matches!(table(&many), Err(DeviceError::RegionCount { .. })));
-    assert!(matches!(MemoryTable::new(&many[..2], &[memfd(1 << 20)]), Err(DeviceError::RegionFds { .. })));
+    assert!(matches!(
+        MemoryTable::new(&many[..2], vec![memfd(1 << 20).into()], &limits),
+        Err(DeviceError::RegionFds { .. })
+    ));
     for (size, offset) in [(mib + 1, 0), (mib, 1), (1, mib), (1 << 40, 0)] {
         let e = table(&[info(0, 0, size, offset)]);
         assert!(matches!(e, Err(DeviceError::RegionBeyondFile { file: 1_048_576, .. })), "{e:?}");
@@ -216,7 +220,8 @@ fn memory_tables_are_checked() {
     assert!(t.translate_user(0x9000 + 7, 94).is_none() && t.translate_user(0x8fff, 1).is_none());
     // Not a file that can be measured.
     let (pipe, _w) = rustix::pipe::pipe().unwrap();
-    assert!(matches!(MemoryTable::new(&[info(0, 0, 1, 0)], &[pipe.into()]), Err(DeviceError::RegionBeyondFile { .. })));
+    let e = MemoryTable::new(&[info(0, 0, 1, 0)], vec![pipe], &limits);
+    assert!(matches!(e, Err(DeviceError::RegionBeyondFile { .. })));
 }
 
 #[test]

@@ -6,66 +6,14 @@
 
 mod driver_common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
+use driver_common::testpmd::Testpmd;
 use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, SplitTxQueue, TxQueue};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::VirtioNet;
-
-/// A testpmd that swaps the addresses of frames and sends them back.
-struct Testpmd(Child);
-
-impl Testpmd {
-    fn listen(socket: &Path) -> Option<Self> {
-        let arguments = format!(
-            "-oL dpdk-testpmd -l 0,1 --main-lcore 0 --no-pci --no-telemetry --no-huge -m 256 --no-shconf --file-prefix=netmem-{} \
-             --vdev=net_vhost0,iface={},queues=1 -- -i --total-num-mbufs=8192 --nb-cores=1 --port-topology=loop \
-             --forward-mode=macswap",
-            std::process::id(),
-            socket.display()
-        );
-        let mut command = Command::new("stdbuf");
-        command.args(arguments.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // It dies with us.
-        // SAFETY: one system call.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            })
-        };
-        let mut child = match command.spawn() {
-            Ok(child) => child,
-            Err(e) => {
-                println!("skipped: dpdk-testpmd cannot be run: {e}");
-                return None;
-            }
-        };
-        // It may have ended already, if there is no testpmd: it then says nothing below.
-        let _ = writeln!(child.stdin.as_mut().unwrap(), "start");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        if !lines.any(|line| line.contains("packet forwarding - ports=1")) {
-            println!("skipped: dpdk-testpmd does not start");
-            return None;
-        }
-        // What it says later is read, so that it never waits for us.
-        std::thread::spawn(move || lines.for_each(|line| println!("testpmd: {line}")));
-        Some(Self(child))
-    }
-}
-
-impl Drop for Testpmd {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The Internet checksum.
 fn sum(bytes: &[u8]) -> u16 {
@@ -78,12 +26,9 @@ fn sum(bytes: &[u8]) -> u16 {
 /// Proves MEM-8 and MEM-11 on an unmodified backend.
 #[test]
 fn dpdk_fills_chains_in_order() {
-    if std::thread::available_parallelism().unwrap().get() < 2 {
-        return println!("skipped: one CPU");
-    }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("vhost.sock");
-    let Some(_testpmd) = Testpmd::listen(&socket) else { return };
+    let Some(_testpmd) = Testpmd::start(&socket, false) else { return };
     let (memory, books) = (DeviceMemory::new(1024), Books::default());
     let backend = VhostUser::connect(&socket).unwrap();
     let (net, mut pairs) = VirtioNet::probe(backend, books.keep(memory.options().pages(2048))).unwrap();

@@ -90,7 +90,14 @@ fn serve<P: Port>(
     stop: &AtomicBool,
     port: impl FnMut(usize) -> Result<P, PortError>,
 ) -> anyhow::Result<()> {
-    let options = Options { max_pairs: args.queues.into(), mac: args.mac, mtu: args.mtu, ..Options::default() };
+    let options = Options {
+        max_pairs: args.queues.into(),
+        mac: args.mac,
+        mtu: args.mtu,
+        require_sealed: args.require_sealed,
+        max_memory: args.max_memory,
+        ..Options::default()
+    };
     let mut device = NetDevice::new(options, port)?;
     let (control, stats) = (device.control(), device.stats());
     let mut fronts = Fronts::open(args, signals::stop_descriptor()?)?;

@@ -19,7 +19,7 @@ use super::DeviceError;
 use super::inflight::InflightRegion;
 use super::log::DirtyLog;
 use super::mapping::Mapping;
-use super::memory::{MemoryTable, RegionInfo};
+use super::memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use super::state::{Shared, State};
 use crate::notify::{Notifier, NotifyError};
 use crate::ring::SplitLayout;
@@ -41,6 +41,7 @@ const PROTOCOL: u64 = protocol::MQ
     | protocol::CONFIG
     | protocol::INFLIGHT_SHMFD
     | protocol::RESET_DEVICE
+    | protocol::CONFIGURE_MEM_SLOTS
     | protocol::STATUS;
 
 /// The control side of a device. Clones serve the same device.
@@ -88,6 +89,13 @@ impl Control {
         Ok(Connection { hangup, thread: Some(thread) })
     }
 
+    /// What the front end's memory takes. Waits for the pass at hand; a system call for each file.
+    #[must_use]
+    pub fn memory_use(&self) -> MemoryUse {
+        let table = self.shared.lock().memory.clone();
+        table.usage()
+    }
+
     /// Ends a sleep of [`super::NetDevice::run`], so that it looks at its `stop` flag.
     pub fn wake(&self) {
         self.shared.wake();
@@ -122,6 +130,7 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         self.shared.change(State::reset);
+        self.shared.stats.set_memory(&MemoryTable::default());
         self.shared.connected.store(false, Ordering::Release);
     }
 }
@@ -191,6 +200,11 @@ fn event<T>(
     accept: impl FnOnce(OwnedFd) -> Result<T, NotifyError>,
 ) -> Result<Option<T>, DeviceError> {
     fd.map(accept).transpose().map_err(|source| DeviceError::Event { ring: ring.into(), source })
+}
+
+/// A region as the memory table takes it.
+fn info(r: &MemoryRegion) -> RegionInfo {
+    RegionInfo { guest_addr: r.guest_addr, user_addr: r.user_addr, size: r.size, mmap_offset: r.mmap_offset }
 }
 
 /// The protocol feature that a message belongs to; 0 if it belongs to none.
@@ -329,26 +343,23 @@ impl Session {
             }
             // A front end that migrates looks at the log by itself, and need not be told of each write.
             Message::SetLogFd(_) => {}
-            Message::GetMaxMemSlots | Message::AddMemReg(..) | Message::RemMemReg(_) | Message::Other(_) => {
-                return Err(DeviceError::Unsupported);
+            Message::GetMaxMemSlots => return Ok(Some(Reply::Number(MAX_REGIONS as u64))),
+            Message::AddMemReg(region, fd) => {
+                let limits = self.shared.options.memory_limits();
+                self.shared.exchange_memory(|table| table.add(info(&region), fd, &limits))?;
             }
+            Message::RemMemReg(region) => self.shared.exchange_memory(|table| table.remove(&info(&region)))?,
+            Message::Other(_) => return Err(DeviceError::Unsupported),
         }
         Ok(None)
     }
 
     fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {
         let (regions, files): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
-        let info = |r: &MemoryRegion| RegionInfo {
-            guest_addr: r.guest_addr,
-            user_addr: r.user_addr,
-            size: r.size,
-            mmap_offset: r.mmap_offset,
-        };
         let regions: Vec<_> = regions.iter().map(info).collect();
-        let files: Vec<_> = files.into_iter().map(std::fs::File::from).collect();
         // Mapped before the state is asked for: that takes a while, and the data side need not wait for it.
-        let memory = MemoryTable::new(&regions, &files)?;
-        self.change(|s| s.set_memory(memory, &self.shared.stats));
+        let memory = MemoryTable::new(&regions, files, &self.shared.options.memory_limits())?;
+        drop(self.change(|s| s.set_memory(memory, &self.shared.stats)));
         Ok(())
     }
 

@@ -38,7 +38,7 @@ unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
 }
 
 /// Writes `parts`, one after the other, into `buffers`, which have room for them.
-pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer]) {
+pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer<'_>]) {
     let mut buffers = buffers.iter();
     let (mut to, mut room) = (std::ptr::null_mut::<u8>(), 0);
     for mut part in parts {
@@ -57,7 +57,7 @@ pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer]) {
 }
 
 /// Reads the bytes of `buffers` into `into`, as far as there is room; says how many.
-pub(super) fn gather(buffers: &[Buffer], into: &mut [u8]) -> usize {
+pub(super) fn gather(buffers: &[Buffer<'_>], into: &mut [u8]) -> usize {
     let mut at = 0;
     for b in buffers {
         let n = b.len.min(into.len() - at);

@@ -4,7 +4,6 @@ use super::DriverFault;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
 use super::queue::{Direction, Queue};
-use super::rx::Scratch;
 use super::stats::Tally;
 use crate::net::ctrl;
 
@@ -21,17 +20,17 @@ pub(super) fn command(
     memory: &MemoryTable,
     pairs: &mut u16,
     max_pairs: u16,
-    scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
+    let mut memory = q.view(memory);
     for _ in 0..q.refresh()?.min(BATCH) {
         let head = q.head(0)?;
-        scratch.buffers.clear();
-        q.chain(memory, head, Direction::ReadThenWrite, &mut scratch.buffers)?;
-        let answer = scratch.buffers.iter().position(|b| b.write).ok_or(DriverFault::NoAnswerByte { head })?;
+        let mut buffers = Vec::new();
+        q.chain(&mut memory, head, Direction::ReadThenWrite, &mut buffers)?;
+        let answer = buffers.iter().position(|b| b.write).ok_or(DriverFault::NoAnswerByte { head })?;
         // Longer commands than the one spoken here are unknown, so one byte more than its length is enough to see.
         let mut text = [0; 5];
-        let len = gather(&scratch.buffers[..answer], &mut text);
+        let len = gather(&buffers[..answer], &mut text);
         let verdict = match text[..len] {
             [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] => {
                 let asked = u16::from_le_bytes([low, high]);
@@ -44,8 +43,8 @@ pub(super) fn command(
             }
             _ => ctrl::ERR,
         };
-        scatter([&[verdict], &[]], &scratch.buffers[answer..]);
-        q.wrote(&scratch.buffers[answer..], 1);
+        scatter([&[verdict], &[]], &buffers[answer..]);
+        q.wrote(&buffers[answer..], 1);
         q.give_back(head, 1);
         tally.commands += 1;
     }

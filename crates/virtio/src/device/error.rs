@@ -92,11 +92,17 @@ pub enum DriverFault {
         /// The part's address.
         addr: u64,
     },
+    /// Pages of the memory table are gone: the front end shortened a file, punched a hole into it, or filled its file system.
+    #[error("{accesses} accesses have found pages of the memory table gone")]
+    MemoryLost {
+        /// How many accesses.
+        accesses: u64,
+    },
 }
 
 impl DriverFault {
     /// The names under which [`super::Stats::queue_errors`] counts, in the order of [`Self::index`].
-    pub const NAMES: [&'static str; 11] = [
+    pub const NAMES: [&'static str; 12] = [
         "avail_jump",
         "head_out_of_range",
         "next_out_of_range",
@@ -108,6 +114,7 @@ impl DriverFault {
         "huge_chain",
         "no_answer_byte",
         "ring_unmapped",
+        "memory_lost",
     ];
 
     /// Which of [`Self::NAMES`] it is.
@@ -125,6 +132,7 @@ impl DriverFault {
             Self::HugeChain { .. } => 8,
             Self::NoAnswerByte { .. } => 9,
             Self::RingUnmapped { .. } => 10,
+            Self::MemoryLost { .. } => 11,
         }
     }
 }
@@ -312,6 +320,34 @@ pub enum DeviceError {
         /// Why.
         #[source]
         source: NotifyError,
+    },
+    /// A region that can be shortened, where [`super::Options::require_sealed`] is set.
+    #[error("memory region {index} is not sealed against shrinking (F_SEAL_SHRINK), and sealed memory is required")]
+    RegionUnsealed {
+        /// Its number.
+        index: usize,
+    },
+    /// More memory than [`super::Options::max_memory`].
+    #[error("{bytes} bytes of memory, and {max} are the limit for a front end")]
+    MemoryLimit {
+        /// Bytes that would be mapped.
+        bytes: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// A region to be removed that is not in the table: another address, or another size.
+    #[error("there is no memory region of {size:#x} bytes at {addr:#x}")]
+    NoSuchRegion {
+        /// Its guest address.
+        addr: u64,
+        /// Its bytes.
+        size: u64,
+    },
+    /// A ring was started although pages of the memory table are gone.
+    #[error("ring {ring} started although pages of its memory table are gone; a new table is needed")]
+    MemoryLost {
+        /// The ring.
+        ring: usize,
     },
     /// A message that the device does not know what to do with.
     #[error("the message is not supported")]

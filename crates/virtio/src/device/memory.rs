@@ -1,19 +1,42 @@
-//! The memory of a front end, mapped here: the table that `VHOST_USER_SET_MEM_TABLE` brings.
+//! The memory of a front end, mapped here, and the table of its regions by guest address.
 //!
-//! Every descriptor is measured before it is mapped, so that no address in the table lies beyond the end of its file.
-//! What cannot be helped: a front end that shrinks a file afterwards (one that is not sealed, or that lies on a file
-//! system of its own making) turns our next access into a SIGBUS or a wait; vhost-user back ends trust their front
-//! ends that far.
+//! ```text
+//!   SET_MEM_TABLE ──► a new table ──────────────────────┐
+//!   ADD_MEM_REG   ──► the old regions and one more ─────┼──► State, between two passes ──► the old table is dropped
+//!   REM_MEM_REG   ──► the old regions without one ──────┘                                   regions in no table are unmapped
+//! ```
+//!
+//! * *A table never changes.* Another one takes its place as a whole. Both share the regions that stay, so that adding a region
+//!   remaps nothing.
+//! * *A translation does not outlive its pass.* A pass translates by a [`View`], which borrows the table. The table is in the
+//!   state that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
+//!   address.
+//!
+//! # What a front end can do with its files
+//!
+//! * *It can shorten a file that is not sealed*, and punch holes into every file. Our next access is then a SIGBUS, which
+//!   the process survives with the [handler](netmem_pool::sigbus): the rings stop, and their fault is
+//!   [`MemoryLost`](super::DriverFault::MemoryLost). Seals (`F_SEAL_SHRINK`) are counted, and
+//!   [`Options::require_sealed`](super::Options::require_sealed) refuses memory without them.
+//! * *It can make us pay for its memory.* A page of a memfd or of a file on tmpfs is charged to the memory control group of
+//!   the process that touches it first. A guest that posts buffers which it never wrote has the device touch them first.
+//!   The device writes only to posted buffers, and all of them are in mapped regions. The bound is therefore the number of bytes
+//!   mapped, [`Options::max_memory`](super::Options::max_memory). There is no bound by default: a guest's memory may be larger
+//!   than anything that a device can know, and most of it is charged to others. [`MemoryUse`] says how much the files have grown.
+//! * *It can give us a file that answers slowly*, of a file system of its own making (FUSE). Measuring and mapping such a file,
+//!   and each access, wait for that file system. Only memory that is sealed, which is memfds alone, is free of this.
 
-use std::fs::File;
-use std::os::fd::AsFd;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags};
+use netmem_pool::FileMapping;
+use rustix::fs::SealFlags;
 
 use super::DeviceError;
 
-/// The most regions of a table; the protocol's own limit on descriptors in one message.
-pub const MAX_REGIONS: usize = 32;
+/// The most regions of a table, as many as other back ends have.
+pub const MAX_REGIONS: usize = 509;
 
 /// Where a region lies, as a front end says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,130 +51,251 @@ pub struct RegionInfo {
     pub mmap_offset: u64,
 }
 
-/// A run of guest addresses and where it is here. The empty one matches no address.
+impl RegionInfo {
+    /// Whether the two have a guest address or a user address in common. Neither wraps around.
+    fn overlaps(&self, other: &Self) -> bool {
+        let meet = |a: u64, b: u64| a < b + other.size && b < a + self.size;
+        meet(self.guest_addr, other.guest_addr) || meet(self.user_addr, other.user_addr)
+    }
+}
+
+/// What memory a device accepts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryLimits {
+    /// See [`Options::require_sealed`](super::Options::require_sealed).
+    pub require_sealed: bool,
+    /// See [`Options::max_memory`](super::Options::max_memory).
+    pub max_bytes: Option<u64>,
+}
+
+/// What a table takes, in bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// Regions.
+    pub regions: usize,
+    /// Bytes mapped.
+    pub mapped: u64,
+    /// Regions whose file can be shortened.
+    pub unsealed: usize,
+    /// What the files took in memory or on disk when they were mapped. A file counts once, however many regions it has.
+    pub allocated_before: u64,
+    /// What they take now. What was added since, the front end and this device have touched first, one or the other.
+    pub allocated: u64,
+}
+
+/// Guest addresses and where they are here. The empty one matches no address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
+struct Window<'t> {
     start: u64,
     len: u64,
     host: *mut u8,
+    table: PhantomData<&'t MemoryTable>,
 }
 
-// SAFETY: an address; who dereferences it answers for that.
-unsafe impl Send for Window {}
-
-impl Window {
-    pub(super) const EMPTY: Self = Self { start: 0, len: 0, host: std::ptr::null_mut() };
+impl Window<'_> {
+    const EMPTY: Self = Self { start: 0, len: 0, host: std::ptr::null_mut(), table: PhantomData };
 
     /// The host address of `len` bytes (at least one) at `addr`, if the window holds them all.
     #[inline(always)]
-    pub(super) fn translate(&self, addr: u64, len: u32) -> Option<*mut u8> {
+    fn translate(&self, addr: u64, len: u32) -> Option<*mut u8> {
         let offset = addr.wrapping_sub(self.start);
         if offset < self.len && u64::from(len) <= self.len - offset {
             return Some(self.host.wrapping_add(offset as usize));
         }
         None
     }
+}
 
-    /// Bytes of the window from `addr`, which is in it.
-    pub(super) fn from(&self, addr: u64) -> u64 {
-        self.len - (addr - self.start)
+/// How one pass over one queue reaches memory: the table, and the region that was used last. The addresses that it returns
+/// are *mapped* (see [`MemoryTable`]) as long as the borrow lasts.
+#[derive(Debug)]
+pub(super) struct View<'t> {
+    table: &'t MemoryTable,
+    last: Window<'t>,
+    index: usize,
+}
+
+impl<'t> View<'t> {
+    /// The number of the region that was used last: a hint for the next view.
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
+
+    /// The host address of `len` bytes (at least one) at `addr`, if one region holds them all. Two comparisons if it is the
+    /// region of the last call; else a binary search.
+    #[inline(always)]
+    pub(super) fn translate(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
+        match self.last.translate(addr, len) {
+            Some(host) => Some(host),
+            None => self.search(addr, len),
+        }
+    }
+
+    #[cold]
+    fn search(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
+        let index = self.table.starts.partition_point(|&start| start <= addr).checked_sub(1)?;
+        let window = self.table.window(index);
+        window.translate(addr, 1)?;
+        (self.last, self.index) = (window, index);
+        window.translate(addr, len)
+    }
+
+    /// The first piece of `len` bytes (at least one) at `addr` that lies in one region: where it is, and its bytes.
+    pub(super) fn piece(&mut self, addr: u64, len: u32) -> Option<(*mut u8, u32)> {
+        let host = self.translate(addr, 1)?;
+        let here = self.last.len - (addr - self.last.start);
+        Some((host, here.min(u64::from(len)) as u32))
+    }
+}
+
+/// A file and what it took when it was first mapped.
+#[derive(Debug)]
+struct Source {
+    fd: OwnedFd,
+    id: (u64, u64),
+    sealed: bool,
+    before: u64,
+}
+
+/// Bytes that a file takes.
+fn allocated(stat: &rustix::fs::Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
 #[derive(Debug)]
 struct Region {
     info: RegionInfo,
-    base: *mut u8,
-    mapped: usize,
-    host: *mut u8,
+    map: FileMapping,
+    source: Arc<Source>,
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: `base` and `mapped` are a mapping of our own (see `map`), and whoever held addresses in it borrowed
-        // them from the table that is being dropped.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
-    }
-}
-
-impl Region {
-    fn map(index: usize, info: RegionInfo, file: &File) -> Result<Self, DeviceError> {
-        let failed = |source: rustix::io::Errno| DeviceError::RegionMap { index, source: source.into() };
-        let stat = rustix::fs::fstat(file).map_err(failed)?;
-        let (end, length) = (info.mmap_offset + info.size, u64::try_from(stat.st_size).unwrap_or(0));
-        if end > length {
-            return Err(DeviceError::RegionBeyondFile { index, end, file: length });
-        }
-        // Huge-page files are mapped and unmapped in whole huge pages, which is their block size.
-        let page = match u64::try_from(stat.st_blksize) {
-            Ok(n) if n.is_power_of_two() && n <= 1 << 30 => n.max(4096),
-            _ => 4096,
-        };
-        let offset = info.mmap_offset & !(page - 1);
-        let before = (info.mmap_offset - offset) as usize;
-        let too_long =
-            || DeviceError::RegionRange { index, addr: info.guest_addr, size: info.size, offset: info.mmap_offset };
-        let mapped = (end - offset).checked_next_multiple_of(page).and_then(|n| usize::try_from(n).ok());
-        let mapped = mapped.ok_or_else(too_long)?;
-        // Reserving, so that huge pages that are not there are an error here and not a SIGBUS later.
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe {
-            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-            rustix::mm::mmap(std::ptr::null_mut(), mapped, prot, flags, file.as_fd(), offset)
-        }
-        .map_err(failed)?
-        .cast::<u8>();
-        Ok(Self { info, base, mapped, host: base.wrapping_add(before) })
-    }
-
-    fn window(&self) -> Window {
-        Window { start: self.info.guest_addr, len: self.info.size, host: self.host }
-    }
-}
-
-/// The mapped regions of one front end, in the order of their guest addresses.
+/// The mapped regions of one front end, in the order of their guest addresses. Clones have the same regions.
 ///
-/// Invariant (*mapped*): an address that a translation returns is valid for reads and writes of the length asked for,
-/// for as long as the table exists. The other side may write there at any time.
-#[derive(Debug, Default)]
+/// Invariant (*mapped*): an address that a translation returns is valid for reads and writes of the length asked for, for as
+/// long as the table exists. The front end may write there at any time.
+#[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
-    regions: Vec<Region>,
+    regions: Vec<Arc<Region>>,
+    /// Their guest addresses, which are searched.
+    starts: Vec<u64>,
 }
-
-// SAFETY: the table owns its mappings; nothing about them belongs to a thread.
-unsafe impl Send for MemoryTable {}
 
 impl MemoryTable {
     /// Checks and maps `regions`, one file each. Nothing stays mapped on an error.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::RegionCount`], [`DeviceError::RegionFds`], [`DeviceError::RegionRange`], [`DeviceError::RegionOverlap`],
-    /// [`DeviceError::RegionBeyondFile`], [`DeviceError::RegionMap`].
-    pub fn new(regions: &[RegionInfo], files: &[File]) -> Result<Self, DeviceError> {
+    /// [`DeviceError::RegionCount`], [`DeviceError::RegionFds`], and those of [`add`](Self::add).
+    pub fn new(regions: &[RegionInfo], files: Vec<OwnedFd>, limits: &MemoryLimits) -> Result<Self, DeviceError> {
         if regions.is_empty() || regions.len() > MAX_REGIONS {
             return Err(DeviceError::RegionCount { count: regions.len(), max: MAX_REGIONS });
         }
         if regions.len() != files.len() {
             return Err(DeviceError::RegionFds { regions: regions.len(), fds: files.len() });
         }
-        for (index, r) in regions.iter().enumerate() {
-            let ends = [r.guest_addr, r.user_addr, r.mmap_offset].map(|at| at.checked_add(r.size));
-            if r.size == 0 || ends.contains(&None) {
-                let (addr, size, offset) = (r.guest_addr, r.size, r.mmap_offset);
-                return Err(DeviceError::RegionRange { index, addr, size, offset });
-            }
-            for (b, s) in regions[..index].iter().enumerate() {
-                let meet = |x: u64, y: u64| x < y + s.size && y < x + r.size;
-                if meet(r.guest_addr, s.guest_addr) || meet(r.user_addr, s.user_addr) {
-                    return Err(DeviceError::RegionOverlap { a: b, b: index });
-                }
+        // Before the first is mapped, which may take a while.
+        for (index, info) in regions.iter().enumerate() {
+            check(index, info)?;
+            if let Some(a) = regions[..index].iter().position(|other| info.overlaps(other)) {
+                return Err(DeviceError::RegionOverlap { a, b: index });
             }
         }
-        let mapped = regions.iter().zip(files).enumerate().map(|(i, (&info, file))| Region::map(i, info, file));
-        let mut regions = mapped.collect::<Result<Vec<_>, _>>()?;
-        regions.sort_by_key(|r| r.info.guest_addr);
-        Ok(Self { regions })
+        let mut table = Self::default();
+        for (index, (&info, file)) in regions.iter().zip(files).enumerate() {
+            table.insert(index, info, file, limits)?;
+        }
+        table.report();
+        Ok(table)
+    }
+
+    /// The table with another region, which is checked and mapped. The others are not touched.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionOverlap`],
+    /// [`DeviceError::RegionUnsealed`], [`DeviceError::MemoryLimit`], [`DeviceError::RegionBeyondFile`],
+    /// [`DeviceError::RegionMap`].
+    pub fn add(&self, info: RegionInfo, file: OwnedFd, limits: &MemoryLimits) -> Result<Self, DeviceError> {
+        let index = self.regions.len();
+        if index >= MAX_REGIONS {
+            return Err(DeviceError::RegionCount { count: index + 1, max: MAX_REGIONS });
+        }
+        check(index, &info)?;
+        if let Some(a) = self.regions.iter().position(|region| info.overlaps(&region.info)) {
+            return Err(DeviceError::RegionOverlap { a, b: index });
+        }
+        let mut table = self.clone();
+        table.insert(index, info, file, limits)?;
+        table.report();
+        Ok(table)
+    }
+
+    /// The table without a region, which is named by its two addresses and its size, as it was added.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoSuchRegion`].
+    pub fn remove(&self, info: &RegionInfo) -> Result<Self, DeviceError> {
+        let key = |r: &RegionInfo| (r.guest_addr, r.user_addr, r.size);
+        let Some(at) = self.regions.iter().position(|region| key(&region.info) == key(info)) else {
+            return Err(DeviceError::NoSuchRegion { addr: info.guest_addr, size: info.size });
+        };
+        let mut table = self.clone();
+        table.regions.remove(at);
+        table.starts.remove(at);
+        Ok(table)
+    }
+
+    /// Maps a region that was checked. `index` is its number in messages.
+    fn insert(
+        &mut self,
+        index: usize,
+        info: RegionInfo,
+        fd: OwnedFd,
+        limits: &MemoryLimits,
+    ) -> Result<(), DeviceError> {
+        let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        // Asked first: a file that can be sealed answers every question without another process.
+        if limits.require_sealed && !sealed {
+            return Err(DeviceError::RegionUnsealed { index });
+        }
+        let bytes = self.mapped().saturating_add(info.size);
+        if let Some(max) = limits.max_bytes.filter(|&max| bytes > max) {
+            return Err(DeviceError::MemoryLimit { bytes, max });
+        }
+        let failed = |source| DeviceError::RegionMap { index, source };
+        let stat = rustix::fs::fstat(&fd).map_err(|e| failed(e.into()))?;
+        let (end, file) = (info.mmap_offset + info.size, u64::try_from(stat.st_size).unwrap_or(0));
+        if end > file {
+            return Err(DeviceError::RegionBeyondFile { index, end, file });
+        }
+        let map = FileMapping::new(fd.as_fd(), info.mmap_offset, info.size).map_err(failed)?;
+        let id = (stat.st_dev, stat.st_ino);
+        let known = self.regions.iter().map(|region| &region.source).find(|source| source.id == id);
+        let source = known.cloned().unwrap_or_else(|| Arc::new(Source { fd, id, sealed, before: allocated(&stat) }));
+        let at = self.starts.partition_point(|&start| start < info.guest_addr);
+        self.starts.insert(at, info.guest_addr);
+        self.regions.insert(at, Arc::new(Region { info, map, source }));
+        Ok(())
+    }
+
+    /// One line for a table that can be taken away. It ends the process if there is no handler.
+    fn report(&self) {
+        let unsealed = self.unsealed();
+        let regions = self.regions.len();
+        if unsealed == 0 {
+            return;
+        }
+        if netmem_pool::sigbus::installed() {
+            tracing::info!(unsealed, regions, "the front end's memory is not sealed against shrinking");
+        } else {
+            tracing::warn!(
+                unsealed,
+                regions,
+                "the front end's memory is not sealed against shrinking: if the front end shortens a file, this process ends"
+            );
+        }
     }
 
     /// Whether there are no regions.
@@ -160,17 +304,67 @@ impl MemoryTable {
         self.regions.is_empty()
     }
 
-    /// The region that holds guest address `addr`.
-    pub(super) fn window(&self, addr: u64) -> Option<Window> {
-        let at = self.regions.partition_point(|r| r.info.guest_addr <= addr);
-        let window = self.regions[..at].last()?.window();
-        window.translate(addr, 1).map(|_| window)
+    /// Regions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Regions whose file can be shortened.
+    #[must_use]
+    pub fn unsealed(&self) -> usize {
+        self.regions.iter().filter(|region| !region.source.sealed).count()
+    }
+
+    /// Bytes mapped.
+    #[must_use]
+    pub fn mapped(&self) -> u64 {
+        self.regions.iter().map(|region| region.info.size).fold(0, u64::saturating_add)
+    }
+
+    /// How many accesses have found a page of a region gone. See [`netmem_pool::sigbus`].
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.regions.iter().map(|region| region.map.lost()).sum()
+    }
+
+    /// What the table takes. A system call for each file.
+    #[must_use]
+    pub fn usage(&self) -> MemoryUse {
+        let mut seen: Vec<&Arc<Source>> = Vec::new();
+        for source in self.regions.iter().map(|region| &region.source) {
+            if !seen.iter().any(|other| Arc::ptr_eq(other, source)) {
+                seen.push(source);
+            }
+        }
+        let now = |source: &Arc<Source>| rustix::fs::fstat(&source.fd).map_or(source.before, |stat| allocated(&stat));
+        let sum = |bytes: &dyn Fn(&Arc<Source>) -> u64| seen.iter().map(|s| bytes(s)).fold(0, u64::saturating_add);
+        MemoryUse {
+            regions: self.len(),
+            mapped: self.mapped(),
+            unsealed: self.unsealed(),
+            allocated_before: sum(&|source| source.before),
+            allocated: sum(&now),
+        }
+    }
+
+    /// For a pass over a queue that has used region `hint` last.
+    #[inline]
+    pub(super) fn view(&self, hint: usize) -> View<'_> {
+        let last = if hint < self.regions.len() { self.window(hint) } else { Window::EMPTY };
+        View { table: self, last, index: hint }
+    }
+
+    #[inline]
+    fn window(&self, index: usize) -> Window<'_> {
+        let Region { info, map, .. } = &*self.regions[index];
+        Window { start: info.guest_addr, len: info.size, host: map.as_ptr(), table: PhantomData }
     }
 
     /// The host address of `len` bytes (at least one) at guest address `addr`, if one region holds them all.
     #[must_use]
     pub fn translate(&self, addr: u64, len: u32) -> Option<*mut u8> {
-        self.window(addr)?.translate(addr, len)
+        self.view(usize::MAX).translate(addr, len)
     }
 
     /// The host address of `len` bytes (at least one) at user address `addr`, if one region holds them all.
@@ -179,7 +373,17 @@ impl MemoryTable {
         self.regions.iter().find_map(|r| {
             let offset = addr.checked_sub(r.info.user_addr)?;
             let fits = offset < r.info.size && len <= r.info.size - offset;
-            fits.then(|| r.host.wrapping_add(offset as usize))
+            fits.then(|| r.map.as_ptr().wrapping_add(offset as usize))
         })
     }
+}
+
+/// A region with bytes, none of whose addresses wraps around.
+fn check(index: usize, r: &RegionInfo) -> Result<(), DeviceError> {
+    let ends = [r.guest_addr, r.user_addr, r.mmap_offset].map(|at| at.checked_add(r.size));
+    if r.size == 0 || ends.contains(&None) {
+        let (addr, size, offset) = (r.guest_addr, r.size, r.mmap_offset);
+        return Err(DeviceError::RegionRange { index, addr, size, offset });
+    }
+    Ok(())
 }

@@ -33,8 +33,11 @@ mod tx;
 use std::sync::Arc;
 use std::time::Instant;
 
+use netmem_pool::sigbus;
+
 pub use self::control::{Connection, Control};
 pub use self::error::{DeviceError, DriverFault};
+use self::memory::{MemoryLimits, MemoryTable};
 use self::port::{MAX_WIRE, Port, PortError};
 use self::rx::Scratch;
 use self::state::{Shared, State};
@@ -59,15 +62,33 @@ pub struct Options {
     /// Whether there is a control queue, ring `2 x max_pairs`. Front ends such as QEMU and DPDK answer control commands
     /// themselves and must not see one here.
     pub serve_control: bool,
+    /// Whether memory is refused whose file can be shortened: files that are not sealed with `F_SEAL_SHRINK`. With the
+    /// [handler](netmem_pool::sigbus) of SIGBUS, shortening stops the rings and ends nothing.
+    pub require_sealed: bool,
+    /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
+    /// allocate. No limit by default. See [`memory`].
+    pub max_memory: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { max_pairs: 1, withhold: 0, mac: None, mtu: None, serve_control: false }
+        Self {
+            max_pairs: 1,
+            withhold: 0,
+            mac: None,
+            mtu: None,
+            serve_control: false,
+            require_sealed: false,
+            max_memory: None,
+        }
     }
 }
 
 impl Options {
+    fn memory_limits(&self) -> MemoryLimits {
+        MemoryLimits { require_sealed: self.require_sealed, max_bytes: self.max_memory }
+    }
+
     fn offered<P: Port>(&self) -> u64 {
         let bit = |on, bit| if on { bit } else { 0 };
         let offered = feature::VERSION_1
@@ -91,6 +112,8 @@ pub struct NetDevice<P> {
     ports: Vec<P>,
     /// What the ports know of.
     told: Told,
+    /// What [`sigbus::faults`] said after the last pass.
+    faults: u64,
     scratch: Scratch,
     /// One frame from the driver.
     wire: Box<[u8]>,
@@ -110,7 +133,7 @@ impl<P: Port> NetDevice<P> {
         let offered = options.offered::<P>();
         let shared = Arc::new(Shared::new(options, offered)?);
         let wire = vec![0; MAX_WIRE].into();
-        Ok(Self { shared, ports, told: Told::default(), scratch: Scratch::default(), wire })
+        Ok(Self { shared, ports, told: Told::default(), faults: sigbus::faults(), scratch: Scratch::default(), wire })
     }
 
     /// The control side: serves front ends.
@@ -151,7 +174,11 @@ impl<P: Port> NetDevice<P> {
         }
         if self.shared.options.serve_control {
             let max_pairs = self.ports.len() as u16;
-            command(&mut state, max_pairs, &mut self.scratch, &self.shared.stats, &mut tally);
+            command(&mut state, max_pairs, &self.shared.stats, &mut tally);
+        }
+        if sigbus::faults() != self.faults {
+            self.faults = sigbus::faults();
+            state.look_for_lost(&self.shared.stats);
         }
         drop(state);
         self.shared.stats.add(&tally);
@@ -214,17 +241,17 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
     if let (true, Some(q)) = (deliver, &mut rings[rx].queue) {
         let before = q.base();
         let result = rx::receive(q, memory, port, mergeable, room.scratch, tally);
-        after(rings, rx, before, result, stats, tally);
+        after(rings, memory, rx, before, result, stats, tally);
     }
     if let Some(q) = &mut rings[tx].queue {
         let before = q.base();
         let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
-        after(rings, tx, before, result, stats, tally);
+        after(rings, memory, tx, before, result, stats, tally);
     }
 }
 
 /// The control queue.
-fn command(state: &mut State, max_pairs: u16, scratch: &mut Scratch, stats: &Stats, tally: &mut Tally) {
+fn command(state: &mut State, max_pairs: u16, stats: &Stats, tally: &mut Tally) {
     let index = state.rings.len() - 1;
     if !state.enabled(index) {
         return;
@@ -232,8 +259,8 @@ fn command(state: &mut State, max_pairs: u16, scratch: &mut Scratch, stats: &Sta
     let State { rings, memory, pairs, .. } = state;
     if let Some(q) = &mut rings[index].queue {
         let before = q.base();
-        let result = ctrl::command(q, memory, pairs, max_pairs, scratch, tally);
-        after(rings, index, before, result, stats, tally);
+        let result = ctrl::command(q, memory, pairs, max_pairs, tally);
+        after(rings, memory, index, before, result, stats, tally);
     }
 }
 
@@ -241,6 +268,7 @@ fn command(state: &mut State, max_pairs: u16, scratch: &mut Scratch, stats: &Sta
 #[inline]
 fn after(
     rings: &mut [state::Ring],
+    memory: &MemoryTable,
     index: usize,
     before: u16,
     result: Result<(), DriverFault>,
@@ -256,6 +284,11 @@ fn after(
         tally.calls += 1;
     }
     if let Err(e) = result {
-        ring.broken(index, e, stats);
+        // What a page that is gone reads as is no fault of the ring's.
+        let fault = match memory.lost() {
+            0 => e,
+            accesses => DriverFault::MemoryLost { accesses },
+        };
+        ring.broken(index, fault, stats);
     }
 }

@@ -3,13 +3,14 @@
 //! Nothing that the driver wrote is believed: every word is read once, into a private copy, and the copy is checked.
 //! Whatever is wrong is a [`DriverFault`]; the caller then never touches the ring again.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::DriverFault;
 use super::inflight::{Inflight, Part};
 use super::log::DirtyLog;
-use super::memory::{MemoryTable, Window};
+use super::memory::{MemoryTable, View};
 use crate::net::VnetHdr;
 use crate::ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
 
@@ -24,18 +25,37 @@ pub(super) enum Direction {
     ReadThenWrite,
 }
 
-/// A piece of the driver's memory.
+/// A piece of the driver's memory, of the table that is borrowed for `'t`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Buffer {
+pub(super) struct Buffer<'t> {
     pub(super) host: *mut u8,
     pub(super) len: usize,
     pub(super) write: bool,
     /// Its address as the driver says it.
     pub(super) guest: u64,
+    table: PhantomData<&'t MemoryTable>,
 }
 
-// SAFETY: an address; who dereferences it answers for that.
-unsafe impl Send for Buffer {}
+/// Room for the buffers of a chain, kept between passes to spare an allocation. It has no buffers then.
+#[derive(Debug, Default)]
+pub(super) struct Buffers(Vec<Buffer<'static>>);
+
+// SAFETY: it is empty between passes, and a pass is on one thread.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    /// The room, for a pass.
+    pub(super) fn lend<'t>(&mut self) -> Vec<Buffer<'t>> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes the room back. The buffers are forgotten, because no address outlives its pass.
+    pub(super) fn put(&mut self, mut room: Vec<Buffer<'_>>) {
+        room.clear();
+        // The elements, of which there are none, get another lifetime; the allocation stays.
+        self.0 = room.into_iter().map(|b| Buffer { table: PhantomData, ..b }).collect();
+    }
+}
 
 /// Chains that are looked at together: their cache lines are waited for together, too.
 pub(super) const GROUP: usize = 64;
@@ -83,8 +103,8 @@ pub(super) struct Queue {
     watched: bool,
     /// See [`Self::plain`].
     plain: bool,
-    /// The region that the last buffer was in.
-    window: Window,
+    /// The number of the region that the last buffer was in: where the next pass looks first.
+    region: usize,
     /// The next chain to take.
     next_avail: u16,
     /// The driver's index as last read; at most `size` ahead of `next_avail`.
@@ -118,7 +138,7 @@ impl Queue {
             inflight,
             watched,
             plain: start.header == VnetHdr::LEN,
-            window: Window::EMPTY,
+            region: 0,
             next_avail: base,
             avail_idx: base,
             next_used: used,
@@ -134,7 +154,7 @@ impl Queue {
             Some(inflight) => inflight.moved(ring),
             None => ring,
         };
-        Self { ring, inflight, window: Window::EMPTY, ..self }
+        Self { ring, inflight, ..self }
     }
 
     /// From now on the device's writes are noted in `log`, or no longer. `used` is the guest address of the used ring.
@@ -159,7 +179,7 @@ impl Queue {
     }
 
     /// The first `len` bytes of `buffers` were written.
-    pub(super) fn wrote(&self, buffers: &[Buffer], len: usize) {
+    pub(super) fn wrote(&self, buffers: &[Buffer<'_>], len: usize) {
         let Some(Logged { log, .. }) = &self.logged else { return };
         let mut left = len;
         for b in buffers {
@@ -223,26 +243,22 @@ impl Queue {
         self.ring.desc(id)
     }
 
-    /// The host address of a buffer that lies in one region. The common case is two comparisons.
-    #[inline(always)]
-    pub(super) fn host(&mut self, memory: &MemoryTable, d: &Desc) -> Option<*mut u8> {
-        match self.window.translate(d.addr, d.len) {
-            Some(host) => Some(host),
-            None => self.host_elsewhere(memory, d),
-        }
+    /// How a pass over this queue reaches memory.
+    #[inline]
+    pub(super) fn view<'t>(&self, memory: &'t MemoryTable) -> View<'t> {
+        memory.view(self.region)
     }
 
-    #[cold]
-    fn host_elsewhere(&mut self, memory: &MemoryTable, d: &Desc) -> Option<*mut u8> {
-        let window = memory.window(d.addr)?;
-        self.window = window;
-        window.translate(d.addr, d.len)
+    /// The pass is over.
+    #[inline]
+    pub(super) fn viewed(&mut self, memory: &View<'_>) {
+        self.region = memory.index();
     }
 
     /// Looks ahead, over up to `most` chains of one writable buffer each, without taking them; says how many it found. The
     /// first one that is anything else, wrong ones too, ends it.
     #[inline(always)]
-    pub(super) fn look_ahead(&mut self, memory: &MemoryTable, most: u16, found: &mut [Whole; GROUP]) -> usize {
+    pub(super) fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize {
         let mut n = 0;
         while n < usize::from(most).min(GROUP) {
             let Ok(head) = self.head(n as u16) else { break };
@@ -250,7 +266,7 @@ impl Queue {
             if d.flags != DESC_WRITE || d.len == 0 {
                 break;
             }
-            let Some(host) = self.host(memory, &d) else { break };
+            let Some(host) = memory.translate(d.addr, d.len) else { break };
             found[n] = Whole { host, len: d.len, head };
             n += 1;
         }
@@ -259,12 +275,12 @@ impl Queue {
 
     /// Walks the chain at `head` and appends its buffers to `out`; says how many bytes they have. At most as many
     /// descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes several.
-    pub(super) fn chain(
-        &mut self,
-        memory: &MemoryTable,
+    pub(super) fn chain<'t>(
+        &self,
+        memory: &mut View<'t>,
         head: u16,
         direction: Direction,
-        out: &mut Vec<Buffer>,
+        out: &mut Vec<Buffer<'t>>,
     ) -> Result<u32, DriverFault> {
         let (mut id, mut total, mut writing) = (head, 0u64, direction == Direction::Write);
         for _ in 0..self.size {
@@ -286,9 +302,11 @@ impl Queue {
             if total > u64::from(u32::MAX) {
                 return Err(DriverFault::HugeChain { head, len: total });
             }
-            match self.host(memory, &d) {
-                Some(host) => out.push(Buffer { host, len: d.len as usize, write, guest: d.addr }),
-                None => self.pieces(memory, id, &d, out)?,
+            match memory.translate(d.addr, d.len) {
+                Some(host) => {
+                    out.push(Buffer { host, len: d.len as usize, write, guest: d.addr, table: PhantomData });
+                }
+                None => pieces(memory, id, &d, out)?,
             }
             if d.flags & DESC_NEXT == 0 {
                 return Ok(total as u32);
@@ -299,22 +317,6 @@ impl Queue {
             id = d.next;
         }
         Err(DriverFault::ChainTooLong { head, size: self.size })
-    }
-
-    #[cold]
-    fn pieces(&mut self, memory: &MemoryTable, id: u16, d: &Desc, out: &mut Vec<Buffer>) -> Result<(), DriverFault> {
-        let outside = || DriverFault::OutsideTable { id, addr: d.addr, len: d.len };
-        let (mut addr, mut left) = (d.addr, d.len);
-        while left > 0 {
-            self.window = memory.window(addr).ok_or_else(outside)?;
-            let n = self.window.from(addr).min(u64::from(left)) as u32;
-            let host = self.window.translate(addr, n).ok_or_else(outside)?;
-            out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr });
-            left -= n;
-            // A region's end does not wrap around, so this cannot either, except to an address in no region.
-            addr = addr.wrapping_add(u64::from(n));
-        }
-        Ok(())
     }
 
     /// The next chain is taken, and goes back with `len` bytes written. The driver sees it after [`Self::publish`].
@@ -391,4 +393,19 @@ impl Queue {
         self.starved_at = None;
         false
     }
+}
+
+/// A buffer of several regions whose guest addresses meet.
+#[cold]
+fn pieces<'t>(memory: &mut View<'t>, id: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
+    let (mut addr, mut left) = (d.addr, d.len);
+    while left > 0 {
+        let outside = DriverFault::OutsideTable { id, addr: d.addr, len: d.len };
+        let (host, n) = memory.piece(addr, left).ok_or(outside)?;
+        out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr, table: PhantomData });
+        left -= n;
+        // A region's end does not wrap around, so this cannot either, except to an address in no region.
+        addr = addr.wrapping_add(u64::from(n));
+    }
+    Ok(())
 }

@@ -6,9 +6,9 @@
 
 use super::DriverFault;
 use super::copy::{copy, scatter};
-use super::memory::MemoryTable;
+use super::memory::{MemoryTable, View};
 use super::port::Port;
-use super::queue::{Buffer, Direction, GROUP, Queue, Whole};
+use super::queue::{Buffer, Buffers, Direction, GROUP, Queue, Whole};
 use super::stats::{DropReason, Tally};
 use crate::net::VnetHdr;
 
@@ -25,14 +25,14 @@ const LONG: usize = 256;
 /// Room for the walk of one frame's chains, kept to spare an allocation per frame, and for the fronts of a group.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    pub(super) buffers: Vec<Buffer>,
+    pub(super) buffers: Buffers,
     chains: Vec<(u16, u32)>,
     fronts: Box<[[u8; FRONT]; GROUP]>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: Vec::new(), chains: Vec::new(), fronts: Box::new([[0; FRONT]; GROUP]) }
+        Self { buffers: Buffers::default(), chains: Vec::new(), fronts: Box::new([[0; FRONT]; GROUP]) }
     }
 }
 
@@ -57,7 +57,9 @@ pub(super) fn receive<P: Port>(
         }
         return Ok(());
     }
-    let result = fill(q, memory, port, mergeable, scratch, tally, available.min(BATCH));
+    let mut memory = q.view(memory);
+    let result = fill(q, &mut memory, port, mergeable, scratch, tally, available.min(BATCH));
+    q.viewed(&memory);
     q.publish();
     result
 }
@@ -65,7 +67,7 @@ pub(super) fn receive<P: Port>(
 #[inline(always)]
 fn fill<P: Port>(
     q: &mut Queue,
-    memory: &MemoryTable,
+    memory: &mut View<'_>,
     port: &mut P,
     mergeable: bool,
     scratch: &mut Scratch,
@@ -151,7 +153,7 @@ fn whole_frames<P: Port>(
 #[cold]
 fn one<P: Port>(
     q: &mut Queue,
-    memory: &MemoryTable,
+    memory: &mut View<'_>,
     port: &mut P,
     mergeable: bool,
     scratch: &mut Scratch,
@@ -193,13 +195,26 @@ enum Fit {
 /// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together.
 fn spread(
     q: &mut Queue,
-    memory: &MemoryTable,
+    memory: &mut View<'_>,
     wire: &[u8],
     mergeable: bool,
     scratch: &mut Scratch,
 ) -> Result<Fit, DriverFault> {
-    scratch.buffers.clear();
-    scratch.chains.clear();
+    let mut buffers = scratch.buffers.lend();
+    let fit = spread_into(q, memory, wire, mergeable, &mut scratch.chains, &mut buffers);
+    scratch.buffers.put(buffers);
+    fit
+}
+
+fn spread_into<'t>(
+    q: &mut Queue,
+    memory: &mut View<'t>,
+    wire: &[u8],
+    mergeable: bool,
+    chains: &mut Vec<(u16, u32)>,
+    buffers: &mut Vec<Buffer<'t>>,
+) -> Result<Fit, DriverFault> {
+    chains.clear();
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
     let (mut room, mut taken) = (0, 0);
@@ -211,8 +226,8 @@ fn spread(
             return Ok(Fit::Waits);
         }
         let head = q.head(taken)?;
-        let len = q.chain(memory, head, Direction::Write, &mut scratch.buffers)?;
-        scratch.chains.push((head, len));
+        let len = q.chain(memory, head, Direction::Write, buffers)?;
+        chains.push((head, len));
         room += len as usize;
         taken += 1;
     }
@@ -220,10 +235,10 @@ fn spread(
     first.copy_from_slice(header);
     first[10..].copy_from_slice(&taken.to_le_bytes());
     // A legacy header ends before the number of buffers.
-    scatter([&first[..q.header()], frame], &scratch.buffers);
-    q.wrote(&scratch.buffers, total);
+    scatter([&first[..q.header()], frame], buffers);
+    q.wrote(buffers, total);
     let mut left = total;
-    for &(head, len) in &scratch.chains {
+    for &(head, len) in &*chains {
         let n = left.min(len as usize);
         q.give_back(head, n as u32);
         left -= n;

@@ -31,6 +31,8 @@ pub(super) struct Ring {
     pub(super) call: Option<Notifier>,
     err: Option<Notifier>,
     enabled: bool,
+    /// The ring ran, and its memory was removed: it goes on when a table has this user address again.
+    waits_for: Option<u64>,
     /// There while the ring runs.
     pub(super) queue: Option<Queue>,
 }
@@ -53,12 +55,13 @@ impl Ring {
             *to = at.ok_or(DeviceError::RingAddress { ring: index, part, addr })?;
         }
         // SAFETY: the parts were just found in the table, whole and aligned, and `size` is a power of two. The ring is
-        // dropped or moved before the table is: `State` alone drops tables, in `set_memory` and `reset`.
+        // dropped or moved before the table is: `State` alone replaces its table, in `exchange` and `reset`.
         Ok(unsafe { SplitRing::from_parts(host[0], host[1], host[2], size) })
     }
 
     /// Takes the ring out of service and keeps its position.
     pub(super) fn stop(&mut self) {
+        self.waits_for = None;
         if let Some(queue) = self.queue.take() {
             self.base = queue.base();
         }
@@ -82,6 +85,8 @@ pub(super) struct State {
     /// Rings before memory: fields are dropped in this order, and rings point into memory.
     pub(super) rings: Vec<Ring>,
     pub(super) memory: MemoryTable,
+    /// What [`MemoryTable::lost`] said when it was last looked at.
+    lost: u64,
     /// The features that the driver accepted.
     pub(super) features: u64,
     /// What a frame from the driver may ask for.
@@ -110,6 +115,7 @@ impl State {
             features: 0,
             offloads: Offloads::sent(0),
             pairs: 1,
+            lost: 0,
             status: 0,
             log: None,
             inflight: None,
@@ -204,21 +210,59 @@ impl State {
         Ok(())
     }
 
-    /// Replaces the memory table. Running rings go on where the new table holds them, and are stopped where it does
-    /// not; the old mappings are gone when this returns.
-    pub(super) fn set_memory(&mut self, memory: MemoryTable, stats: &Stats) {
+    /// Replaces the memory table by one that the front end has sent as a whole. Running rings go on where the new table holds
+    /// them, and are stopped where it does not. Returns the old table, to be dropped when the state is not locked: that
+    /// unmaps.
+    #[must_use]
+    pub(super) fn set_memory(&mut self, memory: MemoryTable, stats: &Stats) -> MemoryTable {
+        let old = self.exchange(memory, stats);
+        for (index, ring) in self.rings.iter_mut().enumerate() {
+            if let Some(addr) = ring.waits_for {
+                ring.broken(index, DriverFault::RingUnmapped { addr }, stats);
+            }
+        }
+        old
+    }
+
+    /// Replaces the memory table by one with a region more or less. A running ring whose memory was removed waits for it: a
+    /// front end resizes a region by removing and adding it. Returns the old table, as [`set_memory`](Self::set_memory).
+    #[must_use]
+    pub(super) fn exchange(&mut self, memory: MemoryTable, stats: &Stats) -> MemoryTable {
+        let old = std::mem::replace(&mut self.memory, memory);
         for (index, ring) in self.rings.iter_mut().enumerate() {
             let Some(queue) = ring.queue.take() else { continue };
-            match ring.map(index, &memory) {
+            match ring.map(index, &self.memory) {
                 Ok(at) => ring.queue = Some(queue.moved(at)),
                 Err(e) => {
                     ring.base = queue.base();
                     let addr = if let DeviceError::RingAddress { addr, .. } = e { addr } else { 0 };
-                    ring.broken(index, DriverFault::RingUnmapped { addr }, stats);
+                    ring.waits_for = Some(addr);
                 }
             }
         }
-        self.memory = memory;
+        self.lost = self.memory.lost();
+        stats.set_memory(&self.memory);
+        for index in 0..self.rings.len() {
+            // What fails here waits for the next table.
+            if self.rings[index].waits_for.is_some() && self.lost == 0 && self.start(index).is_ok() {
+                self.rings[index].waits_for = None;
+            }
+        }
+        old
+    }
+
+    /// Stops all rings if pages of the memory are gone.
+    #[cold]
+    pub(super) fn look_for_lost(&mut self, stats: &Stats) {
+        let accesses = self.memory.lost();
+        stats.memory_lost.fetch_add(accesses.saturating_sub(self.lost), Ordering::Relaxed);
+        self.lost = accesses;
+        if accesses == 0 {
+            return;
+        }
+        for (index, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.queue.is_some()) {
+            ring.broken(index, DriverFault::MemoryLost { accesses }, stats);
+        }
     }
 
     pub(super) fn set_size(&mut self, index: usize, size: u32) -> Result<(), DeviceError> {
@@ -253,10 +297,13 @@ impl State {
 
     /// Starts the ring, or exchanges the kick descriptor of a running one.
     pub(super) fn set_kick(&mut self, index: usize, kick: Option<Kick>) -> Result<(), DeviceError> {
-        self.ring(index)?;
-        if self.rings[index].queue.is_none() {
+        let ring = self.ring(index)?;
+        if ring.queue.is_none() && ring.waits_for.is_none() {
             if self.memory.is_empty() {
                 return Err(DeviceError::NotReady { ring: index, missing: "a memory table" });
+            }
+            if self.memory.lost() > 0 {
+                return Err(DeviceError::MemoryLost { ring: index });
             }
             self.start(index)?;
         }
@@ -367,6 +414,18 @@ impl Shared {
     pub(super) fn slept(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         self.kicks.clear();
+    }
+
+    /// Replaces the memory table by what `change` makes of it. The front end's thread alone does, so the table stays the same
+    /// while a region is mapped, and passes go on meanwhile. What is in no table any more is unmapped at the end.
+    pub(super) fn exchange_memory(
+        &self,
+        change: impl FnOnce(&MemoryTable) -> Result<MemoryTable, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let table = self.lock().memory.clone();
+        let new = change(&table)?;
+        drop(self.change(|state| state.exchange(new, &self.stats)));
+        Ok(())
     }
 
     /// The state as soon as the pass at hand is over. There is no other way to wait for it: who waits, says so.

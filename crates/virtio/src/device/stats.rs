@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::DriverFault;
+use super::memory::MemoryTable;
 
 /// Why a frame went no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,15 @@ pub struct Stats {
     pub log_misses: AtomicU64,
     /// Announcements (RARP) that the port took.
     pub announced: AtomicU64,
+    /// Accesses that have found a page of a front end's memory gone. Counted only with the
+    /// [handler](netmem_pool::sigbus) of SIGBUS.
+    pub memory_lost: AtomicU64,
+    /// Regions of the memory table now.
+    pub memory_regions: AtomicU64,
+    /// Their bytes.
+    pub memory_bytes: AtomicU64,
+    /// Those of them whose file can be shortened.
+    pub memory_unsealed: AtomicU64,
     drops: [AtomicU64; DropReason::NAMES.len()],
     queue_errors: [AtomicU64; DriverFault::NAMES.len()],
 }
@@ -82,6 +92,10 @@ impl Stats {
             ("sleeps", &self.sleeps),
             ("commands", &self.commands),
             ("connection_errors", &self.connection_errors),
+            ("memory_lost", &self.memory_lost),
+            ("memory_regions", &self.memory_regions),
+            ("memory_bytes", &self.memory_bytes),
+            ("memory_unsealed", &self.memory_unsealed),
         ]
         .map(|(name, n)| (name, n.load(Relaxed)))
         .into_iter()
@@ -107,6 +121,13 @@ impl Stats {
     #[must_use]
     pub fn queue_error(&self, name: &str) -> u64 {
         self.queue_errors().find(|&(n, _)| n == name).map_or(0, |(_, count)| count)
+    }
+
+    /// The memory table is this one now.
+    pub(super) fn set_memory(&self, table: &MemoryTable) {
+        self.memory_regions.store(table.len() as u64, Relaxed);
+        self.memory_bytes.store(table.mapped(), Relaxed);
+        self.memory_unsealed.store(table.unsealed() as u64, Relaxed);
     }
 
     pub(super) fn count_queue_error(&self, e: DriverFault) {

@@ -2,7 +2,7 @@
 
 use super::DriverFault;
 use super::copy::{copy, gather};
-use super::memory::MemoryTable;
+use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port};
 use super::queue::{Direction, Queue};
 use super::rx::{BATCH, Scratch};
@@ -30,12 +30,13 @@ pub(super) fn transmit<P: Port>(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let left = q.refresh()?.min(BATCH);
+    let mut memory = q.view(memory);
     let mut result = Ok(());
     for n in 0..left {
         if n % PUBLISH_FRAMES == PUBLISH_FRAMES - 1 {
             q.publish();
         }
-        let head = match take(q, memory, P::WANTS_BYTES, scratch, wire) {
+        let head = match take(q, &mut memory, P::WANTS_BYTES, scratch, wire) {
             Ok((head, total)) => {
                 frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
                 head
@@ -47,6 +48,7 @@ pub(super) fn transmit<P: Port>(
         };
         q.give_back(head, 0);
     }
+    q.viewed(&memory);
     q.publish();
     result
 }
@@ -54,8 +56,8 @@ pub(super) fn transmit<P: Port>(
 /// The next chain: its head and its bytes, of which the first [`MAX_WIRE`] are copied into `wire` if `copied` is set.
 #[inline(always)]
 fn take(
-    q: &mut Queue,
-    memory: &MemoryTable,
+    q: &Queue,
+    memory: &mut View<'_>,
     copied: bool,
     scratch: &mut Scratch,
     wire: &mut [u8],
@@ -66,7 +68,7 @@ fn take(
     let plain = d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len);
     if plain
         && q.plain()
-        && let Some(host) = q.host(memory, &d)
+        && let Some(host) = memory.translate(d.addr, d.len)
     {
         if copied {
             // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
@@ -74,18 +76,19 @@ fn take(
         }
         return Ok((head, len));
     }
-    scratch.buffers.clear();
-    let total = q.chain(memory, head, Direction::Read, &mut scratch.buffers)? as usize;
+    let mut buffers = scratch.buffers.lend();
+    let total = q.chain(memory, head, Direction::Read, &mut buffers);
     // A legacy header is two bytes shorter than the one of the wire form, and lacks its last field.
     let short = VnetHdr::LEN - q.header();
-    if copied {
-        gather(&scratch.buffers, &mut wire[short..]);
+    if copied && total.is_ok() {
+        gather(&buffers, &mut wire[short..]);
         if short > 0 {
             wire.copy_within(short..VnetHdr::LEN, 0);
             wire[q.header()..VnetHdr::LEN].fill(0);
         }
     }
-    Ok((head, total + short))
+    scratch.buffers.put(buffers);
+    Ok((head, total? as usize + short))
 }
 
 /// Judges a frame of `total` bytes, header included, and hands it on.

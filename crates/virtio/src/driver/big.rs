@@ -51,16 +51,23 @@ impl<M: PeerMemory> BigRing<M> {
         let page_size = supply.region().page_size() as u32;
         let per_chain = (VnetHdr::LEN + max_frame).div_ceil(page_size as usize) as u16;
         let count = ring.size() / per_chain;
-        for id in 0..count * per_chain {
-            let next = Some(id + 1).filter(|next| !next.is_multiple_of(per_chain));
-            ring.describe(id, 0, page_size, true, next);
-        }
+        describe(&ring, per_chain, page_size);
         let chains = (0..count).map(|_| Chain::default()).collect();
         let free = (0..count).collect();
         let (domain, offloads, stats) = (recipe.domain.clone(), recipe.offloads, RxStats::default());
         let mut this = Self { ring, chains, free, supply, domain, offloads, per_chain, page_size, stats };
         this.refill();
         this
+    }
+
+    /// Goes on with a new ring, in which nothing is posted. The pages that were posted stay in their chains, and are posted.
+    pub(crate) fn adopt(&mut self, ring: DriverRing) {
+        self.stats.restart(&self.ring);
+        self.ring = ring;
+        describe(&self.ring, self.per_chain, self.page_size);
+        self.chains.iter_mut().for_each(|chain| chain.posted = false);
+        self.free = (0..self.chains.len() as u16).collect();
+        self.refill();
     }
 
     pub(crate) fn ring(&self) -> &DriverRing {
@@ -231,5 +238,13 @@ impl<M: PeerMemory> BigRing<M> {
             chain.posted = false;
         }
         lost
+    }
+}
+
+/// Describes as many chains of `per_chain` pages as the ring has room for, with no pages yet.
+fn describe(ring: &DriverRing, per_chain: u16, page_size: u32) {
+    for id in 0..ring.size() / per_chain * per_chain {
+        let next = Some(id + 1).filter(|next| !next.is_multiple_of(per_chain));
+        ring.describe(id, 0, page_size, true, next);
     }
 }

@@ -5,7 +5,8 @@
 //! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
 //!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
 //! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes while others poll.
-//! * [`VirtioNet`] changes how many pairs are in use, and tells whether the device is still connected.
+//! * [`VirtioNet`] changes how many pairs are in use, tells whether the device is still connected, and goes on with another
+//!   device: [`VirtioNet::reconnect`].
 
 mod big;
 mod chains;
@@ -14,6 +15,7 @@ mod frame;
 mod options;
 mod panics;
 mod queues;
+mod reconnect;
 mod reserve;
 mod restart;
 mod ring;
@@ -52,7 +54,8 @@ use rx::{BufferLayout, Header};
 use space::Memory;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Why a device could not be taken into use, or did not do as told.
 #[derive(Debug, thiserror::Error)]
@@ -168,8 +171,52 @@ pub enum NetError {
 
 /// What the queues and the device's handle share: the connection, and what a queue is made of when it is restarted.
 pub(crate) struct Link<M: PeerMemory> {
-    backend: Mutex<VhostUser>,
+    attached: Mutex<Attached>,
+    /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
+    connection: AtomicU32,
     recipe: Recipe<M>,
+}
+
+/// The back end, and what it has of ours.
+struct Attached {
+    backend: VhostUser,
+    /// The memory table that the back end has.
+    table: Vec<TableEntry>,
+    rings: RingMemory,
+    /// Rings that the back end has started after a [reconnect](reconnect) and that their queues have not taken yet.
+    ready: Vec<Option<DriverRing>>,
+}
+
+/// The memory of all rings of a connection.
+struct RingMemory {
+    region: Arc<Region<PeerShared>>,
+    /// The device's address of it.
+    bus: u64,
+    /// The number of the connection: how often the device was connected anew, modulo 2^32.
+    connection: u32,
+}
+
+impl RingMemory {
+    /// Which entry of the memory table it is.
+    const ENTRY: usize = 1;
+
+    /// A new ring of a receive or transmit queue.
+    fn queue(&self, plan: &Plan, index: usize) -> Result<DriverRing, NotifyError> {
+        DriverRing::new(&self.region, plan.ring(index), plan.ring_size, self.connection)
+    }
+
+    /// The place of a transmit queue's headers.
+    fn headers(&self, plan: &Plan, pair: usize) -> HeaderArray {
+        let offset = plan.headers(pair);
+        HeaderArray { region: self.region.clone(), offset, dma: self.bus + offset as u64 }
+    }
+
+    /// A new control ring, and the buffer of its commands.
+    fn control(&self, plan: &Plan) -> Result<(DriverRing, VnetMemory), NotifyError> {
+        let ring = DriverRing::new(&self.region, plan.control(), ctrl::SIZE, self.connection)?;
+        let (region, offset) = (self.region.clone(), plan.control_buffer());
+        Ok((ring, VnetMemory { region, offset, len: ctrl::BUFFER, bus: self.bus }))
+    }
 }
 
 /// What a receive queue of host memory is made of.
@@ -183,6 +230,10 @@ struct Recipe<M: PeerMemory> {
     offloads: Offloads,
     cache: usize,
     ring_size: u16,
+    /// Where the rings lie in their memory.
+    plan: Plan,
+    /// What a back end is told as the longest packet, in bytes.
+    mtu: u64,
     /// Device memory, by the addresses that the device knows it by.
     device_memory: Vec<Range<u64>>,
 }
@@ -196,16 +247,28 @@ impl<M: PeerMemory> Recipe<M> {
 }
 
 impl<M: PeerMemory> Link<M> {
+    fn lock(&self) -> MutexGuard<'_, Attached> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn with<R>(&self, f: impl FnOnce(&mut VhostUser) -> R) -> R {
-        f(&mut self.backend.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.lock().backend)
     }
 
-    fn stop_ring(&self, index: usize) -> Result<(), VhostUserError> {
-        self.with(|b| b.stop_ring(index))
+    /// Stops a queue's ring. The back end of an earlier connection has ended.
+    fn stop_ring(&self, index: usize, ring: &DriverRing) -> Result<(), VhostUserError> {
+        let mut at = self.lock();
+        if ring.connection() != at.rings.connection { Ok(()) } else { at.backend.stop_ring(index) }
     }
 
-    fn restart_ring(&self, index: usize, ring: &DriverRing) -> Result<(), VhostUserError> {
-        self.with(|b| b.restart_ring(index, ring.addresses(), ring.call(), ring.kick()))
+    /// Starts a queue's ring again, which was stopped on that connection. If there is another connection since, its back end
+    /// has started a new ring, which the queue takes, or has taken already.
+    fn restart_ring(&self, index: usize, connection: u32, ring: &DriverRing) -> Result<(), VhostUserError> {
+        let mut at = self.lock();
+        if connection != at.rings.connection {
+            return Ok(());
+        }
+        at.backend.restart_ring(index, ring.addresses(), ring.call(), ring.kick())
     }
 }
 
@@ -301,7 +364,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         let reserve = (asked > 0).then(|| Reserve::new(supply.provider(), asked)).transpose();
         let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
         let plan = Plan::new(&options);
-        let rings = Arc::new(RegionOptions::new(plan.total.div_ceil(PAGE_SIZE)).build::<PeerShared>()?);
+        let rings = Arc::new(plan.memory()?);
         // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
         let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
         let table = std::mem::take(&mut options.device_memory).into_iter().fold(table, MemoryTable::and_device);
@@ -311,7 +374,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             vec![TableEntry::plain(region.clone()), TableEntry::plain(rings.clone())]
         };
         backend.set_memory(&entries)?;
-        let bus = entries[1].bus();
+        let rings = RingMemory { region: rings, bus: entries[RingMemory::ENTRY].bus(), connection: 0 };
         let device_memory =
             entries.iter().filter(|e| e.is_device()).map(|e| e.bus()..e.bus() + e.len() as u64).collect();
         let domain: Option<Arc<dyn DmaDomain>> = match (options.premapped, options.domain.take()) {
@@ -320,7 +383,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             (true, Some(wrap)) => Some(wrap(table)),
         };
 
-        let control_index = usize::try_from(backend.pairs() * 2).unwrap_or(usize::MAX);
+        let control_index = control_index(&backend);
         let recipe = Recipe {
             provider: (options.mode != RxMode::Big).then(|| supply.provider()),
             domain: domain.clone(),
@@ -329,13 +392,17 @@ impl<M: PeerMemory> VirtioNet<M> {
             offloads: Offloads::received(features),
             cache: options.cache,
             ring_size: options.ring_size,
+            plan,
+            mtu: options.mtu(),
             device_memory,
         };
-        let link = Arc::new(Link { backend: Mutex::new(backend), recipe });
+        let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new() });
+        let link = Arc::new(Link { attached, connection: AtomicU32::new(0), recipe });
+        let plan = &link.recipe.plan;
         let mut queues = Vec::new();
         for pair in 0..usize::from(pairs) {
             let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
-            let ring = DriverRing::new(&rings, plan.ring(rx_index), options.ring_size)?;
+            let ring = link.lock().rings.queue(plan, rx_index)?;
             let rx = match (&supply, options.mode) {
                 (Supply::Own(pages), RxMode::Big) => {
                     let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
@@ -345,13 +412,12 @@ impl<M: PeerMemory> VirtioNet<M> {
                 }
                 _ => VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone()),
             };
-            let offset = plan.headers(pair);
-            let headers = HeaderArray { region: rings.clone(), offset, dma: bus + offset as u64 };
+            let headers = link.lock().rings.headers(plan, pair);
             let memory = match &domain {
                 Some(domain) => Memory::Domain(domain.clone()),
                 None => Memory::Plain(region.clone()),
             };
-            let ring = DriverRing::new(&rings, plan.ring(tx_index), options.ring_size)?;
+            let ring = link.lock().rings.queue(plan, tx_index)?;
             let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {
@@ -363,9 +429,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             queues.push(QueuePair { rx, tx });
         }
         let control = with_control.then(|| {
-            let ring = DriverRing::new(&rings, plan.control(), ctrl::SIZE)?;
-            let offset = plan.control_buffer();
-            let buffer = VnetMemory { region: rings.clone(), offset, len: ctrl::BUFFER, bus };
+            let (ring, buffer) = link.lock().rings.control(plan)?;
             link.with(|b| {
                 b.start_ring(control_index, ring.addresses(), ring.call(), ring.kick())?;
                 b.enable_ring(control_index, true)
@@ -435,7 +499,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         Ok(options.build_shared(reserve, self.domain().cloned())?)
     }
 
-    /// Whether the device still holds its end of the connection. One system call.
+    /// Whether the device still holds its end of the connection. If it does not, [`reconnect`](Self::reconnect) takes another
+    /// one. One system call.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.link.with(|b| b.is_connected())
@@ -446,7 +511,7 @@ impl<M: PeerMemory> Drop for VirtioNet<M> {
     fn drop(&mut self) {
         if self.control.is_some() {
             // A device that is gone has stopped.
-            let _ = self.link.stop_ring(self.control_index);
+            let _ = self.link.with(|b| b.stop_ring(self.control_index));
         }
     }
 }
@@ -457,8 +522,14 @@ impl<M: PeerMemory> fmt::Debug for VirtioNet<M> {
     }
 }
 
+/// The number of the control queue's ring.
+fn control_index(backend: &VhostUser) -> usize {
+    usize::try_from(backend.pairs() * 2).unwrap_or(usize::MAX)
+}
+
 /// Where rings, header arrays and the control queue lie in their region.
 struct Plan {
+    ring_size: u16,
     ring: usize,
     header: usize,
     pairs: usize,
@@ -471,7 +542,12 @@ impl Plan {
         let header = (usize::from(o.ring_size) * HEADER_STRIDE).next_multiple_of(SplitLayout::ALIGN);
         let pairs = usize::from(o.pairs);
         let control = SplitLayout::new(ctrl::SIZE).total + ctrl::BUFFER;
-        Self { ring, header, pairs, total: pairs * (2 * ring + header) + control }
+        Self { ring_size: o.ring_size, ring, header, pairs, total: pairs * (2 * ring + header) + control }
+    }
+
+    /// Memory for all of it.
+    fn memory(&self) -> Result<Region<PeerShared>, RegionError> {
+        RegionOptions::new(self.total.div_ceil(PAGE_SIZE)).build()
     }
 
     fn ring(&self, index: usize) -> usize {

@@ -141,7 +141,7 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     pools: impl FnOnce(&Link<Q::Mem>, usize) -> Result<P, NetError>,
     start: impl FnOnce(DriverRing, P, usize, Arc<Link<Q::Mem>>) -> N,
 ) -> Outcome<Q, Q::PoolClosed, N> {
-    let (index, link) = (queue.index(), queue.link().clone());
+    let (index, link, connection) = (queue.index(), queue.link().clone(), queue.ring().connection());
     let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new()?)));
     let (pools, events) = match ready {
         Ok(ready) => ready,
@@ -154,7 +154,7 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
         return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
     let new = start(queue.ring().again(events), pools, index, link.clone());
-    match link.restart_ring(index, new.ring()) {
+    match link.restart_ring(index, connection, new.ring()) {
         Ok(()) => Ok(Restarted { queue: new, closed, unread }),
         // The drop of what was to be the queue sees to what it posted.
         Err(source) => Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() }),

@@ -26,6 +26,8 @@ pub(crate) struct DriverRing {
     addresses: RingAddresses,
     offset: usize,
     memory: Arc<Region<PeerShared>>,
+    /// The number of the connection whose back end runs it.
+    connection: u32,
 }
 
 /// The event descriptors of a ring: the one thing that a ring may fail to have when it is made again. The device has the
@@ -44,22 +46,28 @@ impl Events {
 }
 
 impl DriverRing {
-    /// A ring of `size` entries at `offset` of `memory`, which must be zero there, as fresh memory is.
+    /// A ring of `size` entries at `offset` of `memory`, which must be zero there, as fresh memory is. `connection` is the number
+    /// of the connection whose back end is to run it.
     ///
     /// # Panics
     ///
     /// If it does not fit there, or `size` is no power of two: the caller laid it out.
-    pub(crate) fn new(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16) -> Result<Self, NotifyError> {
-        Ok(Self::at(memory, offset, size, Events::new()?))
+    pub(crate) fn new(
+        memory: &Arc<Region<PeerShared>>,
+        offset: usize,
+        size: u16,
+        connection: u32,
+    ) -> Result<Self, NotifyError> {
+        Ok(Self::at(memory, offset, size, connection, Events::new()?))
     }
 
     /// A new ring in the place of this one, which the device has stopped.
     pub(crate) fn again(&self, events: Events) -> Self {
         self.ring.clear();
-        Self::at(&self.memory, self.offset, self.size(), events)
+        Self::at(&self.memory, self.offset, self.size(), self.connection, events)
     }
 
-    fn at(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16, events: Events) -> Self {
+    fn at(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16, connection: u32, events: Events) -> Self {
         let layout = SplitLayout::new(size);
         assert!(offset.is_multiple_of(SplitLayout::ALIGN) && offset + layout.total <= memory.len());
         let base = memory.as_ptr().wrapping_add(offset);
@@ -80,7 +88,14 @@ impl DriverRing {
             addresses,
             offset,
             memory: memory.clone(),
+            connection,
         }
+    }
+
+    /// The number of the connection whose back end runs it.
+    #[inline]
+    pub(crate) fn connection(&self) -> u32 {
+        self.connection
     }
 
     pub(crate) fn kick(&self) -> BorrowedFd<'_> {

@@ -161,6 +161,17 @@ impl<M: PeerMemory> VirtioRx<M> {
         }
     }
 
+    /// Goes on with the ring of the device's new connection.
+    #[cold]
+    fn adopt(&mut self) {
+        let Self { pool: Some(pool), ring, index, link } = self else { return };
+        let Some(new) = link.take_ring(*index) else { return };
+        match ring {
+            Ring::Single(rx) => pool.poll(|napi| rx.adopt(new, napi)),
+            Ring::Big(big) => big.adopt(new),
+        }
+    }
+
     /// Stops the queue, takes back or quarantines what was posted, and closes the pool.
     pub fn close(mut self) -> Option<PoolClosed> {
         self.stop().map(|stopped| stopped.closed)
@@ -189,7 +200,7 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
     fn stop(&mut self) -> Option<Stopped<PoolClosed>> {
         let mut pool = self.pool.take()?;
         let mut panics = Panics::default();
-        let confirmed = self.link.stop_ring(self.index);
+        let confirmed = self.link.stop_ring(self.index, self.ring());
         if let Err(error) = &confirmed {
             let queue = self.index;
             panics.call(
@@ -252,6 +263,9 @@ impl<M: PeerMemory> RxQueue for VirtioRx<M> {
 
     #[inline]
     fn poll<R>(&mut self, f: impl FnOnce(&mut RxPoll<'_, M>) -> R) -> R {
+        if self.link.has_replaced(self.ring()) {
+            self.adopt();
+        }
         let Self { pool, ring, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
         pool.poll(|napi| f(&mut RxPoll { ring, napi: napi.reborrow() }))
@@ -277,9 +291,7 @@ impl<M: PeerMemory> RxRing<M> {
     fn new(ring: DriverRing, recipe: &Recipe<M>, pool: &PagePool<M>) -> Self {
         let Recipe { layout, header, offloads, .. } = *recipe;
         let size = ring.size();
-        for id in 0..size {
-            ring.describe(id, 0, layout.len, true, None);
-        }
+        describe(&ring, layout);
         Self {
             slots: (0..size).map(|_| Slot::default()).collect(),
             free: (0..size).collect(),
@@ -292,6 +304,21 @@ impl<M: PeerMemory> RxRing<M> {
             stats: RxStats::default(),
             ring,
         }
+    }
+
+    /// Goes on with a new ring, in which nothing is posted. The pages that were posted stay in their slots, and are posted.
+    fn adopt(&mut self, ring: DriverRing, napi: &mut Napi<'_, M>) {
+        self.stats.restart(&self.ring);
+        self.ring = ring;
+        describe(&self.ring, self.layout);
+        for (id, slot) in (0..).zip(&mut self.slots) {
+            slot.posted = false;
+            if let Some(page) = &slot.page {
+                self.ring.point(id, page.dma_addr() + u64::from(slot.start));
+            }
+        }
+        self.free = (0..self.ring.size()).collect();
+        self.refill(napi);
     }
 
     fn receive<H: Handler<M>>(&mut self, napi: &mut Napi<'_, M>, budget: usize, handler: &mut H) -> usize {
@@ -511,6 +538,11 @@ impl<M: PeerMemory> RxRing<M> {
         self.free.drain(..got);
         got
     }
+}
+
+/// Describes a buffer in every descriptor, in no page yet.
+fn describe(ring: &DriverRing, layout: BufferLayout) {
+    (0..ring.size()).for_each(|id| ring.describe(id, 0, layout.len, true, None));
 }
 
 /// A part of a page that `per_page` buffers share.

@@ -165,6 +165,11 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     /// home.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut SplitPoll<'_, M>) -> R) -> R {
+        if self.link.has_replaced(&self.ring.ring)
+            && let Some(ring) = self.link.take_ring(self.index)
+        {
+            self.ring.adopt(ring);
+        }
         let Self { pools, ring, .. } = self;
         let (host, device) = pools.as_mut().expect("the pools are there until the queue is stopped, which consumes it");
         // Heads are dropped here by most who receive, payload elsewhere: theirs is the inner context.
@@ -222,7 +227,7 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
     fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
         let (mut host, mut device) = self.pools.take()?;
         let mut panics = Panics::default();
-        let confirmed = self.link.stop_ring(self.index);
+        let confirmed = self.link.stop_ring(self.index, self.ring());
         if let Err(error) = &confirmed {
             let queue = self.index;
             panics.call(
@@ -301,10 +306,7 @@ impl<M: PeerMemory> ChainRing<M> {
     ) -> Self {
         let (chains, head, page) =
             (ring.size() / 2, VnetHdr::LEN as u32 + u32::from(header_bytes), device.page_size() as u32);
-        for c in 0..chains {
-            ring.describe(2 * c, 0, head, true, Some(2 * c + 1));
-            ring.describe(2 * c + 1, 0, page, true, None);
-        }
+        describe(&ring, head, page);
         Self {
             slots: (0..chains).map(|_| Slot::default()).collect(),
             free: (0..chains).collect(),
@@ -317,6 +319,24 @@ impl<M: PeerMemory> ChainRing<M> {
             stats: RxStats::default(),
             ring,
         }
+    }
+
+    /// Goes on with a new ring, in which nothing is posted. What was posted stays in its slots, and the next poll posts it.
+    #[cold]
+    fn adopt(&mut self, ring: DriverRing) {
+        self.stats.restart(&self.ring);
+        self.ring = ring;
+        describe(&self.ring, self.head, self.page);
+        for (chain, slot) in (0..).zip(&mut self.slots) {
+            slot.posted = false;
+            if let Some(part) = &slot.part {
+                self.ring.point(2 * chain, part.dma_addr());
+            }
+            if let Some(page) = &slot.page {
+                self.ring.point(2 * chain + 1, page.dma_addr());
+            }
+        }
+        self.free = (0..self.slots.len() as u16).collect();
     }
 
     fn receive<H: SplitHandler<M>>(
@@ -466,5 +486,13 @@ impl<M: PeerMemory> ChainRing<M> {
         // Oldest first, so that heads keep their places in the ring.
         self.free.drain(..got);
         got
+    }
+}
+
+/// Describes a chain of a host part and a device page in every two descriptors, with no memory yet.
+fn describe(ring: &DriverRing, head: u32, page: u32) {
+    for chain in 0..ring.size() / 2 {
+        ring.describe(2 * chain, 0, head, true, Some(2 * chain + 1));
+        ring.describe(2 * chain + 1, 0, page, true, None);
     }
 }

@@ -105,10 +105,15 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
     }
 
     fn complete(&mut self) -> usize {
+        let holders = &mut self.holders;
+        if self.tx.is_replaced() {
+            let done = self.tx.adopt(|chains, head| chains.ids(head).for_each(|id| holders[usize::from(id)] = None));
+            holders.iter_mut().for_each(|holder| *holder = None);
+            return done;
+        }
         if self.tx.stats.stopped.is_some() {
             return 0;
         }
-        let holders = &mut self.holders;
         let done = self.tx.reap(|chains, head| chains.ids(head).for_each(|id| holders[usize::from(id)] = None));
         done.unwrap_or_else(|error| self.tx.stop(error))
     }

@@ -1,5 +1,6 @@
 //! What the driver counts, and what it holds against a device.
 
+use super::ring::DriverRing;
 use std::fmt;
 
 /// A lie that stops a queue: after it, nothing that the device says about the ring can be believed.
@@ -95,7 +96,11 @@ pub struct RxStats {
     pub not_negotiated: u64,
     /// Times that the queue stayed shorter because there was no page to post.
     pub starved: u64,
-    /// What stopped the queue.
+    /// Times that the queue went on with a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    pub restarts: u64,
+    /// Buffers that the device had filled before such a restart and that had not been polled. Their frames are lost.
+    pub unread: u64,
+    /// What stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
 }
 
@@ -107,6 +112,13 @@ impl RxStats {
         self.stopped = Some(error);
     }
 
+    /// The queue leaves this ring for one of a new connection.
+    pub(crate) fn restart(&mut self, old: &DriverRing) {
+        self.restarts += 1;
+        self.unread += old.pending().map_or(0, u64::from);
+        self.stopped = None;
+    }
+
     /// The counters that speak of errors, by name, and only those that are not zero.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
@@ -116,6 +128,7 @@ impl RxStats {
             ("bad_header", self.bad_header),
             ("not_negotiated", self.not_negotiated),
             ("starved", self.starved),
+            ("unread", self.unread),
         ]
         .into_iter()
         .chain(self.stopped.map(|e| (e.name(), 1)))
@@ -141,7 +154,11 @@ pub struct TxStats {
     pub no_offload: u64,
     /// Frames that the device is done with.
     pub completed: u64,
-    /// What stopped the queue.
+    /// Times that the queue went on with a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    pub restarts: u64,
+    /// Frames that the device had not confirmed before such a restart. It may have sent them, or not.
+    pub unconfirmed: u64,
+    /// What stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
 }
 

@@ -163,6 +163,31 @@ impl<M: PeerMemory> VirtioTx<M> {
         meta != Meta::default() && needs(meta) & !self.features != 0
     }
 
+    /// Whether the device was connected anew: then [`adopt`](Self::adopt) is due.
+    #[inline(always)]
+    pub(super) fn is_replaced(&self) -> bool {
+        self.link.has_replaced(self.ring())
+    }
+
+    /// Goes on with the ring of the device's new connection. Takes back what the old device had confirmed, as
+    /// [`reap`](Self::reap) does, and drops what it had not. Returns how many frames were confirmed.
+    #[cold]
+    pub(super) fn adopt(&mut self, done: impl FnMut(&Chains, u16)) -> usize {
+        let Some((ring, headers)) = self.link.take_tx_ring(self.index) else { return 0 };
+        let completed = if self.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
+        let mut panics = Panics::default();
+        panics.call(|| self.space.release_all());
+        for packet in self.packets.iter_mut().filter_map(Option::take) {
+            self.stats.unconfirmed += 1;
+            panics.call(|| drop(packet));
+        }
+        self.chains = Chains::new(ring, headers);
+        (self.dirty, self.stats.stopped) = (false, None);
+        self.stats.restarts += 1;
+        panics.resume();
+        completed
+    }
+
     #[cold]
     pub(super) fn stop(&mut self, error: DeviceFault) -> usize {
         tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
@@ -282,6 +307,9 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
     }
 
     fn complete(&mut self) -> usize {
+        if self.is_replaced() {
+            return self.adopt(|_, _| {});
+        }
         if self.stats.stopped.is_some() {
             return 0;
         }
@@ -299,7 +327,7 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
 impl<M: PeerMemory> Drop for VirtioTx<M> {
     fn drop(&mut self) {
-        if let Err(error) = self.link.stop_ring(self.index) {
+        if let Err(error) = self.link.stop_ring(self.index, self.ring()) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
         // Before the packets are dropped: their pages may be allocated again at once.

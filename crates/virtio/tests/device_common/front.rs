@@ -34,6 +34,9 @@ pub mod request {
     pub const GET_INFLIGHT_FD: u32 = 31;
     pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
     pub const SET_STATUS: u32 = 39;
     pub const GET_STATUS: u32 = 40;
 }
@@ -228,6 +231,14 @@ impl Front {
         regions.iter().for_each(|r| body.extend(r.words()));
         let fds: Vec<_> = regions.iter().map(|r| r.file).collect();
         self.tell(request::SET_MEM_TABLE, &body, &fds)
+    }
+
+    pub fn add_memory(&self, region: &Region<'_>) -> Result<()> {
+        self.tell(request::ADD_MEM_REG, &[u64s([0]), region.words()].concat(), &[region.file])
+    }
+
+    pub fn remove_memory(&self, region: &Region<'_>) -> Result<()> {
+        self.tell(request::REM_MEM_REG, &[u64s([0]), region.words()].concat(), &[])
     }
 
     pub fn set_vring_num(&self, ring: usize, num: u16) -> Result<()> {

@@ -155,6 +155,27 @@ impl Driver {
         self.front.set_mem_table(&[region(&self.memory.file, GUEST, USER, MEMORY as u64, 0)]).unwrap();
     }
 
+    pub fn set_memory(&self, regions: &[Region<'_>]) {
+        self.front.set_mem_table(regions).unwrap();
+    }
+
+    pub fn add_memory(&self, region: &Region<'_>) {
+        self.front.add_memory(region).unwrap();
+    }
+
+    pub fn remove_memory(&self, region: &Region<'_>) {
+        self.front.remove_memory(region).unwrap();
+    }
+
+    pub fn enable(&self, ring: usize) {
+        self.front.set_vring_enable(ring, true).unwrap();
+    }
+
+    /// Stops a ring, and says where it stood.
+    pub fn front_base(&self, ring: usize) -> u16 {
+        self.front.get_vring_base(ring).unwrap() as u16
+    }
+
     /// Makes the next ring known and starts it, disabled.
     pub fn start_ring(&mut self, size: u16) {
         let index = self.rings.len();

@@ -4,6 +4,7 @@
 pub mod back;
 pub mod hostile;
 pub mod split;
+pub mod testpmd;
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

@@ -1,0 +1,164 @@
+//! A reconnect: the back end has ended, another one takes its place, and the queues go on with it. Their pools, their
+//! statistics, and the packets that users hold live through it.
+//!
+//! ```text
+//!   control thread: VirtioNet::reconnect                     a thread that polls queue 0
+//!   1  a back end that is still there stops every ring       receives what is left in the ring
+//!   2  negotiates the features of before; new ring memory
+//!   3  memory table; every ring is started, empty
+//!   4  publishes rings and connection, counts it up
+//!                                                            5  sees the count, and takes its new ring
+//!                                                            6  posts the pages that it had posted before
+//! ```
+//!
+//! The driver does not resume the old rings. It knows every buffer that the old back end had, because it keeps a private
+//! copy of all that it posted, and so it needs neither the old ring nor the in-flight memory in which a back end notes what
+//! it has taken: it starts rings from the beginning. This works with every back end, in whatever order it uses buffers.
+//!
+//! * *Receive*: pages that were posted are posted again. Frames that had been received and not polled are counted as
+//!   [`RxStats::unread`](super::RxStats::unread).
+//! * *Transmit*: frames that the old back end had not confirmed are dropped and counted as
+//!   [`TxStats::unconfirmed`](super::TxStats::unconfirmed). They may have been sent. They are not sent again, so no frame is
+//!   sent twice.
+//!
+//! Everything that can fail is done by the control thread, before a queue is touched. A reconnect that fails leaves the
+//! queues on their old rings, and can be tried again.
+//!
+//! **A back end that closed the connection and lives.** The end of a connection is the proof that a process has exited. A
+//! process that closes the connection deliberately, or that the driver hung up on because it was silent, may still write. It
+//! has the memory, and can change the bytes of packets in it, as before. It cannot disturb its successor, because the rings
+//! and their event descriptors are new: it sees rings in which nothing moves any more.
+//!
+//! Races:
+//!
+//! * *A queue is restarted or closed during a reconnect.* A ring knows the connection that it belongs to. Messages about a
+//!   ring of another connection are not sent: the back end has a new ring of that number, which the queue takes at its next
+//!   poll. This is checked with the connection locked.
+//! * *Two reconnects between two polls.* The rings of the first one were never used. They are replaced.
+
+use super::chains::HeaderArray;
+use super::ctrl::ControlQueue;
+use super::ring::DriverRing;
+use super::{Link, NetError, RingMemory, VirtioNet};
+use crate::net::feature;
+use crate::vhost_user::{VhostUser, VhostUserError};
+use netmem_pool::{PeerMemory, TableEntry};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Why a feature is needed, for an error.
+const WHY: &str = "the queues use since they were probed";
+
+impl<M: PeerMemory> VirtioNet<M> {
+    /// Goes on with another back end, after [the connection has ended](Self::is_connected) or instead of a live one. The
+    /// queues stay the same values, on whatever threads they are. Each takes its new ring at its next
+    /// [poll](netmem_packet::RxQueue::poll) or [`complete`](netmem_packet::TxQueue::complete), and then counts one more
+    /// [restart](super::RxStats::restarts).
+    ///
+    /// What was in flight is lost, and counted: frames that were received and not polled, and frames that were not confirmed
+    /// as sent. Packets that users hold stay valid. Posted pages are posted to the new back end.
+    ///
+    /// A back end that is still connected is told to stop its rings first. If the old back end ended the connection and is
+    /// still alive, it may go on to write to pages that it had: end its process first.
+    ///
+    /// Waits for the back end, as [`probe`](Self::probe) does: at most 3 s for a message, five messages for each ring.
+    ///
+    /// ```no_run
+    /// # use netmem_virtio::{VhostUser, driver::VirtioNet};
+    /// # use std::{path::Path, thread::sleep, time::Duration};
+    /// fn watch(net: &mut VirtioNet, socket: &Path) {
+    ///     loop {
+    ///         if !net.is_connected()
+    ///             && let Err(error) = VhostUser::connect(socket).map_err(Into::into).and_then(|b| net.reconnect(b))
+    ///         {
+    ///             eprintln!("no back end yet: {error}");
+    ///         }
+    ///         sleep(Duration::from_millis(100));
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`NetError::Backend`] if the new back end lacks a feature or a queue that is in use, or the messages fail.
+    /// [`NetError::Region`] or [`NetError::Event`] if there is no memory for rings or no descriptor. The queues stay on their
+    /// old rings, the new connection is closed, and the call can be repeated with another one.
+    pub fn reconnect(&mut self, mut backend: VhostUser) -> Result<(), NetError> {
+        if u64::from(self.pairs) > backend.pairs() {
+            return Err(VhostUserError::TooFewQueues { wanted: self.pairs, has: backend.pairs() }.into());
+        }
+        if self.control.is_some() && !backend.has_control_queue() {
+            let (name, bit) = (feature::name(feature::CTRL_VQ), feature::CTRL_VQ.trailing_zeros());
+            return Err(VhostUserError::MissingFeature { name, bit, why: WHY }.into());
+        }
+        let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
+        let plan = &link.recipe.plan;
+        let mut at = link.lock();
+        if at.backend.is_connected() {
+            let control = self.control.as_ref().map(|_| self.control_index);
+            (0..2 * pairs).chain(control).try_for_each(|index| at.backend.stop_ring(index))?;
+        }
+        backend.negotiate(self.features, WHY, link.recipe.mtu)?;
+
+        let region = Arc::new(plan.memory()?);
+        let entry = match &link.recipe.domain {
+            Some(_) => TableEntry::at(region.clone(), at.rings.bus),
+            None => TableEntry::plain(region.clone()),
+        };
+        let rings = RingMemory { region, bus: entry.bus(), connection: at.rings.connection.wrapping_add(1) };
+        let mut table = at.table.clone();
+        table[RingMemory::ENTRY] = entry;
+        backend.set_memory(&table)?;
+        let mut ready = Vec::new();
+        for index in 0..2 * pairs {
+            let ring = rings.queue(plan, index)?;
+            backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
+            backend.enable_ring(index, self.control.is_some() || index / 2 < usize::from(self.active))?;
+            ready.push(Some(ring));
+        }
+        let control_index = super::control_index(&backend);
+        let control = self.control.is_some().then(|| {
+            let (ring, buffer) = rings.control(plan)?;
+            backend.start_ring(control_index, ring.addresses(), ring.call(), ring.kick())?;
+            backend.enable_ring(control_index, true)?;
+            Ok::<_, NetError>(ControlQueue::new(ring, buffer))
+        });
+        let control = control.transpose()?;
+        backend.ready()?;
+
+        // From here on nothing fails that would leave a queue without a ring.
+        (at.backend, at.table, at.ready) = (backend, table, ready);
+        link.connection.store(rings.connection, Ordering::Release);
+        at.rings = rings;
+        drop(at);
+        (self.control, self.control_index) = (control, control_index);
+        let active = std::mem::replace(&mut self.active, 1);
+        if self.control.is_some() && active > 1 {
+            return self.set_active_pairs(active);
+        }
+        self.active = active;
+        Ok(())
+    }
+}
+
+impl<M: PeerMemory> Link<M> {
+    /// Whether the device is connected anew since this ring was made.
+    #[inline]
+    pub(super) fn has_replaced(&self, ring: &DriverRing) -> bool {
+        self.connection.load(Ordering::Acquire) != ring.connection()
+    }
+
+    /// The ring of a queue on the connection as it is now. The back end has started it. Once for each connection.
+    #[cold]
+    pub(super) fn take_ring(&self, index: usize) -> Option<DriverRing> {
+        self.lock().ready.get_mut(index)?.take()
+    }
+
+    /// The same for a transmit queue, with the place of its headers.
+    #[cold]
+    pub(super) fn take_tx_ring(&self, index: usize) -> Option<(DriverRing, HeaderArray)> {
+        let mut at = self.lock();
+        let ring = at.ready.get_mut(index)?.take()?;
+        Some((ring, at.rings.headers(&self.recipe.plan, index / 2)))
+    }
+}

@@ -41,9 +41,13 @@ impl BadArgument {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PerfArgs {
-    /// What to receive from: embedded, vhost-user:SOCKET
+    /// What to receive from: embedded; vhost-user:SOCKET, where a back end listens; vhost-user-listen:SOCKET, to which a back
+    /// end connects
     #[arg(long, value_name = "DEVICE", default_value = "embedded")]
     pub(crate) device: DeviceArg,
+    /// Receive from the vhost-user back end at the other end of this inherited descriptor: one run of one variant
+    #[arg(long, value_name = "N", conflicts_with_all = ["device", "against"])]
+    pub(crate) fd: Option<i32>,
     /// What the embedded device receives from: gen, tap:NAME, pcap:FILE [default: gen]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortArg>,
@@ -180,6 +184,19 @@ pub(crate) struct InfoArgs {
 pub(crate) enum DeviceArg {
     Embedded,
     VhostUser(PathBuf),
+    Listen(PathBuf),
+    Fd(i32),
+}
+
+impl std::fmt::Display for DeviceArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedded => f.write_str("embedded"),
+            Self::VhostUser(socket) => write!(f, "vhost-user:{}", socket.display()),
+            Self::Listen(socket) => write!(f, "vhost-user-listen:{}", socket.display()),
+            Self::Fd(fd) => write!(f, "descriptor {fd}"),
+        }
+    }
 }
 
 impl FromStr for DeviceArg {
@@ -189,9 +206,12 @@ impl FromStr for DeviceArg {
         match s.split_once(':') {
             None if s == "embedded" => Ok(Self::Embedded),
             Some(("vhost-user", path)) if !path.is_empty() => Ok(Self::VhostUser(path.into())),
-            Some(("vhost-user", _)) => Err("vhost-user needs the path of a socket: vhost-user:SOCKET".into()),
+            Some(("vhost-user-listen", path)) if !path.is_empty() => Ok(Self::Listen(path.into())),
+            Some((role @ ("vhost-user" | "vhost-user-listen"), _)) => {
+                Err(format!("{role} needs the path of a socket: {role}:SOCKET"))
+            }
             Some(("xsk", _)) => Err("AF_XDP (xsk) is not in this version; use embedded or vhost-user:SOCKET".into()),
-            _ => Err("there are: embedded, vhost-user:SOCKET".into()),
+            _ => Err("there are: embedded, vhost-user:SOCKET, vhost-user-listen:SOCKET".into()),
         }
     }
 }
@@ -370,6 +390,7 @@ mod tests {
     #[test]
     fn devices_and_ports() {
         assert_eq!("vhost-user:/a:b".parse(), Ok(DeviceArg::VhostUser("/a:b".into())));
+        assert_eq!("vhost-user-listen:/a:b".parse(), Ok(DeviceArg::Listen("/a:b".into())));
         assert_eq!("tap:t0".parse(), Ok(PortArg::Tap("t0".into())));
         let xsk = "xsk:eth0:1".parse::<DeviceArg>().unwrap_err();
         assert!(xsk.contains("AF_XDP"), "{xsk}");

@@ -200,6 +200,43 @@ fn a_device_serves_one_front_end_after_another_and_leaves_nothing() {
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }
 
+/// The driver listens and the device connects, again for each run.
+#[test]
+fn a_back_end_may_connect_to_the_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("driver.sock");
+    let path = socket.to_str().unwrap();
+    let mut device = Background::start(&["device", "--connect", path, "--port", "gen"]);
+    let listen = format!("vhost-user-listen:{path}");
+    let args = ["--device", &listen, "--mode", "small", "--size", "64", "--duration", "20ms", "--runs", "2", "--json"];
+    let report = json(&run(&args));
+    balances(&report);
+    assert_eq!(report["params"]["device"], listen);
+    let rows = report["variants"].as_array().unwrap();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["frames"].as_u64() > Some(0)), "{report}");
+    assert!(!socket.exists(), "it is removed");
+    device.signal("-TERM");
+    assert_eq!(device.end().0, Some(0));
+    // No back end comes: a signal ends the wait.
+    let mut waits = Background::start(&["--device", &listen]);
+    await_that(|| socket.exists());
+    waits.signal("-INT");
+    let (status, _, err) = waits.end();
+    assert!(status == Some(1) && err.contains("interrupted"), "{err}");
+}
+
+#[test]
+fn the_driver_uses_a_descriptor() {
+    let (front, back) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut device = with_descriptor(back, &["device", "--port", "gen"]);
+    let args = ["--mode", "small", "--alloc", "pool", "--size", "64", "--duration", "20ms", "--runs", "1"];
+    let (status, out, err) = with_descriptor(front, &args).end();
+    assert_eq!(status, Some(0), "{err}");
+    assert!(out.contains("leaked 0"), "{out}");
+    assert_eq!(device.end().0, Some(0));
+    fails(&[&["--fd", "777"][..], &args].concat(), 1, &["--fd 777", "no such descriptor"]);
+}
+
 #[test]
 fn sockets_that_are_taken_and_sockets_that_are_stale() {
     let (first, socket, dir) = device("sink");

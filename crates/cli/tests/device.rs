@@ -6,9 +6,8 @@ mod command;
 use command::*;
 use rustix::process::{Resource, Rlimit, prlimit};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -180,28 +179,10 @@ fn a_device_connects_to_a_front_end_that_listens() {
     assert_eq!(device.end().0, Some(0));
 }
 
-/// `netmem device --fd N` with `fd` as descriptor N.
-fn with_descriptor(fd: OwnedFd, args: &[&str]) -> Background {
-    let number = fd.as_raw_fd();
-    let mut command = netmem();
-    command.args(["device", "--fd", &number.to_string()]).args(args);
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    // SAFETY: only calls that are safe after a fork.
-    unsafe {
-        command.pre_exec(move || match libc::fcntl(number, libc::F_SETFD, 0) {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        });
-    }
-    let child = command.spawn().unwrap();
-    drop(fd);
-    Background(child)
-}
-
 #[test]
 fn descriptors_can_be_inherited() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut device = with_descriptor(theirs.into(), &["--port", "sink"]);
+    let mut device = with_descriptor(theirs, &["device", "--port", "sink"]);
     asks_features(&patient(ours.try_clone().unwrap())).unwrap();
     drop(ours);
     // Its front end has left, and no other can come.
@@ -212,7 +193,7 @@ fn descriptors_can_be_inherited() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("inherited.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut device = with_descriptor(listener.into(), &["--port", "sink"]);
+    let mut device = with_descriptor(listener, &["device", "--port", "sink"]);
     for _ in 0..3 {
         asks_features(&patient(UnixStream::connect(&path).unwrap())).unwrap();
     }
@@ -222,7 +203,7 @@ fn descriptors_can_be_inherited() {
 
     // SAFETY: a new descriptor, which is handed on.
     let file = unsafe { OwnedFd::from_raw_fd(libc::dup(0)) };
-    let (status, _, err) = with_descriptor(file, &["--port", "sink"]).end();
+    let (status, _, err) = with_descriptor(file, &["device", "--port", "sink"]).end();
     assert!(status == Some(1) && err.contains("not a Unix stream socket"), "{err}");
     fails(&["device", "--fd", "777", "--port", "sink"], 1, &["--fd 777", "no such descriptor"]);
 }

@@ -2,7 +2,7 @@
 
 mod fronts;
 mod report;
-mod socket;
+pub(crate) mod socket;
 
 use crate::args::{BadArgument, DeviceArgs, PortArg};
 use crate::{cpus, limits, signals};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// A listening socket. Its path is removed when it is dropped, unless another file has taken the path since.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     listener: UnixListener,
     /// The path that was bound here, and its inode; none of an inherited socket.
     bound: Option<(PathBuf, u64)>,
@@ -97,13 +97,13 @@ pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
 
 /// What an inherited descriptor is.
 #[derive(Debug)]
-pub(super) enum Inherited {
+pub(crate) enum Inherited {
     Listening(Socket),
     Connected(UnixStream),
 }
 
 /// Takes descriptor `fd`, which the parent process left open for this one.
-pub(super) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
+pub(crate) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
     anyhow::ensure!(fd >= 0, "--fd {fd}: a descriptor's number is 0 or more");
     // SAFETY: the descriptor is only looked at, and before any of this process's own that could be closed meanwhile.
     let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;

@@ -4,13 +4,12 @@
 use super::engine::{Mailbox, drain};
 use super::error::PerfError;
 use super::plan::Variant;
-use crate::args::XdpArg;
+use crate::args::{DeviceArg, XdpArg};
 use netmem::packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem::{PeerShared, QueuePair, VirtioNet, VirtioTx};
 use quanta::Clock;
 use rtrb::{Consumer, Producer};
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -85,8 +84,8 @@ pub(crate) struct Driver<'a> {
     pub(crate) over: &'a AtomicBool,
     /// Whether a signal is a way to end like any other.
     pub(crate) listens: bool,
-    /// The backend's socket, if it is not ours.
-    pub(crate) socket: Option<PathBuf>,
+    /// Where the backend is, if it is not ours.
+    pub(crate) foreign: Option<DeviceArg>,
 }
 
 /// When a phase ends.
@@ -146,7 +145,7 @@ impl Driver<'_> {
                 // Where others got all of the CPU's time there is nothing to tell yet.
                 Until::Time if elapsed >= limit_ns && (seen || self.listens) => break,
                 _ if elapsed >= limit_ns + PATIENCE => {
-                    return Err(silence(variant, Duration::from_nanos(elapsed), self.socket.is_some()));
+                    return Err(silence(variant, Duration::from_nanos(elapsed), self.foreign.is_some()));
                 }
                 _ => {}
             }
@@ -158,10 +157,10 @@ impl Driver<'_> {
             }
             if elapsed >= look {
                 look = elapsed + LOOK_EVERY;
-                healthy(variant, &self.net, &self.pairs, self.socket.as_ref())?;
+                healthy(variant, &self.net, &self.pairs, self.foreign.as_ref())?;
             }
         }
-        healthy(variant, &self.net, &self.pairs, self.socket.as_ref())?;
+        healthy(variant, &self.net, &self.pairs, self.foreign.as_ref())?;
         if self.stop.load(Ordering::Relaxed) && !self.listens {
             return Err(PerfError::Interrupted);
         }
@@ -195,15 +194,20 @@ fn totals(pairs: &[QueuePair]) -> (u64, u64) {
 
 /// Whether the device is there and keeps the rules.
 #[cold]
-fn healthy(variant: &Variant, net: &VirtioNet, pairs: &[QueuePair], socket: Option<&PathBuf>) -> Result<(), PerfError> {
+fn healthy(
+    variant: &Variant,
+    net: &VirtioNet,
+    pairs: &[QueuePair],
+    foreign: Option<&DeviceArg>,
+) -> Result<(), PerfError> {
     let variant = || variant.to_string();
     let stopped = pairs.iter().find_map(|pair| pair.rx.stats().stopped.or(pair.tx.stats().stopped));
     if let Some(source) = stopped {
         return Err(PerfError::Broken { variant: variant(), source });
     }
-    match socket {
-        Some(socket) if !net.is_connected() => {
-            Err(PerfError::BackendGone { variant: variant(), socket: socket.clone() })
+    match foreign {
+        Some(device) if !net.is_connected() => {
+            Err(PerfError::BackendGone { variant: variant(), device: device.clone() })
         }
         _ => Ok(()),
     }

@@ -15,23 +15,29 @@ use super::error::PerfError;
 use super::plan::{Alloc, Consumer as Where, Plan, Variant};
 use crate::args::{DeviceArg, PortArg};
 use crate::cpus::pin;
+use crate::device::socket::{self, Inherited};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem::device::{NetDevice, Options, Stats};
 use netmem::pool::{Backing, PoolStats};
+use netmem::virtio::VhostUserError;
+use netmem::virtio::socket::Listener;
 use netmem::{NetOptions, Packet, PeerShared, QueuePair, RegionOptions, RxMode, TxQueue, VhostUser, VirtioNet};
 use netmem_bench::PageAllocator;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Packets on their way to the application's CPU.
 const MAILBOX: usize = 512;
+/// How long a back end may take to connect. Those that connect try about once a second.
+const COMES: Duration = Duration::from_secs(60);
+/// How often a wait looks for a signal.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Where passed packets go: nowhere, to another thread, or to this thread a little later.
 #[derive(Default)]
@@ -74,6 +80,8 @@ pub(crate) struct Engine<'a> {
     stop: &'a AtomicBool,
     clock: Clock,
     capture: Option<Pcap>,
+    /// Where back ends connect, for all runs: they connect again after each.
+    listener: Option<Listener>,
 }
 
 /// A driver that has done its work and is still connected.
@@ -101,13 +109,17 @@ impl<'a> Engine<'a> {
             PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
             _ => None,
         };
-        Ok(Self { plan, stop, clock: Clock::new(), capture })
+        let listener = match &plan.device {
+            DeviceArg::Listen(socket) => Some(Listener::bind(socket).map_err(PerfError::Backend)?),
+            _ => None,
+        };
+        Ok(Self { plan, stop, clock: Clock::new(), capture, listener })
     }
 
     /// Measures `v` once.
     pub(crate) fn run(&self, v: &Variant) -> Result<Sample, PerfError> {
         match (&self.plan.device, &self.plan.port, &self.capture) {
-            (DeviceArg::VhostUser(socket), ..) => self.foreign(v, socket),
+            (DeviceArg::VhostUser(_) | DeviceArg::Listen(_) | DeviceArg::Fd(_), ..) => self.foreign(v),
             (_, PortArg::Tap(name), _) => {
                 let mut taps = Tap::open(name, v.queues.into(), true)?.into_iter();
                 let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
@@ -145,7 +157,7 @@ impl<'a> Engine<'a> {
             let app = self.app(scope, mail, &halt)?;
             let drive = || {
                 let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
-                self.drive(v, backend, mailbox, Some(&stats), &over, None)
+                self.drive(v, backend, mailbox, Some(&stats), &over, false)
             };
             let driver = spawn(scope, "netmem-driver", drive)?;
             let driven = join(driver);
@@ -168,15 +180,15 @@ impl<'a> Engine<'a> {
         Ok(sample)
     }
 
-    fn foreign(&self, v: &Variant, socket: &Path) -> Result<Sample, PerfError> {
+    fn foreign(&self, v: &Variant) -> Result<Sample, PerfError> {
         let (mailbox, mail) = mailbox(v, self.plan.cpus.app == self.plan.cpus.net);
         let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let driven = std::thread::scope(|scope| {
             let halted = Halt(&halt);
             let app = self.app(scope, mail, &halt)?;
             let drive = || {
-                let backend = VhostUser::connect(socket).map_err(PerfError::Backend)?;
-                self.drive(v, backend, mailbox, None, &over, Some(socket))
+                let backend = self.backend()?;
+                self.drive(v, backend, mailbox, None, &over, true)
             };
             let driver = spawn(scope, "netmem-driver", drive)?;
             let driven = join(driver);
@@ -185,6 +197,33 @@ impl<'a> Engine<'a> {
             driven
         })?;
         finish(v, driven, false)
+    }
+
+    /// A connection to the back end, by the role that was asked for.
+    fn backend(&self) -> Result<VhostUser, PerfError> {
+        let inherited = |e: anyhow::Error| PerfError::Inherited(format!("{e:#}"));
+        let begin = Instant::now();
+        loop {
+            let backend = match (&self.plan.device, &self.listener) {
+                (DeviceArg::Fd(fd), _) => match socket::inherited(*fd).map_err(inherited)? {
+                    Inherited::Connected(stream) => VhostUser::from_stream(stream),
+                    Inherited::Listening(_) => {
+                        let hint = "--fd: the socket listens; give one that is connected to a back end";
+                        return Err(PerfError::Inherited(hint.into()));
+                    }
+                },
+                (_, Some(listener)) => VhostUser::accept(listener, LOOK),
+                (DeviceArg::VhostUser(path) | DeviceArg::Listen(path), None) => VhostUser::connect(path),
+                (DeviceArg::Embedded, None) => unreachable!("the embedded device is no back end"),
+            };
+            match backend {
+                Err(VhostUserError::NotConnected { .. }) if self.stop.load(Ordering::Relaxed) => {
+                    return Err(PerfError::Interrupted);
+                }
+                Err(VhostUserError::NotConnected { .. }) if begin.elapsed() < COMES => {}
+                other => return other.map_err(PerfError::Backend),
+            }
+        }
     }
 
     /// The application on a CPU of its own, if there is one and anything is sent to it.
@@ -212,7 +251,7 @@ impl<'a> Engine<'a> {
         mailbox: Mailbox,
         stats: Option<&Stats>,
         over: &AtomicBool,
-        socket: Option<&Path>,
+        foreign: bool,
     ) -> Result<Driven, PerfError> {
         let plan = self.plan;
         pin(plan.cpus.net);
@@ -228,11 +267,11 @@ impl<'a> Engine<'a> {
             mailbox,
             xdp: plan.xdp,
             clock: &self.clock,
-            yields: socket.is_none() && plan.cpus.net == plan.cpus.device || plan.allowed.len() == 1,
+            yields: !foreign && plan.cpus.net == plan.cpus.device || plan.allowed.len() == 1,
             stop: self.stop,
             over,
             listens: plan.listens(),
-            socket: socket.map(Path::to_owned),
+            foreign: foreign.then(|| plan.device.clone()),
         };
         if plan.listens() {
             eprintln!("ready");

@@ -1,11 +1,11 @@
 //! What can go wrong in a run.
 
+use crate::args::DeviceArg;
 use netmem::device::DeviceError;
 use netmem::device::port::PortError;
 use netmem::pool::RegionError;
 use netmem::virtio::VhostUserError;
 use netmem::virtio::driver::{DeviceFault, NetError};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a run failed.
@@ -17,6 +17,8 @@ pub(crate) enum PerfError {
     Device(#[from] DeviceError),
     #[error("--device vhost-user")]
     Backend(#[source] VhostUserError),
+    #[error("{0}")]
+    Inherited(String),
     #[error("{variant}: the driver cannot take the device into use")]
     Driver { variant: String, source: NetError },
     #[error("no memory for the pages")]
@@ -35,8 +37,8 @@ pub(crate) enum PerfError {
          them"
     )]
     NotStopped { variant: String, pages: u64 },
-    #[error("{variant}: the backend at {} hung up; see why it ended, and start it again", socket.display())]
-    BackendGone { variant: String, socket: PathBuf },
+    #[error("{variant}: the backend at {device} hung up; see why it ended, and start it again")]
+    BackendGone { variant: String, device: DeviceArg },
     #[error("{variant}: no packets came in {} s; {hint}", waited.as_secs())]
     Silence { variant: String, waited: Duration, hint: &'static str },
     #[error("interrupted")]

@@ -189,13 +189,9 @@ impl Report {
 
 impl Params {
     fn new(plan: &Plan) -> Self {
-        let (device, port) = match &plan.device {
-            DeviceArg::Embedded => ("embedded".into(), Some(plan.port.to_string())),
-            DeviceArg::VhostUser(socket) => (format!("vhost-user:{}", socket.display()), None),
-        };
         Self {
-            device,
-            port,
+            device: plan.device.to_string(),
+            port: (plan.device == DeviceArg::Embedded).then(|| plan.port.to_string()),
             modes: distinct(plan.variants.iter().map(|v| v.mode.to_string())),
             sizes: distinct(plan.variants.iter().filter_map(|v| v.size)),
             allocs: distinct(plan.variants.iter().map(|v| v.alloc.name())),

@@ -106,9 +106,14 @@ impl Plan {
             let why = variants.first().and_then(|v| v.skipped).unwrap_or("no variants");
             return BadArgument::new(format!("nothing to measure: {why}"));
         }
+        if args.fd.is_some() && (variants.len() > 1 || args.runs != Some(1)) {
+            return BadArgument::new(
+                "--fd: a connection serves one run of one variant; give --runs 1, one --mode, one --alloc and one --queues",
+            );
+        }
         let listens = matches!(port, PortArg::Tap(_));
         Ok(Self {
-            device: args.device.clone(),
+            device: device(args),
             xdp: args.xdp,
             variants,
             cpus,
@@ -132,6 +137,10 @@ impl Plan {
     }
 }
 
+fn device(args: &PerfArgs) -> DeviceArg {
+    args.fd.map_or_else(|| args.device.clone(), DeviceArg::Fd)
+}
+
 fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     if matches!(port, PortArg::Sink | PortArg::Echo) {
         return BadArgument::new(format!(
@@ -139,7 +148,7 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
              `netmem device`"
         ));
     }
-    let foreign = args.device != DeviceArg::Embedded;
+    let foreign = device(args) != DeviceArg::Embedded;
     if foreign && args.port.is_some() {
         return BadArgument::new("--port is for the embedded device; a vhost-user backend has ports of its own");
     }
@@ -162,9 +171,10 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
 const OWN_PAGES: &str = "big-packet mode keeps pages of its own, a page per packet and from no pool";
 
 fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument> {
-    let generated = args.device == DeviceArg::Embedded && *port == PortArg::Gen;
-    let named = match (&args.device, port) {
-        (DeviceArg::VhostUser(_), _) => "vhost-user",
+    let device = device(args);
+    let generated = device == DeviceArg::Embedded && *port == PortArg::Gen;
+    let named = match (&device, port) {
+        (DeviceArg::VhostUser(_) | DeviceArg::Listen(_) | DeviceArg::Fd(_), _) => "vhost-user",
         (_, PortArg::Tap(_)) => "tap",
         (_, PortArg::Pcap(_)) => "pcap",
         _ => "gen",
@@ -280,7 +290,9 @@ mod tests {
         assert_eq!(names("--mode all --alloc pool --size 64,64000").len(), 5);
         assert_eq!(names("--consumer 0 --mode small"), ["small-64 pool other x1", "small-64 page other x1"]);
         assert_eq!(names("--port tap:t --alloc pool"), ["mergeable-tap pool same x1"]);
-        assert_eq!(names("--device vhost-user:/x --mode small --alloc pool"), ["small-vhost-user pool same x1"]);
+        for device in ["--device vhost-user:/x", "--device vhost-user-listen:/x", "--fd 3 --runs 1"] {
+            assert_eq!(names(&format!("{device} --mode small --alloc pool")), ["small-vhost-user pool same x1"]);
+        }
     }
 
     #[test]
@@ -306,6 +318,9 @@ mod tests {
             ("--ring 16", "32"),
             ("--port sink", "sink"),
             ("--port gen --device vhost-user:/x", "--port"),
+            ("--fd 3 --device vhost-user:/x", "--device"),
+            ("--fd 3 --mode small --alloc pool", "--runs 1"),
+            ("--fd 3 --mode small --runs 1", "one variant"),
             ("--xdp drop --consumer other", "--xdp pass"),
             ("--consumer 7", "CPU 7"),
             ("--cpus net=7", "CPU 7"),

@@ -4,7 +4,9 @@
 use rustix::process::Pid;
 use serde_json::Value;
 use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -77,6 +79,24 @@ impl Drop for Background {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The command with `args` and `--fd N`, where N is the descriptor `fd`.
+pub fn with_descriptor(fd: impl Into<OwnedFd>, args: &[&str]) -> Background {
+    let fd = fd.into();
+    let number = fd.as_raw_fd();
+    let mut command = netmem();
+    command.args(args).args(["--fd", &number.to_string()]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: only calls that are safe after a fork.
+    unsafe {
+        command.pre_exec(move || match libc::fcntl(number, libc::F_SETFD, 0) {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let child = command.spawn().unwrap();
+    drop(fd);
+    Background(child)
 }
 
 /// A device that listens, and its socket in a directory of its own.

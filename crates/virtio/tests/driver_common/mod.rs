@@ -3,6 +3,8 @@
 
 pub mod back;
 pub mod hostile;
+#[path = "../../../../tests/skip.rs"]
+pub mod skip;
 pub mod split;
 pub mod testpmd;
 

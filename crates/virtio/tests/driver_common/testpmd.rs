@@ -1,14 +1,11 @@
 //! DPDK's vhost as a back end: `dpdk-testpmd`.
 
-#[path = "../../../../tests/skip.rs"]
-mod skip;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use skip::skip;
+use super::skip::skip;
 
 /// A testpmd that swaps the addresses of frames and sends them back.
 pub struct Testpmd(Child);

@@ -1,0 +1,29 @@
+//! The programs of Debian 13 that `debian13.sh` unpacks, for the crates' integration tests (`#[path]`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The root that the programs are in.
+pub(crate) struct Root(PathBuf);
+
+impl Root {
+    /// The root, unpacked first if it is not there; or why the archive cannot be had.
+    pub(crate) fn get() -> Result<Self, String> {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian13");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/peers/debian13.sh");
+        let output = Command::new(script).arg(&directory).output().expect("debian13.sh can be run");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        if let Some(why) = said.lines().find_map(|line| line.strip_prefix("skipped: ")) {
+            return Err(why.to_owned());
+        }
+        Ok(Self(directory.join("root")))
+    }
+
+    /// A program of the root, started by the root's own loader and with its own libraries.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.0.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(self.0.join("usr/lib/x86_64-linux-gnu")).arg(self.0.join(program));
+        command
+    }
+}

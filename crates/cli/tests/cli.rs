@@ -148,6 +148,12 @@ fn captures_that_cannot_be_played_are_named() {
         fails(&["--port", &capture(dir.path(), name, records)], 1, &[name, says]);
     }
     fails(&["--port", "pcap:/nowhere/x.pcap"], 1, &["/nowhere/x.pcap"]);
+    // An open of a pipe would wait for its writer.
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let port = format!("pcap:{}", pipe.display());
+    fails(&["--port", &port], 1, &["no process writes"]);
+    fails(&["device", "--listen", "/tmp/x", "--port", &port], 1, &["no process writes"]);
 }
 
 #[test]
@@ -241,7 +247,7 @@ fn the_driver_uses_a_descriptor() {
 fn sockets_that_are_taken_and_sockets_that_are_stale() {
     let (first, socket, dir) = device("sink");
     let path = socket.to_str().unwrap();
-    fails(&["device", "--listen", path, "--port", "gen"], 1, &[path, "live process"]);
+    fails(&["device", "--listen", path, "--port", "gen"], 1, &[path, "another process listens"]);
     drop(first);
     assert!(socket.exists(), "it was killed");
     let mut second = Background::start(&["device", "--listen", path, "--port", "echo"]);

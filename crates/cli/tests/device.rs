@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
+#[path = "../../../tests/skip.rs"]
+mod skip;
 
 use command::*;
 use rustix::process::{Resource, Rlimit, prlimit};
-use std::io::{ErrorKind, Read, Write};
+use skip::skip;
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -40,7 +43,7 @@ fn a_full_backlog_belongs_to_a_live_process() {
     let mut device = Background::start(&["device", "--listen", path, "--port", "sink"]);
     let (status, _, err) = device.end();
     assert_eq!(status, Some(1), "{err}");
-    assert!(err.contains("live process"), "{err}");
+    assert!(err.contains("another process listens"), "{err}");
 }
 
 /// Connections that are dead before they are accepted are dropped in one go: none of them is served.
@@ -93,8 +96,8 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
     let device = Device::start(&["--port", "gen"]);
     device.serves_perf();
     await_that(|| device.stats()["front_ends"]["connected"] == false);
-    let open =
-        || Path::new("/proc").join(device.process.0.id().to_string()).join("fd").read_dir().unwrap().count() as u64;
+    let descriptors = Path::new("/proc").join(device.process.0.id().to_string()).join("fd");
+    let lowest_free = || (0..).find(|n: &u64| descriptors.join(n.to_string()).symlink_metadata().is_err()).unwrap();
     let limit = |current| {
         let limit = Rlimit { current: Some(current), maximum: None };
         let old = prlimit(Some(device.pid()), Resource::Nofile, Rlimit { maximum: old_maximum(), ..limit });
@@ -104,7 +107,7 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
         rustix::process::getrlimit(Resource::Nofile).maximum
     }
     // Every slot is in use: the spare one takes the connection, and closes it.
-    let before = limit(open()).current.unwrap();
+    let before = limit(lowest_free()).current.unwrap();
     is_hung_up_on(device.connect());
     // Not even that: the connection stays where it is, and is looked at now and then.
     limit(6);
@@ -206,4 +209,35 @@ fn descriptors_can_be_inherited() {
     let (status, _, err) = with_descriptor(file, &["device", "--port", "sink"]).end();
     assert!(status == Some(1) && err.contains("not a Unix stream socket"), "{err}");
     fails(&["device", "--fd", "777", "--port", "sink"], 1, &["--fd 777", "no such descriptor"]);
+}
+
+/// Both processes of a multi-queue tap are told that they share it.
+#[test]
+fn two_devices_with_one_tap_are_warned() {
+    let name = format!("nmd{}", std::process::id() % 100_000_000);
+    let dir = tempfile::tempdir().unwrap();
+    let start = |n: usize| {
+        let (socket, port) = (dir.path().join(n.to_string()), format!("tap:{name}"));
+        let args = ["device", "--listen", socket.to_str().unwrap(), "--port", &port, "--queues", "2"];
+        let mut device = Background::start(&args);
+        let mut ended = None;
+        await_that(|| {
+            ended = device.0.try_wait().unwrap();
+            socket.exists() || ended.is_some()
+        });
+        (device, ended.is_none())
+    };
+    let (mut first, up) = start(1);
+    if !up {
+        return skip(&format!("no tap can be had here: {}", first.end().2.trim()));
+    }
+    let (mut second, up) = start(2);
+    assert!(up, "{}", second.end().2);
+    let mut errors = std::io::BufReader::new(first.0.stderr.take().unwrap()).lines();
+    assert!(errors.any(|line| line.unwrap().contains("another process has queues")));
+    second.signal("-TERM");
+    let (status, _, err) = second.end();
+    assert!(status == Some(0) && err.contains("other processes have 2 of its 4 queues"), "{err}");
+    first.signal("-TERM");
+    assert_eq!(first.0.wait().unwrap().code(), Some(0));
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use device_common::*;
 use netmem_virtio::device::port::{CaptureError, Pcap, Play, Port, PortError, Tap, TapError};
-use netmem_virtio::device::{DeviceError, NetDevice};
+use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
 use netmem_virtio::ring::DESC_WRITE;
 use pcap_file::DataLink;
@@ -348,4 +348,120 @@ fn a_deleted_tap_ends_the_run() {
     }
     let e = device.run(&std::sync::atomic::AtomicBool::new(false)).unwrap_err();
     assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
+}
+
+/// A queue that is not read does not notice by itself that its interface was deleted.
+#[test]
+fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let stats = device.stats();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let worker = s.spawn(|| device.run(&stop));
+        until(|| stats.sleeps.load(Relaxed) > 0);
+        match std::process::Command::new("ip").args(["link", "del", &name]).status() {
+            Ok(s) if s.success() => until(|| worker.is_finished()),
+            other => {
+                stop.store(true, Relaxed);
+                return skip(&format!("`ip link del` is not to be had: {other:?}"));
+            }
+        }
+        let e = worker.join().unwrap().unwrap_err();
+        assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
+    });
+}
+
+/// Proves NET-10: what the kernel queued for one front end, or for none, is not for the next one.
+#[test]
+fn frames_for_one_front_end_do_not_reach_the_next() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let wire = match Wire::new(&name) {
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
+    };
+    let old = [0xa1; 100];
+    // Without buffers, so that the frames stay where they are.
+    let driver = Driver::start(&device, PLAIN, 2);
+    (0..10).for_each(|_| wire.send(&old));
+    device.poll();
+    let stats = driver.hang_up();
+    device.poll();
+    let left = || stats.dropped(DropReason::FrontEndLeft);
+    assert!(left() >= 10);
+    (0..10).for_each(|_| wire.send(&old));
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    device.poll();
+    assert!(left() >= 20);
+    driver.post_rx(0, 0, SIZE, 2048);
+    let new = [0xb2; 100];
+    wire.send(&new);
+    let mut came = false;
+    until(|| {
+        device.poll();
+        while let Some((id, len)) = driver.rings[0].take() {
+            let got = driver.memory.read(driver.buffer(0, id as u16, 2048).1, len as usize);
+            assert!(!got.ends_with(&old), "a frame for the front end before");
+            came |= got.ends_with(&new);
+        }
+        came
+    });
+}
+
+/// Queues of other processes are seen: the kernel sends them frames, too.
+#[test]
+fn queues_of_other_processes_are_counted() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mine = Tap::open(&name, 2, false).unwrap();
+    let Some(attached) = Tap::attached(&name) else { return skip("no sysfs") };
+    assert_eq!(attached, 2);
+    let other = Tap::open(&name, 3, false).unwrap();
+    assert_eq!(Tap::attached(&name), Some(5));
+    drop(other);
+    assert_eq!(Tap::attached(&name), Some(2));
+    drop(mine);
+}
+
+/// A pipe is read as far as its writer goes, and a pipe without one is named instead of waited for.
+#[test]
+fn captures_from_pipes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe.pcap");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let error = |path: &Path| match Pcap::open(path, Play::Loop).unwrap_err() {
+        PortError::Capture { source, .. } => source,
+        e => panic!("{e}"),
+    };
+    assert!(matches!(error(&path), CaptureError::NoWriter));
+    assert!(matches!(error(Path::new("/dev/null")), CaptureError::NotAFile));
+    let frames = sample(2000, 1500);
+    // Open for reading and writing: waits for nobody, and keeps the pipe open before the writer writes.
+    let mut writer = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let writes = std::thread::spawn({
+        let bytes = pcap(&frames);
+        move || writer.write_all(&bytes).unwrap()
+    });
+    let capture = Pcap::open(&path, Play::Loop).unwrap();
+    writes.join().unwrap();
+    assert_eq!(capture.len(), frames.len());
+    assert_eq!(capture.frame(1999), Some(&frames[1999][..]));
 }

@@ -177,17 +177,89 @@ fn echo_answers_with_exchanged_addresses() {
     }
 }
 
+/// Sends frames of `len` bytes until one is not taken; says how many were.
+fn fill_echo(device: &mut NetDevice<Echo>, driver: &mut Driver, len: usize) -> u64 {
+    let wire = frame_to_send(len, 0);
+    for sent in 0.. {
+        send(driver, 1, 0, &wire, wire.len());
+        let taken = (0..100).any(|_| {
+            device.poll();
+            driver.rings[1].take().is_some()
+        });
+        if !taken {
+            return sent;
+        }
+    }
+    unreachable!()
+}
+
+/// What waits in an echo is bounded in frames and in bytes. The driver's next frame waits in its own ring, and nothing is
+/// lost: room comes with the driver's receive buffers.
 #[test]
 fn echo_is_bounded() {
+    for (len, most) in [(60, 1024), (65000, 8)] {
+        let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+        let mut driver = Driver::start(&device, MERGEABLE, 2);
+        let waiting = fill_echo(&mut device, &mut driver, len);
+        assert!((most - 1..=most).contains(&waiting), "{waiting} of {len}");
+        driver.post_rx(0, 0, 256, 2048);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+        assert_eq!((driver.drops(), frames(&driver.stats).1), (vec![], waiting + 1));
+    }
+}
+
+/// A device whose port has no room sleeps until the driver posts receive buffers.
+#[test]
+fn a_full_echo_lets_the_device_sleep() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
+    fill_echo(&mut device, &mut driver, 60);
+    let (stop, control) = (AtomicBool::new(false), device.control());
+    std::thread::scope(|s| {
+        let worker = s.spawn(|| device.run(&stop));
+        let sleeps = driver.stats.sleeps.load(Relaxed);
+        until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
+        driver.post_rx(0, 0, 1, 2048);
+        driver.rings[0].kick.write(1).unwrap();
+        until(|| driver.rings[1].take().is_some());
+        stop.store(true, Relaxed);
+        control.wake();
+        worker.join().unwrap().unwrap();
+    });
+}
+
+/// Where the driver's receive ring takes no frames, an echo has nowhere to send them: it refuses what it cannot keep.
+#[test]
+fn a_full_echo_refuses_frames_of_a_driver_that_cannot_receive() {
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    driver.front.set_vring_enable(0, false).unwrap();
     let wire = frame_to_send(60, 0);
     for _ in 0..3000 {
         send(&mut driver, 1, 0, &wire, 2048);
         poll_until(&mut device, || driver.rings[1].take().is_some());
     }
     assert_eq!(frames(&driver.stats).1, 1024);
-    assert_eq!(driver.stats.dropped(DropReason::PortRefused), 3000 - 1024);
+    assert_eq!(driver.drops(), [("port_refused", 3000 - 1024)]);
+}
+
+/// Proves NET-10: what one front end sent does not reach the next one, also where the next one is there before the device
+/// has looked.
+#[test]
+fn frames_of_one_front_end_do_not_reach_the_next() {
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    for _ in 0..10 {
+        send(&mut driver, 1, 0, &frame_to_send(60, 0), 2048);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+    }
+    driver.hang_up();
+    let mut next = Driver::start(&device, PLAIN, 2);
+    next.post_rx(0, 0, 16, 2048);
+    send(&mut next, 1, 0, &frame_to_send(60, 1), 2048);
+    poll_until(&mut device, || next.rings[1].take().is_some());
+    poll_until(&mut device, || next.rings[0].take().is_some());
+    assert_eq!((frames(&next.stats).0, next.drops()), (1, vec![("front_end_left", 10)]));
 }
 
 #[test]

@@ -17,10 +17,12 @@
 
 use super::Running;
 use super::report::{Events, Left};
-use super::socket::{Inherited, Socket, connect, inherited};
+use super::socket::{Inherited, Socket, inherited};
 use crate::args::DeviceArgs;
 use anyhow::Context;
 use netmem::device::{DeviceError, Stats};
+use netmem::virtio::VhostUserError;
+use netmem::virtio::socket::connect;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::fs::File;
@@ -258,19 +260,18 @@ impl Fronts {
                 if at.take_if(|at| *at <= Instant::now()).is_none() {
                     return Ok(());
                 }
-                let shown = path.display();
-                match connect(path) {
+                match connect(path, Duration::ZERO) {
                     Ok(stream) => {
                         (self.next, *told) = (Some(stream), false);
                         return Ok(());
                     }
-                    Err(e) if is_short(&e) => self.events.short(&e),
+                    Err(VhostUserError::Connect { source, .. }) if is_short(&source) => self.events.short(&source),
                     Err(e) if comes_later(&e) => {
                         if !std::mem::replace(told, true) {
-                            eprintln!("waiting for a front end at {shown}: {e}");
+                            eprintln!("waiting for a front end: {e}");
                         }
                     }
-                    Err(e) => return Err(e).with_context(|| format!("--connect {shown}")),
+                    Err(e) => return Err(e).context("--connect"),
                 }
                 self.again();
             }
@@ -288,7 +289,7 @@ impl Fronts {
         let pause = self.spare.pause();
         let now = Instant::now();
         let times = [due, pause].into_iter().flatten().map(|at| at.saturating_duration_since(now));
-        let timeout = times.min();
+        let timeout = times.chain(device.tick()).min();
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         let mut fds = vec![PollFd::new(&self.signal, PollFlags::IN), PollFd::new(&device.wake.0, PollFlags::IN)];
         if pause.is_none() {
@@ -401,9 +402,9 @@ impl Spare {
 
 /// Whether the other end of `stream` is closed. Never waits.
 fn hung_up(stream: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
 /// Whether this process or the system lacks something that may be there again later.
@@ -413,7 +414,11 @@ fn is_short(e: &io::Error) -> bool {
 
 /// Whether a connect may work later without anything being corrected: the front end is not there yet, or its backlog is
 /// full.
-fn comes_later(e: &io::Error) -> bool {
-    use ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
-    matches!(e.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
+fn comes_later(e: &VhostUserError) -> bool {
+    use ErrorKind::{ConnectionRefused, NotFound};
+    match e {
+        VhostUserError::Backlog { .. } => true,
+        VhostUserError::Connect { source, .. } => matches!(source.kind(), NotFound | ConnectionRefused),
+        _ => false,
+    }
 }

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
+/// How often a tap with several queues is looked at.
+const TICK: Duration = Duration::from_secs(2);
+
 /// Serves until a signal comes, or the port fails.
 pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     check(args)?;
@@ -22,20 +25,22 @@ pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     // A front end: its connection twice, three descriptors a ring, and the files of its memory. Beside it: a tap's queue
     // a pair, sockets, and a message's worth of descriptors.
     limits::descriptors(2 * 3 * pairs + pairs + 32, &format!("a device with {pairs} queue pair(s)"))?;
+    // A capture that is read from a pipe can take long: until it is read, a signal ends the program at once.
+    let capture = match &args.port {
+        PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
+        _ => None,
+    };
     let stop = signals::stop_flag()?;
-    match &args.port {
-        PortArg::Gen => serve(args, &stop, |_| Gen::new(args.size, None)),
-        PortArg::Sink => serve(args, &stop, |_| Ok(Sink)),
-        PortArg::Echo => serve(args, &stop, |_| Ok(Echo::new())),
-        PortArg::Pcap(path) => {
-            let capture = Pcap::open(path, Play::Loop)?;
-            serve(args, &stop, |_| Ok(capture.clone()))
-        }
-        PortArg::Tap(name) => {
+    match (&args.port, capture) {
+        (PortArg::Sink, _) => serve(args, &stop, |_| Ok(Sink)),
+        (PortArg::Echo, _) => serve(args, &stop, |_| Ok(Echo::new())),
+        (PortArg::Tap(name), _) => {
             let mut taps = Tap::open(name, pairs, true)?.into_iter();
             let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
             serve(args, &stop, |_| taps.next().ok_or_else(missing))
         }
+        (_, Some(capture)) => serve(args, &stop, |_| Ok(capture.clone())),
+        _ => serve(args, &stop, |_| Gen::new(args.size, None)),
     }
 }
 
@@ -71,11 +76,30 @@ struct Running<'a> {
     /// The thread of the data side.
     data: Thread,
     since: Instant,
+    /// Whether the user was told that another process uses the tap.
+    shares_tap: bool,
 }
 
 impl Running<'_> {
     fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed)
+    }
+
+    /// Looks after what no event tells of; says after which time to do so again. A multi-queue tap can be opened by more
+    /// than one process, and the kernel spreads its frames over all their queues. The second one is told when it opens the
+    /// tap, and the first one here.
+    fn tick(&mut self) -> Option<Duration> {
+        let (PortArg::Tap(name), false) = (&self.args.port, self.shares_tap) else { return None };
+        let mine = usize::from(self.args.queues);
+        if mine == 1 {
+            return None;
+        }
+        if Tap::attached(name).is_some_and(|attached| attached > mine) {
+            self.shares_tap = true;
+            eprintln!("warning: another process has queues of tap {name}, too, and gets a part of the frames");
+            return None;
+        }
+        Some(TICK)
     }
 
     /// A front end comes, or has left.
@@ -129,6 +153,7 @@ fn serve<P: Port>(
                 wake: &wake,
                 data: data.thread().clone(),
                 since: Instant::now(),
+                shares_tap: false,
             };
             let accepted = fronts.run(line, &mut running);
             server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,98 +1,57 @@
-//! Unix sockets of the device: listening on a path, connecting to one, and descriptors that were inherited.
-//!
-//! No call here waits for another process: a connect to a socket whose backlog is full would otherwise block for as long
-//! as the listener does not accept.
+//! Unix sockets of the device: one that listens on a path, and descriptors that were inherited. No call here waits for
+//! another process.
 
 use anyhow::Context;
+use netmem::virtio::socket::Listener;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::io::{self, ErrorKind};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
-/// A listening socket. Its path is removed when it is dropped, unless another file has taken the path since.
+/// A listening socket.
 #[derive(Debug)]
-pub(crate) struct Socket {
-    listener: UnixListener,
-    /// The path that was bound here, and its inode; none of an inherited socket.
-    bound: Option<(PathBuf, u64)>,
+pub(crate) enum Socket {
+    /// Bound to a path here. The path is removed when the socket is dropped.
+    Bound(Listener),
+    /// Its path, if it has one, is the business of the process that made it.
+    Inherited(OwnedFd),
 }
 
 impl Socket {
     /// Listens on `path`, which `option` gave. A socket there that no process listens on is replaced.
     pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        let listener = match UnixListener::bind(path) {
-            Err(e) if e.kind() == ErrorKind::AddrInUse => {
-                let kind = std::fs::symlink_metadata(path).map(|m| m.file_type());
-                anyhow::ensure!(
-                    kind.is_ok_and(|kind| kind.is_socket()),
-                    "{option} {shown}: something that is no socket is there; choose another path, or remove it"
-                );
-                // Only a refused connection shows that no process listens. A full backlog (EAGAIN) has a listener.
-                anyhow::ensure!(
-                    connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused),
-                    "{option} {shown}: a live process listens there; end it, or choose another path"
-                );
-                std::fs::remove_file(path).with_context(|| format!("{option} {shown}: a stale socket"))?;
-                UnixListener::bind(path)
-            }
-            other => other,
-        };
-        let listener = listener.with_context(|| format!("{option} {shown}: cannot make the socket"))?;
-        listener.set_nonblocking(true).context("the socket")?;
-        let inode = std::fs::symlink_metadata(path).map(|m| m.ino()).unwrap_or(0);
-        Ok(Self { listener, bound: Some((path.to_owned(), inode)) })
+        Ok(Self::Bound(Listener::bind(path).with_context(|| option.to_owned())?))
     }
 
     /// The next connection, or none at present. Never waits.
     pub(super) fn accept(&self) -> io::Result<Option<UnixStream>> {
-        match self.listener.accept() {
-            Ok((stream, _)) => Ok(Some(stream)),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            // The connection ended before it was accepted.
-            Err(e) if e.kind() == ErrorKind::ConnectionAborted => Ok(None),
-            Err(e) => Err(e),
+        match rustix::net::accept_with(self, SocketFlags::CLOEXEC) {
+            Ok(stream) => Ok(Some(stream.into())),
+            // None, or one that ended before it was accepted.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 }
 
 impl std::fmt::Display for Socket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.bound {
-            Some((path, _)) => path.display().fmt(f),
-            None => f.write_str("an inherited socket"),
+        match self {
+            Self::Bound(listener) => listener.path().display().fmt(f),
+            Self::Inherited(_) => f.write_str("an inherited socket"),
         }
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Some((path, inode)) = &self.bound
-            && std::fs::symlink_metadata(path).is_ok_and(|m| m.ino() == *inode)
-        {
-            let _ = std::fs::remove_file(path);
+        match self {
+            Self::Bound(listener) => listener.as_fd(),
+            Self::Inherited(fd) => fd.as_fd(),
         }
     }
-}
-
-/// Connects to the socket at `path` without waiting: a full backlog is [`ErrorKind::WouldBlock`].
-pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &address)?;
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 /// What an inherited descriptor is.
@@ -115,11 +74,10 @@ pub(crate) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
         sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
     anyhow::ensure!(stream, "--fd: the descriptor is not a Unix stream socket");
     if sockopt::socket_acceptconn(&fd).context("--fd")? {
-        let listener = UnixListener::from(fd);
         // The flag is shared with the parent, if it kept the socket. Without it, an accept waits when another process
         // that shares the socket has taken the connection.
-        listener.set_nonblocking(true).context("--fd")?;
-        return Ok(Inherited::Listening(Socket { listener, bound: None }));
+        rustix::io::ioctl_fionbio(&fd, true).context("--fd")?;
+        return Ok(Inherited::Listening(Socket::Inherited(fd)));
     }
     match rustix::net::getpeername(&fd) {
         Ok(_) => Ok(Inherited::Connected(fd.into())),

@@ -112,7 +112,11 @@ impl Connected {
     fn claim(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
         match shared.connected.swap(true, Ordering::Acquire) {
             true => Err(DeviceError::Busy),
-            false => Ok(Self { shared: Arc::clone(shared) }),
+            false => {
+                // The ports drop what came while there was no front end.
+                shared.change(State::reset);
+                Ok(Self { shared: Arc::clone(shared) })
+            }
         }
     }
 

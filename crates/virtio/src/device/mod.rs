@@ -205,7 +205,8 @@ impl Told {
         state.news = false;
         if state.left != self.left {
             self.left = state.left;
-            ports.iter_mut().for_each(Port::left);
+            let waited = ports.iter_mut().map(Port::left).sum();
+            stats.add_drops(DropReason::FrontEndLeft, waited);
         }
         if state.features != self.features {
             self.features = state.features;

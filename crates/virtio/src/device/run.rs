@@ -98,7 +98,11 @@ fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Vec<usize>> {
                 sources.push(pair);
             }
         } else if buffers && (active || pair < ports.len()) {
-            return None;
+            // Where the port has no room, the driver has to post receive buffers first, and notifies the device of them.
+            let full = active && ports.get(pair).is_some_and(|port| !port.room());
+            if !full {
+                return None;
+            }
         }
     }
     Some(sources)

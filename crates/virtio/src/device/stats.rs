@@ -24,12 +24,14 @@ pub enum DropReason {
     Disabled,
     /// From the driver: the port did not take it (full, or refused by the kernel).
     PortRefused,
+    /// Towards the driver: it waited when the front end left, or came while there was none.
+    FrontEndLeft,
 }
 
 impl DropReason {
     /// The names under which [`Stats::drops`] counts, in the order of the variants.
-    pub const NAMES: [&'static str; 7] =
-        ["too_big", "runt", "too_long", "bad_header", "not_negotiated", "disabled", "port_refused"];
+    pub const NAMES: [&'static str; 8] =
+        ["too_big", "runt", "too_long", "bad_header", "not_negotiated", "disabled", "port_refused", "front_end_left"];
 }
 
 /// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are the driver's words: a
@@ -96,6 +98,9 @@ impl Stats {
             ("memory_regions", &self.memory_regions),
             ("memory_bytes", &self.memory_bytes),
             ("memory_unsealed", &self.memory_unsealed),
+            ("refused", &self.refused),
+            ("log_misses", &self.log_misses),
+            ("announced", &self.announced),
         ]
         .map(|(name, n)| (name, n.load(Relaxed)))
         .into_iter()
@@ -128,6 +133,11 @@ impl Stats {
         self.memory_regions.store(table.len() as u64, Relaxed);
         self.memory_bytes.store(table.mapped(), Relaxed);
         self.memory_unsealed.store(table.unsealed() as u64, Relaxed);
+    }
+
+    /// Counts frames that were dropped outside a pass.
+    pub(super) fn add_drops(&self, why: DropReason, frames: u64) {
+        self.drops[why as usize].fetch_add(frames, Relaxed);
     }
 
     pub(super) fn count_queue_error(&self, e: DriverFault) {

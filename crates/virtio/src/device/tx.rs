@@ -14,8 +14,8 @@ const PUBLISH_FRAMES: u16 = 32;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
 
-/// Takes up to [`BATCH`] chains of `q`, and gives their frames to `port`, if their headers ask for no more than what it
-/// `accepts`; a ring that is disabled accepts no frame. `wire` is private memory of at least [`MAX_WIRE`] bytes.
+/// Takes up to [`BATCH`] chains of `q`, while `port` has room, and gives their frames to it, if their headers ask for no more
+/// than what it `accepts`; a ring that is disabled accepts no frame. `wire` is private memory of at least [`MAX_WIRE`] bytes.
 ///
 /// # Errors
 ///
@@ -35,6 +35,9 @@ pub(super) fn transmit<P: Port>(
     for n in 0..left {
         if n % PUBLISH_FRAMES == PUBLISH_FRAMES - 1 {
             q.publish();
+        }
+        if accepts.is_some() && !port.room() {
+            break;
         }
         let head = match take(q, &mut memory, P::WANTS_BYTES, scratch, wire) {
             Ok((head, total)) => {

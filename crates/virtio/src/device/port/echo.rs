@@ -1,32 +1,37 @@
 //! Everything that is sent comes back, with the two MAC addresses exchanged.
 
-use std::collections::VecDeque;
-
-use super::{ALL_OFFLOADS, Port, PortError};
+use super::store::Store;
+use super::{ALL_OFFLOADS, MAX_WIRE, Port, PortError};
 use crate::device::checksum::complete;
 use crate::net::{VnetHdr, feature};
 
 /// Frames on their way back.
-const SLOTS: usize = 1024;
-/// And their bytes in all: a driver that only sends must not make us keep 64 MiB for it.
-const BYTES: usize = 4 << 20;
+const FRAMES: usize = 1024;
+/// Their bytes: eight of the longest frames.
+const BYTES: usize = 8 * MAX_WIRE;
 
-/// Sends frames back to where they came from. Holds at most 1024 frames and 4 MiB; what comes beyond that is refused,
-/// and counted by the device as [`crate::device::DropReason::PortRefused`].
-#[derive(Debug, Default)]
+/// Sends frames back to where they came from. Holds at most 1024 frames and about 512 KiB. The driver's next frames wait
+/// in its ring while there is no room for one more of the longest. If the driver's receive ring takes no frames, they are
+/// refused instead, and counted by the device as [`crate::device::DropReason::PortRefused`].
+#[derive(Debug)]
 pub struct Echo {
-    queue: VecDeque<Vec<u8>>,
-    /// Used buffers: a steady flow allocates nothing.
-    spare: Vec<Vec<u8>>,
-    bytes: usize,
+    queue: Store,
+    /// Whether the receive ring takes frames.
+    served: bool,
     features: u64,
+}
+
+impl Default for Echo {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Echo {
     /// An empty one.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self { queue: Store::new(FRAMES, BYTES), served: false, features: 0 }
     }
 
     /// Whether the driver accepts a frame with these offloads.
@@ -50,24 +55,24 @@ impl Port for Echo {
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
-        self.queue.front().map(|wire| &wire[..])
+        self.queue.front()
     }
 
     #[inline]
     fn consume(&mut self) {
-        if let Some(mut wire) = self.queue.pop_front() {
-            self.bytes -= wire.len();
-            wire.clear();
-            self.spare.push(wire);
-        }
+        self.queue.pop();
+    }
+
+    #[inline]
+    fn room(&self) -> bool {
+        !self.served || self.queue.fits(MAX_WIRE)
     }
 
     #[inline]
     fn send(&mut self, wire: &[u8]) -> bool {
         let Some((header, frame)) = wire.split_first_chunk() else { return false };
         let mut header = VnetHdr::from_bytes(*header);
-        let full = self.queue.len() == SLOTS || self.bytes + wire.len() > BYTES;
-        if full || frame.len() < 14 || !self.accepted(header) {
+        if frame.len() < 14 || !self.accepted(header) {
             return false;
         }
         let sums = header.flags & VnetHdr::NEEDS_CSUM != 0 && self.features & feature::GUEST_CSUM == 0;
@@ -77,25 +82,31 @@ impl Port for Echo {
             (header.csum_start, header.csum_offset) = (0, 0);
         }
         header.num_buffers = 1;
-        let mut back = self.spare.pop().unwrap_or_default();
-        back.extend_from_slice(&header.to_bytes());
-        back.extend_from_slice(&frame[6..12]);
-        back.extend_from_slice(&frame[..6]);
-        back.extend_from_slice(&frame[12..]);
+        let Some(back) = self.queue.push(wire.len()) else { return false };
+        let (to_header, to_frame) = back.split_at_mut(VnetHdr::LEN);
+        to_header.copy_from_slice(&header.to_bytes());
+        to_frame[..6].copy_from_slice(&frame[6..12]);
+        to_frame[6..12].copy_from_slice(&frame[..6]);
+        to_frame[12..].copy_from_slice(&frame[12..]);
         if sums {
-            complete(&mut back[VnetHdr::LEN..], partial.0, partial.1);
+            complete(to_frame, partial.0, partial.1);
         }
-        self.bytes += back.len();
-        self.queue.push_back(back);
         true
+    }
+
+    #[inline]
+    fn served(&mut self, served: bool) {
+        self.served = served;
+    }
+
+    fn left(&mut self) -> u64 {
+        self.queue.clear()
     }
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
         self.features = features;
         // What is on its way back may use offloads that are no longer accepted.
-        while self.peek().is_some() {
-            self.consume();
-        }
+        self.queue.clear();
         Ok(())
     }
 }

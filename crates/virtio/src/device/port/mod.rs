@@ -9,6 +9,7 @@ mod r#gen;
 mod pcap;
 mod sink;
 mod steering;
+mod store;
 mod tap;
 
 use std::os::fd::BorrowedFd;
@@ -52,6 +53,13 @@ pub trait Port: Send {
     /// most [`MAX_WIRE`] bytes). False: it could not be taken, and is lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 
+    /// Whether [`Self::send`] can take a frame of any length now. If not, the driver's frames wait in its ring until
+    /// [`Self::consume`] has made room: only a port whose frames come from the same queue may answer so.
+    #[inline(always)]
+    fn room(&self) -> bool {
+        true
+    }
+
     /// Whether the queue's ring takes frames at present: told in every pass, before any frame is asked for.
     #[inline(always)]
     fn served(&mut self, _served: bool) {}
@@ -65,9 +73,12 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// The front end has left, or is another one now: drops every frame that came from it. Called before any frame is
-    /// asked for or sent on behalf of the next front end.
-    fn left(&mut self) {}
+    /// The front end has left, or another one is there now: drops the frames that wait towards the driver, and says how
+    /// many there were. Bounded, also where new ones come all the time. Called before any frame is asked for or sent for
+    /// the next front end.
+    fn left(&mut self) -> u64 {
+        0
+    }
 
     /// What becomes readable when a frame comes; none where frames do not come by themselves.
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -1,16 +1,25 @@
 //! A capture file, replayed: pcap and pcapng, read and checked as a whole when it is opened.
 
 use std::borrow::Cow;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pcap_file::pcap::PcapParser;
 use pcap_file::pcapng::{Block, PcapNgParser};
 use pcap_file::{DataLink, PcapError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::{Port, PortError};
 use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
+
+/// How long the writer of a pipe may write nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a capture is played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +37,18 @@ pub enum CaptureError {
     /// The file cannot be read.
     #[error("cannot be read")]
     Read(#[from] std::io::Error),
+    /// Neither a file nor a pipe.
+    #[error("is neither a file nor a pipe")]
+    NotAFile,
+    /// A pipe without a writer.
+    #[error("is a pipe that no process writes to; start the writer first")]
+    NoWriter,
+    /// A pipe whose writer wrote nothing for a while.
+    #[error("is a pipe whose writer wrote nothing for {seconds} s; a capture is read to its end before it is played")]
+    Stalled {
+        /// How long.
+        seconds: u64,
+    },
     /// Neither pcap nor pcapng.
     #[error("is neither a pcap nor a pcapng file: {0}")]
     NotACapture(PcapError),
@@ -161,6 +182,32 @@ fn ethernet(link: DataLink) -> Result<(), CaptureError> {
     if link == DataLink::ETHERNET { Ok(()) } else { Err(CaptureError::NotEthernet(link)) }
 }
 
+/// The whole of a file, or of a pipe. An open of a pipe does not wait for a writer, and each read waits [`PATIENCE`].
+fn read(path: &Path) -> Result<Vec<u8>, CaptureError> {
+    // The flag has no effect on files.
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_fifo() {
+        return Err(CaptureError::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    loop {
+        match file.read_to_end(&mut bytes) {
+            Ok(_) if kind.is_fifo() && bytes.is_empty() => return Err(CaptureError::NoWriter),
+            Ok(_) => return Ok(bytes),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e.into()),
+        }
+        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        match poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(CaptureError::Stalled { seconds: PATIENCE.as_secs() }),
+            Ok(_) => {}
+            // A signal, which may be to end the program.
+            Err(e) => return Err(CaptureError::Read(e.into())),
+        }
+    }
+}
+
 /// Replays a capture; swallows what the driver sends. Clones share the frames and start at the first.
 #[derive(Clone, Debug)]
 pub struct Pcap {
@@ -170,14 +217,16 @@ pub struct Pcap {
 }
 
 impl Pcap {
-    /// Reads and checks the whole of `path`.
+    /// Reads and checks the whole of `path`: a file, or a pipe with a writer, up to its end.
+    ///
+    /// Never waits longer than 10 s for the next bytes of a pipe.
     ///
     /// # Errors
     ///
     /// [`PortError::Capture`], with the number of the first record that is wrong.
     pub fn open(path: &Path, play: Play) -> Result<Self, PortError> {
         let load = || {
-            let file = std::fs::read(path)?;
+            let file = read(path)?;
             let mut frames = Frames::default();
             // A section header block, in either byte order.
             if file.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]) {

@@ -6,8 +6,8 @@
 //!            sum it, vouch         0 by default           backlog of queue 1 ──► ring 2
 //! ```
 //!
-//! A queue whose backlog is full makes the others wait if it is being served, so that nothing is lost while its driver is
-//! slow; if it is not (no ring, or disabled), frames for it are dropped and counted.
+//! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or the queue is not served
+//! at all. The other queues go on: one port has one order of frames, so that waiting for a queue would stop all of them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +18,11 @@ use super::{Port, PortError};
 use crate::device::checksum::udp;
 use crate::net::{VnetHdr, feature};
 
-/// Frames that wait for a queue.
-const BACKLOG: usize = 256;
+/// Frames that wait for a queue, and their bytes.
+const BACKLOG: usize = 1024;
+const BACKLOG_BYTES: usize = 2 << 20;
+/// Buffers of up to so many bytes are kept for later frames: one Ethernet frame. Longer frames are allocated each.
+const SPARE: usize = 2048;
 /// Frames for other queues that are moved to find one for this.
 const LOOK: usize = 64;
 
@@ -56,7 +59,7 @@ impl Steering {
         self.table[usize::from(destination)].load(Relaxed)
     }
 
-    /// Frames that were dropped because their queue was not served.
+    /// Frames that were dropped because the backlog of their queue was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Relaxed)
@@ -80,7 +83,29 @@ impl Steering {
 #[derive(Debug, Default)]
 struct Backlog {
     frames: VecDeque<Vec<u8>>,
-    served: bool,
+    bytes: usize,
+}
+
+impl Backlog {
+    fn is_full(&self, len: usize) -> bool {
+        self.frames.len() == BACKLOG || self.bytes + len > BACKLOG_BYTES
+    }
+
+    fn push(&mut self, frame: Vec<u8>) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+
+    fn clear(&mut self) -> u64 {
+        self.bytes = 0;
+        self.frames.drain(..).len() as u64
+    }
 }
 
 #[derive(Debug)]
@@ -105,7 +130,7 @@ pub struct Steered<P> {
 impl<P: Port> Spread<P> {
     /// The next frame for queue `index`.
     fn next(&mut self, index: usize) -> Option<Vec<u8>> {
-        if let Some(frame) = self.backlogs[index].frames.pop_front() {
+        if let Some(frame) = self.backlogs[index].pop() {
             return Some(frame);
         }
         let sums = self.features & feature::GUEST_CSUM != 0;
@@ -116,11 +141,7 @@ impl<P: Port> Spread<P> {
             let udp = udp(frame, sums && header[0] == 0);
             let queue = udp.map_or(0, |udp| self.steering.queue(udp.destination));
             let queue = Some(usize::from(queue)).filter(|&q| q < self.backlogs.len()).unwrap_or(0);
-            let full = self.backlogs[queue].frames.len() == BACKLOG;
-            if full && self.backlogs[queue].served {
-                return None;
-            }
-            if full {
+            if queue != index && self.backlogs[queue].is_full(wire.len()) {
                 self.steering.dropped.fetch_add(1, Relaxed);
                 self.port.consume();
                 continue;
@@ -134,7 +155,7 @@ impl<P: Port> Spread<P> {
             if queue == index {
                 return Some(copy);
             }
-            self.backlogs[queue].frames.push_back(copy);
+            self.backlogs[queue].push(copy);
         }
         None
     }
@@ -159,7 +180,7 @@ impl<P: Port> Port for Steered<P> {
     }
 
     fn consume(&mut self) {
-        if let Some(mut frame) = self.current.take() {
+        if let Some(mut frame) = self.current.take().filter(|frame| frame.capacity() <= SPARE) {
             frame.clear();
             self.shared().spare.push(frame);
         }
@@ -169,16 +190,17 @@ impl<P: Port> Port for Steered<P> {
         self.shared().port.send(wire)
     }
 
-    fn served(&mut self, served: bool) {
-        let index = self.index;
-        self.shared().backlogs[index].served = served;
+    fn left(&mut self) -> u64 {
+        let current = u64::from(self.current.take().is_some());
+        let (mut shared, index) = (self.shared(), self.index);
+        current + shared.backlogs[index].clear() + shared.port.left()
     }
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
         // What waits may use offloads that are no longer accepted.
         self.current = None;
         let (mut shared, index) = (self.shared(), self.index);
-        shared.backlogs[index].frames.clear();
+        shared.backlogs[index].clear();
         shared.features = features;
         shared.port.negotiated(features)
     }

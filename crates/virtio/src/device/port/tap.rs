@@ -5,10 +5,15 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::{ALL_OFFLOADS, MAX_WIRE, Port, PortError};
 use crate::net::{VnetHdr, feature};
 
 const CONTROL: &str = "/dev/net/tun";
+
+/// Frames that are read at most when a front end has left: more than the kernel queues by default (1000).
+const WAITING: u64 = 4096;
 
 /// Why a tap device cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +61,8 @@ pub struct Tap {
     features: u64,
     error: Option<io::Error>,
     dead: bool,
+    /// Whether the queue's ring takes frames, so that this queue is read.
+    served: bool,
 }
 
 impl Tap {
@@ -79,6 +86,12 @@ impl Tap {
             let taps = (0..queues).map(|_| Self::queue(name, queues > 1)).collect::<Result<Vec<_>, _>>()?;
             if up {
                 link_up(name)?;
+            }
+            if let Some(attached) = Self::attached(name).filter(|&attached| attached > queues) {
+                let others = attached - queues;
+                tracing::warn!(
+                    "tap {name}: other processes have {others} of its {attached} queues, and get frames there"
+                );
             }
             Ok(taps)
         };
@@ -115,9 +128,46 @@ impl Tap {
             features: 0,
             error: None,
             dead: false,
+            served: false,
         };
         tap.offload(0)?;
         Ok(tap)
+    }
+
+    /// The next frame into the buffer; says whether there is one.
+    #[inline]
+    fn read(&mut self) -> bool {
+        if self.dead {
+            return false;
+        }
+        match (&self.file).read(&mut self.buffer) {
+            Ok(n) if n > VnetHdr::LEN => {
+                if self.features & feature::GUEST_CSUM == 0 {
+                    self.buffer[0] &= !VnetHdr::DATA_VALID;
+                }
+                self.buffer[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
+                self.pending = n;
+                true
+            }
+            Ok(_) => false,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
+            Err(e) => {
+                // The interface was deleted.
+                (self.error, self.dead) = (Some(e), true);
+                false
+            }
+        }
+    }
+
+    /// How many queues of the interface `name` processes have attached, this one's included; none if sysfs does not show
+    /// it. The kernel spreads frames over all of them, so that two processes with one tap get a part of the frames each.
+    #[must_use]
+    pub fn attached(name: &str) -> Option<usize> {
+        let queues = std::fs::read_dir(format!("/sys/class/net/{name}/queues")).ok()?;
+        let transmit = |entry: &io::Result<std::fs::DirEntry>| {
+            entry.as_ref().is_ok_and(|entry| entry.file_name().as_encoded_bytes().starts_with(b"tx-"))
+        };
+        Some(queues.filter(transmit).count())
     }
 
     /// The interface's name.
@@ -182,26 +232,8 @@ impl Port for Tap {
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
-        if self.pending == 0 {
-            if self.dead {
-                return None;
-            }
-            match (&self.file).read(&mut self.buffer) {
-                Ok(n) if n > VnetHdr::LEN => {
-                    if self.features & feature::GUEST_CSUM == 0 {
-                        self.buffer[0] &= !VnetHdr::DATA_VALID;
-                    }
-                    self.buffer[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
-                    self.pending = n;
-                }
-                Ok(_) => return None,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return None,
-                Err(e) => {
-                    // The interface was deleted.
-                    (self.error, self.dead) = (Some(e), true);
-                    return None;
-                }
-            }
+        if self.pending == 0 && !self.read() {
+            return None;
         }
         Some(&self.buffer[..self.pending])
     }
@@ -227,7 +259,28 @@ impl Port for Tap {
         (!self.dead).then(|| self.file.as_fd())
     }
 
+    fn served(&mut self, served: bool) {
+        self.served = served;
+    }
+
+    fn left(&mut self) -> u64 {
+        let mut dropped = u64::from(std::mem::take(&mut self.pending) > 0);
+        while dropped < WAITING && self.read() {
+            (self.pending, dropped) = (0, dropped + 1);
+        }
+        dropped
+    }
+
     fn take_error(&mut self) -> Option<PortError> {
+        // A queue that is not read does not notice by itself that the interface was deleted.
+        if !self.served && !self.dead {
+            let mut fds = [PollFd::new(&self.file, PollFlags::empty())];
+            let asked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+            if asked.is_ok() && fds[0].revents().contains(PollFlags::ERR) {
+                let gone = io::Error::from_raw_os_error(libc::EBADFD);
+                (self.error, self.dead) = (Some(gone), true);
+            }
+        }
         let source = TapError::Io { what: "reading", source: self.error.take()? };
         Some(PortError::Tap { name: self.name.clone(), source })
     }

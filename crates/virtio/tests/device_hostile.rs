@@ -15,6 +15,7 @@ use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
+use netmem_virtio::{VhostUser, VhostUserError};
 
 fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {
     let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
@@ -305,7 +306,11 @@ fn a_second_front_end_is_refused() {
         let e = Front::new(stream).get_features().unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe), "{e}");
     }
-    assert!(!driver.connection.as_ref().unwrap().hung_up());
+    let (third, theirs) = UnixStream::pair().unwrap();
+    device.control().serve(theirs).unwrap_err();
+    // Our driver says what that means.
+    let e = VhostUser::from_stream(third).unwrap_err();
+    assert!(matches!(e, VhostUserError::Busy) && e.to_string().contains("another one connected"), "{e}");
     driver.hang_up();
     let driver = Driver::start(&device, PLAIN, 2);
     driver.hang_up();

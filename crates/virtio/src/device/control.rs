@@ -5,14 +5,13 @@
 //! connection ends. A malformed message always ends the connection.
 
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::DeviceError;
@@ -121,12 +120,16 @@ impl Connected {
     }
 
     fn serve(self, stream: UnixStream) -> Result<(), DeviceError> {
-        let result = Session::new(Arc::clone(&self.shared)).run(&Line::new(stream, PATIENCE));
+        let line = Line::new(stream, PATIENCE);
+        let result = Session::new(Arc::clone(&self.shared)).run(&line);
         if let Err(e) = &result {
             let message = std::error::Error::source(e).map_or_else(String::new, |source| format!(": {source}"));
             tracing::warn!("front end dropped: {e}{message}");
             self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
         }
+        // In this order, so that a front end which sees the end of its connection can connect again at once.
+        drop(self);
+        line.shutdown();
         result
     }
 }
@@ -154,15 +157,6 @@ impl Connection {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Whether the front end has closed its end, so that [`Self::wait`] returns as soon as the messages that it left
-    /// behind are handled. One system call; does not wait.
-    #[must_use]
-    pub fn hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(&self.hangup, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.is_finished() || rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
-    }
-
     /// Waits until the front end goes.
     ///
     /// # Errors
@@ -178,13 +172,6 @@ impl Connection {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => Ok(()),
         }
-    }
-}
-
-impl AsFd for Connection {
-    /// The connection's socket, to be waited on for the end of the connection (`POLLRDHUP`). Not to be read or written.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.hangup.as_fd()
     }
 }
 

@@ -63,6 +63,9 @@ pub enum VhostUserError {
         /// How long it was given.
         seconds: f64,
     },
+    /// The back end accepted the connection and closed it without an answer.
+    #[error("the backend closed the connection at once; it serves one front end at a time: is another one connected?")]
+    Busy,
     /// The back end hung up, or answers something else.
     #[error("the backend failed at {message} ({source}); does it speak vhost-user as a back end?")]
     Message {

@@ -305,6 +305,8 @@ impl VhostUser {
         self.line.shutdown();
         match source {
             LineError::TimedOut(limit) => VhostUserError::Silent { message, seconds: limit.as_secs_f64() },
+            // The first message.
+            LineError::Closed if message == Request::GET_FEATURES => VhostUserError::Busy,
             LineError::TooFewDescriptors => VhostUserError::TooFewDescriptors { message },
             source => VhostUserError::Message { message, source },
         }

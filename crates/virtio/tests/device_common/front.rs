@@ -138,6 +138,19 @@ impl Front {
         Self { stream, acknowledged: false }
     }
 
+    /// A connection on which `features` and all protocol features are negotiated.
+    pub fn negotiated(stream: UnixStream, features: u64) -> Self {
+        let mut front = Self::new(stream);
+        front.tell(request::SET_OWNER, &[], &[]).unwrap();
+        let offered = front.get_features().unwrap();
+        assert_eq!(features & !offered, 0, "not offered");
+        let protocol = front.get_protocol_features().unwrap();
+        assert_ne!(protocol & REPLY_ACK, 0);
+        front.set_protocol_features(protocol).unwrap();
+        front.set_features(features).unwrap();
+        front
+    }
+
     /// Sends bytes and descriptors in one piece.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub use front::{Addresses, EventFd, Front, REPLY_ACK, Region};
+pub use front::{Addresses, EventFd, Front, Region};
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
 use netmem_virtio::net::feature;
@@ -138,17 +138,23 @@ impl Driver {
 
     /// The same to a device that is on another thread.
     pub fn over(control: &Control, stats: Arc<Stats>, features: u64) -> Self {
+        let mut driver = Self { stats, ..Self::unconnected() };
+        driver.reconnect(control, features);
+        driver
+    }
+
+    /// Memory, and a connection to nowhere.
+    pub fn unconnected() -> Self {
+        let front = Front::new(UnixStream::pair().unwrap().0);
+        Self { memory: Memory::new(), rings: Vec::new(), front, connection: None, stats: Arc::default() }
+    }
+
+    /// Leaves the device, and connects to one of the same features; the rings stay as they are in memory.
+    pub fn reconnect(&mut self, control: &Control, features: u64) {
+        self.connection = None;
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let connection = control.serve(theirs).unwrap();
-        let mut front = Front::new(ours);
-        front.tell(front::request::SET_OWNER, &[], &[]).unwrap();
-        let offered = front.get_features().unwrap();
-        assert_eq!(features & !offered, 0, "not offered");
-        let protocol = front.get_protocol_features().unwrap();
-        assert_ne!(protocol & REPLY_ACK, 0);
-        front.set_protocol_features(protocol).unwrap();
-        front.set_features(features).unwrap();
-        Self { memory: Memory::new(), rings: Vec::new(), front, connection: Some(connection), stats }
+        self.connection = Some(control.serve(theirs).unwrap());
+        self.front = Front::negotiated(ours, features);
     }
 
     pub fn share_memory(&self) {

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // Warnings of the library: a device that breaks a rule, pages that are quarantined.
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| output::Log)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .without_time()
         .with_target(false)

@@ -19,6 +19,7 @@ use super::Running;
 use super::report::{Events, Left};
 use super::socket::{Inherited, Socket, inherited};
 use crate::args::DeviceArgs;
+use crate::output;
 use anyhow::Context;
 use netmem::device::{DeviceError, Stats};
 use netmem::virtio::VhostUserError;
@@ -268,7 +269,7 @@ impl Fronts {
                     Err(VhostUserError::Connect { source, .. }) if is_short(&source) => self.events.short(&source),
                     Err(e) if comes_later(&e) => {
                         if !std::mem::replace(told, true) {
-                            eprintln!("waiting for a front end: {e}");
+                            output::Log.line(&format!("waiting for a front end: {e}"));
                         }
                     }
                     Err(e) => return Err(e).context("--connect"),

@@ -5,7 +5,7 @@ mod report;
 pub(crate) mod socket;
 
 use crate::args::{BadArgument, DeviceArgs, PortArg};
-use crate::{cpus, limits, signals};
+use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError};
@@ -96,7 +96,7 @@ impl Running<'_> {
         }
         if Tap::attached(name).is_some_and(|attached| attached > mine) {
             self.shares_tap = true;
-            eprintln!("warning: another process has queues of tap {name}, too, and gets a part of the frames");
+            output::Log.line(&format!("another process has queues of tap {name}, too, and gets a part of the frames"));
             return None;
         }
         Some(TICK)

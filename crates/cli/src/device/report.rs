@@ -47,14 +47,14 @@ impl Events {
     pub(super) fn busy(&mut self) {
         self.busy += 1;
         if due(&mut self.told[0]) {
-            eprintln!("busy: {} front end(s) hung up on so far, while another is served", self.busy);
+            output::Log.line(&format!("busy: {} front end(s) hung up on so far, while another is served", self.busy));
         }
     }
 
     pub(super) fn short(&mut self, e: &io::Error) {
         self.short += 1;
         if due(&mut self.told[1]) {
-            eprintln!("{} connection(s) dropped so far, for lack of a resource: {e}", self.short);
+            output::Log.line(&format!("{} connection(s) dropped so far, for lack of a resource: {e}", self.short));
         }
     }
 
@@ -77,8 +77,7 @@ impl Events {
         now.iter_mut().zip(before.0).for_each(|(now, before)| *now -= before);
         let [frames, bytes, sent, sent_bytes, drops] = now;
         let why = how.as_ref().map_or_else(|e| format!(" after an error: {}", chain(e)), |()| String::new());
-        // A closed standard output is no failure of the device.
-        let _ = output::print(&format!(
+        output::offer(&format!(
             "front end left{why}: {frames} frames ({bytes} bytes) to it, {sent} frames ({sent_bytes} bytes) from it, \
              {drops} dropped{unlisted}"
         ));

@@ -20,6 +20,12 @@ impl Root {
         Ok(Self(directory.join("root")))
     }
 
+    /// A file of the root.
+    #[allow(dead_code, reason = "not every test needs one")]
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.0.join(file)
+    }
+
     /// A program of the root, started by the root's own loader and with its own libraries.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.0.join("usr/lib64/ld-linux-x86-64.so.2"));

@@ -71,11 +71,6 @@ impl Line {
         Self { socket: socket.into(), limit }
     }
 
-    /// How long one message may take.
-    pub(crate) fn limit(&self) -> Duration {
-        self.limit
-    }
-
     /// Sends a message. The time limit is for the peer to make room for it.
     pub(crate) fn send(&self, frame: &Frame<'_>) -> Result<(), LineError> {
         self.ended_by(self.send_all(frame, Instant::now() + self.limit))

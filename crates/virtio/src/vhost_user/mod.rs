@@ -10,9 +10,7 @@
 
 mod error;
 mod front;
-#[allow(dead_code, reason = "the back end moves to it")]
 pub(crate) mod line;
-#[allow(dead_code, reason = "the back end moves to it")]
 pub(crate) mod message;
 pub mod socket;
 

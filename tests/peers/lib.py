@@ -58,7 +58,7 @@ def finish(status):
 
 
 def begin(*commands):
-    """Call first. The only argument of a test is the directory where debian13.sh keeps its root."""
+    """Call first. The first argument of a test is the directory where debian13.sh keeps its root."""
     global TMP, ROOT
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "target/tmp/debian13")
     if os.geteuid() != 0:
@@ -80,7 +80,7 @@ def begin(*commands):
             sys.exit(0)
         os.environ["NETMEM_PEERS_ALONE"] = "1"
         alone = ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
-        os.execvp(alone[0], [*alone, sys.executable, "-B", os.path.abspath(sys.argv[0]), str(directory)])
+        os.execvp(alone[0], [*alone, sys.executable, "-B", os.path.abspath(sys.argv[0]), str(directory), *sys.argv[2:]])
     ROOT = directory.resolve() / "root"
     TMP = Path(tempfile.mkdtemp(prefix="netmem-peers."))
     # The first process of a namespace gets no signal that it has no handler for.

@@ -1,16 +1,21 @@
 #!/usr/bin/env -S python3 -B
-"""restart.py [DIR]: the device is killed and started again ten times under a guest's ping and TCP; the connection lives on."""
+"""restart.py [DIR [connect]]: the device is killed and started again ten times under a guest's ping and TCP; the connection lives on.
 
+The device listens, and QEMU connects to it again and again; with `connect`, QEMU listens, and the device connects.
+"""
+
+import sys
 import time
 
 import lib
-from lib import HOST, Device, Guest, Ping, Stream, begin, fail, kernel, tap
+from lib import HOST, Device, Guest, Ping, Stream, begin, kernel, tap
 
 begin()
 kernel()
 tap("tap0", HOST)
-device = Device("device", "tap:tap0")
-guest = Guest("guest", device.socket)
+connect = "connect" in sys.argv[2:]
+device = Device("device", "tap:tap0", connect)
+guest = Guest("guest", device.socket, "server=on" if connect else "reconnect-ms=100")
 print(guest.said("READY")[0])
 ping, stream = Ping(), Stream()
 stream.more()
@@ -23,6 +28,7 @@ for _ in range(10):
 lost, line = ping.end()
 print(line)
 print(stream.end())
+guest.quit()
 device.stop()
-print("passed: ten restarts of the device")
+print(f"passed: ten restarts of a device that {'connects' if connect else 'listens'}")
 lib.finish(0)

@@ -16,7 +16,7 @@ use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, Poll, RxQueue, SplitTxQu
 use netmem_pool::PeerShared;
 use netmem_virtio::VhostUserError;
 use netmem_virtio::device::port::{Echo, Gen};
-use netmem_virtio::device::{NetDevice, Options};
+use netmem_virtio::device::{NetDevice, Options, Stats};
 use netmem_virtio::driver::{DeviceFault, NetError, NetOptions, QueuePair, RestartError, RxMode};
 use netmem_virtio::net::feature;
 
@@ -25,8 +25,8 @@ fn echo(pairs: usize) -> Rig<Echo> {
     Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap())
 }
 
-fn dropped(rig: &Rig<Echo>) -> u64 {
-    rig.stats.drops().map(|(_, n)| n).sum()
+fn dropped(stats: &Stats) -> u64 {
+    stats.drops().map(|(_, n)| n).sum()
 }
 
 /// A packet of these bytes, in a page of the queue's pool.
@@ -73,11 +73,13 @@ fn queues_live_through_ten_back_ends() {
             for _ in 0..restarts {
                 let before = rig.stats.rx_frames.load(Relaxed);
                 until(|| rig.stats.rx_frames.load(Relaxed) > before + 300);
+                let stats = Arc::clone(&rig.stats);
                 drop(rig.connection.take());
                 assert!(!net.is_connected());
-                given += rig.stats.rx_frames.load(Relaxed);
-                taken += rig.stats.tx_frames.load(Relaxed) + dropped(&rig);
+                // The old device's thread has ended, and has counted all it did.
                 rig = echo(1);
+                given += stats.rx_frames.load(Relaxed);
+                taken += stats.tx_frames.load(Relaxed) + dropped(&stats);
                 net.reconnect(rig.connect()).unwrap();
             }
             until(|| rig.stats.rx_frames.load(Relaxed) > 300);
@@ -92,8 +94,10 @@ fn queues_live_through_ten_back_ends() {
         });
         drop(rig.connection.take());
         receive(&mut pair.rx, &mut |_: Packet<PeerShared>| {});
-        given += rig.stats.rx_frames.load(Relaxed);
-        taken += rig.stats.tx_frames.load(Relaxed) + dropped(&rig);
+        let stats = Arc::clone(&rig.stats);
+        drop(rig);
+        given += stats.rx_frames.load(Relaxed);
+        taken += stats.tx_frames.load(Relaxed) + dropped(&stats);
         let (rx, tx) = (pair.rx.stats(), pair.tx.stats());
         assert_eq!((rx.restarts, tx.restarts), (restarts, restarts));
         assert_eq!(rx.frames + rx.unread, given, "{rx:?}");
@@ -305,6 +309,26 @@ fn device_memory() {
     drop(net);
     assert_eq!(memory.at_home(), 1024);
     books.assert_balanced();
+}
+
+/// A queue that is restarted before its first poll after a reconnect: its old ring needs no message, and its new one is not
+/// stopped.
+#[test]
+fn a_restart_before_the_first_poll() {
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    bench.device.kill();
+    let (device, backend) = Hostile::new(Behaviour::default());
+    bench.net.reconnect(backend).unwrap();
+    bench.device = device;
+    let again = bench.pair.rx.restart(None).unwrap();
+    assert_closed(&again.closed, 0);
+    bench.pair.rx = again.queue;
+    assert_eq!(bench.device.stops(), []);
+    bench.ring = bench.device.ring(0);
+    receive(&mut bench.pair.rx, &mut DropAll::default());
+    bench.deliver(&frame(1, 60));
+    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 60));
+    bench.close();
 }
 
 /// Queues are restarted by one thread while another reconnects: whichever comes first, the queue runs in the end.

@@ -248,6 +248,24 @@ fn a_log_that_is_too_small() {
     }
 }
 
+/// The limit for memory that a front end may have mapped is a limit for its log, and for its in-flight region.
+#[test]
+fn a_log_has_a_limit() {
+    let limit = 1 << 20;
+    let device = NetDevice::new(Options { max_memory: Some(limit), ..one_pair() }, |_| Ok(Sink)).unwrap();
+    let file = memfd(2 << 20);
+    for (bytes, good) in [(limit, true), (limit + 1, false)] {
+        let driver = Driver::connect(&device, PLAIN);
+        let log = driver.front.ask(request::SET_LOG_BASE, &u64s([bytes, 0]), &[file.as_fd()]);
+        assert_eq!(log.is_ok(), good, "a log of {bytes} bytes");
+    }
+    let driver = Driver::connect(&device, PLAIN);
+    for (bytes, good) in [(limit, true), (limit + 1, false)] {
+        let region = driver.front.tell(request::SET_INFLIGHT_FD, &inflight_body(bytes, 2, SIZE), &[file.as_fd()]);
+        assert_eq!(region.is_ok(), good, "a region of {bytes} bytes");
+    }
+}
+
 /// SEND_RARP puts a broadcast of the guest's address on the network, in front of anything else.
 #[test]
 fn a_guest_is_announced() {

@@ -322,12 +322,12 @@ impl Session {
             }
             Message::GetInflightFd(asked) => return self.make_inflight(asked).map(Some),
             Message::SetInflightFd(region, fd) => {
-                let map = Mapping::new("the in-flight region", fd, region.mmap_offset, region.mmap_size)?;
+                let map = self.map("the in-flight region", fd, region.mmap_offset, region.mmap_size)?;
                 let region = InflightRegion::new(map, region.queues, region.queue_size)?;
                 self.change(|s| s.set_inflight(region))?;
             }
             Message::SetLogBase { size, offset, fd } => {
-                let map = Mapping::new("the dirty log", fd, offset, size)?;
+                let map = self.map("the dirty log", fd, offset, size)?;
                 let log = DirtyLog::new(map, Arc::clone(&self.shared.stats));
                 self.change(|s| s.set_log(log));
                 return Ok(Some(Reply::Empty));
@@ -343,6 +343,15 @@ impl Session {
             Message::Other(_) => return Err(DeviceError::Unsupported),
         }
         Ok(None)
+    }
+
+    /// Maps a file that is not the guest's memory. The limit for memory is one for each such file, too: their pages are
+    /// allocated when the device touches them.
+    fn map(&self, what: &'static str, fd: OwnedFd, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
+        match self.shared.options.max_memory {
+            Some(max) if bytes > max => Err(DeviceError::MemoryLimit { bytes, max }),
+            _ => Mapping::new(what, fd, offset, bytes),
+        }
     }
 
     fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {

@@ -1,9 +1,6 @@
-//! Copies between private memory and memory that another process may be writing.
-//!
-//! A peer that writes during a copy makes the copy's contents arbitrary, and nothing more: each byte is read once, by a
-//! volatile access that the compiler can neither repeat nor split, and only the copy is used.
+//! Accesses to bytes of pages, which another process may be writing: checked ranges, and [copies](crate::foreign).
 
-use std::ptr;
+use crate::foreign;
 
 /// An access outside of a page or fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,68 +37,55 @@ const HALF: usize = size_of::<u32>();
 ///
 /// # Safety
 ///
-/// `from` is valid for reads of `to.len()` bytes (by volatile accesses; other processes may write it).
+/// `from` is valid for reads of `to.len()` bytes; other processes may write it.
 #[inline]
 pub(crate) unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
-    let words = to.len() / WORD;
-    let out = to.as_mut_ptr();
-    for i in 0..words {
-        // SAFETY: word `i` ends at or before `to.len()` on both sides, and needs no alignment.
-        unsafe { move_out::<u64>(from.add(i * WORD), out.add(i * WORD)) };
-    }
-    let mut at = words * WORD;
-    if to.len() - at >= HALF {
-        // SAFETY: as above, half a word.
-        unsafe { move_out::<u32>(from.add(at), out.add(at)) };
-        at += HALF;
-    }
-    for i in at..to.len() {
-        // SAFETY: as above, a byte at a time.
-        unsafe { *out.add(i) = ptr::read_volatile(from.add(i)) };
-    }
+    // SAFETY: the caller's; no foreign memory is in a slice.
+    unsafe { foreign::copy(from, to.as_mut_ptr(), to.len()) }
 }
 
 /// Copies into memory that another process may read or write meanwhile.
 ///
 /// # Safety
 ///
-/// `to` is valid for writes of `from.len()` bytes (by volatile accesses; other processes may touch it).
+/// `to` is valid for writes of `from.len()` bytes; other processes may touch it.
 #[inline]
 pub(crate) unsafe fn copy_in(from: &[u8], to: *mut u8) {
-    let words = from.len() / WORD;
-    let src = from.as_ptr();
-    for i in 0..words {
-        // SAFETY: word `i` ends at or before `from.len()` on both sides, and needs no alignment.
-        unsafe { move_in::<u64>(src.add(i * WORD), to.add(i * WORD)) };
+    // SAFETY: the caller's; no foreign memory is in a slice.
+    unsafe { foreign::copy(from.as_ptr(), to, from.len()) }
+}
+
+/// Copies `len` bytes by volatile accesses: words, a half word, bytes.
+///
+/// # Safety
+///
+/// `from` is readable and `to` writable for `len` bytes, by volatile accesses.
+#[inline(always)]
+pub(crate) unsafe fn words(from: *const u8, to: *mut u8, len: usize) {
+    let whole = len / WORD;
+    for i in 0..whole {
+        // SAFETY: word `i` ends at or before `len` on both sides, and needs no alignment.
+        unsafe { volatile::<u64>(from.add(i * WORD), to.add(i * WORD)) };
     }
-    let mut at = words * WORD;
-    if from.len() - at >= HALF {
+    let mut at = whole * WORD;
+    if len - at >= HALF {
         // SAFETY: as above, half a word.
-        unsafe { move_in::<u32>(src.add(at), to.add(at)) };
+        unsafe { volatile::<u32>(from.add(at), to.add(at)) };
         at += HALF;
     }
-    for i in at..from.len() {
+    for i in at..len {
         // SAFETY: as above, a byte at a time.
-        unsafe { ptr::write_volatile(to.add(i), *src.add(i)) };
+        unsafe { volatile::<u8>(from.add(i), to.add(i)) };
     }
 }
 
 /// # Safety
 ///
-/// `from` is readable by volatile accesses, `to` writable, for a `T` without alignment.
+/// `from` is readable and `to` writable by volatile accesses, for a `T` without alignment.
 #[inline(always)]
-unsafe fn move_out<T: Copy>(from: *const u8, to: *mut u8) {
+unsafe fn volatile<T: Copy>(from: *const u8, to: *mut u8) {
     // SAFETY: the caller's.
-    unsafe { to.cast::<Unaligned<T>>().write(from.cast::<Unaligned<T>>().read_volatile()) }
-}
-
-/// # Safety
-///
-/// `from` is readable, `to` writable by volatile accesses, for a `T` without alignment.
-#[inline(always)]
-unsafe fn move_in<T: Copy>(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's.
-    unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read()) }
+    unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read_volatile()) }
 }
 
 #[cfg(test)]
@@ -110,12 +94,12 @@ mod tests {
 
     #[test]
     fn every_length_and_alignment_arrives() {
-        let source: Vec<u8> = (0..64).collect();
+        let source: Vec<u8> = (0..=255).collect();
         for start in 0..9 {
-            for len in 0..40 {
-                let mut middle = [0xeeu8; 80];
+            for len in 0..240 {
+                let mut middle = [0xeeu8; 256];
                 let mut end = vec![0; len];
-                // SAFETY: 3 + 40 bytes fit in 80.
+                // SAFETY: 3 + 239 bytes fit in 256.
                 unsafe {
                     copy_in(&source[start..start + len], middle.as_mut_ptr().add(3));
                     copy_out(middle.as_ptr().add(3), &mut end);

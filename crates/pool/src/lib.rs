@@ -26,6 +26,7 @@ mod desc;
 mod dma;
 mod end;
 mod file;
+pub mod foreign;
 mod frag;
 mod grow;
 mod home;

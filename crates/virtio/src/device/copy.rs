@@ -1,41 +1,8 @@
-//! Copies between private and foreign memory, short ones without a call.
+//! Frames into the buffers of chains, and out of them.
+
+use netmem_pool::foreign::copy;
 
 use super::queue::Buffer;
-
-/// Copies `len` bytes; 32 to 128 of them in at most eight vector moves, where a call would cost as much as the copy.
-///
-/// # Safety
-///
-/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Either may be foreign memory: what
-/// another process writes meanwhile makes the bytes arbitrary, and nothing else.
-#[inline(always)]
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes the same
-    // bytes twice.
-    unsafe {
-        if (64..=80).contains(&len) {
-            block::<64>(from, to);
-            block::<16>(from.add(len - 16), to.add(len - 16));
-        } else if (80..=128).contains(&len) {
-            block::<64>(from, to);
-            block::<64>(from.add(len - 64), to.add(len - 64));
-        } else if (32..64).contains(&len) {
-            block::<32>(from, to);
-            block::<32>(from.add(len - 32), to.add(len - 32));
-        } else {
-            std::ptr::copy_nonoverlapping(from, to, len);
-        }
-    }
-}
-
-/// # Safety
-///
-/// As [`copy`], for `N` bytes.
-#[inline(always)]
-unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's.
-    unsafe { to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned()) }
-}
 
 /// Writes `parts`, one after the other, into `buffers`, which have room for them.
 pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer<'_>]) {

@@ -4,8 +4,10 @@
 //! most of a nanosecond per frame, and across cores the cost is the number of lines that change owners, which no hint
 //! changes.
 
+use netmem_pool::foreign::copy;
+
 use super::DriverFault;
-use super::copy::{copy, scatter};
+use super::copy::scatter;
 use super::memory::{MemoryTable, View};
 use super::port::Port;
 use super::queue::{Buffer, Buffers, Direction, GROUP, Queue, Whole};

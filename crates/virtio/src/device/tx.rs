@@ -1,7 +1,9 @@
 //! From the driver to the port: chains into frames.
 
+use netmem_pool::foreign::copy;
+
 use super::DriverFault;
-use super::copy::{copy, gather};
+use super::copy::gather;
 use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port};
 use super::queue::{Direction, Queue};

@@ -15,6 +15,7 @@
 
 use crate::Pages;
 use crate::ledger::Ledger;
+use netmem_packet::Unbind;
 use netmem_pool::{Device, Direction, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
 use netmem_refs::{Count, NoMemory, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -116,6 +117,8 @@ pub struct BoundMemory {
     queues: Arc<AtomicUsize>,
     /// Domains that the whole of it is mapped in, to be sent from, and the address of its first byte there.
     mappings: Mutex<Vec<(Arc<dyn DmaDomain>, u64)>>,
+    /// What makes devices forget the memory that they were given while they ran.
+    unbinds: Mutex<Vec<Unbind>>,
     counted: (&'static str, bool),
 }
 
@@ -149,6 +152,11 @@ impl BoundMemory {
         &self.queues
     }
 
+    /// `unbind` is called when the last reference has gone, on the [`Worker`].
+    pub(crate) fn when_gone(&self, unbind: Unbind) {
+        self.unbinds.lock().unwrap_or_else(PoisonError::into_inner).push(unbind);
+    }
+
     /// The address of the first byte in `domain`, where the whole of the memory is mapped to be sent until the binding has gone.
     pub(crate) fn map_for(&self, domain: &Arc<dyn DmaDomain>) -> Result<u64, MapError> {
         let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,6 +176,7 @@ impl BoundMemory {
         for (domain, base) in self.mappings.into_inner().unwrap_or_else(PoisonError::into_inner) {
             domain.unmap(base, len);
         }
+        self.unbinds.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().for_each(|unbind| unbind());
         let lost = self.ledger.out();
         if lost > 0 {
             LOST.fetch_add(lost, Ordering::Relaxed);
@@ -329,6 +338,7 @@ impl<C: BindingCount> Binding<C> {
             ledger: Ledger::new(),
             queues: Arc::default(),
             mappings: Mutex::default(),
+            unbinds: Mutex::default(),
             counted: (C::NAME, C::PER_CPU),
         };
         let worker = worker.clone();

@@ -34,6 +34,14 @@ pub enum AttachError<E: Error + 'static> {
         /// The id of the binding that is attached to it.
         binding: u64,
     },
+    /// The device does not know the memory, and cannot be told of it. Nothing has changed.
+    #[error("the device cannot use the memory of binding {binding}")]
+    Memory {
+        /// The binding's id.
+        binding: u64,
+        /// Why.
+        source: E,
+    },
     /// A queue was not restarted. The queues before it in the list were restarted with host memory again, except those in
     /// `stuck`.
     #[error("queue {queue} was not restarted with device memory ({} queues did not get their own back)", stuck.len())]
@@ -136,7 +144,8 @@ impl<Q: Queues> Netdev<Q> {
         Some(self.taken.get(queue)?.as_ref()?.binding)
     }
 
-    /// Attaches a binding to queues: all of them, or none. The queues are restarted in the order of the list.
+    /// Attaches a binding to queues: all of them, or none. A device that does not know the memory is given it first, if it can be
+    /// while it runs; the device forgets the memory when the binding has gone. The queues are restarted in the order of the list.
     ///
     /// # Errors
     ///
@@ -154,6 +163,10 @@ impl<Q: Queues> Netdev<Q> {
             if let Some(binding) = self.attached(queue).or(twice) {
                 return Err(AttachError::Taken { queue, binding });
             }
+        }
+        match self.queues.bind(binding.region()) {
+            Ok(unbind) => unbind.into_iter().for_each(|unbind| binding.when_gone(unbind)),
+            Err(source) => return Err(AttachError::Memory { binding: binding.id(), source }),
         }
         for (at, &queue) in queues.iter().enumerate() {
             if let Err(source) = self.queues.attach(queue, binding.provider()) {

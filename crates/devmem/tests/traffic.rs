@@ -11,9 +11,11 @@ use netmem_devmem::{
     TokenRange,
 };
 use netmem_packet::{Poll, RxQueue, TxQueue};
+use netmem_pool::{Device, Region};
 use netmem_virtio::device::port::Echo;
-use netmem_virtio::driver::SplitOptions;
+use netmem_virtio::driver::{NetError, NetOptions, SplitOptions};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// A device that sends back what it gets.
 fn echo(bindings: &[&Binding]) -> Lab {
@@ -144,24 +146,87 @@ fn one_binding_after_the_other() {
     memories.iter().for_each(Memory::assert_gone);
 }
 
-/// Proves MEM-1: memory that the device was not given cannot be attached; the queue goes on with host memory.
+/// Proves MEM-1: a device without checksums cannot be given device memory; the queue goes on with host memory.
 #[test]
-fn memory_that_the_device_does_not_know() {
+fn memory_that_the_device_cannot_have() {
     let worker = worker();
-    let (memory, stranger) = (Memory::pages(300), Memory::pages(300));
-    let (known, unknown) =
-        (Binding::new(memory.fd(), 0, &worker).unwrap(), Binding::new(stranger.fd(), 0, &worker).unwrap());
-    let mut lab = echo(&[&known]);
-    let error = lab.net.attach(&unknown, &[0]).unwrap_err();
-    assert!(matches!(&error, AttachError::Restart { queue: 0, stuck, .. } if stuck.is_empty()), "{error:?}");
+    let memory = Memory::pages(300);
+    let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+    let mut lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, |options| options);
+    let error = lab.net.attach(&binding, &[0]).unwrap_err();
+    assert!(matches!(&error, AttachError::Memory { binding: id, .. } if *id == binding.id()), "{error:?}");
     assert!(lab.net.attached(0).is_none());
     lab.queues().queue(0).host().unwrap().poll(|poll| poll.receive(64, &mut |_| panic!("nothing was sent")));
-    unknown.unbind().unwrap();
-    stranger.assert_gone();
-    lab.net.attach(&known, &[0]).unwrap();
-    lab.net.unbind(known).unwrap();
-    drop(lab);
+    binding.unbind().unwrap();
     memory.assert_gone();
+}
+
+/// How often this process, and so the device in it, has the memory mapped.
+fn mapped(memory: &Memory) -> usize {
+    let inode = memory.inode().to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+}
+
+/// Proves NET-11: memory is bound while the device runs, sent from and received into, and goes from the device with its
+/// binding; what users hold keeps it there.
+#[test]
+fn memory_comes_and_goes_while_the_device_runs() {
+    let worker = worker();
+    let mut lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
+    let table = FlowTable::new();
+    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let returner = socket.returner();
+    for round in 0..20 {
+        let memory = Memory::pages(300);
+        let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
+        assert_eq!(mapped(&memory), 0);
+        lab.net.attach(&binding, &[0]).unwrap();
+        assert_eq!(mapped(&memory), 1);
+        let (mut queue, mut sender) = (table.queue(&binding), sender(&lab, &binding));
+        let mut held = Vec::new();
+        for n in 0..5 {
+            let sent = bytes(round + n, 700);
+            memory.file.write_all_at(&sent, 290 * 4096).unwrap();
+            let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (290 * 4096, 700));
+            let mut received = vec![0; 700];
+            memory.file.read_exact_at(&mut received, got.offset).unwrap();
+            assert_eq!((got.binding, received), (binding.id(), sent));
+            held.push(got.token);
+        }
+        let region = binding.region().clone();
+        let error = lab.device.remove_device_memory(&region).unwrap_err();
+        assert!(matches!(error, NetError::MemoryInUse { mapped: 1.. }), "{error:?}");
+        drop((queue, sender, region));
+        lab.net.unbind(binding).unwrap();
+        assert_eq!(mapped(&memory), 1, "tokens are out");
+        assert_eq!(returner.give_back(&held), Ok(5));
+        until(|| mapped(&memory) == 0);
+        memory.assert_gone();
+    }
+}
+
+/// Proves NET-11: as many regions as the device can have, and no more; one that is removed makes room.
+#[test]
+fn more_memory_than_the_device_can_have() {
+    let lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
+    let memory = Memory::pages(1);
+    let region = || Arc::new(Region::<Device>::unmapped(memory.fd(), 0).unwrap());
+    let slots = netmem_virtio::device::memory::MAX_REGIONS;
+    // Pages and rings are there already.
+    let all: Vec<_> = (2..slots).map(|_| region()).collect();
+    all.iter().for_each(|region| lab.device.add_device_memory(region).unwrap());
+    lab.device.add_device_memory(&all[7]).unwrap();
+    assert_eq!(mapped(&memory), all.len());
+    let more = region();
+    let error = lab.device.add_device_memory(&more).unwrap_err();
+    assert!(matches!(error, NetError::MemorySlots { slots: 509 }), "{error:?}");
+    assert!(!lab.device.remove_device_memory(&more).unwrap());
+    assert!(lab.device.remove_device_memory(&all[300]).unwrap());
+    assert!(!lab.device.remove_device_memory(&all[300]).unwrap());
+    lab.device.add_device_memory(&more).unwrap();
+    assert_eq!(mapped(&memory), all.len());
+    assert!(lab.device.is_connected());
 }
 
 /// Proves POOL-11 and MEM-2: the device, the queue, the socket and the binding go in different orders, with data held, queued and posted.

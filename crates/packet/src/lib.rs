@@ -26,6 +26,6 @@ pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
-pub use queues::Queues;
+pub use queues::{Queues, Unbind};
 pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -1,8 +1,11 @@
 //! The receive queues of a device, each of which can be stopped and started again with other memory.
 
-use netmem_pool::{Device, Provider};
+use netmem_pool::{Device, Provider, Region};
 use std::error::Error;
 use std::sync::Arc;
+
+/// What makes a device forget a region. See [`Queues::bind`].
+pub type Unbind = Box<dyn FnOnce() + Send>;
 
 /// The receive queues of a device: each receives into host memory or into device memory, and can be restarted with the
 /// other.
@@ -19,6 +22,18 @@ pub trait Queues {
 
     /// How many queues there are. Their numbers begin with 0.
     fn queues(&self) -> usize;
+
+    /// Makes a region of device memory known to the device, if the device does not know it and can be told so while it runs. The
+    /// caller calls what is returned, once, when nothing refers to the region's pages any more: the device then forgets the region. That
+    /// may block.
+    ///
+    /// # Errors
+    ///
+    /// The device cannot be told of the region. Nothing has changed.
+    fn bind(&mut self, region: &Arc<Region<Device>>) -> Result<Option<Unbind>, Self::Error> {
+        let _ = region;
+        Ok(None)
+    }
 
     /// Restarts a queue with pages of `memory`.
     ///

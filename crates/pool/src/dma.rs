@@ -6,8 +6,8 @@ use crate::memory::{Device, Memory, PeerMemory};
 use crate::region::Region;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Why memory could not be mapped for a device.
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +185,13 @@ impl TableEntry {
         self.memory.fd()
     }
 
+    /// Whether these bytes of a file are in it.
+    fn has(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
+        let have = self.len as u64;
+        let same = self.fd().is_some_and(|fd| fd.as_raw_fd() == file.as_raw_fd());
+        same && offset <= have && len as u64 <= have - offset
+    }
+
     /// Where in the file the first byte is.
     #[must_use]
     pub fn file_offset(&self) -> u64 {
@@ -198,6 +205,12 @@ impl TableEntry {
         self.at.map_or(NOWHERE + self.bus, |at| at as u64)
     }
 
+    /// Whether it is this region.
+    #[must_use]
+    pub fn is(&self, region: &Region<Device>) -> bool {
+        Arc::as_ptr(&self.memory).addr() == std::ptr::from_ref(region).addr()
+    }
+
     /// Whether it is a device's memory, which this process does not map.
     #[must_use]
     pub fn is_device(&self) -> bool {
@@ -207,6 +220,67 @@ impl TableEntry {
 
 /// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
 const NOWHERE: u64 = 1 << 62;
+
+/// Where the addresses of regions begin that were added to a table in use. No other region comes so far.
+const ADDED: u64 = 1 << 50;
+
+/// Device memory that is added to a [`MemoryTable`] and removed from it while the table is a domain in use. A handle, from
+/// [`MemoryTable::added`]. An address is never used twice, so that one that is kept for too long is of no region.
+#[derive(Clone, Debug, Default)]
+pub struct AddedMemory(Arc<RwLock<Added>>);
+
+#[derive(Debug, Default)]
+struct Added {
+    /// Bytes of address space that were ever given out.
+    used: u64,
+    /// Each with the number of mappings that there are of it.
+    entries: Vec<(TableEntry, AtomicUsize)>,
+}
+
+impl AddedMemory {
+    /// Adds a region. The domain can map it from now on; that the device knows it is the caller's affair.
+    #[must_use]
+    pub fn add(&self, region: Arc<Region<Device>>) -> TableEntry {
+        let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = TableEntry::new(region, ADDED + added.used);
+        added.used += (entry.len() as u64).next_multiple_of(HUGE as u64);
+        added.entries.push((entry.clone(), AtomicUsize::new(0)));
+        entry
+    }
+
+    /// Removes the region whose address is `bus`, if nothing of it is mapped. False if there is no such region.
+    ///
+    /// # Errors
+    ///
+    /// How many mappings there are. Nothing has changed then.
+    pub fn remove(&self, bus: u64) -> Result<bool, usize> {
+        let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = added.entries.iter().position(|(entry, _)| entry.bus == bus) else { return Ok(false) };
+        match added.entries[at].1.load(Ordering::Acquire) {
+            0 => {
+                added.entries.remove(at);
+                Ok(true)
+            }
+            mapped => Err(mapped),
+        }
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Option<u64> {
+        let added = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let (entry, mapped) = added.entries.iter().find(|(entry, _)| entry.has(file, offset, len))?;
+        mapped.fetch_add(1, Ordering::Relaxed);
+        Some(entry.bus + offset)
+    }
+
+    #[cold]
+    fn unmap(&self, dma: u64) {
+        let added = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let within = |entry: &TableEntry| dma >= entry.bus && dma - entry.bus < entry.len as u64;
+        if let Some((_, mapped)) = added.entries.iter().find(|(entry, _)| within(entry)) {
+            mapped.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
 
 /// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition. The device process maps
 /// the files, for reading and writing: the table limits it to the regions, and to no [`Direction`].
@@ -229,6 +303,7 @@ pub struct MemoryTable {
     entries: Vec<TableEntry>,
     /// The bus address behind the last.
     end: u64,
+    added: AddedMemory,
 }
 
 impl MemoryTable {
@@ -236,7 +311,7 @@ impl MemoryTable {
     /// pointer of this process passes for an address by accident.
     #[must_use]
     pub fn new<M: PeerMemory>(regions: &[Arc<Region<M>>]) -> Self {
-        let table = Self { entries: Vec::new(), end: 64 << 30 };
+        let table = Self { entries: Vec::new(), end: 64 << 30, added: AddedMemory::default() };
         regions.iter().cloned().fold(table, Self::and_shared)
     }
 
@@ -261,7 +336,13 @@ impl MemoryTable {
         self.entries.push(entry);
     }
 
-    /// The regions, in order of address.
+    /// A handle to add device memory while the table is in use.
+    #[must_use]
+    pub fn added(&self) -> AddedMemory {
+        self.added.clone()
+    }
+
+    /// The regions, in order of address, but those that were [added](Self::added) later.
     #[must_use]
     pub fn entries(&self) -> &[TableEntry] {
         &self.entries
@@ -281,17 +362,15 @@ impl DmaDomain for MemoryTable {
     }
 
     fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, _: Direction) -> Result<u64, MapError> {
-        for e in self.entries.iter().filter(|e| e.is_device()) {
-            let have = e.len() as u64;
-            let same = e.fd().is_some_and(|fd| fd.as_raw_fd() == file.as_raw_fd());
-            if same && offset <= have && len as u64 <= have - offset {
-                return Ok(e.bus + offset);
-            }
-        }
-        Err(MapError::File { offset, len })
+        let fixed = self.entries.iter().find(|e| e.is_device() && e.has(file, offset, len)).map(|e| e.bus + offset);
+        fixed.or_else(|| self.added.map_file(file, offset, len)).ok_or(MapError::File { offset, len })
     }
 
-    fn unmap(&self, _dma: u64, _len: usize) {}
+    fn unmap(&self, dma: u64, _: usize) {
+        if dma >= ADDED {
+            self.added.unmap(dma);
+        }
+    }
 }
 
 /// Counts what another domain is asked to do. For tests and for seeing that a program keeps its books.

@@ -22,17 +22,108 @@
 //!
 //! Words that decide something by themselves, as those of a ring, are atomics. Nothing makes a `&[u8]` of such memory.
 
-use crate::bytes;
+const WORD: usize = size_of::<u64>();
+const HALF: usize = size_of::<u32>();
+/// From this length on, copies are vectors or `memcpy`.
+const VECTORS: usize = 32;
 
-/// Copies `len` bytes, each read once. 32 to 128 of them take at most eight vector moves, where a call would cost as much as the
-/// copy.
+/// Copies out of foreign memory, each byte read once. 32 to 128 bytes take at most eight vector moves, where a call would cost
+/// as much as the copy.
+///
+/// # Safety
+///
+/// `from` is readable for `to.len()` bytes. Other processes may write there.
+#[inline(always)]
+pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
+    let (len, to) = (to.len(), to.as_mut_ptr());
+    if len >= VECTORS {
+        // SAFETY: the caller's; no foreign memory is in a slice.
+        return unsafe { copy(from, to, len) };
+    }
+    // SAFETY: the pieces are those of `len` bytes on both sides.
+    pieces(len, |at, piece| unsafe {
+        match piece {
+            Piece::Word => move_out::<u64>(from.add(at), to.add(at)),
+            Piece::Half => move_out::<u32>(from.add(at), to.add(at)),
+            Piece::Byte => move_out::<u8>(from.add(at), to.add(at)),
+        }
+    });
+}
+
+/// Copies into foreign memory. Cost as [`copy_out`].
+///
+/// # Safety
+///
+/// `to` is writable for `from.len()` bytes. Other processes may read and write there.
+#[inline(always)]
+pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
+    let (len, from) = (from.len(), from.as_ptr());
+    if len >= VECTORS {
+        // SAFETY: the caller's; no foreign memory is in a slice.
+        return unsafe { copy(from, to, len) };
+    }
+    // SAFETY: the pieces are those of `len` bytes on both sides.
+    pieces(len, |at, piece| unsafe {
+        match piece {
+            Piece::Word => move_in::<u64>(from.add(at), to.add(at)),
+            Piece::Half => move_in::<u32>(from.add(at), to.add(at)),
+            Piece::Byte => move_in::<u8>(from.add(at), to.add(at)),
+        }
+    });
+}
+
+enum Piece {
+    Word,
+    Half,
+    Byte,
+}
+
+/// Cuts `len` bytes into words, at most one half word, and bytes; calls `f` with the place of each.
+#[inline(always)]
+fn pieces(len: usize, mut f: impl FnMut(usize, Piece)) {
+    let mut at = 0;
+    while len - at >= WORD {
+        f(at, Piece::Word);
+        at += WORD;
+    }
+    if len - at >= HALF {
+        f(at, Piece::Half);
+        at += HALF;
+    }
+    (at..len).for_each(|at| f(at, Piece::Byte));
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned<T>(T);
+
+/// # Safety
+///
+/// `from` is readable by volatile accesses, `to` writable, for a `T` without alignment.
+#[inline(always)]
+unsafe fn move_out<T: Copy>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<Unaligned<T>>().write(from.cast::<Unaligned<T>>().read_volatile()) }
+}
+
+/// # Safety
+///
+/// `from` is readable, `to` writable by volatile accesses, for a `T` without alignment.
+#[inline(always)]
+unsafe fn move_in<T: Copy>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read()) }
+}
+
+/// Copies at least [`VECTORS`] bytes.
 ///
 /// # Safety
 ///
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Either may be foreign memory.
 #[inline(always)]
-pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes some bytes twice.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes some bytes twice. The
+    // `asm` block has no instruction.
     unsafe {
         if (64..=80).contains(&len) {
             block::<4>(from, to);
@@ -40,26 +131,9 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         } else if (80..=128).contains(&len) {
             block::<4>(from, to);
             block::<4>(from.add(len - 64), to.add(len - 64));
-        } else if (32..64).contains(&len) {
+        } else if len < 64 {
             block::<2>(from, to);
             block::<2>(from.add(len - 32), to.add(len - 32));
-        } else {
-            other(from, to, len);
-        }
-    }
-}
-
-/// A copy of another length.
-///
-/// # Safety
-///
-/// As [`copy`].
-#[inline(always)]
-unsafe fn other(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's. The block has no instruction.
-    unsafe {
-        if len < 32 {
-            bytes::words(from, to, len);
         } else {
             std::ptr::copy_nonoverlapping(from, to, len);
             std::arch::asm!("/* {0} {1} */", in(reg) from, in(reg) to, options(nostack, preserves_flags));
@@ -99,5 +173,28 @@ fn launder(vector: &mut Vector) {
     for word in vector {
         // SAFETY: as above.
         unsafe { std::arch::asm!("/* {0} */", inout(reg) * word, options(pure, nomem, nostack, preserves_flags)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_and_alignment_arrives() {
+        let source: Vec<u8> = (0..=255).collect();
+        for start in 0..9 {
+            for len in 0..240 {
+                let mut middle = [0xeeu8; 256];
+                let mut end = vec![0; len];
+                // SAFETY: 3 + 239 bytes fit in 256.
+                unsafe {
+                    copy_in(&source[start..start + len], middle.as_mut_ptr().add(3));
+                    copy_out(middle.as_ptr().add(3), &mut end);
+                }
+                assert_eq!(end, &source[start..start + len]);
+                assert!(middle[..3].iter().chain(&middle[3 + len..]).all(|&b| b == 0xee));
+            }
+        }
     }
 }

@@ -52,7 +52,7 @@ mod sync;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
-pub use dma::{CountingDomain, Direction, DmaDomain, MapError, MemoryTable, TableEntry};
+pub use dma::{AddedMemory, CountingDomain, Direction, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use file::FileMapping;
 pub use frag::{Frag, WriteError};
 pub use grow::GrowingProvider;

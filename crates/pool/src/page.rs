@@ -1,7 +1,8 @@
 //! A page, or a part of one, that has one owner.
 
-use crate::bytes::{self, OutOfRange};
+use crate::bytes::OutOfRange;
 use crate::desc::{self, Desc};
+use crate::foreign;
 use crate::frag::Frag;
 use crate::memory::{Device, Mapped, Memory, Readable};
 use crate::span::Span;
@@ -262,7 +263,7 @@ impl<M: Memory> Page<M> {
     {
         OutOfRange::check(offset, to.len(), self.len())?;
         // SAFETY: just checked; the page is ours.
-        unsafe { bytes::copy_out(self.as_ptr().add(offset), to) };
+        unsafe { foreign::copy_out(self.as_ptr().add(offset), to) };
         Ok(())
     }
 
@@ -278,7 +279,7 @@ impl<M: Memory> Page<M> {
     {
         OutOfRange::check(offset, from.len(), self.len())?;
         // SAFETY: just checked; no other value has these bytes.
-        unsafe { bytes::copy_in(from, self.as_ptr().add(offset)) };
+        unsafe { foreign::copy_in(from, self.as_ptr().add(offset)) };
         Ok(())
     }
 
@@ -297,7 +298,7 @@ impl<M: Memory> Page<M> {
         let n = header.len() as u32;
         self.span = Span::new(self.span.offset() - n, self.span.len() + n);
         // SAFETY: the bytes lie in the page, and just proved to be this value's; it cannot be cloned meanwhile.
-        unsafe { bytes::copy_in(header, self.as_ptr()) };
+        unsafe { foreign::copy_in(header, self.as_ptr()) };
         true
     }
 

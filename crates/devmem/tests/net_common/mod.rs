@@ -47,6 +47,16 @@ pub struct Lab {
 impl Lab {
     /// Its driver knows `regions`, and leaves so many bytes of each frame that goes there in host memory.
     pub fn new<P: Port + 'static>(ports: Vec<P>, regions: &[&Arc<Region<DeviceMemory>>], header_bytes: u16) -> Self {
+        let know = |options: NetOptions| regions.iter().fold(options, |o, &region| o.device_memory(region.clone()));
+        Self::with(ports, header_bytes, know)
+    }
+
+    /// `options` makes the last changes to the driver's options.
+    pub fn with<P: Port + 'static>(
+        ports: Vec<P>,
+        header_bytes: u16,
+        options: impl FnOnce(NetOptions) -> NetOptions,
+    ) -> Self {
         let pairs = ports.len() as u16;
         let mut ports = ports.into_iter();
         let several = Options { max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
@@ -56,10 +66,7 @@ impl Lab {
         let thread = Some(std::thread::spawn(move || device.run(&flag).expect("it runs until it is told to stop")));
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let connection = control.serve(theirs).expect("a connection");
-        let mut options = NetOptions::new(RxMode::Small).pairs(pairs).tx_pages(1024);
-        for &region in regions {
-            options = options.device_memory(region.clone());
-        }
+        let options = options(NetOptions::new(RxMode::Small).pairs(pairs).tx_pages(1024));
         let backend = VhostUser::own_device(ours).expect("the device answers");
         let (mut device, queues) = VirtioNet::probe(backend, options).expect("a driver");
         if pairs > 1 {

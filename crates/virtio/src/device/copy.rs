@@ -1,6 +1,6 @@
 //! Frames into the buffers of chains, and out of them.
 
-use netmem_pool::foreign::copy;
+use netmem_pool::foreign::{copy_in, copy_out};
 
 use super::queue::Buffer;
 
@@ -17,7 +17,7 @@ pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer<'_>]) {
             let n = room.min(part.len());
             // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and foreign memory never
             // overlaps ours.
-            unsafe { copy(part.as_ptr(), to, n) };
+            unsafe { copy_in(&part[..n], to) };
             (to, room, part) = (to.wrapping_add(n), room - n, &part[n..]);
         }
     }
@@ -29,7 +29,7 @@ pub(super) fn gather(buffers: &[Buffer<'_>], into: &mut [u8]) -> usize {
     for b in buffers {
         let n = b.len.min(into.len() - at);
         // SAFETY: as in `scatter`; `into` has `n` bytes from `at`.
-        unsafe { copy(b.host, into[at..].as_mut_ptr(), n) };
+        unsafe { copy_out(b.host, &mut into[at..at + n]) };
         at += n;
     }
     at

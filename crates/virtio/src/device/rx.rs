@@ -4,7 +4,7 @@
 //! most of a nanosecond per frame, and across cores the cost is the number of lines that change owners, which no hint
 //! changes.
 
-use netmem_pool::foreign::copy;
+use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
 use super::copy::scatter;
@@ -129,9 +129,9 @@ fn whole_frames<P: Port>(
             match wire.split_first_chunk() {
                 Some((first, rest)) if wire.len() >= LONG => {
                     *front = *first;
-                    copy(rest.as_ptr(), w.host.add(FRONT), rest.len());
+                    copy_in(rest, w.host.add(FRONT));
                 }
-                _ => copy(wire.as_ptr(), w.host, wire.len()),
+                _ => copy_in(wire, w.host),
             }
         }
         w.len = wire.len() as u32;
@@ -144,7 +144,7 @@ fn whole_frames<P: Port>(
     }
     for (w, front) in group[..taken].iter().zip(fronts).filter(|(w, _)| w.len as usize >= LONG) {
         // SAFETY: as above; `LONG` is more than `FRONT`.
-        unsafe { copy(front.as_ptr(), w.host, FRONT) };
+        unsafe { copy_in(front, w.host) };
     }
     tally.rx_frames += taken as u64;
     tally.rx_bytes += (bytes - taken * VnetHdr::LEN) as u64;

@@ -1,6 +1,6 @@
 //! From the driver to the port: chains into frames.
 
-use netmem_pool::foreign::copy;
+use netmem_pool::foreign::copy_out;
 
 use super::DriverFault;
 use super::copy::gather;
@@ -77,7 +77,7 @@ fn take(
     {
         if copied {
             // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
-            unsafe { copy(host, wire.as_mut_ptr(), len) };
+            unsafe { copy_out(host, &mut wire[..len]) };
         }
         return Ok((head, len));
     }

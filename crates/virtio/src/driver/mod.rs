@@ -43,8 +43,8 @@ use big::BigRing;
 use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
-    DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError, PoolOptions, Provider,
-    Region, RegionError, RegionOptions, SharedPool, TableEntry,
+    AddedMemory, Device, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError,
+    PoolOptions, Provider, Region, RegionError, RegionOptions, SharedPool, TableEntry,
 };
 use options::Supply;
 use reserve::Reserve;
@@ -54,7 +54,7 @@ use rx::{BufferLayout, Header};
 use space::Memory;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Why a device could not be taken into use, or did not do as told.
@@ -122,8 +122,31 @@ pub enum NetError {
         mode: RxMode,
     },
     /// A device that was given no device memory.
-    #[error("the device was given no device memory; say `NetOptions::device_memory` before it is probed")]
+    #[error(
+        "the device was given no device memory; say `NetOptions::device_memory`, or `NetOptions::late_device_memory`, before it \
+         is probed"
+    )]
     NoDeviceMemory,
+    /// A back end that takes no memory while it runs.
+    #[error(
+        "the backend takes no memory after it was probed (it lacks CONFIGURE_MEM_SLOTS); say `NetOptions::device_memory` \
+         before that"
+    )]
+    NoMemorySlots,
+    /// A back end that has as many regions as it can have.
+    #[error("the backend has {slots} regions of memory, and can have no more; unbind device memory that is not needed")]
+    MemorySlots {
+        /// The most that it can have.
+        slots: u64,
+    },
+    /// Memory that is to be removed and is in use.
+    #[error(
+        "{mapped} mappings of the device memory are in use; detach its queues, and drop what was received and is sent"
+    )]
+    MemoryInUse {
+        /// Pages, and the whole of it if something is sent from it.
+        mapped: usize,
+    },
     /// Fewer pages than were to be set aside for transmit pools.
     #[error(
         "{asked} pages to send from: the memory has {had}; bring more, or ask for fewer with `NetOptions::tx_pages`"
@@ -174,6 +197,10 @@ pub(crate) struct Link<M: PeerMemory> {
     attached: Mutex<Attached>,
     /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
     connection: AtomicU32,
+    /// Device memory that is added and removed while the device runs.
+    added: AddedMemory,
+    /// Counts the changes of the device memory. Written with `attached` locked.
+    memory: AtomicU32,
     recipe: Recipe<M>,
 }
 
@@ -234,8 +261,8 @@ struct Recipe<M: PeerMemory> {
     plan: Plan,
     /// What a back end is told as the longest packet, in bytes.
     mtu: u64,
-    /// Device memory, by the addresses that the device knows it by.
-    device_memory: Vec<Range<u64>>,
+    /// Whether the device can have device memory.
+    split: bool,
 }
 
 impl<M: PeerMemory> Recipe<M> {
@@ -249,6 +276,51 @@ impl<M: PeerMemory> Recipe<M> {
 impl<M: PeerMemory> Link<M> {
     fn lock(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the back end a region of device memory. Its address; `None` if it has the region already.
+    fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<Option<u64>, NetError> {
+        if !self.recipe.split {
+            return Err(NetError::NoDeviceMemory);
+        }
+        let mut at = self.lock();
+        if at.table.iter().any(|entry| entry.is(region)) {
+            return Ok(None);
+        }
+        match at.backend.memory_slots()? {
+            0 => return Err(NetError::NoMemorySlots),
+            slots if at.table.len() as u64 >= slots => return Err(NetError::MemorySlots { slots }),
+            _ => {}
+        }
+        let entry = self.added.add(region.clone());
+        if let Err(refused) = at.backend.add_memory(&entry) {
+            let _ = self.added.remove(entry.bus());
+            return Err(refused.into());
+        }
+        let bus = entry.bus();
+        at.table.push(entry);
+        self.memory.fetch_add(1, Ordering::Release);
+        Ok(Some(bus))
+    }
+
+    /// Takes the region at `bus` away from the back end, if nothing of it is mapped. False if it was not added.
+    fn remove_device_memory(&self, bus: u64) -> Result<bool, NetError> {
+        let mut at = self.lock();
+        let removed = self.added.remove(bus).map_err(|mapped| NetError::MemoryInUse { mapped })?;
+        let Some(place) = at.table.iter().position(|entry| removed && entry.bus() == bus) else { return Ok(false) };
+        let entry = at.table.remove(place);
+        // No queue sends from it before the back end is told.
+        self.memory.fetch_add(1, Ordering::Release);
+        at.backend.remove_memory(&entry)?;
+        Ok(true)
+    }
+
+    /// The addresses of device memory, and the number of their changes.
+    #[cold]
+    fn device_memory(&self) -> (u32, Vec<Range<u64>>) {
+        let at = self.lock();
+        let ranges = at.table.iter().filter(|e| e.is_device()).map(|e| e.bus()..e.bus() + e.len() as u64);
+        (self.memory.load(Ordering::Relaxed), ranges.collect())
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut VhostUser) -> R) -> R {
@@ -367,7 +439,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         let rings = Arc::new(plan.memory()?);
         // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
         let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
-        let table = std::mem::take(&mut options.device_memory).into_iter().fold(table, MemoryTable::and_device);
+        let table = options.device_memory.iter().cloned().fold(table, MemoryTable::and_device);
         let entries: Vec<TableEntry> = if options.premapped {
             table.entries().to_vec()
         } else {
@@ -375,8 +447,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         };
         backend.set_memory(&entries)?;
         let rings = RingMemory { region: rings, bus: entries[RingMemory::ENTRY].bus(), connection: 0 };
-        let device_memory =
-            entries.iter().filter(|e| e.is_device()).map(|e| e.bus()..e.bus() + e.len() as u64).collect();
+        let added = table.added();
         let domain: Option<Arc<dyn DmaDomain>> = match (options.premapped, options.domain.take()) {
             (false, _) => None,
             (true, None) => Some(Arc::new(table)),
@@ -394,10 +465,10 @@ impl<M: PeerMemory> VirtioNet<M> {
             ring_size: options.ring_size,
             plan,
             mtu: options.mtu(),
-            device_memory,
+            split: options.checksums(),
         };
         let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new() });
-        let link = Arc::new(Link { attached, connection: AtomicU32::new(0), recipe });
+        let link = Arc::new(Link { attached, connection: AtomicU32::new(0), added, memory: AtomicU32::new(0), recipe });
         let plan = &link.recipe.plan;
         let mut queues = Vec::new();
         for pair in 0..usize::from(pairs) {
@@ -497,6 +568,31 @@ impl<M: PeerMemory> VirtioNet<M> {
     pub fn tx_pool(&self, options: PoolOptions) -> Result<SharedPool<M>, NetError> {
         let reserve = self.reserve.clone().ok_or(NetError::NoTxPages)?;
         Ok(options.build_shared(reserve, self.domain().cloned())?)
+    }
+
+    /// Gives the device a region of device memory while it runs, so that queues can be restarted with it and frames sent
+    /// from it. Does nothing if the device has it. [`NetOptions::late_device_memory`] was said before the device was probed. One or
+    /// two messages; the rings go on.
+    ///
+    /// # Errors
+    ///
+    /// [`NetError::NoDeviceMemory`], [`NetError::NoMemorySlots`], [`NetError::MemorySlots`], [`NetError::Backend`].
+    pub fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<(), NetError> {
+        self.link.add_device_memory(region).map(drop)
+    }
+
+    /// Takes a region of device memory away from the device, which was [added](Self::add_device_memory) while it ran. Returns
+    /// false if the device has no such region, or has it since it was probed.
+    ///
+    /// # Errors
+    ///
+    /// [`NetError::MemoryInUse`]: nothing has changed. [`NetError::Backend`]: the connection has failed, and the region is
+    /// removed here.
+    pub fn remove_device_memory(&self, region: &Region<Device>) -> Result<bool, NetError> {
+        let Some(bus) = self.link.lock().table.iter().find(|entry| entry.is(region)).map(TableEntry::bus) else {
+            return Ok(false);
+        };
+        self.link.remove_device_memory(bus)
     }
 
     /// Whether the device still holds its end of the connection. If it does not, [`reconnect`](Self::reconnect) takes another

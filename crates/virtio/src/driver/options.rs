@@ -65,6 +65,7 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) memory: Option<GivenMemory<M>>,
     pub(super) domain: Option<WrapDomain>,
     pub(super) device_memory: Vec<Arc<Region<Device>>>,
+    pub(super) late: bool,
     /// Makes a region of memory from the system one of this kind: the user's promise, if it needs one.
     kind: fn(Region<PeerShared>) -> Region<M>,
 }
@@ -142,6 +143,7 @@ impl<M: PeerMemory> NetOptions<M> {
             memory: None,
             domain: None,
             device_memory: Vec::new(),
+            late: false,
             kind,
         }
     }
@@ -251,9 +253,19 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
+    /// Prepares the device for device memory that it is given while it runs, by
+    /// [`VirtioNet::add_device_memory`](super::VirtioNet::add_device_memory) or when a binding is attached. What
+    /// [`device_memory`](Self::device_memory) says of the mode and of checksums holds. The back end needs the protocol feature
+    /// `CONFIGURE_MEM_SLOTS`, as our own has.
+    #[must_use]
+    pub fn late_device_memory(mut self) -> Self {
+        self.late = true;
+        self
+    }
+
     /// Whether received frames may come with offloads although their mode has no place for segments.
     pub(super) fn checksums(&self) -> bool {
-        !self.device_memory.is_empty()
+        self.late || !self.device_memory.is_empty()
     }
 
     pub(super) fn check(&self) -> Result<BufferLayout, NetError> {

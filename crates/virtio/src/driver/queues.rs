@@ -12,15 +12,15 @@
 //! the lock happens to be free, each queue has two locks: a thread takes `turn`, then `queue`, and lets go of `turn`. A
 //! restart that waits for `queue` holds `turn`, and the polling thread then waits behind it.
 
-use super::NetError;
-use super::restart::{RestartError, Restarted};
+use super::restart::{RestartError, Restarted, Stop};
 use super::rx::VirtioRx;
 use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
-use netmem_packet::Queues;
-use netmem_pool::{Device, PeerMemory, PeerShared, PoolClosed, Provider};
+use super::{Link, NetError};
+use netmem_packet::{Queues, Unbind};
+use netmem_pool::{Device, PeerMemory, PeerShared, PoolClosed, Provider, Region};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A receive queue that is restarted in place: what it receives into can change between two polls.
 #[derive(Debug)]
@@ -180,6 +180,8 @@ impl<M: PeerMemory> Slot<M> {
 /// ```
 pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
     slots: Arc<[Slot<M>]>,
+    /// The device, while one of its queues or its handle is there. None without queues.
+    link: Option<Weak<Link<M>>>,
     /// Frames lost by restarts.
     unread: Arc<AtomicU64>,
     header_bytes: u16,
@@ -190,7 +192,9 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 42 bytes for headers.
     pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
         let slot = |rx| Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)) };
+        let queues: Vec<_> = queues.into_iter().collect();
         Self {
+            link: queues.first().map(|rx| Arc::downgrade(rx.link())),
             slots: queues.into_iter().map(slot).collect(),
             unread: Arc::default(),
             header_bytes: SplitOptions::UDP_V4,
@@ -238,8 +242,14 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
 
 impl<M: PeerMemory> Clone for VirtioRxQueues<M> {
     fn clone(&self) -> Self {
-        let Self { slots, unread, header_bytes, cache } = self;
-        Self { slots: slots.clone(), unread: unread.clone(), header_bytes: *header_bytes, cache: *cache }
+        let Self { slots, link, unread, header_bytes, cache } = self;
+        Self {
+            slots: slots.clone(),
+            link: link.clone(),
+            unread: unread.clone(),
+            header_bytes: *header_bytes,
+            cache: *cache,
+        }
     }
 }
 
@@ -248,6 +258,21 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
 
     fn queues(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Gives the device the region while it runs, if it [can](super::NetOptions::late_device_memory).
+    fn bind(&mut self, region: &Arc<Region<Device>>) -> Result<Option<Unbind>, QueuesError> {
+        let Some(link) = &self.link else { return Ok(None) };
+        let device = link.upgrade().ok_or(QueuesError::NotRunning)?;
+        let bus = device.add_device_memory(region).map_err(|source| QueuesError::Unchanged { source })?;
+        let link = link.clone();
+        let unbind = move |bus| {
+            let Some(device) = link.upgrade() else { return };
+            if let Err(error) = device.remove_device_memory(bus) {
+                tracing::warn!(%error, "device memory that is not needed any more stays with its device");
+            }
+        };
+        Ok(bus.map(|bus| -> Unbind { Box::new(move || unbind(bus)) }))
     }
 
     /// A queue that receives into device memory already is restarted with the new one.

@@ -77,7 +77,7 @@ impl<M: PeerMemory> SplitPools<M> {
         if !(min..=max).contains(&o.header_bytes) {
             return Err(NetError::HeaderBytes { asked: o.header_bytes, min, max });
         }
-        let host = recipe.provider.clone().filter(|_| !recipe.device_memory.is_empty());
+        let host = recipe.provider.clone().filter(|_| recipe.split);
         let host = host.ok_or(NetError::NoDeviceMemory)?;
         let chains = usize::from(recipe.ring_size / 2);
         let pages = chains.div_ceil(host.page_size() / stride(o.header_bytes) as usize);

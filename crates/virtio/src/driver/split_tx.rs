@@ -7,13 +7,13 @@
 //!   held by      Packet                           holder      holder       until the chain comes back, whole
 //! ```
 
-use super::Link;
 use super::stats::TxStats;
 use super::tx::VirtioTx;
 use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 /// A transmit queue that also sends from device memory: a [`VirtioTx`](super::VirtioTx) that
 /// [holds](DeviceFrag::holder) something for every fragment that it did not get as a page. See [`SplitTxQueue`].
@@ -26,6 +26,24 @@ pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     tx: VirtioTx<M>,
     /// By descriptor.
     holders: Box<[Option<H>]>,
+    known: Known,
+}
+
+/// The addresses of device memory as the queue has seen them last.
+#[derive(Default)]
+struct Known {
+    /// The number of their changes; `None` before the first look.
+    version: Option<u32>,
+    ranges: Vec<Range<u64>>,
+}
+
+impl Known {
+    /// Whether all of these bytes are in one region of device memory: an address is the caller's word, and the device would
+    /// send what it finds there.
+    fn has(&self, dma: u64, len: u32) -> bool {
+        let within = |r: &Range<u64>| r.contains(&dma) && u64::from(len) <= r.end - dma;
+        len > 0 && self.ranges.iter().any(within)
+    }
 }
 
 impl<M: PeerMemory> VirtioTx<M> {
@@ -33,7 +51,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// fragment's memory until the device has read it.
     pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
         let holders = (0..self.ring().size()).map(|_| None).collect();
-        VirtioSplitTx { tx: self, holders }
+        VirtioSplitTx { tx: self, holders, known: Known::default() }
     }
 }
 
@@ -57,18 +75,13 @@ impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
     }
 }
 
-impl<M: PeerMemory> Link<M> {
-    /// Whether all of these bytes are in one region of device memory: an address is the caller's word, and the device would
-    /// send what it finds there.
-    fn is_device_memory(&self, dma: u64, len: u32) -> bool {
-        let within = |r: &Range<u64>| r.contains(&dma) && u64::from(len) <= r.end - dma;
-        len > 0 && self.recipe.device_memory.iter().any(within)
-    }
-}
-
 impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
     fn send_split(&mut self, head: Packet<M>, payload: &mut Vec<DeviceFrag<H>>) -> Result<(), Packet<M>> {
-        if !payload.iter().all(|f| self.tx.link.is_device_memory(f.dma, f.len)) {
+        if self.known.version != Some(self.tx.link.memory.load(Ordering::Acquire)) {
+            let (version, ranges) = self.tx.link.device_memory();
+            self.known = Known { version: Some(version), ranges };
+        }
+        if !payload.iter().all(|f| self.known.has(f.dma, f.len)) {
             self.tx.stats.wrong_domain += 1;
             return Err(head);
         }

@@ -28,7 +28,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// The protocol features that are taken where the back end has them.
-const WANTED: u64 = protocol::MQ | protocol::REPLY_ACK | protocol::MTU | protocol::STATUS;
+const WANTED: u64 =
+    protocol::MQ | protocol::REPLY_ACK | protocol::MTU | protocol::STATUS | protocol::CONFIGURE_MEM_SLOTS;
 
 /// Most queue pairs that a back end can name: rings have 16-bit numbers.
 const MAX_PAIRS: u64 = 1 << 15;
@@ -189,20 +190,30 @@ impl VhostUser {
         self.tell(Message::SetStatus(self.status))
     }
 
-    /// Gives the back end the memory: each region at the bus address of its entry.
+    /// Gives the back end the memory: each region at the bus address of its entry. One message has eight of them; the others
+    /// are added, where the back end can do that.
     pub(crate) fn set_memory(&mut self, entries: &[TableEntry]) -> Result<(), VhostUserError> {
-        let regions: Vec<_> = entries
-            .iter()
-            .filter_map(|e| {
-                let (guest_addr, size) = (e.bus(), e.len() as u64);
-                let (user_addr, mmap_offset) = (e.user_addr(), e.file_offset());
-                Some((MemoryRegion { guest_addr, size, user_addr, mmap_offset }, e.fd()?))
-            })
-            .collect();
-        if regions.len() > MAX_FDS {
-            return Err(VhostUserError::TooManyRegions { count: regions.len(), max: MAX_FDS });
+        let (table, others) = entries.split_at(entries.len().min(MAX_FDS));
+        if !others.is_empty() && entries.len() as u64 > self.memory_slots()? {
+            return Err(VhostUserError::TooManyRegions { count: entries.len(), max: MAX_FDS });
         }
-        self.tell(Message::SetMemTable(regions))
+        self.tell(Message::SetMemTable(table.iter().filter_map(|e| Some((region(e), e.fd()?))).collect()))?;
+        others.iter().try_for_each(|e| self.add_memory(e))
+    }
+
+    /// How many regions the back end can have, which are added and removed while its rings run. 0 if it cannot do that.
+    pub(crate) fn memory_slots(&mut self) -> Result<u64, VhostUserError> {
+        if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.number(Message::GetMaxMemSlots) } else { Ok(0) }
+    }
+
+    /// Adds a region to what the back end has. It must have [slots](Self::memory_slots).
+    pub(crate) fn add_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
+        entry.fd().map_or(Ok(()), |fd| self.tell(Message::AddMemReg(region(entry), fd)))
+    }
+
+    /// Takes a region away from the back end. Once the back end has confirmed it the region is not accessed any more.
+    pub(crate) fn remove_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
+        self.tell(Message::RemMemReg(region(entry)))
     }
 
     /// Sets a ring up. Back ends allocate a ring when they hear of its call descriptor, and start it with its kick
@@ -311,6 +322,12 @@ impl VhostUser {
             source => VhostUserError::Message { message, source },
         }
     }
+}
+
+/// A region as the back end is told of it.
+fn region(e: &TableEntry) -> MemoryRegion {
+    let (guest_addr, size) = (e.bus(), e.len() as u64);
+    MemoryRegion { guest_addr, size, user_addr: e.user_addr(), mmap_offset: e.file_offset() }
 }
 
 impl std::fmt::Debug for VhostUser {

@@ -181,7 +181,9 @@ impl RegionOptions {
     /// `pages` pages of 4 KiB, huge pages if they can be had, resident from the start.
     #[must_use]
     pub fn new(pages: usize) -> Self {
-        Self { pages, order: 0, huge: true, node: None, lock: false, populate: true }
+        // A fuzzer makes thousands of small regions a second.
+        let (huge, populate) = (cfg!(not(fuzzing)), cfg!(not(fuzzing)));
+        Self { pages, order: 0, huge, node: None, lock: false, populate }
     }
 
     /// Pages of `4 KiB << order`; at most 9 (2 MiB).

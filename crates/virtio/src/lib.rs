@@ -12,5 +12,12 @@ mod notify;
 pub mod ring;
 mod vhost_user;
 
+/// What the fuzzers in `fuzz/` reach and others do not.
+#[cfg(fuzzing)]
+pub mod fuzz {
+    pub use crate::device::fuzz::FrontEnd;
+    pub use crate::vhost_user::fuzz::{reply, request};
+}
+
 pub use notify::NotifyError;
 pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError, socket};

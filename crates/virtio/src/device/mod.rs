@@ -17,6 +17,8 @@ mod control;
 mod copy;
 mod ctrl;
 mod error;
+#[cfg(fuzzing)]
+pub(crate) mod fuzz;
 mod inflight;
 mod log;
 mod mapping;

@@ -10,6 +10,8 @@
 
 mod error;
 mod front;
+#[cfg(fuzzing)]
+pub(crate) mod fuzz;
 pub(crate) mod line;
 pub(crate) mod message;
 pub mod socket;

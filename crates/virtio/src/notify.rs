@@ -30,11 +30,13 @@
 //! read takes 1. An edge-triggered wait costs the peer one `write` for each time that it wakes the device.
 //!
 //! One asynchronous context serves the whole process. It is made with the first event descriptor and ends with the process,
-//! because `io_destroy` waits 30 ms for a grace period of the kernel. It counts as 1 against `fs.aio-max-nr`.
+//! because `io_destroy` waits 30 ms for a grace period of the kernel. It counts as 1 against `fs.aio-max-nr`. A child of a fork
+//! has no contexts: it makes one of its own with its first event descriptor, and cannot signal by descriptors of its parent.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::vhost_user::advice;
 use libc::c_long;
@@ -159,6 +161,8 @@ struct Context {
     id: libc::c_ulong,
     /// The reading end of a pipe. A read of no bytes completes at once.
     source: OwnedFd,
+    /// The process that made it.
+    process: rustix::process::Pid,
 }
 
 /// `struct iocb` of `linux/aio_abi.h`. What is not named is zero here.
@@ -192,13 +196,28 @@ const ATTEMPTS: usize = 8;
 
 impl Context {
     fn of_the_process() -> Result<&'static Self, NotifyError> {
-        static CONTEXT: OnceLock<Context> = OnceLock::new();
-        if let Some(context) = CONTEXT.get() {
-            return Ok(context);
+        static CONTEXT: AtomicPtr<Context> = AtomicPtr::new(std::ptr::null_mut());
+        loop {
+            let current = CONTEXT.load(Ordering::Acquire);
+            // SAFETY: what the pointer has pointed to is never freed: the parent's context stays in the child as well.
+            if let Some(context) = unsafe { current.as_ref() }.filter(|context| context.is_ours()) {
+                return Ok(context);
+            }
+            let new = Box::into_raw(Box::new(Self::new().map_err(|source| NotifyError::Aio { source })?));
+            if CONTEXT.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: just made here, and no other thread has seen it: another one was faster.
+                drop(unsafe { Box::from_raw(new) });
+            }
         }
-        let context = Self::new().map_err(|source| NotifyError::Aio { source })?;
-        // Another thread may have been faster; then this one is dropped.
-        Ok(CONTEXT.get_or_init(|| context))
+    }
+
+    /// Whether the context is one of this process, and not of the process that this one was forked from. The number of the
+    /// process alone does not tell: the first process of a PID namespace may have its parent's.
+    fn is_ours(&self) -> bool {
+        let none = std::ptr::null_mut::<*mut Iocb>();
+        // SAFETY: the kernel reads none of no requests.
+        let exists = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 0 as c_long, none) } == 0;
+        exists && self.process == rustix::process::getpid()
     }
 
     fn new() -> io::Result<Self> {
@@ -206,7 +225,7 @@ impl Context {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word to `id`.
         check(unsafe { libc::syscall(libc::SYS_io_setup, 1 as c_long, &raw mut id) })?;
-        Ok(Self { id, source })
+        Ok(Self { id, source, process: rustix::process::getpid() })
     }
 
     /// Whether a descriptor is an eventfd. It is not signalled.
@@ -353,6 +372,26 @@ mod tests {
         let rounds = (0..10).take_while(|_| ready(&kicks).then(|| kicks.clear()).is_some()).count();
         assert_eq!(rounds, 4);
         drop(all);
+    }
+
+    /// A child does not have the contexts of its parent.
+    #[test]
+    fn a_child_of_a_fork_makes_its_own_context() {
+        let (peer, fd) = pair(EventfdFlags::empty());
+        let notifier = Notifier::new(fd).unwrap();
+        // SAFETY: the child makes system calls, allocates a few bytes, and ends without running anything of the parent's.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let signalled = Notifier::new(peer.try_clone().unwrap()).map(|own| own.signal()).is_ok();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!signalled)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        notifier.signal();
+        assert_eq!(count(&peer), 2, "one of each process");
     }
 
     /// The kernel tells an eventfd from other files; `tests/hostile_events.rs` has more kinds.

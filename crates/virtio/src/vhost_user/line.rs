@@ -76,9 +76,13 @@ impl Line {
         self.ended_by(self.send_all(frame, Instant::now() + self.limit))
     }
 
-    /// Receives a message that is due: the time limit begins now.
+    /// Receives an answer that is due: the time limit begins now. No answer that the driver asks for has a descriptor.
+    ///
+    /// Descriptors that come all the same are not installed in this process: the kernel drops them, and the answer is
+    /// refused. To close a descriptor can take as long as the peer likes, because a FUSE file's `close` waits for the process
+    /// that serves the file system.
     pub(crate) fn recv(&self) -> Result<Packet, LineError> {
-        let packet = self.packet(Instant::now() + self.limit);
+        let packet = self.packet(None, Instant::now() + self.limit);
         self.ended_by(packet.and_then(|packet| packet.ok_or(LineError::Closed)))
     }
 
@@ -86,7 +90,11 @@ impl Line {
     /// first byte. `None`: the peer closed the connection between two messages, or the socket was shut down on this side,
     /// which is how another thread ends the wait.
     pub(crate) fn next(&self) -> Result<Option<Packet>, LineError> {
-        let packet = self.wait(PollFlags::IN, None).and_then(|()| self.packet(Instant::now() + self.limit));
+        let packet = self.wait(PollFlags::IN, None).and_then(|()| {
+            let mut fds = Vec::new();
+            let packet = self.packet(Some(&mut fds), Instant::now() + self.limit)?;
+            Ok(packet.map(|packet| Packet { fds, ..packet }))
+        });
         match packet {
             // A peer that dies with our answers unread resets the connection.
             Err(LineError::Closed) => Ok(None),
@@ -94,11 +102,11 @@ impl Line {
         }
     }
 
-    /// Whether the peer still holds its end. One system call; reads nothing.
+    /// Whether both sides still hold the connection. Bytes that were not read do not count. One system call, no wait.
     pub(crate) fn is_open(&self) -> bool {
-        let mut byte = [0u8];
-        let read = rustix::net::recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        !matches!(read, Ok((0, _)) | Err(Errno::CONNRESET))
+        let mut socket = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let _ = rustix::event::poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        !socket[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Ends the connection. A wait in [`Self::next`] on another thread ends too.
@@ -136,32 +144,39 @@ impl Line {
         Ok(())
     }
 
-    /// One message, or `None` at the end of the connection. Reads not a byte more.
-    fn packet(&self, deadline: Instant) -> Result<Option<Packet>, LineError> {
+    /// One message without its descriptors, or `None` at the end of the connection. Reads not a byte more. The descriptors go
+    /// to `fds`; without it the message must have none.
+    fn packet(&self, mut fds: Option<&mut Vec<OwnedFd>>, deadline: Instant) -> Result<Option<Packet>, LineError> {
         let mut header = [0; HEADER];
-        let mut fds = Vec::new();
-        match self.fill(&mut header, &mut fds, deadline)? {
+        match self.fill(&mut header, fds.as_deref_mut(), deadline)? {
             0 => return Ok(None),
             HEADER => {}
             _ => return Err(LineError::CutOff),
         }
         let (mut packet, size) = Packet::with_header(&header)?;
         packet.payload.resize(size, 0);
-        if self.fill(&mut packet.payload, &mut fds, deadline)? != size {
+        if self.fill(&mut packet.payload, fds, deadline)? != size {
             return Err(LineError::CutOff);
         }
-        packet.fds = fds;
         Ok(Some(packet))
     }
 
     /// Fills `buffer`, or as much of it as comes before the end of the connection. Answers how many bytes came.
-    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>, deadline: Instant) -> Result<usize, LineError> {
+    fn fill(
+        &self,
+        buffer: &mut [u8],
+        mut fds: Option<&mut Vec<OwnedFd>>,
+        deadline: Instant,
+    ) -> Result<usize, LineError> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             // Room for one too many, which tells a peer that sends too many from a process that can hold too few. Descriptors
             // that are not drained are closed with the buffer.
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS + 1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut control = match fds {
+                Some(_) => RecvAncillaryBuffer::new(&mut space),
+                None => RecvAncillaryBuffer::default(),
+            };
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let got = match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(rest)], &mut control, flags) {
                 Ok(got) => got,
@@ -172,16 +187,23 @@ impl Line {
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e.into()),
             };
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(more) = message {
-                    fds.extend(more);
+            let cut = got.flags.contains(ReturnFlags::CTRUNC);
+            match &mut fds {
+                Some(fds) => {
+                    for message in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(more) = message {
+                            fds.extend(more);
+                        }
+                    }
+                    if fds.len() > MAX_FDS {
+                        return Err(Malformed::TooManyDescriptors.into());
+                    }
+                    if cut {
+                        return Err(LineError::TooFewDescriptors);
+                    }
                 }
-            }
-            if fds.len() > MAX_FDS {
-                return Err(Malformed::TooManyDescriptors.into());
-            }
-            if got.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(LineError::TooFewDescriptors);
+                None if cut => return Err(Malformed::UnwantedDescriptors.into()),
+                None => {}
             }
             if got.bytes == 0 {
                 break;
@@ -348,10 +370,40 @@ mod tests {
                 }
             }
             drop(writers);
-            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::TooManyDescriptors))), "{split}");
+            assert!(matches!(line.next(), Err(LineError::Malformed(Malformed::TooManyDescriptors))), "{split}");
             drop((line, theirs));
             closed(readers);
         }
+    }
+
+    /// The peer keeps the other end of the pipe and this test reads it: it ends although the line and the answer still live.
+    #[test]
+    fn answers_install_no_descriptors() {
+        for at in [0, 12] {
+            let (line, theirs) = line(LONG);
+            let (readers, writers) = pipes(1);
+            let bytes = message(1, &[0; 8]);
+            send(&theirs, &bytes[..at], &[]);
+            send(&theirs, &bytes[at..], &[writers[0].as_fd()]);
+            drop(writers);
+            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::UnwantedDescriptors))), "{at}");
+            closed(readers);
+        }
+    }
+
+    /// What a peer wrote before it died, and what is left of an answer that was refused, does not keep a connection open.
+    #[test]
+    fn a_connection_with_unread_bytes_ends() {
+        let (line, mut theirs) = line(LONG);
+        assert!(line.is_open());
+        theirs.write_all(&[0; 100]).unwrap();
+        assert!(line.is_open());
+        drop(theirs);
+        assert!(!line.is_open());
+        let (line, mut theirs) = self::line(LONG);
+        theirs.write_all(&[0; 100]).unwrap();
+        line.shutdown();
+        assert!(!line.is_open());
     }
 
     #[test]
@@ -363,7 +415,7 @@ mod tests {
             let (readers, writers) = pipes(1);
             send(&theirs, &bytes, &[writers[0].as_fd()]);
             drop(writers);
-            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::TooLong { .. }))));
+            assert!(matches!(line.next(), Err(LineError::Malformed(Malformed::TooLong { .. }))));
             closed(readers);
         }
     }
@@ -393,7 +445,7 @@ mod tests {
         limit.current = Some(std::os::fd::AsRawFd::as_raw_fd(&free) as u64 + 2);
         drop(free);
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
-        let error = line.recv().unwrap_err();
+        let error = line.next().unwrap_err();
         assert!(matches!(error, LineError::TooFewDescriptors) && error.to_string().contains("ulimit -n"), "{error}");
         closed(readers);
     }

@@ -170,6 +170,9 @@ pub enum Malformed {
     /// More descriptors than any message has.
     #[error("a message came with more than {MAX_FDS} file descriptors")]
     TooManyDescriptors,
+    /// Descriptors with an answer of which none has any.
+    #[error("an answer came with file descriptors, and none was asked for")]
+    UnwantedDescriptors,
     /// A field that is out of its range.
     #[error("{request} has {value} as its {field}")]
     Field {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
+use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile, OnStop};
 use driver_common::split::{DeviceMemory, assert_split_closed, bind};
 use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, Poll, RxQueue, SplitTxQueue, TxQueue};
@@ -187,10 +187,15 @@ fn an_old_back_end_that_goes_on() {
     }
 }
 
-/// A back end that is still connected stops its rings before the next one starts them.
+/// A back end that is still connected stops its rings, but not for a successor that is refused.
 #[test]
 fn from_a_live_back_end_to_another() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    let (_device, backend) = Hostile::new(Behaviour { fail_at: Some("SET_VRING_ENABLE"), ..Behaviour::default() });
+    assert!(bench.net.reconnect(backend).is_err());
+    assert_eq!((bench.device.stops(), bench.net.is_connected()), (vec![], true));
+    bench.deliver(&frame(9, 60));
+    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(9, 60));
     let (device, backend) = Hostile::new(Behaviour::default());
     bench.net.reconnect(backend).unwrap();
     assert_eq!((bench.device.stops(), device.stops()), (vec![0, 1], vec![]));
@@ -201,6 +206,61 @@ fn from_a_live_back_end_to_another() {
     packets.into_iter().for_each(|p| bench.pair.tx.send(p).unwrap());
     assert_eq!(bench.pair.tx.stats().unconfirmed, 0);
     bench.close();
+}
+
+/// A back end that hangs up instead of stopping its rings does not keep the driver from its successor. One that wrote what it was not
+/// asked for, and died, is not taken for connected.
+#[test]
+fn an_old_back_end_that_does_not_stop() {
+    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    bench.device.behave(|b| b.on_stop = OnStop::Refuse);
+    let (device, backend) = Hostile::new(Behaviour::default());
+    bench.net.reconnect(backend).unwrap();
+    assert_eq!(bench.device.stops(), [0]);
+    bench.device = device;
+    bench.ring = bench.device.ring(0);
+    assert_eq!(take(&mut bench.pair.rx).len(), 0);
+    bench.deliver(&frame(1, 60));
+    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 60));
+    bench.device.send(&[1; 20]);
+    bench.device.kill();
+    assert!(!bench.net.is_connected());
+    let (device, backend) = Hostile::new(Behaviour::default());
+    bench.net.reconnect(backend).unwrap();
+    bench.device = device;
+    bench.close();
+}
+
+/// A back end that refuses the number of pairs in use is not gone on with, and the number is not forgotten.
+#[test]
+fn a_back_end_that_refuses_the_pairs_in_use() {
+    let mut rig = echo(3);
+    let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3));
+    net.set_active_pairs(3).unwrap();
+    drop(rig.connection.take());
+    let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
+    let error = std::thread::scope(|s| {
+        let refuses = s.spawn(|| {
+            let mut ring = device.ring(6);
+            let head = loop {
+                match ring.take() {
+                    Some(head) => break head,
+                    None => std::thread::yield_now(),
+                }
+            };
+            device.write(ring.chain(head)[2].addr, &[1]);
+            ring.give(u32::from(head), 1);
+        });
+        let error = net.reconnect(backend).unwrap_err();
+        refuses.join().unwrap();
+        error
+    });
+    assert!(matches!(error, NetError::ControlRefused { pairs: 3 }), "{error}");
+    assert_eq!((net.active_pairs(), net.is_connected()), (3, false));
+    rig = echo(3);
+    net.reconnect(rig.connect()).unwrap();
+    assert_eq!((net.active_pairs(), rig.stats.commands.load(Relaxed)), (3, 1));
+    drop(pairs);
 }
 
 /// A queue that its device's lies stopped runs again with the next device.

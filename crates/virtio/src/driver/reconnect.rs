@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   control thread: VirtioNet::reconnect                     a thread that polls queue 0
-//!   1  a back end that is still there stops every ring       receives what is left in the ring
-//!   2  negotiates the features of before; new ring memory
-//!   3  memory table; every ring is started, empty
+//!   1  negotiates the features of before; new ring memory    polls its ring
+//!   2  memory table; every ring is started, empty
+//!   3  a back end that is still there stops every ring       receives what is left in the ring
 //!   4  publishes rings and connection, counts it up
 //!                                                            5  sees the count, and takes its new ring
 //!                                                            6  posts the pages that it had posted before
@@ -58,8 +58,9 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// What was in flight is lost, and counted: frames that were received and not polled, and frames that were not confirmed
     /// as sent. Packets that users hold stay valid. Posted pages are posted to the new back end.
     ///
-    /// A back end that is still connected is told to stop its rings first. If the old back end ended the connection and is
-    /// still alive, it may go on to write to pages that it had: end its process first.
+    /// A back end that is still connected is told to stop its rings, once the new one has accepted everything. If the old
+    /// back end does not stop, or has ended the connection and is still alive, it may go on to write to pages that it had:
+    /// end its process first.
     ///
     /// Waits for the back end, as [`probe`](Self::probe) does: at most 3 s for a message, five messages for each ring.
     ///
@@ -81,8 +82,10 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// # Errors
     ///
     /// [`NetError::Backend`] if the new back end lacks a feature or a queue that is in use, or the messages fail.
-    /// [`NetError::Region`] or [`NetError::Event`] if there is no memory for rings or no descriptor. The queues stay on their
-    /// old rings, the new connection is closed, and the call can be repeated with another one.
+    /// [`NetError::Region`] or [`NetError::Event`] if there is no memory for rings or no descriptor.
+    /// [`NetError::ControlRefused`] or [`NetError::ControlTimeout`] if the new back end does not use as many queue pairs as
+    /// are in use. The queues go on with their old rings, the new connection is closed, and the call can be repeated with
+    /// another one.
     pub fn reconnect(&mut self, mut backend: VhostUser) -> Result<(), NetError> {
         if u64::from(self.pairs) > backend.pairs() {
             return Err(VhostUserError::TooFewQueues { wanted: self.pairs, has: backend.pairs() }.into());
@@ -94,10 +97,6 @@ impl<M: PeerMemory> VirtioNet<M> {
         let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
         let plan = &link.recipe.plan;
         let mut at = link.lock();
-        if at.backend.is_connected() {
-            let control = self.control.as_ref().map(|_| self.control_index);
-            (0..2 * pairs).chain(control).try_for_each(|index| at.backend.stop_ring(index))?;
-        }
         backend.negotiate(self.features, WHY, link.recipe.mtu)?;
 
         let region = Arc::new(plan.memory()?);
@@ -123,20 +122,25 @@ impl<M: PeerMemory> VirtioNet<M> {
             backend.enable_ring(control_index, true)?;
             Ok::<_, NetError>(ControlQueue::new(ring, buffer))
         });
-        let control = control.transpose()?;
+        let mut control = control.transpose()?;
         backend.ready()?;
+        if let Some(control) = control.as_mut().filter(|_| self.active > 1) {
+            control.set_pairs(self.active)?;
+        }
 
-        // From here on nothing fails that would leave a queue without a ring.
+        // From here on nothing fails. The old back end is stopped last, so that the queues run if the new one is refused.
+        if at.backend.is_connected() {
+            let index = self.control.as_ref().map(|_| self.control_index);
+            let stopped = (0..2 * pairs).chain(index).try_for_each(|index| at.backend.stop_ring(index));
+            if let Err(error) = stopped {
+                tracing::warn!(%error, "the replaced back end did not stop; it may still write to pages that it had");
+            }
+        }
         (at.backend, at.table, at.ready) = (backend, table, ready);
         link.connection.store(rings.connection, Ordering::Release);
         at.rings = rings;
         drop(at);
         (self.control, self.control_index) = (control, control_index);
-        let active = std::mem::replace(&mut self.active, 1);
-        if self.control.is_some() && active > 1 {
-            return self.set_active_pairs(active);
-        }
-        self.active = active;
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! rings are the test's to write at will.
 
 use std::fs::File;
+use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicU64;
@@ -156,6 +157,11 @@ impl Hostile {
 
     pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
         change(&mut self.backend.behaviour.lock().unwrap());
+    }
+
+    /// Sends bytes that no message asked for.
+    pub fn send(&self, bytes: &[u8]) {
+        (&self.stream).write_all(bytes).unwrap();
     }
 
     /// Dies: the connection ends, nothing is answered any more.

@@ -41,6 +41,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::vhost_user::advice;
 use libc::c_long;
 use rustix::event::{Timespec, epoll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 /// Why a descriptor cannot be used for events.
@@ -230,6 +231,10 @@ impl Context {
 
     /// Whether a descriptor is an eventfd. It is not signalled.
     fn check(&self, fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
+        // The kernel answers EBADF for a descriptor that only names a file, and so it does below for an eventfd.
+        if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
+            return Err(NotifyError::NotEventfd);
+        }
         // The kernel looks at the eventfd first, then refuses to write to the end of a pipe that is for reading.
         match self.retry(PWRITE, fd) {
             Err(e) if e.raw_os_error() == Some(libc::EBADF) => Ok(()),
@@ -295,7 +300,6 @@ fn check(result: c_long) -> io::Result<()> {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-    use rustix::fs::{OFlags, fcntl_getfl};
 
     fn count(fd: &impl AsFd) -> u64 {
         let mut bytes = [0; 8];

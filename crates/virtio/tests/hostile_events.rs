@@ -264,6 +264,7 @@ fn others() -> Vec<(&'static str, OwnedFd)> {
         ("a file", tempfile::tempfile().unwrap().into()),
         ("a timer", timer.unwrap()),
         ("an epoll descriptor", epoll.unwrap()),
+        ("a name (O_PATH)", rustix::fs::open("/", OFlags::PATH, Mode::empty()).unwrap()),
     ]
 }
 

@@ -116,7 +116,7 @@ pub(crate) struct DeviceArgs {
     /// Refuse memory whose file the front end can shorten: only memfds sealed with F_SEAL_SHRINK are accepted
     #[arg(long)]
     pub(crate) require_sealed: bool,
-    /// The most bytes of memory that a front end may have mapped here, and so make this process pay for [default: no limit]
+    /// The most bytes of memory that a front end may have mapped here, and so make this process pay for [default: 16 TiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_memory: Option<u64>,
     /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE

@@ -3,15 +3,16 @@
 
 mod device_common;
 
+use device_common::front::{request, u64s};
 use device_common::*;
 use netmem_pool::sigbus;
-use netmem_virtio::device::memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
+use netmem_virtio::device::memory::{MAX_BYTES, MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Gen, Port};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
 use netmem_virtio::ring::DESC_WRITE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -161,6 +162,26 @@ fn a_front_end_maps_no_more_than_its_limit() {
     let e = table.add(info(4 * MIB, 4 * MIB, 2 * MIB), sealed(2 * MIB), &limits);
     assert!(matches!(e, Err(DeviceError::MemoryLimit { bytes, max }) if (bytes, max) == (4 * MIB, 3 * MIB)), "{e:?}");
     assert_eq!(table.add(info(4 * MIB, 4 * MIB, MIB), sealed(MIB), &limits).unwrap().mapped(), 3 * MIB);
+}
+
+/// A front end cannot map a sparse file over all addresses that this process has: neither as memory, nor as its log.
+#[test]
+fn a_front_end_leaves_addresses_free() {
+    let vast = named("netmem-vast", MAX_BYTES + 4096);
+    let device = generators(1);
+    let mut driver = running(&device, 2);
+    let add = |size| driver.front.add_memory(&region(&vast, 1 << 60, 1 << 60, size, 0));
+    let left = MAX_BYTES - MEMORY as u64;
+    assert!(add(left + 1).is_err(), "more than the limit was mapped");
+    add(left).unwrap();
+    driver.remove_memory(&region(&vast, 1 << 60, 1 << 60, left, 0));
+    driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES, 0]), &[vast.as_fd()]).unwrap();
+    assert!(driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES + 1, 0]), &[vast.as_fd()]).is_err());
+    let e = driver.connection.take().unwrap().wait().unwrap_err();
+    assert!(format!("{e:?}").contains("MemoryLimit"), "{e:?}");
+    let over = MemoryLimits { max_bytes: Some(u64::MAX), ..MemoryLimits::default() };
+    let e = MemoryTable::new(&[info(0, 0, MAX_BYTES + 1)], vec![named("netmem-vast", MAX_BYTES + 4096)], &over);
+    assert!(matches!(e, Err(DeviceError::MemoryLimit { max: MAX_BYTES, .. })), "{e:?}");
 }
 
 /// What a driver makes the device allocate is seen: buffers in a sparse file, written first by the device.

@@ -348,10 +348,8 @@ impl Session {
     /// Maps a file that is not the guest's memory. The limit for memory is one for each such file, too: their pages are
     /// allocated when the device touches them.
     fn map(&self, what: &'static str, fd: OwnedFd, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
-        match self.shared.options.max_memory {
-            Some(max) if bytes > max => Err(DeviceError::MemoryLimit { bytes, max }),
-            _ => Mapping::new(what, fd, offset, bytes),
-        }
+        self.shared.options.memory_limits().check(bytes)?;
+        Mapping::new(what, fd, offset, bytes)
     }
 
     fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {

@@ -327,7 +327,7 @@ pub enum DeviceError {
         /// Its number.
         index: usize,
     },
-    /// More memory than [`super::Options::max_memory`].
+    /// More memory than [`super::Options::max_memory`], or [`super::memory::MAX_BYTES`].
     #[error("{bytes} bytes of memory, and {max} are the limit for a front end")]
     MemoryLimit {
         /// Bytes that would be mapped.

@@ -21,8 +21,8 @@
 //! * *It can make us pay for its memory.* A page of a memfd or of a file on tmpfs is charged to the memory control group of
 //!   the process that touches it first. A guest that posts buffers which it never wrote has the device touch them first.
 //!   The device writes only to posted buffers, and all of them are in mapped regions. The bound is therefore the number of bytes
-//!   mapped, [`Options::max_memory`](super::Options::max_memory). There is no bound by default: a guest's memory may be larger
-//!   than anything that a device can know, and most of it is charged to others. [`MemoryUse`] says how much the files have grown.
+//!   mapped, [`Options::max_memory`](super::Options::max_memory). By default it is [`MAX_BYTES`], which only keeps
+//!   addresses free: a guest's memory may be larger than anything that a device can know, and most of it is charged to others. [`MemoryUse`] says how much the files have grown.
 //! * *It can give us a file that answers slowly*, of a file system of its own making (FUSE). Measuring and mapping such a file,
 //!   and each access, wait for that file system. Only memory that is sealed, which is memfds alone, is free of this.
 
@@ -37,6 +37,12 @@ use super::DeviceError;
 
 /// The most regions of a table, as many as other back ends have.
 pub const MAX_REGIONS: usize = 509;
+
+/// The most bytes of a table, and of each other file of a front end, where no lower limit is set. A process has 128 TiB of
+/// addresses on most systems. Without this limit a front end could map a sparse file over all of them, and no mapping and no
+/// larger allocation of this process would succeed any more. Up to six mappings of this size exist at once: table, log and
+/// in-flight region, each with the one that replaces it.
+pub const MAX_BYTES: u64 = 1 << 44;
 
 /// Where a region lies, as a front end says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +72,18 @@ pub struct MemoryLimits {
     pub require_sealed: bool,
     /// See [`Options::max_memory`](super::Options::max_memory).
     pub max_bytes: Option<u64>,
+}
+
+impl MemoryLimits {
+    /// Whether a front end may have `bytes` mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::MemoryLimit`].
+    pub(super) fn check(&self, bytes: u64) -> Result<(), DeviceError> {
+        let max = self.max_bytes.unwrap_or(MAX_BYTES).min(MAX_BYTES);
+        if bytes > max { Err(DeviceError::MemoryLimit { bytes, max }) } else { Ok(()) }
+    }
 }
 
 /// What a table takes, in bytes unless said otherwise.
@@ -260,10 +278,7 @@ impl MemoryTable {
         if limits.require_sealed && !sealed {
             return Err(DeviceError::RegionUnsealed { index });
         }
-        let bytes = self.mapped().saturating_add(info.size);
-        if let Some(max) = limits.max_bytes.filter(|&max| bytes > max) {
-            return Err(DeviceError::MemoryLimit { bytes, max });
-        }
+        limits.check(self.mapped().saturating_add(info.size))?;
         let failed = |source| DeviceError::RegionMap { index, source };
         let stat = rustix::fs::fstat(&fd).map_err(|e| failed(e.into()))?;
         let (end, file) = (info.mmap_offset + info.size, u64::try_from(stat.st_size).unwrap_or(0));

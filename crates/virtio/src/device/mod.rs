@@ -68,7 +68,7 @@ pub struct Options {
     /// [handler](netmem_pool::sigbus) of SIGBUS, shortening stops the rings and ends nothing.
     pub require_sealed: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
-    /// allocate. No limit by default. See [`memory`].
+    /// allocate. By default, and at most, [`memory::MAX_BYTES`].
     pub max_memory: Option<u64>,
 }
 

@@ -143,8 +143,9 @@ fn a_full_tmpfs() {
     }
     assert_eq!(mapping.lost(), 256 - 16);
     drop((mapping, file));
+    // A child that another test starts has the file open for a moment.
     // SAFETY: a path, and what was mounted there.
-    assert_eq!(unsafe { libc::umount(at.as_ptr()) }, 0);
+    assert_eq!(unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) }, 0);
 }
 
 /// A hole in a file of huge pages, while there is no other huge page.

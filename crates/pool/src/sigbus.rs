@@ -19,7 +19,7 @@
 //!
 //! # The registry
 //!
-//! Each mapping of a file has a [`Guard`], and with it a slot in a list that the handler searches. The list only grows. A
+//! Each mapping of a file has a `Guard`, and with it a slot in a list that the handler searches. The list only grows. A
 //! slot is used again after its guard is dropped. The handler allocates nothing and may interrupt a thread that changes
 //! the list: no thread takes a lock.
 //!

@@ -8,7 +8,7 @@
 //!
 //! * *A table never changes.* Another one takes its place as a whole. Both share the regions that stay, so that adding a region
 //!   remaps nothing.
-//! * *A translation does not outlive its pass.* A pass translates by a [`View`], which borrows the table. The table is in the
+//! * *A translation does not outlive its pass.* A pass translates by a `View`, which borrows the table. The table is in the
 //!   state that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
 //!   address.
 //!

@@ -163,6 +163,18 @@ fn what_came_before_counts() {
     assert_eq!(driver.front.get_vring_base(0).unwrap(), 10);
 }
 
+/// The same for commands.
+#[test]
+fn what_was_answered_before_counts() {
+    let mut device = echo(2, true);
+    let mut driver = Driver::start(&device, PLAIN | feature::MQ | feature::CTRL_VQ, 5);
+    let (addr, _) = driver.buffer(4, 0, 2048);
+    driver.rings[4].chain(0, &[(addr, 4, 0), (addr, 1, DESC_WRITE)]);
+    driver.rings[4].post(SIZE);
+    poll_until(&mut device, || driver.stats.queue_error("head_out_of_range") == 1);
+    assert_eq!((driver.rings[4].ring.used_idx(), driver.front.get_vring_base(4).unwrap()), (1, 1));
+}
+
 /// A buffer may cross from one region into another whose guest addresses follow.
 #[test]
 fn a_buffer_across_two_regions() {

@@ -14,8 +14,20 @@ const BATCH: u16 = 16;
 ///
 /// # Errors
 ///
-/// What the driver did wrong.
+/// What the driver did wrong. The answers before that are published.
 pub(super) fn command(
+    q: &mut Queue,
+    memory: &MemoryTable,
+    pairs: &mut u16,
+    max_pairs: u16,
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    let result = answer(q, memory, pairs, max_pairs, tally);
+    q.publish();
+    result
+}
+
+fn answer(
     q: &mut Queue,
     memory: &MemoryTable,
     pairs: &mut u16,
@@ -48,6 +60,5 @@ pub(super) fn command(
         q.give_back(head, 1);
         tally.commands += 1;
     }
-    q.publish();
     Ok(())
 }

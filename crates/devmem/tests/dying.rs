@@ -258,7 +258,7 @@ impl Scene {
         device.deliver_with(&mut ring, VOUCHED, &datagram(101));
         drop(device);
         peer.device.borrow_mut().kill();
-        assert!(!lab.device.is_connected());
+        until(|| !lab.device.is_connected());
         Self { memory, binding, lab, peer, socket, queue, sender, held, posted }
     }
 }
@@ -395,7 +395,7 @@ fn a_bind_whose_device_dies() {
         let AttachError::Restart { queue: 1, stuck, .. } = &error else { panic!("{message:?}: {error:?}") };
         assert_eq!(stuck.iter().map(|stuck| stuck.0).collect::<Vec<_>>(), [0]);
         assert!(error.to_string().contains("1 queues did not get their own back"), "{error}");
-        assert!(!lab.device.is_connected());
+        until(|| !lab.device.is_connected());
         assert_eq!((lab.net.attached(0), lab.net.attached(1)), (Some(binding.id()), None));
         assert_eq!((binding.stats().queues, binding.stats().in_use), (1, had), "{message:?}");
         assert_eq!(closed(&stuck[0].1).device.stats.quarantined, POSTED);

@@ -76,10 +76,13 @@ fn strangers() {
             let _ = s.read_to_end(&mut Vec::new());
         })
     };
-    for error in [garbage(0), garbage(0xff), garbage(b'\n'), stranger(drop)] {
+    for error in [garbage(0), garbage(0xff), garbage(b'\n')] {
         assert!(matches!(error, VhostUserError::Message { .. }), "{error}");
         assert!(error.to_string().contains("does it speak vhost-user"), "{error}");
     }
+    // A process that hangs up at once may be a device that is busy.
+    let error = stranger(drop);
+    assert!(matches!(error, VhostUserError::Busy), "{error}");
     // Somebody who sends back what is said.
     let error = stranger(|mut s| {
         let mut to = s.try_clone().unwrap();

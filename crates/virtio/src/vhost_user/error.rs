@@ -64,7 +64,10 @@ pub enum VhostUserError {
         seconds: f64,
     },
     /// The back end accepted the connection and closed it without an answer.
-    #[error("the backend closed the connection at once; it serves one front end at a time: is another one connected?")]
+    #[error(
+        "the backend closed the connection at GET_FEATURES, the first message; is another front end connected to it, or \
+         does it speak vhost-user as something else than a back end?"
+    )]
     Busy,
     /// The back end hung up, or answers something else.
     #[error("the backend failed at {message} ({source}); does it speak vhost-user as a back end?")]

@@ -50,7 +50,7 @@ pub struct Behaviour {
     pub features: u64,
     pub pairs: u64,
     pub on_stop: OnStop,
-    /// The message, by name, at which it fails.
+    /// The message, by name, at which it fails: it says so, if asked to, and hangs up.
     pub fail_at: Option<&'static str>,
     /// Whether answers to requests are confirmed.
     pub acks: bool,
@@ -511,6 +511,7 @@ impl Backend {
             "SET_VRING_ENABLE" => self.state.lock().unwrap().enabled.push((m.u32(0), m.u32(4) != 0)),
             other => panic!("the driver sent {other}"),
         }
-        if m.confirm { peer.answer(&m, &words(&[u64::from(fails)])) } else { Some(()) }
+        let answered = if m.confirm { peer.answer(&m, &words(&[u64::from(fails)])) } else { Some(()) };
+        answered.filter(|()| !fails)
     }
 }

@@ -233,8 +233,10 @@ fn two_devices_with_one_tap_are_warned() {
     }
     let (mut second, up) = start(2);
     assert!(up, "{}", second.end().2);
+    let (warned, comes) = std::sync::mpsc::channel();
     let mut errors = std::io::BufReader::new(first.0.stderr.take().unwrap()).lines();
-    assert!(errors.any(|line| line.unwrap().contains("another process has queues")));
+    std::thread::spawn(move || warned.send(errors.any(|line| line.unwrap().contains("another process has queues"))));
+    assert_eq!(comes.recv_timeout(Duration::from_secs(20)), Ok(true));
     second.signal("-TERM");
     let (status, _, err) = second.end();
     assert!(status == Some(0) && err.contains("other processes have 2 of its 4 queues"), "{err}");

@@ -360,16 +360,14 @@ fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
     let mut taps = Tap::open(&name, 1, true).unwrap();
     let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let stats = device.stats();
-    let stop = AtomicBool::new(false);
+    let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
         let worker = s.spawn(|| device.run(&stop));
+        let _ends = Ends { stop: &stop, control: &control };
         until(|| stats.sleeps.load(Relaxed) > 0);
         match std::process::Command::new("ip").args(["link", "del", &name]).status() {
             Ok(s) if s.success() => until(|| worker.is_finished()),
-            other => {
-                stop.store(true, Relaxed);
-                return skip(&format!("`ip link del` is not to be had: {other:?}"));
-            }
+            other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
         }
         let e = worker.join().unwrap().unwrap_err();
         assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");

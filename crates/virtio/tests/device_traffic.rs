@@ -180,7 +180,7 @@ fn echo_answers_with_exchanged_addresses() {
 /// Sends frames of `len` bytes until one is not taken; says how many were.
 fn fill_echo(device: &mut NetDevice<Echo>, driver: &mut Driver, len: usize) -> u64 {
     let wire = frame_to_send(len, 0);
-    for sent in 0.. {
+    for sent in 0..3000 {
         send(driver, 1, 0, &wire, wire.len());
         let taken = (0..100).any(|_| {
             device.poll();
@@ -190,7 +190,7 @@ fn fill_echo(device: &mut NetDevice<Echo>, driver: &mut Driver, len: usize) -> u
             return sent;
         }
     }
-    unreachable!()
+    panic!("it takes all");
 }
 
 /// What waits in an echo is bounded in frames and in bytes. The driver's next frame waits in its own ring, and nothing is
@@ -217,6 +217,7 @@ fn a_full_echo_lets_the_device_sleep() {
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
         let worker = s.spawn(|| device.run(&stop));
+        let _ends = Ends { stop: &stop, control: &control };
         let sleeps = driver.stats.sleeps.load(Relaxed);
         until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
         driver.post_rx(0, 0, 1, 2048);

@@ -264,6 +264,19 @@ pub fn poll_until<P: Port>(device: &mut NetDevice<P>, mut done: impl FnMut() -> 
     });
 }
 
+/// Ends a device that runs when it goes, also by a panic: its thread is waited for.
+pub struct Ends<'a> {
+    pub stop: &'a std::sync::atomic::AtomicBool,
+    pub control: &'a Control,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.control.wake();
+    }
+}
+
 /// Waits for what must happen.
 pub fn until(mut done: impl FnMut() -> bool) {
     let patience = Instant::now() + Duration::from_secs(60);

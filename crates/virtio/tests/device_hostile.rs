@@ -322,7 +322,7 @@ fn a_second_front_end_is_refused() {
     device.control().serve(theirs).unwrap_err();
     // Our driver says what that means.
     let e = VhostUser::from_stream(third).unwrap_err();
-    assert!(matches!(e, VhostUserError::Busy) && e.to_string().contains("another one connected"), "{e}");
+    assert!(matches!(e, VhostUserError::Busy) && e.to_string().contains("another front end connected"), "{e}");
     driver.hang_up();
     let driver = Driver::start(&device, PLAIN, 2);
     driver.hang_up();

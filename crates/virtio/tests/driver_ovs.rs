@@ -28,10 +28,12 @@ impl Process {
     fn start(mut command: Command, log: &Path) -> Self {
         let log = std::fs::File::create(log).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        // SAFETY: one system call.
+        // SAFETY: two system calls.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // The switch makes taps, which belong into a namespace of its own. A user who may not make one may make no taps.
+                libc::unshare(libc::CLONE_NEWNET);
                 Ok(())
             })
         };

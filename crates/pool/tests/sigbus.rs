@@ -105,7 +105,7 @@ fn part_long_file() {
     assert_eq!(mapping.lost(), 2);
 }
 
-/// The driver's side: a file that the user provides and somebody else shortens, because it could not be sealed.
+/// The driver's side: a file that the user provides. Another holder of the file shortens it, which no seal forbids.
 #[test]
 fn a_region_whose_file_is_cut() {
     sigbus::install().unwrap();

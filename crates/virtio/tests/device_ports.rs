@@ -452,7 +452,7 @@ fn captures_from_pipes() {
     assert!(matches!(error(&path), CaptureError::NoWriter));
     assert!(matches!(error(Path::new("/dev/null")), CaptureError::NotAFile));
     let frames = sample(2000, 1500);
-    // Open for reading and writing: waits for nobody, and keeps the pipe open before the writer writes.
+    // Open for reading and writing: the open does not wait for another process, and it keeps the pipe open before the writer writes.
     let mut writer = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let writes = std::thread::spawn({
         let bytes = pcap(&frames);

@@ -239,7 +239,7 @@ impl Inflight {
     }
 
     /// Before the used index goes from `from` to `to`: the chains that go back are linked, so that their marks can be
-    /// cleared by whoever follows.
+    /// cleared by the back end that serves the ring next.
     pub(super) fn before(&self, ring: &SplitRing, from: u16, to: u16) {
         if self.again.is_none() {
             return;

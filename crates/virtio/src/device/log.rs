@@ -35,7 +35,7 @@ impl DirtyLog {
                 Ok(at) if at < self.map.len => {
                     // SAFETY: *mapped*, and `at` is below its length.
                     let byte = unsafe { &*self.map.at.add(at).cast::<AtomicU8>() };
-                    // Release: who reads the bit reads what was written before it.
+                    // Release: a front end that reads the bit also reads what was written before it.
                     byte.fetch_or(1 << (page % 8), Ordering::Release);
                 }
                 _ => {

@@ -10,7 +10,7 @@ use netmem_virtio::device::port::{Echo, Gen, Port, PortError, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::fuzz::FrontEnd;
 use netmem_virtio::net::feature;
-use netmem_virtio::ring::{Desc, SplitLayout, SplitRing};
+use netmem_virtio::virtqueue::{Desc, SplitLayout, SplitRing};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap};

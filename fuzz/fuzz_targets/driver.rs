@@ -15,7 +15,7 @@ use netmem_pool::{
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, QueuePair, RestartError, RxMode, SplitOptions, VirtioNet, VirtioSplitRx};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::ring::{DESC_NEXT, Desc, SplitRing};
+use netmem_virtio::virtqueue::{DESC_NEXT, Desc, SplitRing};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};

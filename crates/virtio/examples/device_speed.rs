@@ -13,7 +13,7 @@ use device_common::*;
 use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::PortError;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
-use netmem_virtio::ring::DESC_WRITE;
+use netmem_virtio::virtqueue::DESC_WRITE;
 
 const RING: u16 = 1024;
 const BUFFER: usize = 2048;

@@ -3,14 +3,14 @@
 //! * [`driver`] is the product: a virtio-net driver that receives into page pools.
 //! * [`VhostUser`] is how it reaches a device: DPDK's, QEMU's, or our own.
 //! * [`device`] is a virtio-net device, to receive from without any other program, and for others to use.
-//! * [`net`] and [`ring`] are what the specification says, for both.
+//! * [`net`] is what the specification says about network devices, and [`virtqueue`] about rings, for both.
 
 pub mod device;
 pub mod driver;
 pub mod net;
 mod notify;
-pub mod ring;
 mod vhost_user;
+pub mod virtqueue;
 
 /// What the fuzzers in `fuzz/` reach and others do not.
 #[cfg(fuzzing)]

@@ -37,10 +37,18 @@ pub mod feature {
     pub const MQ: u64 = 1 << 22;
     /// vhost only: the device notes in a log which pages it writes.
     pub const LOG_ALL: u64 = 1 << 26;
+    /// A buffer may be described by a table of descriptors.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// Each side asks for a notification by the position in the ring at which it wants one.
+    pub const EVENT_IDX: u64 = 1 << 29;
     /// vhost-user only: protocol features can be negotiated.
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
     /// The device follows virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
+    /// Rings are packed.
+    pub const RING_PACKED: u64 = 1 << 34;
+    /// The device uses buffers in the order in which they were made available.
+    pub const IN_ORDER: u64 = 1 << 35;
     /// The driver accepts UDP datagrams over IPv4 that were never cut into smaller ones.
     pub const GUEST_USO4: u64 = 1 << 54;
     /// The driver accepts UDP datagrams over IPv6 that were never cut into smaller ones.
@@ -72,8 +80,12 @@ pub mod feature {
             CTRL_VQ => "VIRTIO_NET_F_CTRL_VQ",
             MQ => "VIRTIO_NET_F_MQ",
             LOG_ALL => "VHOST_F_LOG_ALL",
+            INDIRECT_DESC => "VIRTIO_F_INDIRECT_DESC",
+            EVENT_IDX => "VIRTIO_F_EVENT_IDX",
             VHOST_USER_PROTOCOL => "VHOST_USER_F_PROTOCOL_FEATURES",
             VERSION_1 => "VIRTIO_F_VERSION_1",
+            RING_PACKED => "VIRTIO_F_RING_PACKED",
+            IN_ORDER => "VIRTIO_F_IN_ORDER",
             _ => "an unnamed feature",
         }
     }

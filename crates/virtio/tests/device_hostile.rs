@@ -14,7 +14,7 @@ use netmem_virtio::device::memory::{MAX_REGIONS, MemoryLimits, MemoryTable, Regi
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
-use netmem_virtio::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
+use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 use netmem_virtio::{VhostUser, VhostUserError};
 
 fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {

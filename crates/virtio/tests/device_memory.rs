@@ -10,7 +10,7 @@ use netmem_virtio::device::memory::{MAX_BYTES, MAX_REGIONS, MemoryLimits, Memory
 use netmem_virtio::device::port::{Gen, Port};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;
-use netmem_virtio::ring::DESC_WRITE;
+use netmem_virtio::virtqueue::DESC_WRITE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use device_common::*;
 use netmem_virtio::device::port::{Gen, Port, Sink};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::ring::DESC_WRITE;
+use netmem_virtio::virtqueue::DESC_WRITE;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A port that keeps what the driver sends, and counts the front ends that left.
@@ -469,7 +469,7 @@ fn chains_in_flight_are_taken_again() {
     for n in 0..2000u16 {
         driver.rings[0].post(n % SIZE);
         let (addr, _) = driver.buffer(0, 0, 2048);
-        let d = netmem_virtio::ring::Desc { addr, len: 2048, flags: DESC_WRITE, next: 0 };
+        let d = netmem_virtio::virtqueue::Desc { addr, len: 2048, flags: DESC_WRITE, next: 0 };
         driver.rings[0].ring.set_desc(n % SIZE, d);
         poll_until(&mut device, || driver.rings[0].take() == Some((u32::from(n % SIZE), 76)));
     }

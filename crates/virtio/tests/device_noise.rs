@@ -11,7 +11,7 @@ use device_common::*;
 use netmem_virtio::device::port::{Echo, Sink};
 use netmem_virtio::device::{DriverFault, NetDevice, Options};
 use netmem_virtio::net::feature;
-use netmem_virtio::ring::Desc;
+use netmem_virtio::virtqueue::Desc;
 
 /// xorshift64.
 struct Noise(u64);

@@ -17,7 +17,7 @@ use device_common::*;
 use netmem_virtio::device::port::{CaptureError, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
-use netmem_virtio::ring::DESC_WRITE;
+use netmem_virtio::virtqueue::DESC_WRITE;
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::pcapng::PcapNgWriter;

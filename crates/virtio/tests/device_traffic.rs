@@ -12,7 +12,7 @@ use device_common::*;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Gen, Port, Sink};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};
-use netmem_virtio::ring::DESC_WRITE;
+use netmem_virtio::virtqueue::DESC_WRITE;
 
 fn generator(size: usize, limit: Option<u64>) -> NetDevice<Gen> {
     NetDevice::new(one_pair(), |_| Gen::new(size, limit)).unwrap()

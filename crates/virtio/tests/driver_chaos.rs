@@ -12,7 +12,7 @@ use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, lingering};
 use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
-use netmem_virtio::ring::Desc;
+use netmem_virtio::virtqueue::Desc;
 
 fn options(rng: &mut Rng) -> (RxMode, NetOptions) {
     let entries = 32 << rng.below(4);

@@ -12,7 +12,7 @@ use netmem_packet::{Checksum, GsoKind, Meta, Packet, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::ring::Desc;
+use netmem_virtio::virtqueue::Desc;
 
 const DROP: fn() -> DropAll = DropAll::default;
 

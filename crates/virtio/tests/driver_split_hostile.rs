@@ -15,7 +15,7 @@ use netmem_virtio::driver::{
     VirtioRx, VirtioRxQueues, VirtioSplitRx, VirtioTx,
 };
 use netmem_virtio::net::VnetHdr;
-use netmem_virtio::ring::{DESC_NEXT, DESC_WRITE, Desc};
+use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc};
 
 /// A bound queue, and the test in the place of its device.
 struct Bench {

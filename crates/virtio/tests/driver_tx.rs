@@ -129,7 +129,7 @@ fn where_the_header_goes() {
         let head = bench.tx.take().unwrap();
         let chain = bench.tx.chain(head);
         assert_eq!(chain.len(), descriptors, "{room} {share}");
-        assert!(chain.iter().all(|d| d.flags & netmem_virtio::ring::DESC_WRITE == 0 && d.len > 0));
+        assert!(chain.iter().all(|d| d.flags & netmem_virtio::virtqueue::DESC_WRITE == 0 && d.len > 0));
         let wire: Vec<u8> = chain.iter().flat_map(|d| bench.device.read(d.addr, d.len as usize)).collect();
         let header = VnetHdr { num_buffers: 0, ..VnetHdr::PLAIN };
         assert_eq!(wire, [&header.to_bytes()[..], &bytes].concat());
@@ -367,7 +367,7 @@ fn completions_with_odd_lengths_and_broken_descriptors() {
         bench.pair.tx.flush();
         let head = bench.tx.take().unwrap();
         for id in 0..256 {
-            let bad = netmem_virtio::ring::Desc { addr: 1, len: u32::MAX, flags: 0xffff, next: head };
+            let bad = netmem_virtio::virtqueue::Desc { addr: 1, len: u32::MAX, flags: 0xffff, next: head };
             bench.tx.ring.set_desc(id, bad);
         }
         bench.tx.give(u32::from(head), u32::MAX);

@@ -25,7 +25,7 @@ use netmem_packet::TxQueue;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode};
-use netmem_virtio::ring::DESC_NEXT;
+use netmem_virtio::virtqueue::DESC_NEXT;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl};
 

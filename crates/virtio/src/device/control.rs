@@ -21,9 +21,9 @@ use super::mapping::Mapping;
 use super::memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use super::state::{Shared, State};
 use crate::notify::{Notifier, NotifyError};
-use crate::ring::SplitLayout;
 use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
+use crate::virtqueue::SplitLayout;
 
 /// How long a front end may take over one message, once it has begun, and over reading an answer.
 const PATIENCE: Duration = Duration::from_secs(3);

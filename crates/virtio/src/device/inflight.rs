@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use super::DeviceError;
 use super::mapping::Mapping;
-use crate::ring::SplitRing;
+use crate::virtqueue::SplitRing;
 
 const HEADER: usize = 16;
 const ENTRY: usize = 16;
@@ -181,9 +181,9 @@ struct Again {
 impl Again {
     /// The driver's ring with the private available ring in the place of its own.
     fn ring(&self) -> SplitRing {
-        // SAFETY: the array has a flags word, an index and `size` entries, and lives as long as the ring is in use: the
-        // queue drops or replaces the ring before `Again`.
-        unsafe { self.real.with_avail(self.avail.as_ptr().cast_mut().cast()) }
+        // SAFETY: the array has a flags word, an index, `size` entries and an event, and lives as long as the ring is in
+        // use: the queue drops or replaces the ring before `Again`.
+        unsafe { self.real.with_avail(self.avail.as_ptr()) }
     }
 
     /// Takes over what the driver has made available since.
@@ -198,6 +198,7 @@ impl Again {
         }
         // A jump is shown as it is, for the queue to find.
         ring.set_avail_flags(self.real.avail_flags());
+        ring.set_used_event(self.real.used_event());
         ring.set_avail_idx(to);
     }
 }

@@ -38,7 +38,7 @@ use std::time::Instant;
 use netmem_pool::sigbus;
 
 pub use self::control::{Connection, Control};
-pub use self::error::{DeviceError, DriverFault};
+pub use self::error::DeviceError;
 use self::memory::{MemoryLimits, MemoryTable};
 use self::port::{MAX_WIRE, Port, PortError};
 use self::rx::Scratch;
@@ -46,6 +46,8 @@ use self::state::{Shared, State};
 use self::stats::Tally;
 pub use self::stats::{DropReason, Stats};
 use crate::net::feature;
+use crate::virtqueue::Negotiated;
+pub use crate::virtqueue::fault::DriverFault;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.
 pub const MAX_PAIRS: usize = 127;
@@ -196,7 +198,7 @@ impl<P: Port> NetDevice<P> {
 /// What the ports have been told of the front end.
 #[derive(Debug, Default)]
 struct Told {
-    features: u64,
+    features: Negotiated,
     left: u64,
 }
 
@@ -213,7 +215,7 @@ impl Told {
         if state.features != self.features {
             self.features = state.features;
             for port in &mut *ports {
-                if let Err(e) = port.negotiated(self.features) {
+                if let Err(e) = port.negotiated(self.features.bits()) {
                     tracing::warn!("offloads not set: {e}");
                 }
             }
@@ -238,7 +240,7 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
     let (rx, tx) = (2 * pair, 2 * pair + 1);
     let deliver = state.enabled(rx) && !state.unused(pair);
     let accepts = state.enabled(tx).then_some(state.offloads);
-    let mergeable = state.features & feature::MRG_RXBUF != 0;
+    let mergeable = state.features.mergeable();
     let State { rings, memory, .. } = state;
     port.served(deliver && rings[rx].queue.is_some());
     if let (true, Some(q)) = (deliver, &mut rings[rx].queue) {

@@ -5,14 +5,14 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use super::DriverFault;
 use super::inflight::{Inflight, Part};
 use super::log::DirtyLog;
 use super::memory::{MemoryTable, View};
 use crate::net::VnetHdr;
-use crate::ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
+use crate::virtqueue::event::full_fence;
+use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
 
 /// What the buffers of a chain must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,10 +214,7 @@ impl Queue {
             inflight.refresh(&self.ring, self.next_avail);
         }
         let to = self.ring.avail_idx();
-        let ahead = to.wrapping_sub(self.next_avail);
-        if ahead > self.size {
-            return Err(DriverFault::AvailJump { from: self.next_avail, to, size: self.size });
-        }
+        let ahead = DriverFault::ahead(self.next_avail, to, self.size)?;
         self.avail_idx = to;
         Ok(ahead)
     }
@@ -231,11 +228,7 @@ impl Queue {
     /// The head of the chain `n` places after the next one.
     #[inline(always)]
     pub(super) fn head(&self, n: u16) -> Result<u16, DriverFault> {
-        let head = self.ring.avail_entry(self.next_avail.wrapping_add(n));
-        if head >= self.size {
-            return Err(DriverFault::HeadOutOfRange { head, size: self.size });
-        }
-        Ok(head)
+        DriverFault::head(self.ring.avail_entry(self.next_avail.wrapping_add(n)), self.size)
     }
 
     #[inline(always)]
@@ -311,10 +304,7 @@ impl Queue {
             if d.flags & DESC_NEXT == 0 {
                 return Ok(total as u32);
             }
-            if d.next >= self.size {
-                return Err(DriverFault::NextOutOfRange { next: d.next, size: self.size });
-            }
-            id = d.next;
+            id = DriverFault::next(d.next, self.size)?;
         }
         Err(DriverFault::ChainTooLong { head, size: self.size })
     }
@@ -365,9 +355,7 @@ impl Queue {
 
     /// Whether the driver wants an interrupt for what was published.
     pub(super) fn wants_call(&self) -> bool {
-        // The driver clears its flag, then looks at the index; we publish the index, then look at the flag. One of the
-        // two must see the other.
-        fence(Ordering::SeqCst);
+        full_fence();
         self.ring.avail_flags() & AVAIL_NO_INTERRUPT == 0
     }
 

@@ -13,9 +13,9 @@ use super::log::DirtyLog;
 use super::memory::MemoryTable;
 use super::queue::{Queue, Start};
 use super::{DeviceError, DriverFault, Options, Stats};
-use crate::net::{Offloads, VnetHdr, feature};
+use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Kicks, Notifier};
-use crate::ring::{Desc, SplitLayout, SplitRing};
+use crate::virtqueue::{Desc, Negotiated, SplitLayout, SplitRing};
 
 /// One ring, as far as the front end has described it.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ pub(super) struct State {
     /// What [`MemoryTable::lost`] said when it was last looked at.
     lost: u64,
     /// The features that the driver accepted.
-    pub(super) features: u64,
+    pub(super) features: Negotiated,
     /// What a frame from the driver may ask for.
     pub(super) offloads: Offloads,
     /// Queue pairs in use, as far as the control queue says so.
@@ -112,7 +112,7 @@ impl State {
         Self {
             rings,
             memory: MemoryTable::default(),
-            features: 0,
+            features: Negotiated::default(),
             offloads: Offloads::sent(0),
             pairs: 1,
             lost: 0,
@@ -135,19 +135,19 @@ impl State {
         for ring in &mut self.rings {
             *ring = Ring::default();
         }
-        (self.features, self.offloads) = (0, Offloads::sent(0));
+        self.features = Negotiated::default();
+        self.offloads = self.features.sent();
         (self.pairs, self.status, self.inflight) = (1, 0, None);
     }
 
     /// Whether ring `index` takes part; a running ring that does not is drained without effect.
     pub(super) fn enabled(&self, index: usize) -> bool {
-        self.rings[index].enabled || self.features & feature::VHOST_USER_PROTOCOL == 0
+        self.rings[index].enabled || !self.features.has(feature::VHOST_USER_PROTOCOL)
     }
 
     /// Whether the driver has said how many pairs it uses, and this one is beyond that.
     pub(super) fn unused(&self, pair: usize) -> bool {
-        let told = feature::MQ | feature::CTRL_VQ;
-        self.features & told == told && pair >= usize::from(self.pairs)
+        self.features.has(feature::MQ | feature::CTRL_VQ) && pair >= usize::from(self.pairs)
     }
 
     fn ring(&mut self, ring: usize) -> Result<&mut Ring, DeviceError> {
@@ -165,10 +165,11 @@ impl State {
         if extra != 0 {
             return Err(DeviceError::NotOffered { extra, name: feature::name(extra) });
         }
+        let features = Negotiated::new(features);
         if features == self.features {
             return Ok(());
         }
-        if features ^ self.features == feature::LOG_ALL {
+        if features.bits() ^ self.features.bits() == feature::LOG_ALL {
             self.features = features;
             self.set_logs();
             return Ok(());
@@ -176,7 +177,7 @@ impl State {
         if let Some(ring) = self.rings.iter().position(|r| r.queue.is_some()) {
             return Err(DeviceError::Running { what: "SET_FEATURES", ring });
         }
-        (self.features, self.offloads) = (features, Offloads::sent(features));
+        (self.features, self.offloads) = (features, features.sent());
         self.pairs = 1;
         Ok(())
     }
@@ -189,7 +190,7 @@ impl State {
 
     /// Tells the running rings what they log.
     fn set_logs(&mut self) {
-        let log = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0);
+        let log = self.log.as_ref().filter(|_| self.features.has(feature::LOG_ALL));
         for ring in &mut self.rings {
             if let Some(queue) = &mut ring.queue {
                 queue.set_log(log.cloned(), ring.used_log);
@@ -312,9 +313,7 @@ impl State {
     }
 
     fn start(&mut self, index: usize) -> Result<(), DeviceError> {
-        let modern = self.features & (feature::VERSION_1 | feature::MRG_RXBUF) != 0;
-        // A legacy driver without mergeable buffers has a header without the number of buffers.
-        let header = if modern { VnetHdr::LEN } else { VnetHdr::LEGACY_LEN };
+        let header = self.features.header_len();
         let at = self.rings[index].map(index, &self.memory)?;
         let inflight = match &self.inflight {
             Some(region) => region.queue(index, at.size())?,
@@ -462,7 +461,7 @@ mod tests {
         let first = shared.try_lock().unwrap();
         thread::scope(|s| {
             s.spawn(|| shared.change(|state| state.pairs = 7));
-            s.spawn(|| shared.lock().features = 7);
+            s.spawn(|| shared.lock().features = Negotiated::new(7));
             while shared.waiting.load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
@@ -473,7 +472,7 @@ mod tests {
                 }
                 thread::yield_now();
             };
-            assert_eq!((next.pairs, next.features), (7, 7));
+            assert_eq!((next.pairs, next.features), (7, Negotiated::new(7)));
         });
     }
 }

@@ -37,8 +37,8 @@ pub use tx::VirtioTx;
 
 use crate::net::Offloads;
 use crate::notify::NotifyError;
-use crate::ring::SplitLayout;
 use crate::vhost_user::{VhostUser, VhostUserError};
+use crate::virtqueue::{Negotiated, SplitLayout};
 use big::BigRing;
 use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
@@ -392,7 +392,7 @@ pub struct VirtioNet<M: PeerMemory = PeerShared> {
     link: Arc<Link<M>>,
     control: Option<ControlQueue>,
     control_index: usize,
-    features: u64,
+    features: Negotiated,
     pairs: u16,
     active: u16,
     region: Arc<Region<M>>,
@@ -414,7 +414,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         }
         let with_control = backend.has_control_queue() && pairs > 1;
         let (need, want) = options.features(with_control);
-        let features = need | (want & backend.offered());
+        let features = Negotiated::new(need | (want & backend.offered()));
         let why = match options.mode {
             RxMode::Small => "small mode needs",
             RxMode::Mergeable => "mergeable mode needs",
@@ -423,7 +423,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         if options.checksums() {
             backend.require(options::CHECKSUMS, "device memory needs, which this process cannot checksum")?;
         }
-        backend.negotiate(features, why, options.mtu())?;
+        backend.negotiate(features.bits(), why, options.mtu())?;
 
         let header = match options.mode {
             RxMode::Mergeable => Header::Counts,
@@ -460,7 +460,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             domain: domain.clone(),
             layout,
             header,
-            offloads: Offloads::received(features),
+            offloads: features.received(),
             cache: options.cache,
             ring_size: options.ring_size,
             plan,
@@ -542,7 +542,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// The features that were negotiated.
     #[must_use]
     pub fn features(&self) -> u64 {
-        self.features
+        self.features.bits()
     }
 
     /// The memory of the receive pages.
@@ -614,7 +614,7 @@ impl<M: PeerMemory> Drop for VirtioNet<M> {
 
 impl<M: PeerMemory> fmt::Debug for VirtioNet<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioNet({}/{} pairs, features {:#x})", self.active, self.pairs, self.features)
+        write!(f, "VirtioNet({}/{} pairs, features {:#x})", self.active, self.pairs, self.features.bits())
     }
 }
 

@@ -3,7 +3,7 @@
 use super::NetError;
 use super::rx::BufferLayout;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
-use crate::ring::SplitLayout;
+use crate::virtqueue::SplitLayout;
 use netmem_packet::MAX_FRAGS;
 use netmem_pool::{
     Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, Provider, Region, RegionError, RegionOptions,

@@ -97,7 +97,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
         let plan = &link.recipe.plan;
         let mut at = link.lock();
-        backend.negotiate(self.features, WHY, link.recipe.mtu)?;
+        backend.negotiate(self.features.bits(), WHY, link.recipe.mtu)?;
 
         let region = Arc::new(plan.memory()?);
         let entry = match &link.recipe.domain {

@@ -5,13 +5,13 @@
 
 use super::stats::DeviceFault;
 use crate::notify::{Notifier, NotifyError};
-use crate::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
 use crate::vhost_user::RingAddresses;
+use crate::virtqueue::event::full_fence;
+use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
 use netmem_pool::{PeerShared, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 pub(crate) struct DriverRing {
     ring: SplitRing,
@@ -162,9 +162,7 @@ impl DriverRing {
             return;
         }
         self.notified = self.next_avail;
-        // The device sets its flag, then looks at the index; we have set the index, then look at the flag: one of the two
-        // sees the other, if neither look is reordered with the store before it.
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.ring.used_flags() & USED_NO_NOTIFY == 0 {
             self.wake();
         }
@@ -180,7 +178,7 @@ impl DriverRing {
     pub(crate) fn pending(&self) -> Result<u16, DeviceFault> {
         let by = self.ring.used_idx().wrapping_sub(self.next_used);
         let posted = self.next_avail.wrapping_sub(self.next_used);
-        if by <= posted { Ok(by) } else { Err(DeviceFault::IndexJump { by, posted }) }
+        DeviceFault::ahead(by, posted)
     }
 
     /// The `i`th of them: head and length as the device claims them.

@@ -446,16 +446,14 @@ impl<M: PeerMemory> RxRing<M> {
     #[inline(always)]
     fn take(&mut self, napi: &Napi<'_, M>) -> Result<(u16, Page<M>, u32, u32), DeviceFault> {
         let (id, len) = self.ring.used(0);
-        let slot = self.slots.get_mut(id as usize).ok_or(DeviceFault::BadId { id })?;
-        let id = id as u16;
+        let id = DeviceFault::id(id, self.slots.len())?;
+        let slot = &mut self.slots[usize::from(id)];
         let start = slot.start;
-        let page = slot.page.take_if(|_| slot.posted).ok_or(DeviceFault::NotPosted { id })?;
+        let page = DeviceFault::posted(id, slot.page.take_if(|_| slot.posted))?;
         slot.posted = false;
         self.ring.consume(1);
         self.free.push(id);
-        if len > self.layout.len {
-            return Err(DeviceFault::BadLength { len, have: self.layout.len });
-        }
+        let len = DeviceFault::length(len, self.layout.len)?;
         if self.needs_sync {
             napi.sync_for_cpu(&page, start as usize..(start + len) as usize);
         }
@@ -470,12 +468,7 @@ impl<M: PeerMemory> RxRing<M> {
         buffers: u16,
         pending: u16,
     ) -> Result<u16, DeviceFault> {
-        if buffers == 0 || usize::from(buffers) > MAX_FRAGS + 1 {
-            return Err(DeviceFault::BadBufferCount { buffers });
-        }
-        if buffers > pending {
-            return Err(DeviceFault::MissingBuffers { buffers, used: pending });
-        }
+        let buffers = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending)?;
         for _ in 1..buffers {
             let (_, page, start, len) = self.take(napi)?;
             let start = start as usize;

@@ -1,70 +1,8 @@
-//! What the driver counts, and what it holds against a device.
+//! What the driver counts.
 
 use super::ring::DriverRing;
+pub use crate::virtqueue::fault::DeviceFault;
 use std::fmt;
-
-/// A lie that stops a queue: after it, nothing that the device says about the ring can be believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceFault {
-    /// A head that is none of the ring's chains.
-    #[error("the device used buffer {id}, and there is none of that number")]
-    BadId {
-        /// The number it gave.
-        id: u32,
-    },
-    /// A head that the device does not have: used twice, or never posted.
-    #[error("the device used buffer {id}, which it did not have")]
-    NotPosted {
-        /// The number it gave.
-        id: u16,
-    },
-    /// More bytes than the buffer has.
-    #[error("the device wrote {len} bytes into a buffer of {have}")]
-    BadLength {
-        /// Bytes it claims.
-        len: u32,
-        /// Bytes there are.
-        have: u32,
-    },
-    /// A used index that runs ahead of what was posted.
-    #[error("the device used {by} buffers and had {posted}")]
-    IndexJump {
-        /// How far the index moved.
-        by: u16,
-        /// Buffers that were posted.
-        posted: u16,
-    },
-    /// A frame of no buffers, or of more than a frame can have.
-    #[error("the device claims a frame of {buffers} buffers")]
-    BadBufferCount {
-        /// The count in the header.
-        buffers: u16,
-    },
-    /// A frame of which only a part was given.
-    #[error("the device claims a frame of {buffers} buffers and used {used}")]
-    MissingBuffers {
-        /// The count in the header.
-        buffers: u16,
-        /// Buffers that it had used by then.
-        used: u16,
-    },
-}
-
-impl DeviceFault {
-    /// The name under which it is counted.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::BadId { .. } => "bad_id",
-            Self::NotPosted { .. } => "not_posted",
-            Self::BadLength { .. } => "bad_length",
-            Self::IndexJump { .. } => "index_jump",
-            Self::BadBufferCount { .. } => "bad_buffer_count",
-            Self::MissingBuffers { .. } => "missing_buffers",
-        }
-    }
-}
 
 /// A receive queue's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use super::ring::DriverRing;
 use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
+use crate::virtqueue::Negotiated;
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
@@ -29,8 +30,7 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// What the device has, by head.
     packets: Box<[Option<Packet<M>>]>,
     space: Space<M>,
-    /// What was negotiated.
-    features: u64,
+    features: Negotiated,
     /// Whether anything was exposed since the last flush.
     dirty: bool,
     pub(super) stats: TxStats,
@@ -43,7 +43,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         ring: DriverRing,
         headers: HeaderArray,
         memory: Memory<M>,
-        features: u64,
+        features: Negotiated,
         index: usize,
         link: Arc<Link<M>>,
     ) -> Self {
@@ -160,7 +160,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// Whether a frame asks for something that was not negotiated.
     #[inline(always)]
     fn lacks_offload(&self, meta: Meta) -> bool {
-        meta != Meta::default() && needs(meta) & !self.features != 0
+        meta != Meta::default() && !self.features.has(needs(meta))
     }
 
     /// Whether the device was connected anew: then [`adopt`](Self::adopt) is due.

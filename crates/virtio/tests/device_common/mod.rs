@@ -14,7 +14,7 @@ pub use front::{Addresses, EventFd, Front, Region};
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{Connection, Control, NetDevice, Options, Stats};
 use netmem_virtio::net::feature;
-use netmem_virtio::ring::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
+use netmem_virtio::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 

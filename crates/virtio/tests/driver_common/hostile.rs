@@ -14,7 +14,7 @@ use super::{Books, DropAll, close_clean, receive};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::ring::{Desc, SplitRing};
+use netmem_virtio::virtqueue::{Desc, SplitRing};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::back::{Message, Peer, words};
@@ -438,7 +438,7 @@ impl DeviceRing {
     /// The chain that begins at `head`.
     pub fn chain(&self, head: u16) -> Vec<Desc> {
         let mut chain = vec![self.ring.desc(head)];
-        while chain[chain.len() - 1].flags & netmem_virtio::ring::DESC_NEXT != 0 {
+        while chain[chain.len() - 1].flags & netmem_virtio::virtqueue::DESC_NEXT != 0 {
             assert!(chain.len() <= usize::from(self.size), "a chain without end");
             chain.push(self.ring.desc(chain[chain.len() - 1].next));
         }

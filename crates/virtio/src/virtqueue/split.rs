@@ -1,4 +1,4 @@
-//! The split virtqueue as it lies in memory (virtio 1.2, section 2.7), seen from either side.
+//! The split virtqueue as it lies in memory (virtio 1.2, section 2.7).
 //!
 //! ```text
 //!   descriptor table   size x 16 bytes   written by the driver:  addr u64 | len u32 | flags u16 | next u16
@@ -6,10 +6,10 @@
 //!   used ring          6 + 8 x size      written by the device:  flags u16 | idx u16 | ring[size] { id u32, len u32 } | avail_event u16
 //! ```
 //!
-//! The other side may be another process, and hostile: every word is read and written as an atomic, once, and whoever
-//! reads one checks the copy. Nothing here judges what the words say; the queues on either side do.
+//! The peer may be another process, and hostile: every word is read and written as an atomic, once, and the reader checks
+//! its copy. This file judges nothing; see [`fault`](super::fault).
 
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptor flag: the chain goes on at `next`.
 pub const DESC_NEXT: u16 = 1;
@@ -69,13 +69,20 @@ impl SplitLayout {
 
 /// A split ring mapped into this process.
 ///
-/// Invariant (*mapped*): the three pointers are valid for reads and writes of a ring of `size` entries, and aligned to
-/// 16, 2 and 4 bytes, for as long as the value exists; `size` is a power of two.
+/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries, and aligned to their
+/// types, for as long as the value exists; `size` is a power of two.
 #[derive(Debug)]
 pub struct SplitRing {
+    /// Two words for each descriptor.
     desc: *const AtomicU64,
+    /// Flags, index, `size` entries, and the used event.
     avail: *const AtomicU16,
+    /// Flags and index of the used ring.
+    used_head: *const AtomicU16,
+    /// Two words for each element of the used ring.
     used: *const AtomicU32,
+    /// The word behind the used ring's elements.
+    avail_event: *const AtomicU16,
     size: u16,
 }
 
@@ -87,14 +94,35 @@ impl SplitRing {
     ///
     /// # Safety
     ///
-    /// The caller upholds *mapped*, see the type.
+    /// For as long as the value exists, the three parts (see the [module](super)) are valid for reads and writes, and
+    /// aligned to 16, 2 and 4 bytes; `size` is a power of two.
     #[must_use]
     pub unsafe fn from_parts(desc: *mut u8, avail: *mut u8, used: *mut u8, size: u16) -> Self {
-        debug_assert!(size.is_power_of_two());
         debug_assert!(
             desc.addr().is_multiple_of(16) && avail.addr().is_multiple_of(2) && used.addr().is_multiple_of(4)
         );
-        Self { desc: desc.cast(), avail: avail.cast(), used: used.cast(), size }
+        // SAFETY: the used ring is 6 + 8 x size bytes, of which the caller vouches for all.
+        let (elements, event) = unsafe { (used.add(4), used.add(4 + 8 * usize::from(size))) };
+        // SAFETY: the parts are as the caller says; the used ring's elements and its last word keep its alignment.
+        unsafe { Self::from_words(desc.cast(), avail.cast(), used.cast(), elements.cast(), event.cast(), size) }
+    }
+
+    /// A ring of these words: 2 x `size` of descriptors, 3 + `size` of the available ring, 2 at the used ring's head,
+    /// 2 x `size` of its elements, and the available event.
+    ///
+    /// # Safety
+    ///
+    /// The caller upholds *mapped*, see the type.
+    pub(crate) unsafe fn from_words(
+        desc: *const AtomicU64,
+        avail: *const AtomicU16,
+        used_head: *const AtomicU16,
+        used: *const AtomicU32,
+        avail_event: *const AtomicU16,
+        size: u16,
+    ) -> Self {
+        debug_assert!(size.is_power_of_two());
+        Self { desc, avail, used_head, used, avail_event, size }
     }
 
     /// A ring laid out by [`SplitLayout`] at `base`.
@@ -114,10 +142,10 @@ impl SplitRing {
     ///
     /// # Safety
     ///
-    /// `avail` is valid as *mapped* asks, see the type.
+    /// `avail` is valid as *mapped* asks, see the type: 3 + size words.
     #[must_use]
-    pub(crate) unsafe fn with_avail(&self, avail: *mut u8) -> Self {
-        Self { desc: self.desc, avail: avail.cast(), used: self.used, size: self.size }
+    pub(crate) unsafe fn with_avail(&self, avail: *const AtomicU16) -> Self {
+        Self { avail, ..*self }
     }
 
     /// Entries.
@@ -142,21 +170,21 @@ impl SplitRing {
     #[inline]
     fn avail_word(&self, at: usize) -> &AtomicU16 {
         debug_assert!(at < 3 + usize::from(self.size));
-        // SAFETY: *mapped*; callers pass 0, 1 or 2 + a slot.
+        // SAFETY: *mapped*; callers pass 0, 1, 2 + a slot, or 2 + the size.
         unsafe { &*self.avail.add(at) }
     }
 
     #[inline]
-    fn used_half(&self, at: usize) -> &AtomicU16 {
+    fn used_head(&self, at: usize) -> &AtomicU16 {
         debug_assert!(at < 2);
-        // SAFETY: *mapped*; flags and index are the first two half-words.
-        unsafe { &*self.used.cast::<AtomicU16>().add(at) }
+        // SAFETY: *mapped*; flags and index are two words.
+        unsafe { &*self.used_head.add(at) }
     }
 
     #[inline]
     fn used_words(&self, position: u16) -> [&AtomicU32; 2] {
-        let at = 1 + 2 * self.slot(position);
-        // SAFETY: *mapped*; an element is two words behind the first, which holds flags and index.
+        let at = 2 * self.slot(position);
+        // SAFETY: *mapped*; `slot` is below `size`, and an element is two words.
         unsafe { [&*self.used.add(at), &*self.used.add(at + 1)] }
     }
 
@@ -169,6 +197,8 @@ impl SplitRing {
             self.set_avail_entry(at, 0);
             self.set_used_entry(at, 0, 0);
         }
+        self.set_used_event(0);
+        self.set_avail_event(0);
         self.set_used_idx(0);
         self.set_avail_idx(0);
     }
@@ -242,17 +272,30 @@ impl SplitRing {
         self.avail_word(2 + self.slot(position)).store(head.to_le(), Ordering::Relaxed);
     }
 
+    /// The driver's event: the position in the used ring at which it wants an interrupt.
+    #[inline]
+    #[must_use]
+    pub fn used_event(&self) -> u16 {
+        u16::from_le(self.avail_word(2 + usize::from(self.size)).load(Ordering::Relaxed))
+    }
+
+    /// Sets the driver's event.
+    #[inline]
+    pub fn set_used_event(&self, position: u16) {
+        self.avail_word(2 + usize::from(self.size)).store(position.to_le(), Ordering::Relaxed);
+    }
+
     /// The used ring's flags.
     #[inline]
     #[must_use]
     pub fn used_flags(&self) -> u16 {
-        u16::from_le(self.used_half(0).load(Ordering::Relaxed))
+        u16::from_le(self.used_head(0).load(Ordering::Relaxed))
     }
 
     /// Sets the used ring's flags.
     #[inline]
     pub fn set_used_flags(&self, flags: u16) {
-        self.used_half(0).store(flags.to_le(), Ordering::Relaxed);
+        self.used_head(0).store(flags.to_le(), Ordering::Relaxed);
     }
 
     /// The device's index: how many chains it has given back, modulo 2^16. What it covers may be read after this
@@ -260,13 +303,28 @@ impl SplitRing {
     #[inline]
     #[must_use]
     pub fn used_idx(&self) -> u16 {
-        u16::from_le(self.used_half(1).load(Ordering::Acquire))
+        u16::from_le(self.used_head(1).load(Ordering::Acquire))
     }
 
     /// Publishes the device's index and everything written before it (release).
     #[inline]
     pub fn set_used_idx(&self, idx: u16) {
-        self.used_half(1).store(idx.to_le(), Ordering::Release);
+        self.used_head(1).store(idx.to_le(), Ordering::Release);
+    }
+
+    /// The device's event: the position in the available ring at which it wants a notification.
+    #[inline]
+    #[must_use]
+    pub fn avail_event(&self) -> u16 {
+        // SAFETY: *mapped*.
+        u16::from_le(unsafe { &*self.avail_event }.load(Ordering::Relaxed))
+    }
+
+    /// Sets the device's event.
+    #[inline]
+    pub fn set_avail_event(&self, position: u16) {
+        // SAFETY: *mapped*.
+        unsafe { &*self.avail_event }.store(position.to_le(), Ordering::Relaxed);
     }
 
     /// The used element at `position` (modulo the size): the chain's head, and bytes written into it.
@@ -286,7 +344,7 @@ impl SplitRing {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -306,7 +364,20 @@ mod tests {
         device.set_used_entry(9, 3, 76);
         device.set_used_idx(10);
         assert_eq!((driver.used_idx(), driver.used_entry(1)), (10, (3, 76)));
+        driver.set_used_event(0x1234);
+        device.set_avail_event(0x5678);
+        assert_eq!((device.used_event(), driver.avail_event()), (0x1234, 0x5678));
+        // The events follow the last entries, which they do not touch.
+        let layout = SplitLayout::new(size);
+        // SAFETY: both words are inside of the block, which only this thread uses.
+        let at = |offset: usize| unsafe { base.add(offset).cast::<u16>().read() };
+        assert_eq!((at(layout.avail + 4 + 2 * 8), at(layout.used + 4 + 8 * 8)), (0x1234, 0x5678));
         // Reading the last entries stays inside the block.
         assert_eq!((driver.desc(7), driver.avail_entry(7), driver.used_entry(7)), (Desc::default(), 0, (0, 0)));
+        driver.clear();
+        assert_eq!(
+            (device.avail_idx(), device.used_event(), device.avail_event(), device.desc(3)),
+            (0, 0, 0, Desc::default())
+        );
     }
 }

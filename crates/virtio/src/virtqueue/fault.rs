@@ -1,0 +1,297 @@
+//! The judge: every check of a word that the peer wrote.
+//!
+//! The peer may write anything at any time. A caller reads each word once and hands the copy to a function of this file,
+//! which answers with a value that is safe to use, or with a fault. This is the only place that makes a [`DeviceFault`] (what
+//! a device did to our driver) or a [`DriverFault`] (what a driver did to our device). After a fault the queue is stopped.
+
+/// What a device did to one ring. The driver stops the queue: nothing that the device says about the ring can be believed
+/// after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceFault {
+    /// A head that is none of the ring's chains.
+    #[error("the device used buffer {id}, and there is none of that number")]
+    BadId {
+        /// The number it gave.
+        id: u32,
+    },
+    /// A head that the device does not have: used twice, or never posted.
+    #[error("the device used buffer {id}, which it did not have")]
+    NotPosted {
+        /// The number it gave.
+        id: u16,
+    },
+    /// More bytes than the buffer has.
+    #[error("the device wrote {len} bytes into a buffer of {have}")]
+    BadLength {
+        /// Bytes it claims.
+        len: u32,
+        /// Bytes there are.
+        have: u32,
+    },
+    /// A used index that runs ahead of what was posted.
+    #[error("the device used {by} buffers and had {posted}")]
+    IndexJump {
+        /// How far the index moved.
+        by: u16,
+        /// Buffers that were posted.
+        posted: u16,
+    },
+    /// A frame of no buffers, or of more than a frame can have.
+    #[error("the device claims a frame of {buffers} buffers")]
+    BadBufferCount {
+        /// The count in the header.
+        buffers: u16,
+    },
+    /// A frame of which only a part was given.
+    #[error("the device claims a frame of {buffers} buffers and used {used}")]
+    MissingBuffers {
+        /// The count in the header.
+        buffers: u16,
+        /// Buffers that it had used by then.
+        used: u16,
+    },
+}
+
+impl DeviceFault {
+    /// The name under which the fault is counted.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::BadId { .. } => "bad_id",
+            Self::NotPosted { .. } => "not_posted",
+            Self::BadLength { .. } => "bad_length",
+            Self::IndexJump { .. } => "index_jump",
+            Self::BadBufferCount { .. } => "bad_buffer_count",
+            Self::MissingBuffers { .. } => "missing_buffers",
+        }
+    }
+}
+
+/// What the driver checks.
+impl DeviceFault {
+    /// The device has used `by` more buffers, and had `posted`.
+    #[inline(always)]
+    pub(crate) fn ahead(by: u16, posted: u16) -> Result<u16, Self> {
+        if by <= posted { Ok(by) } else { Err(Self::IndexJump { by, posted }) }
+    }
+
+    /// The device has used buffer `id`, of which there are `size`.
+    #[inline(always)]
+    pub(crate) fn id(id: u32, size: usize) -> Result<u16, Self> {
+        if (id as usize) < size { Ok(id as u16) } else { Err(Self::BadId { id }) }
+    }
+
+    /// The device has written `len` bytes into a buffer of `have`.
+    #[inline(always)]
+    pub(crate) fn length(len: u32, have: u32) -> Result<u32, Self> {
+        if len <= have { Ok(len) } else { Err(Self::BadLength { len, have }) }
+    }
+
+    /// The device has used buffer `id`; `posted` is what the driver has of it, if it was posted.
+    #[inline(always)]
+    pub(crate) fn posted<T>(id: u16, posted: Option<T>) -> Result<T, Self> {
+        posted.ok_or(Self::NotPosted { id })
+    }
+
+    /// A frame's header claims `buffers`, of which a frame can have `most`; the device has used `used` so far.
+    #[inline]
+    pub(crate) fn buffers(buffers: u16, most: usize, used: u16) -> Result<u16, Self> {
+        if buffers == 0 || usize::from(buffers) > most {
+            return Err(Self::BadBufferCount { buffers });
+        }
+        if buffers > used { Err(Self::MissingBuffers { buffers, used }) } else { Ok(buffers) }
+    }
+}
+
+/// What a driver did to one ring. The ring is stopped and counted; the others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverFault {
+    /// The available index is further ahead than the ring is long.
+    #[error("the available index went from {from} to {to} in a ring of {size}")]
+    AvailJump {
+        /// The device's position.
+        from: u16,
+        /// The driver's index.
+        to: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain's head is not a descriptor of the ring.
+    #[error("chain head {head} in a ring of {size}")]
+    HeadOutOfRange {
+        /// What the available ring says.
+        head: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain goes on at something that is not a descriptor of the ring.
+    #[error("descriptor {next} follows in a ring of {size}")]
+    NextOutOfRange {
+        /// What the descriptor says.
+        next: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A chain has more descriptors than the ring: a loop.
+    #[error("the chain at {head} does not end within {size} descriptors")]
+    ChainTooLong {
+        /// The chain's head.
+        head: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+    /// A table of descriptors, which was not negotiated.
+    #[error("descriptor {id} is indirect, which was not negotiated")]
+    Indirect {
+        /// The descriptor.
+        id: u16,
+    },
+    /// A descriptor without bytes.
+    #[error("descriptor {id} has no bytes")]
+    ZeroLength {
+        /// The descriptor.
+        id: u16,
+    },
+    /// A buffer that the device must write but may only read, or the reverse.
+    #[error("descriptor {id} has flags {flags:#x}, the wrong direction for this ring")]
+    WrongDirection {
+        /// The descriptor.
+        id: u16,
+        /// Its flags.
+        flags: u16,
+    },
+    /// A buffer that is not wholly inside the memory table.
+    #[error("descriptor {id}: {len} bytes at {addr:#x} are not in the memory table")]
+    OutsideTable {
+        /// The descriptor.
+        id: u16,
+        /// Its address.
+        addr: u64,
+        /// Its length.
+        len: u32,
+    },
+    /// The buffers of a chain add up to 4 GiB or more.
+    #[error("the chain at {head} has {len} bytes")]
+    HugeChain {
+        /// The chain's head.
+        head: u16,
+        /// Bytes, as far as they were counted.
+        len: u64,
+    },
+    /// A control command without room for its answer.
+    #[error("the command at {head} leaves no byte for its answer")]
+    NoAnswerByte {
+        /// The chain's head.
+        head: u16,
+    },
+    /// A new memory table no longer holds the ring.
+    #[error("ring part at user address {addr:#x} is not in the new memory table")]
+    RingUnmapped {
+        /// The part's address.
+        addr: u64,
+    },
+    /// Pages of the memory table are gone: the front end shortened a file, punched a hole into it, or filled its file system.
+    #[error("{accesses} accesses have found pages of the memory table gone")]
+    MemoryLost {
+        /// How many accesses.
+        accesses: u64,
+    },
+}
+
+impl DriverFault {
+    /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in the order of [`Self::index`].
+    pub const NAMES: [&'static str; 12] = [
+        "avail_jump",
+        "head_out_of_range",
+        "next_out_of_range",
+        "chain_too_long",
+        "indirect",
+        "zero_length",
+        "wrong_direction",
+        "outside_table",
+        "huge_chain",
+        "no_answer_byte",
+        "ring_unmapped",
+        "memory_lost",
+    ];
+
+    /// Which of [`Self::NAMES`] it is.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        match self {
+            Self::AvailJump { .. } => 0,
+            Self::HeadOutOfRange { .. } => 1,
+            Self::NextOutOfRange { .. } => 2,
+            Self::ChainTooLong { .. } => 3,
+            Self::Indirect { .. } => 4,
+            Self::ZeroLength { .. } => 5,
+            Self::WrongDirection { .. } => 6,
+            Self::OutsideTable { .. } => 7,
+            Self::HugeChain { .. } => 8,
+            Self::NoAnswerByte { .. } => 9,
+            Self::RingUnmapped { .. } => 10,
+            Self::MemoryLost { .. } => 11,
+        }
+    }
+}
+
+/// What the device checks.
+impl DriverFault {
+    /// The driver's index is `to`; the device is at `from`. How many chains may be taken.
+    #[inline(always)]
+    pub(crate) fn ahead(from: u16, to: u16, size: u16) -> Result<u16, Self> {
+        let ahead = to.wrapping_sub(from);
+        if ahead <= size { Ok(ahead) } else { Err(Self::AvailJump { from, to, size }) }
+    }
+
+    /// A chain begins at `head`.
+    #[inline(always)]
+    pub(crate) fn head(head: u16, size: u16) -> Result<u16, Self> {
+        if head < size { Ok(head) } else { Err(Self::HeadOutOfRange { head, size }) }
+    }
+
+    /// A chain goes on at `next`.
+    #[inline(always)]
+    pub(crate) fn next(next: u16, size: u16) -> Result<u16, Self> {
+        if next < size { Ok(next) } else { Err(Self::NextOutOfRange { next, size }) }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_judged() {
+        assert_eq!(
+            [DeviceFault::ahead(3, 3), DeviceFault::ahead(4, 3)],
+            [Ok(3), Err(DeviceFault::IndexJump { by: 4, posted: 3 })]
+        );
+        assert_eq!([DeviceFault::id(7, 8), DeviceFault::id(8, 8)], [Ok(7), Err(DeviceFault::BadId { id: 8 })]);
+        assert_eq!(DeviceFault::id(1 << 16, 8), Err(DeviceFault::BadId { id: 1 << 16 }), "the upper half counts");
+        assert_eq!(DeviceFault::length(60, 60), Ok(60));
+        assert_eq!(DeviceFault::length(61, 60), Err(DeviceFault::BadLength { len: 61, have: 60 }));
+        assert_eq!(DeviceFault::posted(5, None::<()>), Err(DeviceFault::NotPosted { id: 5 }));
+        assert_eq!(DeviceFault::buffers(17, 17, 17), Ok(17));
+        for buffers in [0, 18] {
+            assert_eq!(DeviceFault::buffers(buffers, 17, 20), Err(DeviceFault::BadBufferCount { buffers }));
+        }
+        assert_eq!(DeviceFault::buffers(4, 17, 3), Err(DeviceFault::MissingBuffers { buffers: 4, used: 3 }));
+    }
+
+    #[test]
+    fn a_driver_is_judged() {
+        assert_eq!(DriverFault::ahead(0xfffe, 6, 8), Ok(8), "the index wraps");
+        assert_eq!(DriverFault::ahead(0, 9, 8), Err(DriverFault::AvailJump { from: 0, to: 9, size: 8 }));
+        assert_eq!(
+            [DriverFault::head(7, 8), DriverFault::head(8, 8)],
+            [Ok(7), Err(DriverFault::HeadOutOfRange { head: 8, size: 8 })]
+        );
+        assert_eq!(
+            [DriverFault::next(7, 8), DriverFault::next(8, 8)],
+            [Ok(7), Err(DriverFault::NextOutOfRange { next: 8, size: 8 })]
+        );
+    }
+}

@@ -1,0 +1,32 @@
+//! Virtqueues: rings in memory that a driver and a device share, and through which buffers go to the device and back.
+//!
+//! This is the only module that knows descriptors, indices and flags. The specification has two formats (virtio 1.2,
+//! sections 2.7 and 2.8):
+//!
+//! * [split](SplitRing): a table of descriptors, and two rings of indices into it, one for each direction;
+//! * [packed](PackedRing): one ring of descriptors, which both sides write. Wrap counters in the flags say whose turn it is.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `split.rs`, `packed.rs` | the words of a ring as they lie in memory |
+//! | `negotiated.rs` | the features that driver and device agreed on, as a value that answers questions |
+//! | `event.rs` | when a notification is due, and why none is lost |
+//! | `fault.rs` | the judge: every check of a word that the peer wrote |
+//! | `sync.rs` | the atomics, so that loom can replace them |
+
+pub(crate) mod event;
+pub(crate) mod fault;
+mod negotiated;
+mod packed;
+mod split;
+mod sync;
+
+pub use event::{Armed, passed, passed_packed};
+pub use negotiated::Negotiated;
+pub use packed::{Event, PackedDesc, PackedLayout, PackedRing, Position};
+pub use split::{
+    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY,
+};
+
+/// The largest queue that either format allows, in entries.
+pub const MAX_SIZE: u16 = 32768;

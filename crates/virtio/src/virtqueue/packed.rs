@@ -1,0 +1,413 @@
+//! The packed virtqueue as it lies in memory (virtio 1.2, section 2.8).
+//!
+//! ```text
+//!   descriptor ring        size x 16 bytes   written by both sides:  addr u64 | len u32 | id u16 | flags u16
+//!   driver event structure 4 bytes           written by the driver:  offset and wrap u16 | flags u16
+//!   device event structure 4 bytes           written by the device:  offset and wrap u16 | flags u16
+//! ```
+//!
+//! Both sides go around the ring, each with a [`Position`]. A descriptor's flags say whose it is: the driver sets `AVAIL` to
+//! its wrap counter and `USED` to the inverse, and the device sets both to its wrap counter.
+//!
+//! The flags share a word of 64 bits with length and id. One load with acquire ordering reads the three, and then the address
+//! may be read; one store with release ordering writes them, after the address. The peer may be hostile: every word is read
+//! once. This file judges nothing; see [`fault`](super::fault).
+
+use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// A place in a packed ring: an offset below the ring's size, and a wrap counter of one bit that changes at each turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position(u16);
+
+impl Position {
+    /// Where both sides begin: offset 0 with wrap counter 1.
+    pub const START: Self = Self(Self::WRAP);
+    const WRAP: u16 = 1 << 15;
+
+    /// The position as the specification and vhost-user write it: the wrap counter is bit 15.
+    #[must_use]
+    pub const fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    /// See [`from_bits`](Self::from_bits).
+    #[must_use]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The offset in the ring.
+    #[inline]
+    #[must_use]
+    pub const fn offset(self) -> u16 {
+        self.0 & !Self::WRAP
+    }
+
+    /// The wrap counter.
+    #[inline]
+    #[must_use]
+    pub const fn wrap(self) -> bool {
+        self.0 & Self::WRAP != 0
+    }
+
+    /// The position `n` descriptors on, in a ring of `size`. `n` is at most `size`, and the offset is below it.
+    #[inline]
+    #[must_use]
+    pub const fn step(self, n: u16, size: u16) -> Self {
+        debug_assert!(n <= size && self.offset() < size);
+        // Both terms are at most 32768.
+        let to = self.offset() as u32 + n as u32;
+        if to >= size as u32 {
+            Self((self.0 & Self::WRAP ^ Self::WRAP) | (to - size as u32) as u16)
+        } else {
+            Self(self.0 & Self::WRAP | to as u16)
+        }
+    }
+
+    /// The position as a number that counts descriptors, modulo twice the `size`.
+    #[inline]
+    const fn linear(self, size: u16) -> u32 {
+        self.offset() as u32 + if self.wrap() { 0 } else { size as u32 }
+    }
+
+    /// Descriptors from `earlier` to this position, modulo twice the `size`. Both offsets are below the size.
+    #[inline]
+    #[must_use]
+    pub const fn since(self, earlier: Self, size: u16) -> u32 {
+        let turn = 2 * size as u32;
+        let n = self.linear(size) + turn - earlier.linear(size);
+        if n >= turn { n - turn } else { n }
+    }
+
+    /// The two flags of a descriptor here that is available.
+    #[inline]
+    #[must_use]
+    pub const fn available(self) -> u16 {
+        if self.wrap() { PackedDesc::AVAIL } else { PackedDesc::USED }
+    }
+
+    /// The two flags of a descriptor here that is used.
+    #[inline]
+    #[must_use]
+    pub const fn used(self) -> u16 {
+        if self.wrap() { PackedDesc::AVAIL | PackedDesc::USED } else { 0 }
+    }
+}
+
+/// One descriptor of a packed ring, as a private copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedDesc {
+    /// Address of the buffer, in the device's address space. Of a used descriptor it says nothing.
+    pub addr: u64,
+    /// Bytes in the buffer; of a used descriptor, bytes written.
+    pub len: u32,
+    /// The buffer's id, in the last descriptor of a chain and in a used descriptor.
+    pub id: u16,
+    /// [`DESC_NEXT`], [`DESC_WRITE`], [`DESC_INDIRECT`], [`Self::AVAIL`], [`Self::USED`].
+    pub flags: u16,
+}
+
+impl PackedDesc {
+    /// Flag: equal to the driver's wrap counter in a descriptor that the driver has made available.
+    pub const AVAIL: u16 = 1 << 7;
+    /// Flag: equal to the device's wrap counter in a descriptor that the device has used.
+    pub const USED: u16 = 1 << 15;
+    /// The flags that say what the buffer is.
+    pub const KIND: u16 = DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
+    const TURN: u16 = Self::AVAIL | Self::USED;
+
+    /// Whether the driver has made this descriptor, read at `position`, available.
+    #[inline]
+    #[must_use]
+    pub const fn is_available(&self, position: Position) -> bool {
+        self.flags & Self::TURN == position.available()
+    }
+
+    /// Whether the device has used this descriptor, read at `position`.
+    #[inline]
+    #[must_use]
+    pub const fn is_used(&self, position: Position) -> bool {
+        self.flags & Self::TURN == position.used()
+    }
+
+    #[inline]
+    fn word(&self) -> u64 {
+        u64::from(self.len) | u64::from(self.id) << 32 | u64::from(self.flags) << 48
+    }
+}
+
+/// What one side says about the notifications that it wants: a 4-byte event suppression structure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// With [`Self::AT`]: the descriptor that asks for a notification when it changes, as [`Position::bits`].
+    pub position: u16,
+    /// [`Self::ENABLE`], [`Self::DISABLE`] or [`Self::AT`], in the lowest two bits.
+    pub flags: u16,
+}
+
+impl Event {
+    /// A notification for each change.
+    pub const ENABLE: u16 = 0;
+    /// No notifications.
+    pub const DISABLE: u16 = 1;
+    /// A notification for one descriptor. Only with `VIRTIO_F_EVENT_IDX`.
+    pub const AT: u16 = 2;
+
+    /// The kind alone, without the reserved bits.
+    #[inline]
+    #[must_use]
+    pub const fn kind(&self) -> u16 {
+        self.flags & 3
+    }
+}
+
+/// Where the three parts of a packed ring of `size` entries lie in one block of memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedLayout {
+    /// Offset of the driver's event structure; the descriptor ring is at 0.
+    pub driver: usize,
+    /// Offset of the device's event structure.
+    pub device: usize,
+    /// Bytes in all, a multiple of [`Self::ALIGN`].
+    pub total: usize,
+}
+
+impl PackedLayout {
+    /// What each part, and the block, is aligned to. The two sides' event structures are not in neighbouring cache lines.
+    pub const ALIGN: usize = 128;
+
+    /// The layout for a ring of `size` entries.
+    #[must_use]
+    pub const fn new(size: u16) -> Self {
+        let driver = (size as usize * 16).next_multiple_of(Self::ALIGN);
+        Self { driver, device: driver + Self::ALIGN, total: driver + 2 * Self::ALIGN }
+    }
+}
+
+/// A packed ring mapped into this process.
+///
+/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries, and aligned to their types,
+/// for as long as the value exists; `size` is at most 32768, and not 0.
+#[derive(Debug)]
+pub struct PackedRing {
+    /// Two words for each descriptor.
+    desc: *const AtomicU64,
+    driver: *const AtomicU32,
+    device: *const AtomicU32,
+    size: u16,
+}
+
+// SAFETY: the pointers are to memory that is shared by design and touched through atomics alone.
+unsafe impl Send for PackedRing {}
+
+impl PackedRing {
+    /// A ring whose parts lie at the three addresses: the descriptor ring, the driver's and the device's event structure.
+    ///
+    /// # Safety
+    ///
+    /// For as long as the value exists, the three parts (see the [module](super)) are valid for reads and writes, and
+    /// aligned to 16, 4 and 4 bytes; `size` is at most 32768, and not 0.
+    #[must_use]
+    pub unsafe fn from_parts(desc: *mut u8, driver: *mut u8, device: *mut u8, size: u16) -> Self {
+        debug_assert!(
+            desc.addr().is_multiple_of(16) && driver.addr().is_multiple_of(4) && device.addr().is_multiple_of(4)
+        );
+        // SAFETY: the parts are as the caller says.
+        unsafe { Self::from_words(desc.cast(), driver.cast(), device.cast(), size) }
+    }
+
+    /// A ring of these words: 2 x `size` of descriptors, and one for each event structure.
+    ///
+    /// # Safety
+    ///
+    /// The caller upholds *mapped*, see the type.
+    pub(crate) unsafe fn from_words(
+        desc: *const AtomicU64,
+        driver: *const AtomicU32,
+        device: *const AtomicU32,
+        size: u16,
+    ) -> Self {
+        debug_assert!(size > 0 && size <= super::MAX_SIZE);
+        Self { desc, driver, device, size }
+    }
+
+    /// A ring laid out by [`PackedLayout`] at `base`.
+    ///
+    /// # Safety
+    ///
+    /// `base` is aligned to [`PackedLayout::ALIGN`] and valid for `PackedLayout::new(size).total` bytes, for as long as the
+    /// value exists; `size` is at most 32768, and not 0.
+    #[must_use]
+    pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
+        let at = PackedLayout::new(size);
+        // SAFETY: the offsets lie inside the block that the caller vouches for, and keep its alignment.
+        unsafe { Self::from_parts(base, base.add(at.driver), base.add(at.device), size) }
+    }
+
+    /// Entries.
+    #[inline]
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline]
+    fn words(&self, offset: u16) -> [&AtomicU64; 2] {
+        // The offset may be of a position that the peer wrote. A sound one takes the branch that falls through.
+        let at = 2 * usize::from(if offset < self.size { offset } else { 0 });
+        // SAFETY: *mapped*; the offset is below `size`, and a descriptor is two words.
+        unsafe { [&*self.desc.add(at), &*self.desc.add(at + 1)] }
+    }
+
+    /// Makes everything zero, as fresh memory is: for a ring that neither side runs.
+    pub fn clear(&self) {
+        for at in 0..self.size {
+            self.set_desc(at, PackedDesc::default());
+        }
+        self.set_driver_event(Event::default());
+        self.set_device_event(Event::default());
+    }
+
+    /// Reads the descriptor at `offset`, each word once: the flags first, with acquire ordering, then the address.
+    #[inline]
+    #[must_use]
+    pub fn desc(&self, offset: u16) -> PackedDesc {
+        let [addr, _] = self.words(offset);
+        let rest = self.used_desc(offset);
+        PackedDesc { addr: u64::from_le(addr.load(Ordering::Relaxed)), ..rest }
+    }
+
+    /// Reads the descriptor at `offset` without its address, as a driver does. What its flags cover may be read after this
+    /// (acquire).
+    #[inline]
+    #[must_use]
+    pub fn used_desc(&self, offset: u16) -> PackedDesc {
+        let rest = u64::from_le(self.words(offset)[1].load(Ordering::Acquire));
+        PackedDesc { addr: 0, len: rest as u32, id: (rest >> 32) as u16, flags: (rest >> 48) as u16 }
+    }
+
+    /// Writes the descriptor at `offset`, the flags last. They publish everything written before them (release).
+    #[inline]
+    pub fn set_desc(&self, offset: u16, d: PackedDesc) {
+        let [addr, _] = self.words(offset);
+        addr.store(d.addr.to_le(), Ordering::Relaxed);
+        self.set_used_desc(offset, d);
+    }
+
+    /// Writes the descriptor at `offset` without its address. The flags publish everything written before them (release).
+    #[inline]
+    pub fn set_used_desc(&self, offset: u16, d: PackedDesc) {
+        self.words(offset)[1].store(d.word().to_le(), Ordering::Release);
+    }
+
+    #[inline]
+    fn event(word: &AtomicU32) -> Event {
+        let word = u32::from_le(word.load(Ordering::Relaxed));
+        Event { position: word as u16, flags: (word >> 16) as u16 }
+    }
+
+    #[inline]
+    fn set_event(word: &AtomicU32, e: Event) {
+        word.store((u32::from(e.position) | u32::from(e.flags) << 16).to_le(), Ordering::Relaxed);
+    }
+
+    /// What the driver says of the interrupts that it wants.
+    #[inline]
+    #[must_use]
+    pub fn driver_event(&self) -> Event {
+        // SAFETY: *mapped*.
+        Self::event(unsafe { &*self.driver })
+    }
+
+    /// Sets what the driver says.
+    #[inline]
+    pub fn set_driver_event(&self, event: Event) {
+        // SAFETY: *mapped*.
+        Self::set_event(unsafe { &*self.driver }, event);
+    }
+
+    /// What the device says of the notifications that it wants.
+    #[inline]
+    #[must_use]
+    pub fn device_event(&self) -> Event {
+        // SAFETY: *mapped*.
+        Self::event(unsafe { &*self.device })
+    }
+
+    /// Sets what the device says.
+    #[inline]
+    pub fn set_device_event(&self, event: Event) {
+        // SAFETY: *mapped*.
+        Self::set_event(unsafe { &*self.device }, event);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_go_around() {
+        for size in [1, 2, 3, 8, 32768] {
+            let mut at = Position::START;
+            for n in 0..4 * u32::from(size) {
+                assert_eq!((u32::from(at.offset()), at.wrap()), (n % u32::from(size), n / u32::from(size) % 2 == 0));
+                assert_eq!(at.since(Position::START, size), n % (2 * u32::from(size)));
+                assert_eq!(Position::from_bits(at.bits()), at);
+                at = at.step(1, size);
+            }
+            assert_eq!(at, Position::START, "four turns of {size}");
+            assert_eq!(at.step(size, size).since(at, size), u32::from(size));
+        }
+    }
+
+    /// A descriptor is available to the device or used for the driver, never both, and stale ones of the turn before are
+    /// neither.
+    #[test]
+    fn the_flags_say_whose_turn_it_is() {
+        for turn in [Position::START, Position::from_bits(0)] {
+            let other = Position::from_bits(turn.bits() ^ 1 << 15);
+            let of = |flags| PackedDesc { flags: flags | DESC_WRITE, ..PackedDesc::default() };
+            assert!(of(turn.available()).is_available(turn) && !of(turn.available()).is_used(turn));
+            assert!(of(turn.used()).is_used(turn) && !of(turn.used()).is_available(turn));
+            for stale in [other.available(), other.used()] {
+                assert!(!of(stale).is_available(turn) && !of(stale).is_used(turn));
+            }
+        }
+        // Fresh memory is nobody's.
+        let zero = PackedDesc::default();
+        assert!(!zero.is_available(Position::START) && !zero.is_used(Position::START));
+    }
+
+    #[test]
+    fn both_sides_see_the_same_words() {
+        let size = 6;
+        let layout = PackedLayout::new(size);
+        let mut block = vec![0u64; layout.total / 8 + 16];
+        let base = block.as_mut_ptr().cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(PackedLayout::ALIGN));
+        // SAFETY: the block is large enough, aligned, and outlives both rings.
+        let (driver, device) = unsafe { (PackedRing::from_layout(base, size), PackedRing::from_layout(base, size)) };
+        let d = PackedDesc { addr: 0x1234_5678_9abc, len: 1526, id: 77, flags: DESC_WRITE | PackedDesc::AVAIL };
+        driver.set_desc(5, d);
+        assert_eq!(device.desc(5), d);
+        // SAFETY: inside of the block, which only this thread uses.
+        let bytes: [u8; 16] = unsafe { base.add(5 * 16).cast::<[u8; 16]>().read() };
+        assert_eq!(bytes, [0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0, 0, 0xf6, 5, 0, 0, 77, 0, 0x82, 0]);
+        let used = PackedDesc { addr: 0, len: 3, id: 9, flags: PackedDesc::AVAIL | PackedDesc::USED };
+        device.set_used_desc(5, used);
+        assert_eq!((driver.used_desc(5), driver.desc(5).addr), (used, d.addr));
+        driver.set_driver_event(Event { position: 0x8005, flags: Event::AT });
+        device.set_device_event(Event { position: 0, flags: Event::DISABLE });
+        assert_eq!(device.driver_event(), Event { position: 0x8005, flags: Event::AT });
+        assert_eq!(driver.device_event().kind(), Event::DISABLE);
+        // SAFETY: as above.
+        let event: [u8; 4] = unsafe { base.add(layout.driver).cast::<[u8; 4]>().read() };
+        assert_eq!(event, [5, 0x80, 2, 0]);
+        driver.clear();
+        assert_eq!((device.desc(5), device.driver_event()), (PackedDesc::default(), Event::default()));
+        // An offset that no ring of this size has stays inside of the ring.
+        assert_eq!(device.desc(40_000), device.desc(0));
+    }
+}

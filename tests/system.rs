@@ -132,6 +132,20 @@ mod peers {
         script("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
+    /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and listening: what the device sends
+    /// back is byte for byte what was sent. Proves NET-7.
+    #[test]
+    fn virtio_user_in_every_format() {
+        script("tests/peers/dpdk.py", &[DEBIAN13]);
+    }
+
+    /// A guest with a card for each ring format: two queue pairs with MSI-X, large frames, offloads that are on and used, and iperf3
+    /// both ways over IPv4 and IPv6; cards without any of these beside them. Proves NET-7 and NET-9.
+    #[test]
+    fn a_guest_with_every_card() {
+        script("tests/peers/guest.py", &[DEBIAN13]);
+    }
+
     /// iPXE drives the device and loads the kernel, which drives the device after it. Proves NET-11.
     #[test]
     fn firmware_before_the_kernel() {

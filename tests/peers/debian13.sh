@@ -5,19 +5,21 @@
 #
 # Nothing is installed and no maintainer script runs, so this needs no root and no chroot: apt resolves the packages against an empty
 # system of its own at DIR/apt, and dpkg-deb unpacks them. The mirror is the one that the system's apt uses. The programs are started
-# by the root's own loader (see lib.sh). DIR is finished once DIR/done exists, and is then left as it is. Where the archive cannot be
+# by the root's own loader (see lib.sh). DIR is finished once DIR/done lists the
+# packages, and is then left as it is. Where the archive cannot be
 # had, the output is a line that starts with `skipped:`, and the exit status is 0.
 set -euo pipefail
 
 dir=${1:?usage: debian13.sh DIR}
-packages=(base-files qemu-system-x86 openvswitch-switch-dpdk dpdk-dev passt busybox-static iperf3 linux-image-cloud-amd64)
+packages=(base-files qemu-system-x86 openvswitch-switch-dpdk dpdk-dev passt busybox-static iperf3 ethtool linux-image-cloud-amd64)
 skip() { echo "skipped: $*"; exit 0; }
 
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 exec 9> "$dir/lock"
 flock 9
-[[ ! -f $dir/done ]] || { echo "there: a Debian 13 root"; exit 0; }
+# A root of before lacks what was added since.
+[[ ! -f $dir/done || $(< "$dir/done") != "${packages[*]}" ]] || { echo "there: a Debian 13 root"; exit 0; }
 for command in apt-get dpkg-deb; do
     command -v "$command" > /dev/null || skip "$command is not installed"
 done
@@ -31,7 +33,7 @@ mirror=$(apt-get indextargets --format '$(ORIGIN) $(LABEL) $(REPO_URI)' 'Created
 [[ -n $mirror ]] || skip "the system's apt knows no mirror of Debian (apt-get update?)"
 
 SECONDS=0
-rm -rf "$dir/apt" "$dir/root"
+rm -rf "$dir/done" "$dir/apt" "$dir/root"
 mkdir -p "$dir"/apt/{etc,state/lists/partial,cache/archives/partial} "$dir/root"
 : > "$dir/apt/status"
 echo "deb [signed-by=$keyring] $mirror trixie main" > "$dir/apt/etc/sources.list"
@@ -50,5 +52,5 @@ for package in "$dir"/apt/cache/archives/{base-files_*,*}.deb; do
 done
 [[ -x $dir/root/usr/bin/qemu-system-x86_64 ]] || { echo "failed: no QEMU was unpacked" >&2; exit 1; }
 rm -rf "$dir/apt" "$dir"/root/usr/share/{doc,man,locale}
-touch "$dir/done"
+echo "${packages[*]}" > "$dir/done"
 echo "made: a Debian 13 root of $(du -sm "$dir/root" | cut -f1) MiB, in $SECONDS s"

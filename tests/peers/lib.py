@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import socket
@@ -133,9 +134,92 @@ def debian13(program):
     return [ROOT / "usr/lib64/ld-linux-x86-64.so.2", "--library-path", libraries, ROOT / program]
 
 
-def tap(name, address=None, mac=None):
+class Testpmd:
+    """An interactive testpmd of DPDK, `version` "22.11" (the system's) or "24.11" (Debian 13's), with one forwarding core and no huge pages.
+
+    Its first words come from `vdevs`, one word each, and its ports have their order. `options` are testpmd's own.
+    """
+
+    def __init__(self, name, version, vdevs, options=(), eal=()):
+        self.path = TMP / f"{name}.log"
+        program = ["dpdk-testpmd"]
+        if version == "24.11":
+            plugins = ROOT / "usr/lib/x86_64-linux-gnu/dpdk/pmds-25.0"
+            program = [*debian13("usr/bin/dpdk-testpmd"), "-d", plugins]
+        command = [
+            # By lines: its output is read while it runs.
+            "stdbuf", "-oL", *program, "-l", "0,1", "--main-lcore", "0", "--no-pci", "--no-telemetry", "--no-huge", "-m", "256", "--no-shconf",
+            f"--file-prefix=netmem-{os.getpid()}-{name}", "--log-level=pmd.net.virtio.*:8", *eal, *(f"--vdev={vdev}" for vdev in vdevs),
+            "--", "-i", "--nb-cores=1", "--port-topology=paired", "--no-flush-rx", *options,
+        ]
+        with open(self.path, "wb") as log:
+            self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=log, stderr=log)
+        STARTED[name] = self.process
+        self.read = 0
+        self.said("testpmd> ")
+
+    def log(self):
+        return self.path.read_text(errors="replace")
+
+    def said(self, words):
+        """Waits until it has said `words` since the last call, and returns what it said up to there."""
+
+        def found():
+            log = self.log()
+            at = log.find(words, self.read)
+            if at < 0 and self.process.poll() is not None:
+                fail(f"testpmd ended with {self.process.returncode} and never said {words!r}")
+            return log[: at + len(words)] if at >= 0 else None
+
+        log = until(f"testpmd says {words!r}", found)
+        before, self.read = log[self.read :], len(log)
+        return before
+
+    def do(self, command):
+        """Has a command done, and returns what testpmd answers."""
+        # The next prompt may be there before the command's end; what it echoes is not.
+        self.process.stdin.write(f"{command}\nshow port 250 module_eeprom\n".encode())
+        self.process.stdin.flush()
+        return self.said("Invalid port 250")
+
+    def counts(self, port):
+        """Packets received and transmitted by a port."""
+        said = self.do(f"show port stats {port}")
+        return tuple(int(re.search(rf"{way}-packets: (\d+)", said)[1]) for way in ("RX", "TX"))
+
+    def quit(self):
+        """Ends it as it wants to be ended: captures are complete only then."""
+        self.process.stdin.write(b"stop\nquit\n")
+        self.process.stdin.flush()
+        try:
+            status = self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            fail("testpmd does not end")
+        if status != 0:
+            fail(f"testpmd ended with {status}")
+
+
+def write_pcap(path, frames):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262144, 1))
+        for frame in frames:
+            file.write(struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
+
+
+def read_pcap(path):
+    data, at, frames = Path(path).read_bytes(), 24, []
+    while at < len(data):
+        length, whole = struct.unpack_from("<8xII", data, at)
+        if length != whole:
+            fail(f"{path} has {length} of a frame's {whole} bytes")
+        frames.append(data[at + 16 : at + 16 + length])
+        at += 16 + length
+    return frames
+
+
+def tap(name, address=None, mac=None, words=""):
     """A tap that stays when the device that serves it ends. IPv6 is off, so that the kernel sends nothing on its own."""
-    ip(f"tuntap add {name} mode tap vnet_hdr")
+    ip(f"tuntap add {name} mode tap vnet_hdr {words}")
     Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
     if mac:
         ip(f"link set {name} address {mac}")
@@ -147,14 +231,14 @@ def tap(name, address=None, mac=None):
 class Device:
     """`netmem device`, listening on `TMP/NAME.sock` or connecting to it."""
 
-    def __init__(self, name, port, connect=False, words=()):
-        self.name, self.port, self.connect, self.words = name, port, connect, words
+    def __init__(self, name, port, connect=False, words=(), queues=1):
+        self.name, self.port, self.connect, self.words = name, port, connect, ["--queues", queues, *words]
         self.socket = TMP / f"{name}.sock"
         self.start()
 
     def start(self):
         role = "--connect" if self.connect else "--listen"
-        self.process = start(self.name, NETMEM, "device", role, self.socket, "--port", self.port, "--queues", "1", *self.words)
+        self.process = start(self.name, NETMEM, "device", role, self.socket, "--port", self.port, *self.words)
         if not self.connect:
             until("the device's socket", lambda: self.alive() and self.socket.is_socket())
 
@@ -183,14 +267,26 @@ class Device:
         return (TMP / f"{self.name}.log").read_text(errors="replace")
 
 
-def kernel():
-    """Linux 6.12 and an initramfs for it, in TMP: busybox, `init`, and the modules of virtio-net."""
+def kernel(*programs):
+    """Linux 6.12 and an initramfs for it, in TMP: busybox, `init`, the modules of virtio-net, and other programs of the root, with their
+    libraries."""
     top = TMP / "initramfs"
-    for directory in ["bin", "modules", "proc", "sys", "dev"]:
+    for directory in ["bin", "modules", "proc", "sys", "dev", "tmp"]:
         (top / directory).mkdir(parents=True)
     shutil.copy(ROOT / "usr/bin/busybox", top / "bin/busybox")
     (top / "bin/sh").symlink_to("busybox")
     shutil.copy(HERE / "init", top / "init")
+    for program in programs:
+        shutil.copy(ROOT / program, top / "bin")
+        # The C library loads libgcc_s by itself, when a thread is cancelled.
+        libraries = [ROOT / "usr/lib/x86_64-linux-gnu/libgcc_s.so.1"]
+        libraries += re.findall(r"(/\S+) \(0x", run(*debian13("")[:-1], "--list", ROOT / program))
+        (top / "lib").mkdir(exist_ok=True)
+        (top / "lib64").mkdir(exist_ok=True)
+        for library in libraries:
+            if "ld-linux" not in str(library):
+                shutil.copy(library, top / "lib")
+        shutil.copy(ROOT / "usr/lib64/ld-linux-x86-64.so.2", top / "lib64")
     # In the order that insmod wants them: each needs the ones before it.
     for index, module in enumerate(["failover", "net_failover", "virtio_net"]):
         packed = next(ROOT.glob(f"usr/lib/modules/*/kernel/**/{module}.ko.xz"))
@@ -200,13 +296,22 @@ def kernel():
     shutil.copy(next((ROOT / "boot").glob("vmlinuz-*")), TMP / "vmlinuz")
 
 
+def card_at(socket, chardev, card, name, queues=1):
+    """QEMU's words for a virtio-net card on the vhost-user back end at `socket`."""
+    return [
+        "-chardev", f"socket,id=vhost{name},path={socket},{chardev}", "-netdev", f"vhost-user,id=net{name},chardev=vhost{name},queues={queues}",
+        "-device", f"virtio-net-pci,id=card{name},netdev=net{name},{card}",
+    ]  # fmt: skip
+
+
 class Guest:
     """A guest of QEMU 10 under emulation, with one virtio-net card on a vhost-user back end at `socket`.
 
-    `chardev` says which side listens there, `card` are properties of the card, `words` go to init, `options` to QEMU. Without `boot`, the firmware looks for a kernel itself.
+    `chardev` says which side listens there, `card` are properties of the card, `words` go to init, `options` to QEMU, which `card_at` makes
+    for further cards. Without `boot`, the firmware looks for a kernel itself.
     """
 
-    def __init__(self, name, socket, chardev="reconnect-ms=100", card="", words="", options=(), mem=256, boot=True):
+    def __init__(self, name, socket, chardev="reconnect-ms=100", card="", words="", options=(), mem=256, boot=True, queues=1, cpus=1):
         self.name = name
         self.qmp_path = TMP / f"{name}.qmp"
         self.lines = queue.Queue()
@@ -214,12 +319,11 @@ class Guest:
         booted = ["-kernel", TMP / "vmlinuz", "-initrd", TMP / "initramfs.gz", "-append", f"{WORDS} {words}"] if boot else []
         command = [
             *debian13("usr/bin/qemu-system-x86_64"), "-L", ROOT / "usr/share/qemu", "-L", ROOT / "usr/share/seabios",
-            "-accel", "tcg", "-M", "q35", "-cpu", "qemu64", "-smp", "1", "-m", f"{mem},slots=4,maxmem=2G",
+            "-accel", "tcg", "-M", "q35", "-cpu", "qemu64", "-smp", cpus, "-m", f"{mem},slots=4,maxmem=2G",
             "-nodefaults", "-no-user-config", "-display", "none",
             # The guest's memory must be a shared file: the back end maps it.
             "-object", f"memory-backend-memfd,id=mem,size={mem}M,share=on", "-machine", "memory-backend=mem",
-            "-chardev", f"socket,id=vhost,path={socket},{chardev}", "-netdev", "vhost-user,id=net,chardev=vhost",
-            "-device", f"virtio-net-pci,id=card,netdev=net,mac={MAC}{card or ',romfile='}",
+            *card_at(socket, chardev, f"mac={MAC}{card or ',romfile='}", "", queues),
             "-qmp", f"unix:{self.qmp_path},server=on,wait=off", "-serial", "stdio", *booted, *options,
         ]  # fmt: skip
         self.console = open(TMP / f"{name}.log", "ab")
@@ -358,8 +462,8 @@ class Stream:
 
     CHUNK = 16384
 
-    def __init__(self):
-        self.socket = socket.create_connection((GUEST, 7), timeout=30)
+    def __init__(self, address=GUEST):
+        self.socket = socket.create_connection((address, 7), timeout=30)
         # Generous: the connection must survive the test, and what kills it otherwise is its own give-up time.
         self.socket.settimeout(120)
         self.checked, self.ended = 0, threading.Event()

@@ -8,7 +8,8 @@
 //!                     Handler::flush                the end of the poll: bulks go to their queues
 //! ```
 //!
-//! Frames whose payload is in device memory are [`SplitFrame`]s.
+//! Frames whose payload is in device memory are [`SplitFrame`]s. A queue that implements [`Wait`] can be slept for, and a
+//! [`PollThenSleep`] is the loop that does.
 //!
 //! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
 
@@ -19,6 +20,7 @@ mod meta;
 mod packet;
 mod queues;
 mod split;
+mod wait;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
@@ -28,4 +30,5 @@ pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::{Queues, Unbind};
 pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
+pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -105,14 +105,46 @@ impl AsFd for Notifier {
     }
 }
 
-/// What a device's thread sleeps on to be kicked: an epoll descriptor with every [`Kick`].
-#[derive(Debug)]
+/// What a thread sleeps on to be told by a peer: an epoll descriptor with every [`Kick`]. Clones are the same descriptor.
+#[derive(Clone, Debug)]
 pub(crate) struct Kicks(Arc<OwnedFd>);
+
+/// What an event of the epoll descriptor is about: the numbers that its files were added with.
+mod about {
+    pub(super) const KICK: u64 = 0;
+    pub(super) const HANG_UP: u64 = 1;
+    pub(super) const WAKE: u64 = 2;
+}
 
 impl Kicks {
     pub(crate) fn new() -> Result<Self, NotifyError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         Ok(Self(Arc::new(epoll.map_err(|e| NotifyError::Io { what: "epoll_create", source: e.into() })?)))
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, about: u64, flags: epoll::EventFlags) -> Result<(), NotifyError> {
+        let failed = |e: rustix::io::Errno| NotifyError::Io { what: "epoll_ctl", source: e.into() };
+        epoll::add(&self.0, fd, epoll::EventData::new_u64(about), flags).map_err(failed)
+    }
+
+    /// Is told once when the peer closes the connection that `socket` is an end of. Ends when `socket` is closed.
+    pub(crate) fn watch_hang_up(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
+        self.add(socket, about::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ET)
+    }
+
+    /// Takes a descriptor that is always readable, for [`wake`](Self::wake). It is readable once from now on.
+    pub(crate) fn watch_ready(&self, ready: BorrowedFd<'_>) -> Result<(), NotifyError> {
+        self.add(ready, about::WAKE, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
+    }
+
+    /// Ends a sleep, now or the next. `ready` is what was given to [`watch_ready`](Self::watch_ready): a one-shot file is
+    /// reported once more after it was modified.
+    pub(crate) fn wake(&self, ready: BorrowedFd<'_>) {
+        let (data, flags) =
+            (epoll::EventData::new_u64(about::WAKE), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+        if let Err(error) = epoll::modify(&self.0, ready, data, flags) {
+            tracing::warn!(%error, "a thread that waits for a queue is not woken");
+        }
     }
 
     /// Takes over a descriptor by which a peer kicks. A peer may pass the same eventfd for several rings.
@@ -122,17 +154,20 @@ impl Kicks {
     /// [`NotifyError`]: it is not an eventfd, or it cannot be waited for.
     pub(crate) fn watch(&self, fd: OwnedFd) -> Result<Kick, NotifyError> {
         Context::of_the_process()?.check(fd.as_fd())?;
-        let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET);
-        epoll::add(&self.0, &fd, data, flags).map_err(|e| NotifyError::Io { what: "epoll_ctl", source: e.into() })?;
-        Ok(Kick { fd, epoll: Arc::clone(&self.0) })
+        self.add(fd.as_fd(), about::KICK, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Kick { fd, epoll: Some(Arc::clone(&self.0)) })
     }
 
-    /// Forgets the kicks until now. To be called between a sleep and the look at the rings.
+    /// Forgets the kicks until now. To be called between a sleep and the look at the rings. Returns whether the peer has
+    /// closed a [watched](Self::watch_hang_up) connection since the last call.
     ///
     /// Kicks that one call does not take end the next sleep at once, so none is lost.
-    pub(crate) fn clear(&self) {
+    pub(crate) fn clear(&self) -> bool {
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let _ = epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        match epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok((events, _)) => events.iter().any(|event| event.data.u64() == about::HANG_UP),
+            Err(_) => false,
+        }
     }
 }
 
@@ -146,13 +181,26 @@ impl AsFd for Kicks {
 #[derive(Debug)]
 pub(crate) struct Kick {
     fd: OwnedFd,
-    epoll: Arc<OwnedFd>,
+    epoll: Option<Arc<OwnedFd>>,
+}
+
+impl Kick {
+    /// An eventfd that is not watched: its ring is polled only.
+    pub(crate) fn unwatched(fd: OwnedFd) -> Self {
+        Self { fd, epoll: None }
+    }
+}
+
+impl AsFd for Kick {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Drop for Kick {
     fn drop(&mut self) {
         // The peer has the open file as well: it would stay in the epoll set after our descriptor is closed.
-        let _ = epoll::delete(&self.epoll, &self.fd);
+        let _ = self.epoll.as_ref().map(|epoll| epoll::delete(epoll, &self.fd));
     }
 }
 
@@ -373,9 +421,28 @@ mod tests {
         let (peers, all): (Vec<_>, Vec<_>) = (0..200).map(|_| pair(EventfdFlags::empty())).unzip();
         let all: Vec<_> = all.into_iter().map(|fd| kicks.watch(fd).unwrap()).collect();
         peers.iter().for_each(|peer| _ = rustix::io::write(peer, &1u64.to_ne_bytes()).unwrap());
-        let rounds = (0..10).take_while(|_| ready(&kicks).then(|| kicks.clear()).is_some()).count();
+        let rounds = (0..10).take_while(|_| ready(&kicks).then(|| kicks.clear()) == Some(false)).count();
         assert_eq!(rounds, 4);
         drop(all);
+    }
+
+    /// The end of a connection is reported once. A wake-up is reported once for each call, and not read.
+    #[test]
+    fn hang_ups_and_wake_ups() {
+        let kicks = Kicks::new().unwrap();
+        let always = eventfd(1, EventfdFlags::empty()).unwrap();
+        kicks.watch_ready(always.as_fd()).unwrap();
+        assert!(ready(&kicks) && !kicks.clear() && !ready(&kicks));
+        for _ in 0..3 {
+            kicks.wake(always.as_fd());
+            assert!(ready(&kicks) && !kicks.clear() && !ready(&kicks));
+        }
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        kicks.watch_hang_up(ours.as_fd()).unwrap();
+        std::io::Write::write_all(&mut &theirs, b"bytes").unwrap();
+        assert!(!ready(&kicks), "bytes are no hang-up");
+        drop(theirs);
+        assert!(ready(&kicks) && kicks.clear() && !kicks.clear() && !ready(&kicks));
     }
 
     /// A child does not have the contexts of its parent.

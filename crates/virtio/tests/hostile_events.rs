@@ -14,13 +14,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc;
 use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
 use device_common::{Driver, EventFd, Front, PLAIN, SIZE, until};
 use driver_common::hostile::{Behaviour, Bench};
-use driver_common::{Rig, frame, receive};
+use driver_common::{Rig, frame, receive, watched};
 use netmem_packet::TxQueue;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{NetDevice, Options};
@@ -28,21 +27,6 @@ use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::virtqueue::DESC_NEXT;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl};
-
-/// Runs a test on a thread of its own and fails if it hangs.
-#[track_caller]
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        let _done = done;
-        test();
-    });
-    let patience = Duration::from_secs(if cfg!(tsan) { 300 } else { 40 });
-    assert_ne!(ended.recv_timeout(patience), Err(mpsc::RecvTimeoutError::Timeout), "a thread hangs");
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
 
 fn set_nonblocking(fd: &impl AsFd, nonblocking: bool) {
     let flags = fcntl_getfl(fd).unwrap();

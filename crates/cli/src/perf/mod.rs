@@ -21,10 +21,10 @@ use plan::Plan;
 /// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
-    // The driver has two descriptors a ring, the embedded device two more, and a tap one a pair. The rest is for the memory,
-    // in both, and for messages.
+    // The driver has two descriptors a ring and one more for a queue to be waited for, the embedded device two a ring, and a tap
+    // one a pair. The rest is for the memory, in both, and for messages.
     let pairs = plan.variants.iter().map(|v| usize::from(v.queues)).max().unwrap_or(1);
-    limits::descriptors(4 * (2 * pairs + 1) + pairs + 15, &format!("perf with {pairs} queue pair(s)"))?;
+    limits::descriptors(4 * (2 * pairs + 1) + 3 * pairs + 16, &format!("perf with {pairs} queue pair(s)"))?;
     let stop = signals::stop_flag()?;
     if let Some(other) = &args.against {
         return against::run(other, &plan, &stop);

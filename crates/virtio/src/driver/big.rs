@@ -78,6 +78,15 @@ impl<M: PeerMemory> BigRing<M> {
         self.stats
     }
 
+    /// Whether the device has a chain for a frame.
+    pub(crate) fn can_receive(&self) -> bool {
+        self.free.len() < self.chains.len()
+    }
+
+    pub(crate) fn ring_mut(&mut self) -> &mut DriverRing {
+        &mut self.ring
+    }
+
     pub(crate) fn posted(&self) -> usize {
         self.chains.iter().filter(|c| c.posted).map(|c| c.links.len()).sum()
     }

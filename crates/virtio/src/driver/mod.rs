@@ -25,6 +25,7 @@ mod split_rx;
 mod split_tx;
 mod stats;
 mod tx;
+mod wait;
 
 pub use options::{NetOptions, RxMode};
 pub use queues::{EitherRx, QueuesError, RxClosed, VirtioRxQueues};
@@ -34,6 +35,7 @@ pub use split_rx::{SplitClosed, SplitOptions, SplitPoll, VirtioSplitRx};
 pub use split_tx::VirtioSplitTx;
 pub use stats::{DeviceFault, RxStats, TxStats};
 pub use tx::VirtioTx;
+pub use wait::QueueWait;
 
 use crate::net::Offloads;
 use crate::notify::NotifyError;
@@ -56,6 +58,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wait::Alarms;
 
 /// Why a device could not be taken into use, or did not do as told.
 #[derive(Debug, thiserror::Error)]
@@ -201,6 +204,8 @@ pub(crate) struct Link<M: PeerMemory> {
     added: AddedMemory,
     /// Counts the changes of the device memory. Written with `attached` locked.
     memory: AtomicU32,
+    /// What threads that wait for queues are woken by.
+    alarms: Alarms,
     recipe: Recipe<M>,
 }
 
@@ -228,8 +233,9 @@ impl RingMemory {
     const ENTRY: usize = 1;
 
     /// A new ring of a receive or transmit queue.
-    fn queue(&self, plan: &Plan, index: usize) -> Result<DriverRing, NotifyError> {
-        DriverRing::new(&self.region, plan.ring(index), plan.ring_size, self.connection)
+    fn queue(&self, plan: &Plan, index: usize, alarms: &Alarms) -> Result<DriverRing, NotifyError> {
+        let kicks = Some(alarms.of(index));
+        DriverRing::new(&self.region, plan.ring(index), plan.ring_size, self.connection, kicks)
     }
 
     /// The place of a transmit queue's headers.
@@ -240,7 +246,7 @@ impl RingMemory {
 
     /// A new control ring, and the buffer of its commands.
     fn control(&self, plan: &Plan) -> Result<(DriverRing, VnetMemory), NotifyError> {
-        let ring = DriverRing::new(&self.region, plan.control(), ctrl::SIZE, self.connection)?;
+        let ring = DriverRing::new(&self.region, plan.control(), ctrl::SIZE, self.connection, None)?;
         let (region, offset) = (self.region.clone(), plan.control_buffer());
         Ok((ring, VnetMemory { region, offset, len: ctrl::BUFFER, bus: self.bus }))
     }
@@ -467,13 +473,16 @@ impl<M: PeerMemory> VirtioNet<M> {
             mtu: options.mtu(),
             split: options.checksums(),
         };
+        let alarms = Alarms::new(2 * usize::from(pairs))?;
+        alarms.watch(backend.socket())?;
         let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new() });
-        let link = Arc::new(Link { attached, connection: AtomicU32::new(0), added, memory: AtomicU32::new(0), recipe });
+        let (connection, memory) = (AtomicU32::new(0), AtomicU32::new(0));
+        let link = Arc::new(Link { attached, connection, added, memory, alarms, recipe });
         let plan = &link.recipe.plan;
         let mut queues = Vec::new();
         for pair in 0..usize::from(pairs) {
             let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
-            let ring = link.lock().rings.queue(plan, rx_index)?;
+            let ring = link.lock().rings.queue(plan, rx_index, &link.alarms)?;
             let rx = match (&supply, options.mode) {
                 (Supply::Own(pages), RxMode::Big) => {
                     let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
@@ -488,7 +497,7 @@ impl<M: PeerMemory> VirtioNet<M> {
                 Some(domain) => Memory::Domain(domain.clone()),
                 None => Memory::Plain(region.clone()),
             };
-            let ring = link.lock().rings.queue(plan, tx_index)?;
+            let ring = link.lock().rings.queue(plan, tx_index, &link.alarms)?;
             let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {

@@ -16,6 +16,7 @@ use super::restart::{RestartError, Restarted, Stop};
 use super::rx::VirtioRx;
 use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
 use super::{Link, NetError};
+use crate::notify::Kicks;
 use netmem_packet::{Queues, Unbind};
 use netmem_pool::{Device, PeerMemory, PeerShared, PoolClosed, Provider, Region};
 use std::fmt;
@@ -141,6 +142,8 @@ struct Slot<M: PeerMemory> {
     /// Held by a thread that waits for the queue. See the module.
     turn: Mutex<()>,
     queue: Mutex<EitherRx<M>>,
+    /// What a thread that waits for the queue is woken by.
+    set: Kicks,
 }
 
 impl<M: PeerMemory> Slot<M> {
@@ -191,7 +194,10 @@ pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
 impl<M: PeerMemory> VirtioRxQueues<M> {
     /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 42 bytes for headers.
     pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
-        let slot = |rx| Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)) };
+        let slot = |rx: VirtioRx<M>| {
+            let set = rx.link().alarms.of(rx.index()).clone();
+            Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)), set }
+        };
         let queues: Vec<_> = queues.into_iter().collect();
         Self {
             link: queues.first().map(|rx| Arc::downgrade(rx.link())),
@@ -223,6 +229,11 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     #[must_use]
     pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx<M>>> {
         self.slots.get(queue).map(Slot::lock)
+    }
+
+    /// What a thread that waits for the queue is woken by.
+    pub(super) fn set(&self, queue: usize) -> Option<&Kicks> {
+        self.slots.get(queue).map(|slot| &slot.set)
     }
 
     /// Frames that the device had received and that were lost by restarts, because they had not been polled.
@@ -302,7 +313,7 @@ mod tests {
     /// asks for it again at once.
     #[test]
     fn a_restart_is_next() {
-        let slot = Slot::<PeerShared> { turn: Mutex::default(), queue: Mutex::default() };
+        let slot = Slot::<PeerShared> { turn: Mutex::default(), queue: Mutex::default(), set: Kicks::new().unwrap() };
         for round in 0..100 {
             let order = Mutex::new(Vec::new());
             std::thread::scope(|s| {

@@ -6,7 +6,8 @@
 //!   1  negotiates the features of before; new ring memory    polls its ring
 //!   2  memory table; every ring is started, empty
 //!   3  a back end that is still there stops every ring       receives what is left in the ring
-//!   4  publishes rings and connection, counts it up
+//!   4  publishes rings and connection, counts it up;
+//!      wakes threads that wait for queues
 //!                                                            5  sees the count, and takes its new ring
 //!                                                            6  posts the pages that it had posted before
 //! ```
@@ -110,7 +111,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         backend.set_memory(&table)?;
         let mut ready = Vec::new();
         for index in 0..2 * pairs {
-            let ring = rings.queue(plan, index)?;
+            let ring = rings.queue(plan, index, &link.alarms)?;
             backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
             backend.enable_ring(index, self.control.is_some() || index / 2 < usize::from(self.active))?;
             ready.push(Some(ring));
@@ -124,6 +125,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         });
         let mut control = control.transpose()?;
         backend.ready()?;
+        link.alarms.watch(backend.socket())?;
         if let Some(control) = control.as_mut().filter(|_| self.active > 1) {
             control.set_pairs(self.active)?;
         }
@@ -140,6 +142,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         link.connection.store(rings.connection, Ordering::Release);
         at.rings = rings;
         drop(at);
+        // Threads that wait for queues take the new rings, and arm those.
+        link.alarms.wake_all();
         (self.control, self.control_index) = (control, control_index);
         Ok(())
     }

@@ -142,7 +142,7 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     start: impl FnOnce(DriverRing, P, usize, Arc<Link<Q::Mem>>) -> N,
 ) -> Outcome<Q, Q::PoolClosed, N> {
     let (index, link, connection) = (queue.index(), queue.link().clone(), queue.ring().connection());
-    let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new()?)));
+    let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new(Some(link.alarms.of(index)))?)));
     let (pools, events) = match ready {
         Ok(ready) => ready,
         Err(source) => return Err(RestartError::Unchanged { queue: Box::new(queue), source }),
@@ -150,6 +150,8 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     let Some(Stopped { closed, unread, confirmed }) = queue.stop() else {
         unreachable!("a queue that is there runs: what stops it consumes it")
     };
+    // On every way out: a thread that waits for the queue is to see what has become of it.
+    let _wakes = Wakes(&link, index);
     if let Err(source) = confirmed {
         return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
@@ -158,5 +160,14 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
         Ok(()) => Ok(Restarted { queue: new, closed, unread }),
         // The drop of what was to be the queue sees to what it posted.
         Err(source) => Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() }),
+    }
+}
+
+/// Wakes the threads that wait for a queue.
+struct Wakes<'l, M: PeerMemory>(&'l Link<M>, usize);
+
+impl<M: PeerMemory> Drop for Wakes<'_, M> {
+    fn drop(&mut self) {
+        self.0.alarms.wake(self.1);
     }
 }

@@ -4,13 +4,14 @@
 //! back that it wrote there: indices, heads and descriptors have private copies.
 
 use super::stats::DeviceFault;
-use crate::notify::{Notifier, NotifyError};
+use crate::notify::{Kick, Kicks, Notifier, NotifyError};
 use crate::vhost_user::RingAddresses;
 use crate::virtqueue::event::full_fence;
 use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
+use netmem_packet::Armed;
 use netmem_pool::{PeerShared, Region};
 use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 pub(crate) struct DriverRing {
@@ -22,7 +23,7 @@ pub(crate) struct DriverRing {
     /// `next_avail` as of the last look at whether the device sleeps.
     notified: u16,
     kick: Notifier,
-    call: OwnedFd,
+    call: Kick,
     addresses: RingAddresses,
     offset: usize,
     memory: Arc<Region<PeerShared>>,
@@ -31,23 +32,29 @@ pub(crate) struct DriverRing {
 }
 
 /// The event descriptors of a ring: the one thing that a ring may fail to have when it is made again. The device has the
-/// same open files. The driver polls, so that nothing reads `call`.
+/// same open files, so `call` is watched and never read.
 pub(crate) struct Events {
     kick: Notifier,
-    call: OwnedFd,
+    call: Kick,
 }
 
 impl Events {
-    pub(crate) fn new() -> Result<Self, NotifyError> {
+    /// New ones. `kicks` is told when the device signals; without it, the ring is polled only.
+    pub(crate) fn new(kicks: Option<&Kicks>) -> Result<Self, NotifyError> {
         let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };
         let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
-        Ok(Self { kick: Notifier::new(eventfd()?)?, call: eventfd()? })
+        let (kick, call) = (Notifier::new(eventfd()?)?, eventfd()?);
+        let call = match kicks {
+            Some(kicks) => kicks.watch(call)?,
+            None => Kick::unwatched(call),
+        };
+        Ok(Self { kick, call })
     }
 }
 
 impl DriverRing {
     /// A ring of `size` entries at `offset` of `memory`, which must be zero there, as fresh memory is. `connection` is the number
-    /// of the connection whose back end is to run it.
+    /// of the connection whose back end is to run it. `kicks` is told when the device signals.
     ///
     /// # Panics
     ///
@@ -57,8 +64,9 @@ impl DriverRing {
         offset: usize,
         size: u16,
         connection: u32,
+        kicks: Option<&Kicks>,
     ) -> Result<Self, NotifyError> {
-        Ok(Self::at(memory, offset, size, connection, Events::new()?))
+        Ok(Self::at(memory, offset, size, connection, Events::new(kicks)?))
     }
 
     /// A new ring in the place of this one, which the device has stopped.
@@ -171,6 +179,27 @@ impl DriverRing {
     #[cold]
     fn wake(&self) {
         self.kick.signal();
+    }
+
+    /// Asks the device for a signal when it gives the next chain back, and looks whether it has done so already. Then the
+    /// ring is not armed.
+    ///
+    /// We write our flag, then look at the device's index; the device writes its index, then looks at our flag. Both execute
+    /// a full fence in between, so at least one of the two looks sees what the other side wrote before.
+    pub(crate) fn arm(&self) -> Armed {
+        self.ring.set_avail_flags(0);
+        full_fence();
+        // A jump of the index is for the next poll to find.
+        if self.ring.used_idx() == self.next_used {
+            return Armed::Waits;
+        }
+        self.disarm();
+        Armed::Work
+    }
+
+    /// Asks the device for no signals: the ring is polled.
+    pub(crate) fn disarm(&self) {
+        self.ring.set_avail_flags(AVAIL_NO_INTERRUPT);
     }
 
     /// Chains that the device has given back and that were not consumed yet.

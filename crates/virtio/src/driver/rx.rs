@@ -161,6 +161,21 @@ impl<M: PeerMemory> VirtioRx<M> {
         }
     }
 
+    /// Whether the device has buffers for a frame of any length.
+    pub(super) fn can_receive(&self) -> bool {
+        match &self.ring {
+            Ring::Single(rx) => rx.can_receive(),
+            Ring::Big(big) => big.can_receive(),
+        }
+    }
+
+    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+        match &mut self.ring {
+            Ring::Single(rx) => &mut rx.ring,
+            Ring::Big(big) => big.ring_mut(),
+        }
+    }
+
     /// Goes on with the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
@@ -304,6 +319,12 @@ impl<M: PeerMemory> RxRing<M> {
             stats: RxStats::default(),
             ring,
         }
+    }
+
+    /// Whether the device has buffers for a frame of any length.
+    fn can_receive(&self) -> bool {
+        let longest = if self.header == Header::Counts { MAX_FRAGS + 1 } else { 1 };
+        self.slots.len() - self.free.len() >= longest.min(self.slots.len())
     }
 
     /// Goes on with a new ring, in which nothing is posted. The pages that were posted stay in their slots, and are posted.

@@ -202,6 +202,15 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         self.ring.head as usize - VnetHdr::LEN
     }
 
+    /// Whether the device has a chain for a frame.
+    pub(super) fn can_receive(&self) -> bool {
+        self.ring.free.len() < self.ring.slots.len()
+    }
+
+    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+        &mut self.ring.ring
+    }
+
     /// Stops the queue, takes back or quarantines what was posted, and closes the pools.
     pub fn close(mut self) -> Option<SplitClosed> {
         self.stop().map(|stopped| stopped.closed)

@@ -56,6 +56,14 @@ impl<M: PeerMemory> VirtioTx<M> {
 }
 
 impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
+    pub(super) fn inner(&self) -> &VirtioTx<M> {
+        &self.tx
+    }
+
+    pub(super) fn inner_mut(&mut self) -> &mut VirtioTx<M> {
+        &mut self.tx
+    }
+
     /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> TxStats {

@@ -34,7 +34,7 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// Whether anything was exposed since the last flush.
     dirty: bool,
     pub(super) stats: TxStats,
-    index: usize,
+    pub(super) index: usize,
     pub(super) link: Arc<Link<M>>,
 }
 
@@ -62,6 +62,10 @@ impl<M: PeerMemory> VirtioTx<M> {
 
     pub(super) fn ring(&self) -> &DriverRing {
         &self.chains.ring
+    }
+
+    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+        &mut self.chains.ring
     }
 
     /// The queue's counters.

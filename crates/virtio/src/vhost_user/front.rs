@@ -279,6 +279,11 @@ impl VhostUser {
         self.line.is_open()
     }
 
+    /// The socket, to be told when the back end hangs up.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.line.socket()
+    }
+
     /// Sends a message that has an answer, and waits for the answer.
     pub(crate) fn ask(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<OwnedFd>, VhostUserError> {
         self.exchange(&message, false)

@@ -8,7 +8,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::cmsg_space;
@@ -107,6 +107,11 @@ impl Line {
         let mut socket = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let _ = rustix::event::poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         !socket[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// The socket, to wait for its end.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Ends the connection. A wait in [`Self::next`] on another thread ends too.

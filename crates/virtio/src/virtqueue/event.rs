@@ -32,24 +32,6 @@ pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// What a queue found when it armed itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a thread that sleeps although there is work may sleep forever"]
-pub enum Armed {
-    /// There is work already: poll again. No notification needs to come.
-    Work,
-    /// There is none. The peer will signal when there is.
-    Waits,
-}
-
-impl Armed {
-    /// Whether the thread may sleep.
-    #[must_use]
-    pub fn waits(self) -> bool {
-        self == Self::Waits
-    }
-}
-
 /// Whether a split ring's index went past `event` on its way from `old` to `new`: whether `old <= event < new`, modulo 2^16.
 /// An event names the entry that is to be published, so that an index of `event + 1` is the first to include it.
 #[inline]

@@ -21,8 +21,9 @@ mod packed;
 mod split;
 mod sync;
 
-pub use event::{Armed, passed, passed_packed};
+pub use event::{passed, passed_packed};
 pub use negotiated::Negotiated;
+pub use netmem_packet::Armed;
 pub use packed::{Event, PackedDesc, PackedLayout, PackedRing, Position};
 pub use split::{
     AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY,

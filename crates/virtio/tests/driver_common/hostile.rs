@@ -102,7 +102,7 @@ struct RingAt {
 struct State {
     memory: Vec<Mapped>,
     rings: Vec<RingAt>,
-    /// Call descriptors, kept open and never used.
+    /// Call descriptors.
     calls: Vec<File>,
     kicks: Vec<File>,
     stops: Vec<u32>,
@@ -209,6 +209,11 @@ impl Hostile {
     /// The kick descriptors of all rings, as the backend has them.
     pub fn kicks(&self) -> Vec<File> {
         self.backend.state.lock().unwrap().kicks.iter().map(|kick| kick.try_clone().unwrap()).collect()
+    }
+
+    /// The call descriptors, in the order in which they came.
+    pub fn calls(&self) -> Vec<File> {
+        self.backend.state.lock().unwrap().calls.iter().map(|call| call.try_clone().unwrap()).collect()
     }
 
     /// Ring `index` as a device sees it. A driver that gets no acknowledgements does not wait until the backend has heard of

@@ -346,6 +346,21 @@ pub fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Runs a test on a thread of its own and fails if it hangs.
+#[track_caller]
+pub fn watched(test: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let _done = done;
+        test();
+    });
+    let patience = Duration::from_secs(if cfg!(tsan) { 300 } else { 40 });
+    assert_ne!(ended.recv_timeout(patience), Err(mpsc::RecvTimeoutError::Timeout), "a thread hangs");
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
 /// Receives what there is, once.
 pub fn receive<M: PeerMemory>(rx: &mut VirtioRx<M>, handler: &mut impl Handler<M>) -> usize {
     rx.poll(|poll| poll.receive(256, handler))

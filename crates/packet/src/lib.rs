@@ -14,21 +14,28 @@
 //! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
 
 mod bulk;
+mod checksum;
 mod device;
 mod frags;
+mod gro;
+mod headers;
 mod meta;
 mod packet;
 mod queues;
+mod segment;
 mod split;
 mod wait;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
+pub use checksum::{ChecksumError, Sum, complete_checksum};
 pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
+pub use gro::{Gro, GroStats};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::{Queues, Unbind};
+pub use segment::{MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan, Segments};
 pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
 pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

@@ -1,6 +1,8 @@
 //! What the virtio specification says about network devices: feature bits, the header in front of every frame,
 //! and the commands of the control queue. Numbers and layouts only; no state, no I/O.
 
+pub use netmem_packet::MAX_SEGMENTS;
+
 /// Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks.
 pub mod feature {
     /// The device computes checksums of transmitted frames.
@@ -206,12 +208,6 @@ impl VnetHdr {
         usize::from(self.hdr_len) <= len && segments.is_some_and(|n| n <= MAX_SEGMENTS)
     }
 }
-
-/// The most segments that a frame may be cut into.
-///
-/// The specification has no bound, and a peer could turn one frame of 64 KiB into 65,000 with a segment size of 1. 256 segments
-/// are a whole IP packet for an MTU of 296, which is the smallest that links have. Linux sends at most 128 of UDP.
-pub const MAX_SEGMENTS: usize = 256;
 
 /// Which offloads a header may speak of: a mask of what was negotiated, computed once for a queue.
 ///

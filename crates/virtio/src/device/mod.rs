@@ -12,7 +12,6 @@
 //! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
 //! that breaks a rule is stopped and counted ([`DriverFault`], [`Stats`]) while the others go on.
 
-mod checksum;
 mod control;
 mod copy;
 mod ctrl;
@@ -31,6 +30,7 @@ mod rx;
 mod state;
 mod stats;
 mod tx;
+mod udp;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Port, PortError};
-use crate::device::checksum::udp;
+use crate::device::udp::udp;
 use crate::net::{VnetHdr, feature};
 
 /// Frames that wait for a queue, and their bytes.

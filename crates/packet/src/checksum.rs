@@ -1,0 +1,250 @@
+//! The Internet checksum (RFC 1071) in software: of bytes, and of packets whose sender left it to be computed.
+
+use crate::meta::Checksum;
+use crate::packet::Packet;
+use netmem_pool::{Frag, Mapped, OutOfRange, Page, WriteError};
+
+/// Bytes copied out of a fragment at a time. The copy is in the first-level cache when it is added up.
+const BOUNCE: usize = 1024;
+/// Bytes that [`Packet::complete_checksum`] leaves free in front of a head that it has to copy.
+const HEADROOM: usize = 128;
+
+/// A ones' complement sum of 16-bit words, to which bytes are added piece by piece.
+///
+/// Pieces may have any length and alignment: a piece behind an odd number of bytes is added as if the bytes were in one piece.
+/// Adding costs one step of 32 bytes after the other, each without a carry between words, so that the compiler makes vectors
+/// of them.
+///
+/// ```
+/// use netmem_packet::Sum;
+///
+/// // The example of RFC 1071, in pieces.
+/// let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+/// let mut sum = Sum::default();
+/// for piece in [&bytes[..3], &bytes[3..4], &bytes[4..]] {
+///     sum.add(piece);
+/// }
+/// assert_eq!(sum.value(), 0xddf2);
+/// assert_eq!(sum.checksum(), !0xddf2);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum {
+    /// The sum of words in the byte order of this machine, not folded.
+    words: u64,
+    /// Whether the bytes so far are odd in number.
+    odd: bool,
+}
+
+impl Sum {
+    /// Adds bytes, behind those that were added before.
+    #[inline]
+    pub fn add(&mut self, bytes: &[u8]) {
+        let folded = fold(words(bytes));
+        // One byte further on, every byte is in the other half of its word.
+        let folded = if self.odd { folded.swap_bytes() } else { folded };
+        self.words += u64::from(folded);
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// Adds a number of 16 bits, independent of how many bytes were added before.
+    #[inline]
+    pub fn add_word(&mut self, word: u16) {
+        self.words += u64::from(word.to_be());
+    }
+
+    /// The sum, as the number that its two bytes are on the wire.
+    #[inline]
+    #[must_use]
+    pub fn value(self) -> u16 {
+        u16::from_be(fold(self.words))
+    }
+
+    /// The complement of the sum: what a checksum field holds. A result of 0 is returned as 0xffff, which is equal in ones'
+    /// complement, because 0 says in UDP that there is no checksum.
+    #[inline]
+    #[must_use]
+    pub fn checksum(self) -> u16 {
+        match !self.value() {
+            0 => 0xffff,
+            checksum => checksum,
+        }
+    }
+}
+
+/// The sum of `bytes` as words in the byte order of this machine, an odd byte filled up with zero. 2^16, 2^32 and 1 are equal
+/// modulo 0xffff, so words of 64 bits are added in halves, which leaves room for the carries.
+#[inline]
+fn words(bytes: &[u8]) -> u64 {
+    let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
+    let mut lanes = [0; 4];
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    for block in blocks {
+        for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<8>().0) {
+            *lane += halves(u64::from_ne_bytes(*word));
+        }
+    }
+    let (eights, rest) = rest.as_chunks::<8>();
+    let mut sum = lanes.into_iter().sum::<u64>();
+    sum += eights.iter().map(|&word| halves(u64::from_ne_bytes(word))).sum::<u64>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    sum + halves(u64::from_ne_bytes(last))
+}
+
+#[inline]
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// Computes a checksum that is still to be computed, in a frame that is a slice: from `start` to the frame's end, stored at
+/// `start + offset`, where the sum of the pseudo header is now. False, and nothing done, if the place is outside of the frame.
+///
+/// ```
+/// # use netmem_packet::complete_checksum;
+/// let mut frame = [0xaa, 0x12, 0x34, 0, 0];
+/// assert!(complete_checksum(&mut frame, 1, 2));
+/// assert_eq!(frame[3..], (!0x1234_u16).to_be_bytes());
+/// assert!(!complete_checksum(&mut frame, 1, 3));
+/// ```
+#[must_use]
+pub fn complete_checksum(frame: &mut [u8], start: u16, offset: u16) -> bool {
+    let (start, at) = (usize::from(start), usize::from(start) + usize::from(offset));
+    if at + 2 > frame.len() {
+        return false;
+    }
+    let mut sum = Sum::default();
+    sum.add(&frame[start..]);
+    frame[at..at + 2].copy_from_slice(&sum.checksum().to_be_bytes());
+    true
+}
+
+/// Why the checksum of a packet was not computed. The packet is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChecksumError {
+    /// The place of the checksum is outside of the packet.
+    #[error("the checksum's place is outside of the packet")]
+    OutOfRange(#[from] OutOfRange),
+    /// The bytes are shared, and there is no page to copy them into.
+    #[error("the checksum's place is shared with another holder of the page, and no page is free for a copy")]
+    NoPage,
+    /// The bytes are shared, and the part of the packet that has to be copied does not fit a page.
+    #[error("the checksum's place is shared with another holder of the page, and the head does not fit a page")]
+    TooLong,
+}
+
+/// The sum of `len` bytes from `offset` of fragments.
+pub(crate) fn sum<'f, M: Mapped>(
+    fragments: impl Iterator<Item = &'f Frag<M>>,
+    offset: usize,
+    len: usize,
+) -> Result<Sum, OutOfRange> {
+    let mut sum = Sum::default();
+    let mut bounce = [0; BOUNCE];
+    let (mut skip, mut left, mut have) = (offset, len, 0);
+    for frag in fragments {
+        have += frag.len();
+        let mut at = skip.min(frag.len());
+        skip -= at;
+        while at < frag.len() && left > 0 {
+            let now = &mut bounce[..BOUNCE.min(left).min(frag.len() - at)];
+            frag.copy_to(at, now)?;
+            sum.add(now);
+            (at, left) = (at + now.len(), left - now.len());
+        }
+    }
+    if left > 0 { Err(OutOfRange { offset, len, have }) } else { Ok(sum) }
+}
+
+impl<M: Mapped> Packet<M> {
+    /// The sum of `len` bytes from `offset`, across fragments. Each byte is read once.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if the packet is shorter.
+    pub fn sum(&self, offset: usize, len: usize) -> Result<Sum, OutOfRange> {
+        sum(self.fragments(), offset, len)
+    }
+
+    /// Computes the checksum in software if it is [`Checksum::Partial`], and stores it; `meta` says [`Checksum::Vouched`]
+    /// then. Does nothing to another packet.
+    ///
+    /// If another holder is on the page of the checksum's place, the packet's bytes up to there are copied into a page that
+    /// `page` returns. Reads every byte behind the place where the sum begins, once.
+    ///
+    /// # Errors
+    ///
+    /// [`ChecksumError`]; the packet is as it was.
+    pub fn complete_checksum(&mut self, page: impl FnOnce() -> Option<Page<M>>) -> Result<(), ChecksumError> {
+        let Checksum::Partial { start, offset } = self.meta.checksum else { return Ok(()) };
+        let (start, at) = (usize::from(start), usize::from(start) + usize::from(offset));
+        OutOfRange::check(at, 2, self.len())?;
+        let checksum = self.sum(start, self.len() - start)?.checksum().to_be_bytes();
+        match self.write_at(at, &checksum) {
+            Ok(()) => {}
+            Err(WriteError::OutOfRange(error)) => return Err(error.into()),
+            Err(_) => {
+                self.own_front(at + 2, page)?;
+                // The bytes are in a page of the packet's own now.
+                let written = self.write_at(at, &checksum);
+                debug_assert!(written.is_ok());
+            }
+        }
+        self.meta.checksum = Checksum::Vouched;
+        Ok(())
+    }
+
+    /// Copies the first `len` bytes into a page of their own, and the whole head if the packet has no room for another
+    /// fragment.
+    fn own_front(&mut self, len: usize, page: impl FnOnce() -> Option<Page<M>>) -> Result<(), ChecksumError> {
+        let len = if self.frags().len() == crate::MAX_FRAGS { len.max(self.head().len()) } else { len };
+        let page = page().ok_or(ChecksumError::NoPage)?;
+        let headroom = HEADROOM.min(page.len().checked_sub(len).ok_or(ChecksumError::TooLong)?);
+        self.copy_head(len, page, headroom).map_err(|_| ChecksumError::TooLong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One word after the other, as RFC 1071 says it.
+    fn plain(bytes: &[u8]) -> u16 {
+        let words = bytes.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], *w.get(1).unwrap_or(&0)])));
+        let mut sum = 0;
+        for word in words {
+            sum += word;
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    /// Proves NET-9: the sum of any bytes, in any pieces and at any alignment, is what adding word after word says.
+    #[test]
+    fn sums_in_pieces() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut bytes: Vec<u8> = (0..4096).map(|_| rng.u8(..)).collect();
+        for turn in 0..2000 {
+            if turn % 100 == 0 {
+                // The most carries, and the most zeroes.
+                bytes.fill([0xff, 0][turn / 100 % 2]);
+                (0..40).for_each(|_| bytes[rng.usize(..4096)] = rng.u8(..));
+            }
+            let start = rng.usize(..40);
+            let whole = &bytes[start..start + rng.usize(..if turn % 2 == 0 { 100 } else { 4000 })];
+            let (mut rest, mut sum) = (whole, Sum::default());
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rng.usize(1..=rest.len()));
+                sum.add(now);
+                rest = later;
+            }
+            // 0 and 0xffff are equal; bytes that are not all zero never sum up to 0.
+            assert_eq!(sum.value(), plain(whole));
+            sum.add_word(0x1234);
+            assert_eq!(sum.value(), plain(&[whole, &[0][..whole.len() % 2], &[0x12, 0x34]].concat()));
+        }
+    }
+}

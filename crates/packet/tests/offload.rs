@@ -1,0 +1,581 @@
+//! Checksums, segmentation and joining in software: against headers that another library writes, and against each other.
+#![allow(clippy::unwrap_used)]
+
+use etherparse::{LinkExtSlice, NetSlice, PacketBuilder, PacketBuilderStep, SlicedPacket, TcpHeader, TransportSlice};
+use netmem_packet::{
+    Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, SegmentError, complete_checksum,
+};
+use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
+
+type Pool = PagePool<PeerShared>;
+
+fn pool(pages: usize) -> Pool {
+    let region = RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap();
+    PoolOptions::new("offload").build(RegionProvider::new(region), None).unwrap()
+}
+
+/// What the headers of a frame say, beside the payload.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    v6: bool,
+    vlan: bool,
+    tcp: Option<Tcp>,
+    id: u16,
+    may_fragment: bool,
+    flow: u8,
+    tos: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tcp {
+    sequence: u32,
+    flags: u8,
+    /// Bytes of options, a multiple of 4.
+    options: usize,
+    window: u16,
+}
+
+const FIN: u8 = 1;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+const URG: u8 = 32;
+const ECE: u8 = 64;
+const CWR: u8 = 128;
+
+impl Kind {
+    fn random(rng: &mut fastrand::Rng) -> Self {
+        let tcp = Tcp { sequence: rng.u32(..), flags: ACK, options: 4 * rng.usize(0..=10), window: rng.u16(..) };
+        Self {
+            v6: rng.bool(),
+            vlan: rng.u8(0..4) == 0,
+            tcp: rng.bool().then_some(tcp),
+            id: rng.u16(..),
+            may_fragment: rng.bool(),
+            flow: 1,
+            tos: rng.u8(..),
+        }
+    }
+
+    /// A frame with its checksums, written by etherparse.
+    fn frame(&self, payload: &[u8]) -> Vec<u8> {
+        let ip = |ethernet: PacketBuilderStep<etherparse::Ethernet2Header>| {
+            if self.v6 {
+                ethernet.ipv6([self.flow; 16], [0xfe; 16], 9)
+            } else {
+                ethernet.ipv4([10, 0, 0, self.flow], [10, 9, 8, 7], 9)
+            }
+        };
+        let ethernet = PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let mut frame = Vec::new();
+        match self.tcp {
+            None => ip(ethernet).udp(5, 4791).write(&mut frame, payload).unwrap(),
+            Some(tcp) => {
+                let mut header = TcpHeader::new(5, 4791, tcp.sequence, tcp.window);
+                header.acknowledgment_number = 77;
+                header.set_options_raw(&[1; 40][..tcp.options]).unwrap();
+                (header.fin, header.psh, header.ack) = (tcp.flags & FIN > 0, tcp.flags & PSH > 0, tcp.flags & ACK > 0);
+                (header.urg, header.ece, header.cwr) = (tcp.flags & URG > 0, tcp.flags & ECE > 0, tcp.flags & CWR > 0);
+                ip(ethernet).tcp_header(header).write(&mut frame, payload).unwrap();
+            }
+        }
+        // What the builder has no place for: traffic class, identification, the flag that forbids fragments.
+        if self.v6 {
+            frame[14] |= self.tos >> 4;
+            frame[15] |= self.tos << 4;
+        } else {
+            frame[15] = self.tos;
+            frame[18..20].copy_from_slice(&self.id.to_be_bytes());
+            frame[20..22].copy_from_slice(&if self.may_fragment { [0, 0] } else { [0x40, 0] });
+            frame[24..26].fill(0);
+            assert!(complete_checksum(&mut frame[..34], 14, 10));
+        }
+        if self.vlan {
+            frame.splice(12..12, [0x81, 0, 0x0f, 0xff]);
+        }
+        assert_sums(&frame);
+        frame
+    }
+
+    fn l4(&self) -> usize {
+        14 + if self.vlan { 4 } else { 0 } + if self.v6 { 40 } else { 20 }
+    }
+
+    fn headers(&self) -> usize {
+        self.l4() + self.tcp.map_or(8, |tcp| 20 + tcp.options)
+    }
+
+    fn place(&self) -> usize {
+        if self.tcp.is_some() { 16 } else { 6 }
+    }
+
+    fn gso(&self, size: u16) -> Gso {
+        let kind = match (self.tcp, self.v6) {
+            (None, _) => GsoKind::UdpSegment,
+            (_, false) => GsoKind::TcpV4,
+            (_, true) => GsoKind::TcpV6,
+        };
+        let ecn = self.tcp.is_some_and(|tcp| tcp.flags & CWR > 0);
+        Gso { kind, size, headers: self.headers() as u16, ecn }
+    }
+
+    fn partial(&self) -> Checksum {
+        Checksum::Partial { start: self.l4() as u16, offset: self.place() as u16 }
+    }
+
+    /// The frames that one with `payload` stands for, as etherparse writes them.
+    fn segments(&self, payload: &[u8], size: usize) -> Vec<Vec<u8>> {
+        let count = payload.len().div_ceil(size);
+        let segment = |(n, part): (usize, &[u8])| {
+            let tcp = self.tcp.map(|tcp| {
+                let not_here = if n + 1 < count { FIN | PSH } else { 0 } | if n > 0 { CWR } else { 0 };
+                let sequence = tcp.sequence.wrapping_add((n * size) as u32);
+                Tcp { sequence, flags: tcp.flags & !not_here, ..tcp }
+            });
+            Self { tcp, id: self.id.wrapping_add(n as u16), ..*self }.frame(part)
+        };
+        payload.chunks(size).enumerate().map(segment).collect()
+    }
+}
+
+/// Whether another library finds the checksums of a frame right.
+#[track_caller]
+fn assert_sums(frame: &[u8]) {
+    let packet = SlicedPacket::from_ethernet(frame).unwrap();
+    assert!(packet.link_exts.iter().all(|ext| matches!(ext, LinkExtSlice::Vlan(_))));
+    let (net, transport) = (packet.net.unwrap(), packet.transport.unwrap());
+    if let NetSlice::Ipv4(ip) = &net {
+        let header = ip.header().to_header();
+        assert_eq!(header.header_checksum, header.calc_header_checksum());
+    }
+    let (have, want) = match (&net, &transport) {
+        (NetSlice::Ipv4(ip), TransportSlice::Tcp(tcp)) => {
+            (tcp.checksum(), tcp.calc_checksum_ipv4(ip.header().source(), ip.header().destination()).unwrap())
+        }
+        (NetSlice::Ipv6(ip), TransportSlice::Tcp(tcp)) => {
+            (tcp.checksum(), tcp.calc_checksum_ipv6(ip.header().source(), ip.header().destination()).unwrap())
+        }
+        (NetSlice::Ipv4(ip), TransportSlice::Udp(udp)) => {
+            (udp.checksum(), udp.to_header().calc_checksum_ipv4(&ip.header().to_header(), udp.payload()).unwrap())
+        }
+        (NetSlice::Ipv6(ip), TransportSlice::Udp(udp)) => {
+            (udp.checksum(), udp.to_header().calc_checksum_ipv6(&ip.header().to_header(), udp.payload()).unwrap())
+        }
+        other => panic!("{other:?}"),
+    };
+    // 0 and 0xffff are equal in ones' complement.
+    assert_eq!(have % 0xffff, want % 0xffff);
+}
+
+/// The sum of the pseudo header in the place of the checksum, as the sender of a partial checksum leaves it.
+fn leave_partial(frame: &mut [u8], kind: &Kind) {
+    let at = kind.l4() + kind.place();
+    let sum = |bytes: &[u8]| {
+        let mut sum = netmem_packet::Sum::default();
+        sum.add(bytes);
+        sum.value()
+    };
+    frame[at..at + 2].fill(0);
+    let l3 = kind.l4() - if kind.v6 { 40 } else { 20 };
+    let addresses = if kind.v6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 };
+    let mut pseudo = netmem_packet::Sum::default();
+    pseudo.add_word(sum(&frame[addresses]));
+    pseudo.add_word(if kind.tcp.is_some() { 6 } else { 17 });
+    pseudo.add_word((frame.len() - kind.l4()) as u16);
+    frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
+}
+
+/// A packet of fragments that begin at random places of their pages; `head` bytes at least are in the first.
+fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, most: usize) -> Packet<PeerShared> {
+    let mut frag = |bytes: &[u8], rng: &mut fastrand::Rng| -> Frag<PeerShared> {
+        let mut page = pool.alloc().unwrap();
+        let at = rng.usize(0..=4096 - bytes.len());
+        page.copy_from(at, bytes).unwrap();
+        page.freeze_range(at..at + bytes.len())
+    };
+    let first =
+        rng.usize(head.min(bytes.len())..=bytes.len().min(head + 2000)).max(bytes.len().saturating_sub(most * 4000));
+    let mut packet = Packet::new(frag(&bytes[..first], rng));
+    let mut rest = &bytes[first..];
+    while !rest.is_empty() {
+        // So many that the rest fits the fragments that are left.
+        let left = most - packet.frags().len() - 1;
+        let least = rest.len().saturating_sub(left * 4000).max(1);
+        let n = if left == 0 { rest.len() } else { rng.usize(least..=rest.len().min(4000)) };
+        packet.push(frag(&rest[..n], rng)).unwrap();
+        rest = &rest[n..];
+    }
+    packet
+}
+
+/// Proves NET-9: a large frame of any kind, however it lies in pages, is cut into the segments that another library writes, byte
+/// for byte; the payload is not copied; and every page comes home.
+#[test]
+fn segments_against_a_reference() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), pool(1024));
+    for turn in 0..600 {
+        let mut kind = Kind::random(&mut rng);
+        if let Some(tcp) = &mut kind.tcp {
+            tcp.flags |= rng.u8(..) & (FIN | PSH | ECE | CWR);
+        }
+        let payload: Vec<u8> =
+            (0..rng.usize(2..if turn % 2 == 0 { 3000 } else { 60_000 })).map(|_| rng.u8(..)).collect();
+        let size = rng.usize((payload.len() / 100).max(1)..payload.len() + 10);
+        let mut frame = kind.frame(&payload);
+        leave_partial(&mut frame, &kind);
+        // A segment of 17 fragments at most.
+        let mut large = packet(&mut pool, &mut rng, &frame, 0, 16);
+        large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(size as u16)) };
+        let pages = large.fragments().count();
+        let (complete, count, want) = (rng.bool(), payload.len().div_ceil(size), kind.segments(&payload, size));
+        let before = pool.stats().inflight();
+        let segments = large.segment(complete, || pool.alloc()).unwrap();
+        assert_eq!((segments.len(), want.len()), (count, count));
+        let got: Vec<_> = segments.collect();
+        if count > 1 {
+            assert!(
+                pool.stats().inflight() as usize <= before as usize + count,
+                "payload of {pages} pages is not copied"
+            );
+        }
+        for (mut segment, want) in got.into_iter().zip(want) {
+            assert_eq!(segment.meta.gso, None);
+            if complete {
+                assert_eq!(segment.meta.checksum, Checksum::Vouched);
+            } else {
+                assert_eq!(segment.meta.checksum, kind.partial());
+                segment.complete_checksum(|| pool.alloc()).unwrap();
+            }
+            assert!(segment.to_vec() == want, "{kind:?} {size} {turn}");
+        }
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+}
+
+/// Proves NET-9: a datagram that is to be fragmented becomes fragments that are the datagram again when they are put together.
+#[test]
+fn fragments_of_a_datagram() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), pool(256));
+    for _ in 0..100 {
+        let kind = Kind { v6: false, tcp: None, may_fragment: true, ..Kind::random(&mut rng) };
+        let payload: Vec<u8> = (0..rng.usize(2..30_000)).map(|_| rng.u8(..)).collect();
+        let whole = kind.frame(&payload);
+        let mut frame = whole.clone();
+        leave_partial(&mut frame, &kind);
+        let mut large = packet(&mut pool, &mut rng, &frame, 42, 17);
+        let size = rng.u16(300..1500);
+        let gso = Gso { kind: GsoKind::UdpFragment, ..kind.gso(size) };
+        large.meta = Meta { checksum: kind.partial(), gso: Some(gso) };
+        let (l4, l3, mut datagram) = (kind.l4(), kind.l4() - 20, Vec::new());
+        let fragments: Vec<_> = large.segment(true, || pool.alloc()).unwrap().map(|p| p.to_vec()).collect();
+        for (n, fragment) in fragments.iter().enumerate() {
+            let field = u16::from_be_bytes([fragment[l3 + 6], fragment[l3 + 7]]);
+            if fragments.len() > 1 {
+                assert_eq!(usize::from(field & 0x1fff) * 8, datagram.len());
+                assert_eq!(field & 0x2000 != 0, n + 1 < fragments.len());
+            }
+            assert_eq!(fragment[l3 + 4..l3 + 6], kind.id.to_be_bytes());
+            assert_eq!(fragment[l3 + 2..l3 + 4], ((fragment.len() - l3) as u16).to_be_bytes());
+            let mut sum = netmem_packet::Sum::default();
+            sum.add(&fragment[l3..l4]);
+            assert_eq!(sum.value(), 0xffff);
+            assert!(fragment.len() - l4 <= usize::from(size).max(8));
+            datagram.extend_from_slice(&fragment[l4..]);
+        }
+        assert!(datagram == whole[l4..], "{kind:?}");
+    }
+    assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// Collects what is passed.
+type Passed = Vec<Packet<PeerShared>>;
+
+fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (Passed, u64) {
+    let mut passed = Vec::new();
+    let mut gro = Gro::new(|packet| passed.push(packet)).udp(udp);
+    frames.into_iter().for_each(|frame| gro.pass(frame));
+    gro.flush();
+    let wrong = gro.stats().wrong_checksum;
+    drop(gro);
+    (passed, wrong)
+}
+
+/// Proves NET-9: what was cut is joined again to the frame that it was, with the same offload information.
+#[test]
+fn segments_are_joined_to_the_frame_they_were() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), pool(1024));
+    for turn in 0..600 {
+        let mut kind = Kind::random(&mut rng);
+        if let Some(tcp) = &mut kind.tcp {
+            tcp.flags |= rng.u8(..) & (PSH | ECE | CWR);
+        }
+        let size = rng.usize(1..1500);
+        // As many as there can be fragments: each segment of the frame is in one or two pages.
+        let payload: Vec<u8> = (0..size + rng.usize(1..=8 * size)).map(|_| rng.u8(..)).collect();
+        let mut frame = kind.frame(&payload);
+        leave_partial(&mut frame, &kind);
+        let mut large = packet(&mut pool, &mut rng, &frame, kind.headers(), 17);
+        let meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(size as u16)) };
+        large.meta = meta;
+        // Segments as a device delivers them: each in one page, and vouched for, or not, or partial.
+        let segments: Vec<_> = large.segment(turn % 3 > 0, || pool.alloc()).unwrap().collect();
+        let segments = segments.into_iter().map(|segment| {
+            let mut received = packet(&mut pool, &mut rng, &segment.to_vec(), segment.len(), 1);
+            received.meta = if turn % 3 == 2 { Meta::default() } else { segment.meta };
+            received
+        });
+        let segments: Vec<_> = segments.collect();
+        let (mut passed, wrong) = joined(segments, true);
+        assert_eq!((passed.len(), wrong), (1, 0), "{kind:?} {size} {}", payload.len());
+        let packet = passed.remove(0);
+        assert_eq!(packet.meta, meta, "{kind:?}");
+        assert!(packet.to_vec() == frame, "{kind:?}");
+        drop(packet);
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+}
+
+/// Proves NET-9: whatever comes, what is joined stands for exactly the frames that came: cut again, each flow is as it was, in
+/// order and byte for byte. Frames that are not joined are not changed.
+#[test]
+fn nothing_is_lost_by_joining() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), pool(4096));
+    let (mut made, mut came) = (0, 0);
+    for turn in 0..150 {
+        let base = Kind { vlan: false, may_fragment: turn % 2 == 0, ..Kind::random(&mut rng) };
+        let flows = 1 + turn % 20;
+        let size = rng.usize(1..1400);
+        let mut next: Vec<Kind> = (0..flows).map(|flow| Kind { flow: flow as u8, ..base }).collect();
+        let mut want: Vec<Vec<Vec<u8>>> = vec![Vec::new(); flows];
+        let mut frames = Vec::new();
+        for _ in 0..rng.usize(1..200) {
+            let flow = rng.usize(..flows);
+            let mut kind = next[flow];
+            // Most frames continue the one before; some differ in one thing.
+            let mut len = size;
+            let mut bad = false;
+            match rng.u8(0..40) {
+                0 => len = rng.usize(0..=size + 5),
+                1 => kind.tos ^= 1,
+                2 => kind.id = kind.id.wrapping_add(1),
+                3 => bad = true,
+                4..12 => {
+                    if let Some(tcp) = &mut kind.tcp {
+                        match rng.u8(0..9) {
+                            0 => tcp.flags |= FIN,
+                            1 => tcp.flags |= PSH,
+                            2 => tcp.flags |= URG,
+                            3 => tcp.flags |= ECE,
+                            4 => tcp.flags |= CWR,
+                            5 => tcp.window ^= 1,
+                            6 => tcp.sequence = tcp.sequence.wrapping_add(3),
+                            7 => tcp.options = (tcp.options + 4) % 44,
+                            _ => tcp.flags &= !ACK,
+                        }
+                    }
+                }
+                _ => {}
+            }
+            let payload: Vec<u8> = (0..len).map(|_| rng.u8(..)).collect();
+            let mut frame = kind.frame(&payload);
+            next[flow].id = kind.id.wrapping_add(1);
+            if let (Some(next), Some(tcp)) = (&mut next[flow].tcp, kind.tcp) {
+                next.sequence = tcp.sequence.wrapping_add(len as u32);
+            }
+            if bad {
+                let last = frame.len() - 1;
+                frame[last] ^= 1;
+            }
+            let mut received = packet(&mut pool, &mut rng, &frame, frame.len(), 1);
+            received.meta.checksum = if bad || rng.bool() { Checksum::Unknown } else { Checksum::Vouched };
+            // Another holder: the headers may not be written.
+            if rng.u8(0..30) == 0 {
+                std::mem::forget(received.clone());
+            }
+            want[flow].push(frame);
+            frames.push(received);
+            came += 1;
+        }
+        let (passed, _) = joined(frames, turn % 3 != 0);
+        made += passed.len();
+        let mut got: Vec<Vec<Vec<u8>>> = vec![Vec::new(); flows];
+        for packet in passed {
+            let cut: Vec<Vec<u8>> = if packet.meta.gso.is_some() {
+                packet.segment(true, || pool.alloc()).unwrap().map(|p| p.to_vec()).collect()
+            } else {
+                vec![packet.to_vec()]
+            };
+            for mut frame in cut {
+                let flow = if base.v6 { frame[22] } else { frame[29] };
+                // Of packets that may not be fragmented, nothing is said by the identification.
+                if !base.v6 && !base.may_fragment {
+                    let n = got[usize::from(flow)].len();
+                    frame[18..20].copy_from_slice(&want[usize::from(flow)][n][18..20]);
+                    frame[24..26].copy_from_slice(&want[usize::from(flow)][n][24..26]);
+                }
+                got[usize::from(flow)].push(frame);
+            }
+        }
+        assert!(got == want, "turn {turn}: {base:?}");
+    }
+    assert!(made < came * 2 / 3, "{came} frames became {made}");
+}
+
+/// Proves NET-9: a segment whose checksum is wrong is not joined, and so never gets a right one.
+#[test]
+fn a_wrong_checksum_stays_wrong() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(12), pool(64));
+    for wrong in 0..3 {
+        let tcp = Tcp { sequence: 1, flags: ACK, options: 12, window: 9 };
+        let kind = Kind { v6: false, vlan: false, tcp: Some(tcp), ..Kind::random(&mut rng) };
+        let mut want = kind.segments(&[7; 3000], 1000);
+        want[wrong][500] ^= 1;
+        let frames: Vec<_> = want.iter().map(|f| packet(&mut pool, &mut rng, f, f.len(), 1)).collect();
+        let (passed, count) = joined(frames, false);
+        let cut: Vec<_> = passed
+            .into_iter()
+            .flat_map(|p| match p.meta.gso {
+                Some(_) => p.segment(true, || pool.alloc()).unwrap().collect(),
+                None => vec![p],
+            })
+            .map(|p| p.to_vec())
+            .collect();
+        assert!(cut == want, "{wrong}");
+        assert!(count > 0);
+    }
+}
+
+/// Proves NET-9 and NET-6: offload information that cannot be true of its frame is refused with a reason, and the packet comes
+/// back as it was.
+#[test]
+fn metas_that_make_no_sense() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), pool(600));
+    let kind = Kind {
+        v6: false,
+        vlan: false,
+        tcp: Some(Tcp { sequence: 1, flags: ACK, options: 0, window: 9 }),
+        ..Kind::random(&mut rng)
+    };
+    let frame = kind.frame(&[5; 3000]);
+    let good = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
+    let gso = |gso: Gso| Meta { gso: Some(gso), ..good };
+    let place = |start, offset| Meta { checksum: Checksum::Partial { start, offset }, ..good };
+    let wrong = |kind| SegmentError::Headers { kind };
+    let elsewhere = |start| SegmentError::ChecksumPlace { start, transport: 34 };
+    let cases = [
+        (Meta { gso: None, ..good }, SegmentError::NoGso),
+        (gso(kind.gso(0)), SegmentError::NoSize),
+        (gso(Gso { kind: GsoKind::UdpFragment, ..kind.gso(7) }), wrong(GsoKind::UdpFragment)),
+        (gso(kind.gso(1)), SegmentError::TooMany { segments: 3000, size: 1 }),
+        (gso(Gso { kind: GsoKind::TcpV6, ..kind.gso(1000) }), wrong(GsoKind::TcpV6)),
+        (gso(Gso { kind: GsoKind::UdpSegment, ..kind.gso(1000) }), wrong(GsoKind::UdpSegment)),
+        (place(34, 6), elsewhere(34)),
+        (place(u16::MAX, 16), elsewhere(u16::MAX)),
+        (place(54, 16), elsewhere(54)),
+    ];
+    for (meta, error) in cases {
+        let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
+        large.meta = meta;
+        let refused = large.segment(true, || pool.alloc()).unwrap_err();
+        assert_eq!(refused.error, error);
+        assert_eq!((refused.packet.meta, refused.packet.to_vec() == frame), (meta, true));
+    }
+    // A segment of 18 fragments: what is left of the head, 16 of a byte, and a part of the last.
+    let mut large = packet(&mut pool, &mut rng, &frame[..60], 60, 17);
+    for n in 60..76 {
+        large.push(packet(&mut pool, &mut rng, &frame[n..=n], 1, 1).head().clone()).unwrap();
+    }
+    large.push(packet(&mut pool, &mut rng, &frame[76..], 2000, 1).head().clone()).unwrap();
+    large.meta = good;
+    let refused = large.segment(true, || pool.alloc()).unwrap_err();
+    assert_eq!((refused.error, refused.packet.frags().len()), (SegmentError::TooManyFrags, 17));
+    drop(refused);
+    // The hint is only that: it can lie beyond the frame.
+    let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
+    large.meta = gso(Gso { headers: u16::MAX, ..kind.gso(1000) });
+    assert_eq!(large.segment(true, || pool.alloc()).unwrap().len(), 3);
+    // Headers that are cut off, at every byte; and bytes that are no headers.
+    for len in 0..54 {
+        let mut short = packet(&mut pool, &mut rng, &frame[..len], 0, 17);
+        short.meta = good;
+        assert_eq!(short.segment(true, || pool.alloc()).unwrap_err().error, wrong(GsoKind::TcpV4), "{len}");
+    }
+    for _ in 0..5000 {
+        let mut noise = frame.clone();
+        for _ in 0..rng.usize(1..4) {
+            noise[rng.usize(10..60)] = rng.u8(..);
+        }
+        let mut large = packet(&mut pool, &mut rng, &noise, 0, 17);
+        let kinds = [GsoKind::TcpV4, GsoKind::TcpV6, GsoKind::UdpSegment, GsoKind::UdpFragment];
+        let kind = kinds[rng.usize(..4)];
+        large.meta =
+            Meta { checksum: Checksum::Unknown, gso: Some(Gso { kind, size: rng.u16(..), headers: 0, ecn: false }) };
+        let bytes: usize = match large.segment(rng.bool(), || pool.alloc()) {
+            Ok(segments) => segments.map(|segment| segment.len()).sum(),
+            Err(refused) => refused.packet.len(),
+        };
+        assert!(bytes >= noise.len());
+    }
+    assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// Proves NET-9 and POOL-5: without pages for all headers nothing is cut, the packet comes back, and so do the pages.
+#[test]
+fn too_few_pages() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), pool(256));
+    let kind = Kind { tcp: None, v6: true, vlan: true, ..Kind::random(&mut rng) };
+    let frame = kind.frame(&[5; 9000]);
+    let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
+    large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
+    for had in 0..9 {
+        let mut pages: Vec<Page<PeerShared>> = (0..had).map(|_| pool.alloc().unwrap()).collect();
+        let refused = large.segment(true, || pages.pop()).unwrap_err();
+        assert_eq!(refused.error, SegmentError::NoPages { needed: 9, had });
+        large = refused.packet;
+    }
+    assert!(large.to_vec() == frame);
+    let segments = large.segment(true, || pool.alloc()).unwrap();
+    // Some of them are not taken.
+    assert_eq!(segments.take(4).filter(|segment| segment.len() == 1066).count(), 4);
+    assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// Proves NET-9: a partial checksum is completed over fragments of any length and alignment, also where its place is in two
+/// fragments, and where another holder may read the page.
+#[test]
+fn partial_checksums_over_fragments() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), pool(256));
+    for turn in 0..2000 {
+        let kind = Kind::random(&mut rng);
+        let payload: Vec<u8> = (0..rng.usize(0..3000)).map(|_| rng.u8(..)).collect();
+        let whole = kind.frame(&payload);
+        let mut frame = whole.clone();
+        leave_partial(&mut frame, &kind);
+        let head = rng.usize(0..=kind.headers() + 5).min(frame.len());
+        let mut partial = Packet::new({
+            let mut page = pool.alloc().unwrap();
+            page.copy_from(300, &frame[..head]).unwrap();
+            page.freeze_range(300..300 + head)
+        });
+        let rest = packet(&mut pool, &mut rng, &frame[head..], 0, 16);
+        let (first, frags) = rest.into_fragments();
+        std::iter::once(first).chain(frags).for_each(|frag| _ = partial.push(frag));
+        if partial.len() < frame.len() {
+            continue;
+        }
+        partial.meta.checksum = kind.partial();
+        let shared = (turn % 3 == 0).then(|| partial.clone());
+        if shared.is_some() {
+            let mut other = partial.clone();
+            assert_eq!(other.complete_checksum(|| None), Err(ChecksumError::NoPage));
+            assert!(other.to_vec() == frame && other.meta == partial.meta);
+        }
+        partial.complete_checksum(|| pool.alloc()).unwrap();
+        assert_eq!(partial.meta.checksum, Checksum::Vouched);
+        assert!(partial.to_vec() == whole, "{kind:?}");
+        assert!(shared.is_none_or(|shared| shared.to_vec() == frame), "another holder sees what it saw");
+        // The place is beyond the frame.
+        partial.meta.checksum = Checksum::Partial { start: whole.len() as u16 - 1, offset: 0 };
+        assert!(matches!(partial.complete_checksum(|| pool.alloc()), Err(ChecksumError::OutOfRange(_))));
+    }
+    assert_eq!(pool.stats().inflight(), 0);
+}

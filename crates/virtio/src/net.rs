@@ -1,97 +1,11 @@
-//! What the virtio specification says about network devices: feature bits, the header in front of every frame,
-//! and the commands of the control queue. Numbers and layouts only; no state, no I/O.
+//! What the virtio specification says about network devices: [feature] bits, the header in front of every frame, the
+//! [configuration space](config), and the commands of the [control queue](ctrl). Numbers and layouts only; no state, no I/O.
+
+pub mod config;
+pub mod ctrl;
+pub mod feature;
 
 pub use netmem_packet::MAX_SEGMENTS;
-
-/// Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks.
-pub mod feature {
-    /// The device computes checksums of transmitted frames.
-    pub const CSUM: u64 = 1 << 0;
-    /// The driver accepts frames whose checksum is still to be computed.
-    pub const GUEST_CSUM: u64 = 1 << 1;
-    /// The device tells its MTU.
-    pub const MTU: u64 = 1 << 3;
-    /// The device has a MAC address of its own.
-    pub const MAC: u64 = 1 << 5;
-    /// The driver accepts TCP segments over IPv4 that were never cut to the MTU.
-    pub const GUEST_TSO4: u64 = 1 << 7;
-    /// The driver accepts TCP segments over IPv6 that were never cut to the MTU.
-    pub const GUEST_TSO6: u64 = 1 << 8;
-    /// The driver accepts TCP segments with congestion notification.
-    pub const GUEST_ECN: u64 = 1 << 9;
-    /// The driver accepts unfragmented UDP datagrams.
-    pub const GUEST_UFO: u64 = 1 << 10;
-    /// The device cuts TCP segments over IPv4 to the MTU.
-    pub const HOST_TSO4: u64 = 1 << 11;
-    /// The device cuts TCP segments over IPv6 to the MTU.
-    pub const HOST_TSO6: u64 = 1 << 12;
-    /// The device cuts TCP segments with congestion notification.
-    pub const HOST_ECN: u64 = 1 << 13;
-    /// The device fragments UDP datagrams.
-    pub const HOST_UFO: u64 = 1 << 14;
-    /// A received frame may span several buffers.
-    pub const MRG_RXBUF: u64 = 1 << 15;
-    /// The link state can be read.
-    pub const STATUS: u64 = 1 << 16;
-    /// There is a control queue.
-    pub const CTRL_VQ: u64 = 1 << 17;
-    /// There are several queue pairs, and the control queue says how many are in use.
-    pub const MQ: u64 = 1 << 22;
-    /// vhost only: the device notes in a log which pages it writes.
-    pub const LOG_ALL: u64 = 1 << 26;
-    /// A buffer may be described by a table of descriptors.
-    pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// Each side asks for a notification by the position in the ring at which it wants one.
-    pub const EVENT_IDX: u64 = 1 << 29;
-    /// vhost-user only: protocol features can be negotiated.
-    pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
-    /// The device follows virtio 1.0 or later.
-    pub const VERSION_1: u64 = 1 << 32;
-    /// Rings are packed.
-    pub const RING_PACKED: u64 = 1 << 34;
-    /// The device uses buffers in the order in which they were made available.
-    pub const IN_ORDER: u64 = 1 << 35;
-    /// The driver accepts UDP datagrams over IPv4 that were never cut into smaller ones.
-    pub const GUEST_USO4: u64 = 1 << 54;
-    /// The driver accepts UDP datagrams over IPv6 that were never cut into smaller ones.
-    pub const GUEST_USO6: u64 = 1 << 55;
-    /// The device cuts UDP datagrams into smaller ones.
-    pub const HOST_USO: u64 = 1 << 56;
-
-    /// The specification's name of the lowest bit in `mask`, for error messages.
-    #[must_use]
-    pub fn name(mask: u64) -> &'static str {
-        match mask & mask.wrapping_neg() {
-            CSUM => "VIRTIO_NET_F_CSUM",
-            GUEST_CSUM => "VIRTIO_NET_F_GUEST_CSUM",
-            MTU => "VIRTIO_NET_F_MTU",
-            MAC => "VIRTIO_NET_F_MAC",
-            GUEST_TSO4 => "VIRTIO_NET_F_GUEST_TSO4",
-            GUEST_TSO6 => "VIRTIO_NET_F_GUEST_TSO6",
-            GUEST_ECN => "VIRTIO_NET_F_GUEST_ECN",
-            GUEST_UFO => "VIRTIO_NET_F_GUEST_UFO",
-            GUEST_USO4 => "VIRTIO_NET_F_GUEST_USO4",
-            GUEST_USO6 => "VIRTIO_NET_F_GUEST_USO6",
-            HOST_TSO4 => "VIRTIO_NET_F_HOST_TSO4",
-            HOST_TSO6 => "VIRTIO_NET_F_HOST_TSO6",
-            HOST_ECN => "VIRTIO_NET_F_HOST_ECN",
-            HOST_UFO => "VIRTIO_NET_F_HOST_UFO",
-            HOST_USO => "VIRTIO_NET_F_HOST_USO",
-            MRG_RXBUF => "VIRTIO_NET_F_MRG_RXBUF",
-            STATUS => "VIRTIO_NET_F_STATUS",
-            CTRL_VQ => "VIRTIO_NET_F_CTRL_VQ",
-            MQ => "VIRTIO_NET_F_MQ",
-            LOG_ALL => "VHOST_F_LOG_ALL",
-            INDIRECT_DESC => "VIRTIO_F_INDIRECT_DESC",
-            EVENT_IDX => "VIRTIO_F_EVENT_IDX",
-            VHOST_USER_PROTOCOL => "VHOST_USER_F_PROTOCOL_FEATURES",
-            VERSION_1 => "VIRTIO_F_VERSION_1",
-            RING_PACKED => "VIRTIO_F_RING_PACKED",
-            IN_ORDER => "VIRTIO_F_IN_ORDER",
-            _ => "an unnamed feature",
-        }
-    }
-}
 
 /// The longest Ethernet frame of a standard network: 1500 bytes of payload, a VLAN tag, two addresses and a type.
 pub const STANDARD_FRAME: usize = 1518;
@@ -310,18 +224,6 @@ impl Offloads {
         }
         if header.possible(len) { Ok(header) } else { Err(HeaderFault::Nonsense) }
     }
-}
-
-/// The control queue's one command that Netmem speaks: how many queue pairs are in use.
-pub mod ctrl {
-    /// Class `VIRTIO_NET_CTRL_MQ`.
-    pub const CLASS_MQ: u8 = 4;
-    /// Command `VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`; its argument is the number of pairs, a little-endian `u16`.
-    pub const MQ_PAIRS_SET: u8 = 0;
-    /// The device's answer: done.
-    pub const OK: u8 = 0;
-    /// The device's answer: refused.
-    pub const ERR: u8 = 1;
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     let mut device =
         NetDevice::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
             .unwrap();
-    let mut driver = Driver::start(&device, MERGEABLE | feature::MQ, 5);
+    let mut driver = Driver::start(&device, MERGEABLE | feature::CTRL_VQ, 5);
     attack(&mut driver);
     poll_until(&mut device, || driver.stats.queue_error(name) == 1);
     assert_eq!(driver.queue_errors(), [(name, 1)]);

@@ -20,6 +20,7 @@ use super::log::DirtyLog;
 use super::mapping::Mapping;
 use super::memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use super::state::{Shared, State};
+use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
 use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
@@ -93,6 +94,19 @@ impl Control {
     pub fn memory_use(&self) -> MemoryUse {
         let table = self.shared.lock().memory.clone();
         table.usage()
+    }
+
+    /// Changes the link status that drivers read; up at first. Frames pass all the same.
+    pub fn set_link(&self, up: bool) {
+        self.shared.config.set_link(up);
+    }
+
+    /// Asks the driver to announce itself to the network, until it says that it has. Only a driver whose control queue the
+    /// device [serves](super::Options::serve_control) is asked. For others a front end sends `SEND_RARP`.
+    pub fn ask_to_announce(&self) {
+        if self.offered() & feature::GUEST_ANNOUNCE != 0 {
+            self.shared.config.ask_to_announce();
+        }
     }
 
     /// Ends a sleep of [`super::NetDevice::run`], so that it looks at its `stop` flag.
@@ -311,12 +325,12 @@ impl Session {
             Message::SendRarp(mac) => self.change(|s| s.announce = Some(mac)),
             Message::NetSetMtu(mtu) => self.check_mtu(mtu)?,
             Message::GetConfig { offset, size, flags } => {
-                let bytes = self.config_at(offset, size as usize);
+                let bytes = self.shared.config.read(offset, size as usize);
                 return Ok(Some(Reply::Config { offset, flags, bytes }));
             }
             Message::SetConfig { offset, bytes, .. } => {
                 // No field can be written. A front end that writes what is there already does no harm.
-                if self.config_at(offset, bytes.len()) != bytes {
+                if self.shared.config.read(offset, bytes.len()) != bytes {
                     return Err(DeviceError::ReadOnly { offset, len: bytes.len() });
                 }
             }
@@ -381,18 +395,5 @@ impl Session {
         rustix::fs::ftruncate(&fd, mmap_size).map_err(failed)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
         Ok(Reply::Inflight(Inflight { mmap_size, mmap_offset: 0, queues, queue_size }, Some(fd)))
-    }
-
-    /// `len` bytes of `struct virtio_net_config` from `offset`. Fields that the device does not have read as zero.
-    fn config_at(&self, offset: u32, len: usize) -> Vec<u8> {
-        let options = &self.shared.options;
-        let mut config = [0; 12];
-        config[..6].copy_from_slice(&options.mac.unwrap_or_default());
-        // The link is up.
-        config[6..8].copy_from_slice(&1u16.to_le_bytes());
-        config[8..10].copy_from_slice(&(options.max_pairs as u16).to_le_bytes());
-        config[10..].copy_from_slice(&options.mtu.unwrap_or_default().to_le_bytes());
-        let byte = |n: usize| config.get((offset as usize).saturating_add(n)).copied().unwrap_or(0);
-        (0..len).map(byte).collect()
     }
 }

@@ -1,16 +1,20 @@
-//! The control queue, for drivers that have no one else to serve it: how many queue pairs are in use.
+//! The control queue, for drivers whose front end does not serve it: how many queue pairs are in use, and that the driver
+//! has announced itself. All other commands are refused: filters, hashes, RSS, and offloads that change while queues run.
 
 use super::DriverFault;
+use super::config::Config;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
 use super::queue::{Direction, Queue};
 use super::stats::Tally;
-use crate::net::ctrl;
+use crate::net::{ctrl, feature};
+use crate::virtqueue::Negotiated;
 
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
 
-/// Answers the commands in `q`. `pairs` is the number of pairs in use, at most `max_pairs`.
+/// Answers the commands in `q`. `pairs` is the number of pairs in use, at most `max_pairs`. A command whose feature was not
+/// negotiated is refused.
 ///
 /// # Errors
 ///
@@ -20,9 +24,11 @@ pub(super) fn command(
     memory: &MemoryTable,
     pairs: &mut u16,
     max_pairs: u16,
+    features: Negotiated,
+    config: &Config,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let result = answer(q, memory, pairs, max_pairs, tally);
+    let result = answer(q, memory, pairs, max_pairs, features, config, tally);
     q.publish();
     result
 }
@@ -32,6 +38,8 @@ fn answer(
     memory: &MemoryTable,
     pairs: &mut u16,
     max_pairs: u16,
+    features: Negotiated,
+    config: &Config,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
@@ -40,11 +48,11 @@ fn answer(
         let mut buffers = Vec::new();
         q.chain(&mut memory, head, Direction::ReadThenWrite, &mut buffers)?;
         let answer = buffers.iter().position(|b| b.write).ok_or(DriverFault::NoAnswerByte { head })?;
-        // Longer commands than the one spoken here are unknown, so one byte more than its length is enough to see.
+        // The longest command that is followed has 4 bytes, and is recognised by its length.
         let mut text = [0; 5];
         let len = gather(&buffers[..answer], &mut text);
         let verdict = match text[..len] {
-            [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] => {
+            [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] if features.has(feature::MQ) => {
                 let asked = u16::from_le_bytes([low, high]);
                 if (1..=max_pairs).contains(&asked) {
                     *pairs = asked;
@@ -52,6 +60,10 @@ fn answer(
                 } else {
                     ctrl::ERR
                 }
+            }
+            [ctrl::CLASS_ANNOUNCE, ctrl::ANNOUNCE_ACK] if features.has(feature::GUEST_ANNOUNCE) => {
+                config.announced();
+                ctrl::OK
             }
             _ => ctrl::ERR,
         };

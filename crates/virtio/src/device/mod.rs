@@ -12,6 +12,7 @@
 //! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
 //! that breaks a rule is stopped and counted ([`DriverFault`], [`Stats`]) while the others go on.
 
+mod config;
 mod control;
 mod copy;
 mod ctrl;
@@ -37,6 +38,7 @@ use std::time::Instant;
 
 use netmem_pool::sigbus;
 
+use self::config::Config;
 pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;
 use self::memory::{MemoryLimits, MemoryTable};
@@ -63,6 +65,8 @@ pub struct Options {
     pub mac: Option<[u8; 6]>,
     /// The MTU to offer.
     pub mtu: Option<u16>,
+    /// The speed to tell, in Mbit/s and both directions at once. It limits nothing.
+    pub speed: Option<u32>,
     /// Whether there is a control queue, ring `2 x max_pairs`. Front ends such as QEMU and DPDK answer control commands
     /// themselves and must not see one here.
     pub serve_control: bool,
@@ -81,6 +85,7 @@ impl Default for Options {
             withhold: 0,
             mac: None,
             mtu: None,
+            speed: None,
             serve_control: false,
             require_sealed: false,
             max_memory: None,
@@ -102,9 +107,10 @@ impl Options {
             | feature::VHOST_USER_PROTOCOL
             | P::FEATURES
             | bit(self.max_pairs > 1, feature::MQ)
-            | bit(self.serve_control, feature::CTRL_VQ)
+            | bit(self.serve_control, feature::CTRL_VQ | feature::GUEST_ANNOUNCE)
             | bit(self.mac.is_some(), feature::MAC)
-            | bit(self.mtu.is_some(), feature::MTU);
+            | bit(self.mtu.is_some(), feature::MTU)
+            | bit(self.speed.is_some(), feature::SPEED_DUPLEX);
         offered & !self.withhold
     }
 }
@@ -178,7 +184,7 @@ impl<P: Port> NetDevice<P> {
         }
         if self.shared.options.serve_control {
             let max_pairs = self.ports.len() as u16;
-            command(&mut state, max_pairs, &self.shared.stats, &mut tally);
+            command(&mut state, max_pairs, &self.shared.config, &self.shared.stats, &mut tally);
         }
         if sigbus::faults() != self.faults {
             self.faults = sigbus::faults();
@@ -256,15 +262,15 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
 }
 
 /// The control queue.
-fn command(state: &mut State, max_pairs: u16, stats: &Stats, tally: &mut Tally) {
+fn command(state: &mut State, max_pairs: u16, config: &Config, stats: &Stats, tally: &mut Tally) {
     let index = state.rings.len() - 1;
     if !state.enabled(index) {
         return;
     }
-    let State { rings, memory, pairs, .. } = state;
+    let State { rings, memory, pairs, features, .. } = state;
     if let Some(q) = &mut rings[index].queue {
         let before = q.base();
-        let result = ctrl::command(q, memory, pairs, max_pairs, tally);
+        let result = ctrl::command(q, memory, pairs, max_pairs, *features, config, tally);
         after(rings, memory, index, before, result, stats, tally);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::config::Config;
 use super::inflight::InflightRegion;
 use super::log::DirtyLog;
 use super::memory::MemoryTable;
@@ -313,6 +314,11 @@ impl State {
     }
 
     fn start(&mut self, index: usize) -> Result<(), DeviceError> {
+        // The last ring is the control queue's where their number is odd.
+        let control = self.rings.len() % 2 == 1 && index + 1 == self.rings.len();
+        if control && !self.features.has(feature::CTRL_VQ) {
+            return Err(DeviceError::NotNegotiated { feature: feature::name(feature::CTRL_VQ) });
+        }
         let header = self.features.header_len();
         let at = self.rings[index].map(index, &self.memory)?;
         let inflight = match &self.inflight {
@@ -373,6 +379,7 @@ pub(super) struct Shared {
     wake: OwnedFd,
     /// The kick descriptors of all rings.
     pub(super) kicks: Kicks,
+    pub(super) config: Config,
     pub(super) options: Options,
     pub(super) offered: u64,
     pub(super) stats: Arc<Stats>,
@@ -386,7 +393,8 @@ impl Shared {
         let kicks = Kicks::new()?;
         let (state, stats) = (Mutex::new(State::new(rings)), Arc::new(Stats::default()));
         let (waiting, connected) = (AtomicU32::new(0), AtomicBool::new(false));
-        Ok(Self { state, waiting, connected, wake, kicks, options, offered, stats })
+        let config = Config::new(&options);
+        Ok(Self { state, waiting, connected, wake, kicks, config, options, offered, stats })
     }
 
     /// For the control side: has the state as soon as the pass at hand is over, and wakes the data side afterwards.

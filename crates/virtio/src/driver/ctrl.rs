@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   command   class u8 | command u8   read by the device
-//!   argument  pairs u16 le            read by the device
+//!   argument  by the command          read by the device
 //!   answer    ack u8                  written by the device
 //! ```
 
@@ -32,36 +32,52 @@ impl ControlQueue {
 
     /// Tells the device how many queue pairs are in use.
     pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), NetError> {
+        match self.command(ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, &pairs.to_le_bytes())? {
+            true => Ok(()),
+            false => Err(NetError::ControlRefused { pairs }),
+        }
+    }
+
+    /// Gives the device a command with up to 16 bytes of argument, and waits for the answer. False: the device refused, or
+    /// broke the ring's rules.
+    pub(super) fn command(&mut self, class: u8, command: u8, argument: &[u8]) -> Result<bool, NetError> {
         let timeout = NetError::ControlTimeout { seconds: PATIENCE.as_secs() };
-        let answers = |ring: &DriverRing| ring.pending().map_err(|_| NetError::ControlRefused { pairs });
         if self.owed {
             // A late answer would pass for one to this command.
-            if answers(&self.ring)? == 0 {
-                return Err(timeout);
+            match self.ring.pending() {
+                Err(_) => return Ok(false),
+                Ok(0) => return Err(timeout),
+                Ok(_) => self.ring.consume(1),
             }
-            self.ring.consume(1);
             self.owed = false;
         }
-        let (command, argument, answer) = (0, 16, 32);
-        self.buffer.write(command, &[ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET]);
-        self.buffer.write(argument, &pairs.to_le_bytes());
+        let (text, data, answer) = (0, 16, 32);
+        self.buffer.write(text, &[class, command]);
+        self.buffer.write(data, argument);
         self.buffer.write(answer, &[ctrl::ERR]);
         let dma = self.buffer.dma();
-        self.ring.describe(0, dma + command as u64, 2, false, Some(1));
-        self.ring.describe(1, dma + argument as u64, 2, false, Some(2));
-        self.ring.describe(2, dma + answer as u64, 1, true, None);
+        let last = if argument.is_empty() { 1 } else { 2 };
+        self.ring.describe(0, dma + text as u64, 2, false, Some(1));
+        if last == 2 {
+            self.ring.describe(1, dma + data as u64, argument.len() as u32, false, Some(2));
+        }
+        self.ring.describe(last, dma + answer as u64, 1, true, None);
         self.ring.expose(0);
         self.ring.publish();
         self.ring.notify();
         let start = Instant::now();
-        while answers(&self.ring)? == 0 {
-            if start.elapsed() > PATIENCE {
-                self.owed = true;
-                return Err(timeout);
+        loop {
+            match self.ring.pending() {
+                Err(_) => return Ok(false),
+                Ok(0) if start.elapsed() > PATIENCE => {
+                    self.owed = true;
+                    return Err(timeout);
+                }
+                Ok(0) => std::thread::yield_now(),
+                Ok(_) => break,
             }
-            std::thread::yield_now();
         }
         self.ring.consume(1);
-        if self.buffer.read_byte(answer) == ctrl::OK { Ok(()) } else { Err(NetError::ControlRefused { pairs }) }
+        Ok(self.buffer.read_byte(answer) == ctrl::OK)
     }
 }

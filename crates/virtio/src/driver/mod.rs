@@ -5,11 +5,12 @@
 //! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
 //!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
 //! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes while others poll.
-//! * [`VirtioNet`] changes how many pairs are in use, tells whether the device is still connected, and goes on with another
-//!   device: [`VirtioNet::reconnect`].
+//! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`]) and
+//!   whether it is still connected, and goes on with another device: [`VirtioNet::reconnect`].
 
 mod big;
 mod chains;
+mod config;
 mod ctrl;
 mod frame;
 mod options;
@@ -187,6 +188,9 @@ pub enum NetError {
         /// Pairs asked for.
         pairs: u16,
     },
+    /// The device did not take it that the program has announced itself.
+    #[error("the device refused to hear that the program has announced itself to the network")]
+    AnnounceRefused,
     /// The device says nothing on the control queue.
     #[error("the device did not answer on the control queue for {seconds} s")]
     ControlTimeout {
@@ -420,7 +424,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         }
         let with_control = backend.has_control_queue() && pairs > 1;
         let (need, want) = options.features(with_control);
-        let features = Negotiated::new(need | (want & backend.offered()));
+        let fields = config::fields(&backend, with_control);
+        let features = Negotiated::new(need | (want & backend.offered()) | fields);
         let why = match options.mode {
             RxMode::Small => "small mode needs",
             RxMode::Mergeable => "mergeable mode needs",

@@ -346,7 +346,7 @@ impl<M: PeerMemory> NetOptions<M> {
     pub(super) fn features(&self, control: bool) -> (u64, u64) {
         let offload = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
         let mut need = feature::VERSION_1;
-        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6 | feature::MTU;
+        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6;
         match self.mode {
             RxMode::Small => {}
             RxMode::Mergeable => need |= feature::MRG_RXBUF,

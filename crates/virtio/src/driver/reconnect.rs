@@ -40,9 +40,10 @@
 use super::chains::HeaderArray;
 use super::ctrl::ControlQueue;
 use super::ring::DriverRing;
-use super::{Link, NetError, RingMemory, VirtioNet};
+use super::{Link, NetError, RingMemory, VirtioNet, config};
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
+use crate::virtqueue::Negotiated;
 use netmem_pool::{PeerMemory, TableEntry};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -98,7 +99,9 @@ impl<M: PeerMemory> VirtioNet<M> {
         let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
         let plan = &link.recipe.plan;
         let mut at = link.lock();
-        backend.negotiate(self.features.bits(), WHY, link.recipe.mtu)?;
+        let fields = config::fields(&backend, self.control.is_some());
+        let features = Negotiated::new(config::without_fields(self.features.bits()) | fields);
+        backend.negotiate(features.bits(), WHY, link.recipe.mtu)?;
 
         let region = Arc::new(plan.memory()?);
         let entry = match &link.recipe.domain {
@@ -144,7 +147,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         drop(at);
         // Threads that wait for queues take the new rings, and arm those.
         link.alarms.wake_all();
-        (self.control, self.control_index) = (control, control_index);
+        (self.control, self.control_index, self.features) = (control, control_index, features);
         Ok(())
     }
 }

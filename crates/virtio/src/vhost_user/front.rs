@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! connect    GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
-//! negotiate  SET_STATUS, SET_FEATURES, SET_STATUS, GET_STATUS, NET_SET_MTU
+//! negotiate  SET_STATUS, SET_FEATURES, SET_STATUS, GET_STATUS, GET_CONFIG, NET_SET_MTU
 //! then       SET_MEM_TABLE; for each ring SET_VRING_CALL, _NUM, _BASE, _ADDR, _KICK, _ENABLE; SET_STATUS
 //! ```
 //!
@@ -17,6 +17,7 @@ use super::VhostUserError;
 use super::line::{Line, LineError};
 use super::message::{MAX_FDS, Malformed, MemoryRegion, Message, Reply, Request, VringAddresses, protocol};
 use super::socket::{self, Listener};
+use crate::net::config::NetConfig;
 use crate::net::feature;
 use netmem_pool::TableEntry;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -28,8 +29,12 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// The protocol features that are taken where the back end has them.
-const WANTED: u64 =
-    protocol::MQ | protocol::REPLY_ACK | protocol::MTU | protocol::STATUS | protocol::CONFIGURE_MEM_SLOTS;
+const WANTED: u64 = protocol::MQ
+    | protocol::REPLY_ACK
+    | protocol::MTU
+    | protocol::CONFIG
+    | protocol::STATUS
+    | protocol::CONFIGURE_MEM_SLOTS;
 
 /// Most queue pairs that a back end can name: rings have 16-bit numbers.
 const MAX_PAIRS: u64 = 1 << 15;
@@ -159,7 +164,8 @@ impl VhostUser {
     }
 
     /// Takes `features`, or says which of them is not offered and `why` it is needed. Once in a connection. `mtu` is the
-    /// longest packet that the driver receives, in bytes; the back end is told where `features` has the MTU.
+    /// longest packet that the driver receives, in bytes. Where `features` has the MTU, the back end is told of it, or of its
+    /// own MTU if that is shorter.
     pub(crate) fn negotiate(&mut self, features: u64, why: &'static str, mtu: u64) -> Result<(), VhostUserError> {
         self.require(features, why)?;
         self.add_status(status::ACKNOWLEDGE | status::DRIVER)?;
@@ -172,9 +178,38 @@ impl VhostUser {
             }
         }
         if self.has(protocol::MTU) && features & feature::MTU != 0 {
-            self.tell(Message::NetSetMtu(mtu))?;
+            let offered = self.config(features)?.mtu.map_or(u64::MAX, u64::from);
+            self.tell(Message::NetSetMtu(mtu.min(offered)))?;
         }
         Ok(())
+    }
+
+    /// Whether the back end has a configuration space that can be read.
+    pub(crate) fn has_config(&self) -> bool {
+        self.has(protocol::CONFIG)
+    }
+
+    /// Reads the configuration space as far as `features` give it fields. A back end that has none, or refuses, tells
+    /// nothing.
+    pub(crate) fn config(&mut self, features: u64) -> Result<NetConfig, VhostUserError> {
+        let (request, len) = (Request::GET_CONFIG, NetConfig::len(features));
+        if !self.has_config() || len == 0 {
+            return Ok(NetConfig::default());
+        }
+        match self.ask(Message::GetConfig { offset: 0, size: len as u32, flags: 0 })? {
+            Reply::Config { offset: 0, bytes, .. } if bytes.len() == len => Ok(NetConfig::read(features, &bytes)),
+            // An answer that is a number, or none, is a refusal.
+            Reply::Number(_) | Reply::Empty => Ok(NetConfig::default()),
+            Reply::Config { offset, .. } if offset != 0 => {
+                let (field, value) = ("offset", offset.into());
+                Err(self.failed(request, Malformed::Field { request, field, value }.into()))
+            }
+            Reply::Config { bytes, .. } => {
+                let size = bytes.len();
+                Err(self.failed(request, Malformed::Size { request, size }.into()))
+            }
+            _ => Err(self.failed(request, Malformed::WrongAnswer { got: request }.into())),
+        }
     }
 
     /// Says that the rings are set up.

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// The names of the messages that the driver may send.
-const NAMES: [(u32, &str); 19] = [
+const NAMES: [(u32, &str); 20] = [
     (1, "GET_FEATURES"),
     (2, "SET_FEATURES"),
     (3, "SET_OWNER"),
@@ -25,6 +25,7 @@ const NAMES: [(u32, &str); 19] = [
     (17, "GET_QUEUE_NUM"),
     (18, "SET_VRING_ENABLE"),
     (20, "NET_SET_MTU"),
+    (24, "GET_CONFIG"),
     (39, "SET_STATUS"),
     (40, "GET_STATUS"),
     (0, "another message"),

@@ -58,6 +58,8 @@ pub struct Behaviour {
     pub protocol: u64,
     /// Bits of the device status that it remembers.
     pub status: u64,
+    /// What it answers when asked for its configuration space: the whole payload.
+    pub config: Vec<u8>,
 }
 
 impl Default for Behaviour {
@@ -70,6 +72,7 @@ impl Default for Behaviour {
             acks: true,
             protocol: 1,
             status: 0xff,
+            config: Vec::new(),
         }
     }
 }
@@ -475,6 +478,7 @@ impl Backend {
             "GET_PROTOCOL_FEATURES" => {
                 return peer.answer(&m, &words(&[behaviour.protocol | if behaviour.acks { 1 << 3 } else { 0 }]));
             }
+            "GET_CONFIG" => return peer.answer(&m, &behaviour.config),
             "GET_QUEUE_NUM" => return peer.answer(&m, &words(&[behaviour.pairs])),
             "GET_STATUS" => return peer.answer(&m, &words(&[self.status.load(Relaxed) & behaviour.status])),
             "GET_VRING_BASE" => {

@@ -6,14 +6,15 @@ mod device_common;
 mod driver_common;
 
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use device_common::{Driver, PLAIN, poll_until};
 use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
 use driver_common::{Rig, frame, take};
-use netmem_virtio::device::port::{Echo, Sink};
+use netmem_virtio::device::port::{Echo, Port, Sink, Tap};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet};
-use netmem_virtio::net::config::NetConfig;
+use netmem_virtio::net::config::{self, NetConfig};
 use netmem_virtio::net::{ctrl, feature};
 use netmem_virtio::virtqueue::DESC_WRITE;
 use netmem_virtio::{VhostUser, VhostUserError};
@@ -94,6 +95,13 @@ fn every_control_command() {
         (ctrl::CLASS_ANNOUNCE, ctrl::ANNOUNCE_ACK) => argument.is_empty(),
         _ => false,
     };
+    let rows = table(PAGE, "| class |");
+    assert_eq!(rows.len(), ctrl::COMMANDS.len());
+    for (row, (class, command, name)) in rows.iter().zip(ctrl::COMMANDS) {
+        assert_eq!(row[..3], [&class.to_string(), &command.to_string(), name]);
+        let answered = [&[], &[2, 0][..]].iter().any(|argument| followed(class, command, argument));
+        assert_eq!(row[4].starts_with("followed"), answered, "{name}: {}", row[4]);
+    }
     let known = ctrl::COMMANDS.iter().map(|&(class, command, _)| (class, command));
     let unknown = [(0, 6), (3, 1), (4, 3), (7, 0), (255, 255)];
     let arguments: [&[u8]; 6] = [&[], &[1], &[2, 0], &[0, 0], &[2, 0, 0], &[1; 1500]];
@@ -120,11 +128,11 @@ fn commands_that_were_not_negotiated() {
     driver.front.acknowledged = false;
     driver.start_ring(256);
     let error = driver.connection.take().unwrap().wait().unwrap_err();
-    assert!(format!("{:?}", anyhow(&error)).contains("VIRTIO_NET_F_CTRL_VQ was not negotiated"), "{error:?}");
+    assert!(format!("{:?}", causes(&error)).contains("VIRTIO_NET_F_CTRL_VQ was not negotiated"), "{error:?}");
 }
 
 /// An error and its causes.
-fn anyhow(error: &dyn std::error::Error) -> Vec<String> {
+fn causes(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |e| e.source()).map(ToString::to_string).collect()
 }
 
@@ -229,4 +237,126 @@ fn a_back_end_that_tells_less_takes_over() {
     bench.net.reconnect(backend).unwrap();
     assert_eq!(bench.net.config().unwrap().mac, Some(MAC));
     bench.close();
+}
+
+/// The cells of the rows of a table, from the row that begins with `head` on.
+fn table<'a>(page: &'a str, head: &str) -> Vec<Vec<&'a str>> {
+    let rows = page.lines().skip_while(|line| !line.starts_with(head)).skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+const PAGE: &str = include_str!("../../../docs/virtio.md");
+
+/// The bits that are offered by a device with a port that takes all offloads, or a tap, and with all options.
+fn offered() -> u64 {
+    let device = NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap();
+    device.control().offered() | <Tap as Port>::FEATURES
+}
+
+/// The bits that the driver takes of a back end that offers all, with these options.
+fn accepted(options: NetOptions) -> u64 {
+    let told = [0; config::LEN];
+    let behaviour = Behaviour { features: u64::MAX, pairs: 2, ..back_end(answer(0, &told)) };
+    let (device, backend) = Hostile::new(behaviour);
+    let probed = VirtioNet::probe(backend, options).unwrap();
+    let accepted = device.negotiated();
+    drop(probed);
+    accepted
+}
+
+/// Each bit has a row with its name, and the row says what the driver and the device do.
+#[test]
+fn every_feature_bit() {
+    let options = || {
+        let modes = [RxMode::Small, RxMode::Mergeable, RxMode::Big];
+        modes.into_iter().flat_map(|mode| {
+            let new = || NetOptions::new(mode).pairs(2);
+            let late = (mode == RxMode::Small).then(|| new().late_device_memory());
+            [new(), NetOptions::new(mode), new().max_frame(mode.max_frame())].into_iter().chain(late)
+        })
+    };
+    let (mut sometimes, mut always) = (0, u64::MAX);
+    for options in options() {
+        let accepted = accepted(options);
+        sometimes |= accepted;
+        always &= accepted;
+    }
+    let offered = offered();
+    let rows = table(PAGE, "| bit |");
+    for bit in 0..64 {
+        let (mask, number) = (1u64 << bit, bit.to_string());
+        let name = feature::name(mask);
+        let row: Vec<_> = rows.iter().filter(|row| row[0] == number).collect();
+        if name == feature::UNNAMED {
+            assert!(row.is_empty(), "bit {bit} has a row and no name");
+            assert!((sometimes | offered) & mask == 0, "bit {bit} is used and has no name");
+            continue;
+        }
+        let [row] = row[..] else { panic!("{name}, bit {bit}, has {} rows", row.len()) };
+        assert_eq!(row[1], name, "bit {bit}");
+        let taken = row[2].starts_with("accepted") || row[2].starts_with("needed");
+        assert!(taken || row[2].starts_with("not accepted"), "{name}: {}", row[2]);
+        assert_eq!(sometimes & mask != 0, taken, "{name}: the page says of the driver: {}", row[2]);
+        assert!(always & mask != 0 || row[2] != "needed", "{name} is not always needed");
+        assert!(row[3].starts_with("offered") || row[3].starts_with("not offered"), "{name}: {}", row[3]);
+        assert_eq!(
+            offered & mask != 0,
+            row[3].starts_with("offered"),
+            "{name}: the page says of the device: {}",
+            row[3]
+        );
+    }
+}
+
+/// A bit that was not offered is refused by its name, and changes nothing.
+#[test]
+fn each_bit_that_is_not_offered_is_refused() {
+    let device = NetDevice::new(Options::default(), |_| Ok(Sink)).unwrap();
+    let offered = device.control().offered();
+    for mask in (0..64).map(|bit| 1u64 << bit).filter(|mask| offered & mask == 0) {
+        let mut driver = Driver::connect(&device, PLAIN);
+        let error = driver.front.set_features(PLAIN | mask).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "the connection goes on");
+        driver.front.set_features(PLAIN).unwrap();
+        // Where no acknowledgement was asked for, the error says which.
+        driver.reconnect(&device.control(), PLAIN);
+        driver.front.acknowledged = false;
+        driver.front.set_features(PLAIN | mask).unwrap();
+        let error = driver.connection.take().unwrap().wait().unwrap_err();
+        let text = causes(&error).concat();
+        assert!(text.contains(feature::name(mask)) && text.contains("SET_FEATURES"), "{text}");
+    }
+}
+
+/// The tests that the pages name are there.
+#[test]
+fn tests_that_are_named_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut sources = String::new();
+    let mut folders =
+        vec![root.join("tests"), root.join("crates/virtio"), root.join("crates/packet"), root.join("crates/cli")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                sources += &std::fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    let messages = include_str!("../../../docs/vhost-user.md");
+    let cells = table(PAGE, "| bit |").into_iter().chain(table(messages, "| message |"));
+    let mut named = 0;
+    for cell in cells.filter_map(|row| row.last().copied()) {
+        // The names are in backticks: every other piece.
+        for test in cell.split('`').skip(1).step_by(2) {
+            assert!(
+                sources.contains(&format!("\nfn {test}()")) || sources.contains(&format!(" fn {test}()")),
+                "{test}"
+            );
+            named += 1;
+        }
+    }
+    assert!(named > 80, "only {named} tests are named");
 }

@@ -72,7 +72,8 @@ fn noise_in_the_rings() {
         }
     }
     let seen = driver.queue_errors().len();
-    assert!(seen >= DriverFault::NAMES.len() - 3, "the noise reaches the checks: {:?}", driver.queue_errors());
+    // Without indirect tables, changes of the memory table, and chains of 4 GiB.
+    assert!(seen >= DriverFault::NAMES.len() - 6, "the noise reaches the checks: {:?}", driver.queue_errors());
     driver.hang_up();
 }
 

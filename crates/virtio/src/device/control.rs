@@ -305,7 +305,7 @@ impl Session {
             }
             Message::SetVringBase { index, base } => self.change(|s| s.set_base(index as usize, base))?,
             Message::GetVringBase { index } => {
-                let base = self.change(|s| s.get_base(index as usize))?.into();
+                let base = self.change(|s| s.get_base(index as usize))?;
                 return Ok(Some(Reply::VringBase { index, base }));
             }
             Message::SetVringKick { index, fd } => {

@@ -2,7 +2,7 @@
 
 use netmem_pool::foreign::{copy_in, copy_out};
 
-use super::queue::Buffer;
+use crate::virtqueue::device::Buffer;
 
 /// Writes `parts`, one after the other, into `buffers`, which have room for them.
 pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer<'_>]) {

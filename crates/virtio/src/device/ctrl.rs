@@ -5,10 +5,10 @@ use super::DriverFault;
 use super::config::Config;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
-use super::queue::{Direction, Queue};
 use super::stats::Tally;
 use crate::net::{ctrl, feature};
 use crate::virtqueue::Negotiated;
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Side, each};
 
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
@@ -20,7 +20,7 @@ const BATCH: u16 = 16;
 ///
 /// What the driver did wrong. The answers before that are published.
 pub(super) fn command(
-    q: &mut Queue,
+    q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
     pairs: &mut u16,
     max_pairs: u16,
@@ -28,13 +28,15 @@ pub(super) fn command(
     config: &Config,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let result = answer(q, memory, pairs, max_pairs, features, config, tally);
-    q.publish();
-    result
+    each!(q, q => {
+        let result = answer(q, memory, pairs, max_pairs, features, config, tally);
+        q.publish();
+        result
+    })
 }
 
-fn answer(
-    q: &mut Queue,
+fn answer<S: Side>(
+    q: &mut DeviceQueue<S>,
     memory: &MemoryTable,
     pairs: &mut u16,
     max_pairs: u16,
@@ -43,11 +45,12 @@ fn answer(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
-    for _ in 0..q.refresh()?.min(BATCH) {
-        let head = q.head(0)?;
+    q.refresh()?;
+    for _ in 0..BATCH {
         let mut buffers = Vec::new();
-        q.chain(&mut memory, head, Direction::ReadThenWrite, &mut buffers)?;
-        let answer = buffers.iter().position(|b| b.write).ok_or(DriverFault::NoAnswerByte { head })?;
+        let lent = q.lend(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
+        let Some(head) = lent else { break };
+        let answer = DriverFault::answer(head.id(), buffers.iter().position(|b| b.write))?;
         // The longest command that is followed has 4 bytes, and is recognised by its length.
         let mut text = [0; 5];
         let len = gather(&buffers[..answer], &mut text);

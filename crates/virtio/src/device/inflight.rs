@@ -87,7 +87,7 @@ impl InflightRegion {
 
 /// One queue's part of the region.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     map: Arc<Mapping>,
     offset: usize,
     entries: u16,
@@ -157,92 +157,41 @@ impl Part {
     }
 }
 
-/// The in-flight state of a running queue.
+/// The in-flight state of a running split queue.
 #[derive(Debug)]
-pub(super) struct Inflight {
+pub(crate) struct SplitInflight {
     part: Part,
-    /// While chains of the back end before us are still to be given back.
-    again: Option<Again>,
+    /// The chains of the back end before us that are still to be given back, in their order. They are taken at the positions
+    /// from `start` on, in place of what the available ring has there.
+    again: Vec<u16>,
+    start: u16,
 }
 
-/// An available ring in private memory: first the chains that are taken again, then what the driver's ring has behind
-/// them. The queue reads it in place of the driver's, and so need not know.
-#[derive(Debug)]
-struct Again {
-    avail: Vec<AtomicU16>,
-    /// The driver's ring.
-    real: SplitRing,
-    /// The position behind the last chain that is taken again.
-    end: u16,
-    /// The position behind the last entry in `avail`.
-    filled: u16,
-}
-
-impl Again {
-    /// The driver's ring with the private available ring in the place of its own.
-    fn ring(&self) -> SplitRing {
-        // SAFETY: the array has a flags word, an index, `size` entries and an event, and lives as long as the ring is in
-        // use: the queue drops or replaces the ring before `Again`.
-        unsafe { self.real.with_avail(self.avail.as_ptr()) }
+impl SplitInflight {
+    /// For a ring of `size` entries, whose used index is `used`.
+    pub(crate) fn new(part: Part, size: u16, used: u16) -> Self {
+        let again = part.recover(size, used);
+        if !again.is_empty() {
+            tracing::info!("{} chains were in flight, and are taken again", again.len());
+        }
+        Self { part, again, start: used }
     }
 
-    /// Takes over what the driver has made available since.
-    fn follow(&mut self, ring: &SplitRing, next_avail: u16) {
-        let to = self.real.avail_idx();
-        let size = ring.size();
-        if to.wrapping_sub(next_avail) <= size && to.wrapping_sub(self.filled) <= size {
-            while self.filled != to {
-                ring.set_avail_entry(self.filled, self.real.avail_entry(self.filled));
-                self.filled = self.filled.wrapping_add(1);
-            }
-        }
-        // A jump is shown as it is, for the queue to find.
-        ring.set_avail_flags(self.real.avail_flags());
-        ring.set_used_event(self.real.used_event());
-        ring.set_avail_idx(to);
-    }
-}
-
-impl Inflight {
-    /// Takes over `ring`, whose used index is `used`. Returns the ring to read from in its place.
-    pub(super) fn new(part: Part, ring: SplitRing, used: u16) -> (Self, SplitRing) {
-        let chains = part.recover(ring.size(), used);
-        if chains.is_empty() {
-            return (Self { part, again: None }, ring);
-        }
-        tracing::info!("{} chains were in flight, and are taken again", chains.len());
-        let end = used.wrapping_add(chains.len() as u16);
-        let avail = (0..3 + ring.size()).map(|_| AtomicU16::new(0)).collect();
-        let again = Again { avail, real: ring, end, filled: end };
-        let ring = again.ring();
-        for (n, &head) in chains.iter().enumerate() {
-            ring.set_avail_entry(used.wrapping_add(n as u16), head);
-        }
-        (Self { part, again: Some(again) }, ring)
+    /// Whether chains are still to be taken again.
+    pub(crate) fn has_again(&self) -> bool {
+        !self.again.is_empty()
     }
 
-    /// The ring lies elsewhere now.
-    pub(super) fn moved(&mut self, ring: SplitRing) -> SplitRing {
-        match &mut self.again {
-            Some(again) => {
-                again.real = ring;
-                again.ring()
-            }
-            None => ring,
-        }
-    }
-
-    /// Before the available index is read.
-    pub(super) fn refresh(&mut self, ring: &SplitRing, next_avail: u16) {
-        if let Some(again) = &mut self.again {
-            again.follow(ring, next_avail);
-        }
+    /// The head of the chain that is taken again at position `at`. It is out of the front end's region, and not checked.
+    #[inline]
+    pub(crate) fn again(&self, at: u16) -> Option<u16> {
+        self.again.get(usize::from(at.wrapping_sub(self.start))).copied()
     }
 
     /// Before the used index goes from `from` to `to`: the chains that go back are linked, so that their marks can be
     /// cleared by the back end that serves the ring next.
-    pub(super) fn before(&self, ring: &SplitRing, from: u16, to: u16) {
-        if self.again.is_none() {
+    pub(crate) fn before(&self, ring: &SplitRing, from: u16, to: u16) {
+        if !self.has_again() {
             return;
         }
         for head in given_back(ring, from, to).filter(|&head| head < self.part.entries) {
@@ -252,16 +201,17 @@ impl Inflight {
         }
     }
 
-    /// After the used index went from `from` to `to`. Answers the driver's ring once no chain is left to be taken again.
-    pub(super) fn after(&mut self, ring: &SplitRing, from: u16, to: u16, next_avail: u16) -> Option<SplitRing> {
-        if self.again.is_some() {
+    /// After the used index went from `from` to `to`; the next chain is at `next`.
+    pub(crate) fn after(&mut self, ring: &SplitRing, from: u16, to: u16, next: u16) {
+        if self.has_again() {
             for head in given_back(ring, from, to).filter(|&head| head < self.part.entries) {
                 self.part.inflight(head).store(0, Ordering::Relaxed);
             }
+            if usize::from(next.wrapping_sub(self.start)) >= self.again.len() {
+                self.again = Vec::new();
+            }
         }
         self.part.used_idx().store(to, Ordering::Release);
-        let over = |again: &mut Again| next_avail.wrapping_sub(again.end) <= ring.size();
-        self.again.take_if(over).map(|again| again.real)
     }
 }
 

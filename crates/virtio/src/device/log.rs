@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 
 /// The log of one front end.
 #[derive(Debug)]
-pub(super) struct DirtyLog {
+pub(crate) struct DirtyLog {
     map: Mapping,
     stats: Arc<Stats>,
 }
@@ -28,7 +28,7 @@ impl DirtyLog {
     /// The `len` bytes at guest address `addr` were written. One locked instruction per page.
     ///
     /// A page for which the log has no bit is counted ([`Stats::log_misses`]); the front end made the log too small.
-    pub(super) fn mark(&self, addr: u64, len: u64) {
+    pub(crate) fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|n| addr.checked_add(n)) else { return };
         for page in addr / PAGE..=last / PAGE {
             match usize::try_from(page / 8) {

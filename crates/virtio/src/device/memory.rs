@@ -128,7 +128,7 @@ impl Window<'_> {
 /// How one pass over one queue reaches memory: the table, and the region that was used last. The addresses that it returns
 /// are *mapped* (see [`MemoryTable`]) as long as the borrow lasts.
 #[derive(Debug)]
-pub(super) struct View<'t> {
+pub(crate) struct View<'t> {
     table: &'t MemoryTable,
     last: Window<'t>,
     index: usize,
@@ -136,14 +136,14 @@ pub(super) struct View<'t> {
 
 impl<'t> View<'t> {
     /// The number of the region that was used last: a hint for the next view.
-    pub(super) fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.index
     }
 
     /// The host address of `len` bytes (at least one) at `addr`, if one region holds them all. Two comparisons if it is the
     /// region of the last call; else a binary search.
     #[inline(always)]
-    pub(super) fn translate(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
+    pub(crate) fn translate(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
         match self.last.translate(addr, len) {
             Some(host) => Some(host),
             None => self.search(addr, len),
@@ -160,7 +160,7 @@ impl<'t> View<'t> {
     }
 
     /// The first piece of `len` bytes (at least one) at `addr` that lies in one region: where it is, and its bytes.
-    pub(super) fn piece(&mut self, addr: u64, len: u32) -> Option<(*mut u8, u32)> {
+    pub(crate) fn piece(&mut self, addr: u64, len: u32) -> Option<(*mut u8, u32)> {
         let host = self.translate(addr, 1)?;
         let here = self.last.len - (addr - self.last.start);
         Some((host, here.min(u64::from(len)) as u32))
@@ -365,7 +365,7 @@ impl MemoryTable {
 
     /// For a pass over a queue that has used region `hint` last.
     #[inline]
-    pub(super) fn view(&self, hint: usize) -> View<'_> {
+    pub(crate) fn view(&self, hint: usize) -> View<'_> {
         let last = if hint < self.regions.len() { self.window(hint) } else { Window::EMPTY };
         View { table: self, last, index: hint }
     }

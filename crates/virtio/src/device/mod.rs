@@ -19,12 +19,11 @@ mod ctrl;
 mod error;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
-mod inflight;
-mod log;
+pub(crate) mod inflight;
+pub(crate) mod log;
 mod mapping;
 pub mod memory;
 pub mod port;
-mod queue;
 mod rarp;
 mod run;
 mod rx;
@@ -246,18 +245,15 @@ fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'
     let (rx, tx) = (2 * pair, 2 * pair + 1);
     let deliver = state.enabled(rx) && !state.unused(pair);
     let accepts = state.enabled(tx).then_some(state.offloads);
-    let mergeable = state.features.mergeable();
     let State { rings, memory, .. } = state;
     port.served(deliver && rings[rx].queue.is_some());
     if let (true, Some(q)) = (deliver, &mut rings[rx].queue) {
-        let before = q.base();
-        let result = rx::receive(q, memory, port, mergeable, room.scratch, tally);
-        after(rings, memory, rx, before, result, stats, tally);
+        let result = rx::receive(q, memory, port, room.scratch, tally);
+        after(rings, memory, rx, result, stats, tally);
     }
     if let Some(q) = &mut rings[tx].queue {
-        let before = q.base();
         let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
-        after(rings, memory, tx, before, result, stats, tally);
+        after(rings, memory, tx, result, stats, tally);
     }
 }
 
@@ -269,9 +265,8 @@ fn command(state: &mut State, max_pairs: u16, config: &Config, stats: &Stats, ta
     }
     let State { rings, memory, pairs, features, .. } = state;
     if let Some(q) = &mut rings[index].queue {
-        let before = q.base();
         let result = ctrl::command(q, memory, pairs, max_pairs, *features, config, tally);
-        after(rings, memory, index, before, result, stats, tally);
+        after(rings, memory, index, result, stats, tally);
     }
 }
 
@@ -281,15 +276,14 @@ fn after(
     rings: &mut [state::Ring],
     memory: &MemoryTable,
     index: usize,
-    before: u16,
     result: Result<(), DriverFault>,
     stats: &Stats,
     tally: &mut Tally,
 ) {
     let ring = &mut rings[index];
-    if let (Some(q), Some(call)) = (&ring.queue, &ring.call)
-        && q.base() != before
-        && q.wants_call()
+    if let Some(q) = &mut ring.queue
+        && q.should_notify()
+        && let Some(call) = &ring.call
     {
         call.signal();
         tally.calls += 1;

@@ -1,7 +1,7 @@
 //! The device on a thread of its own: polls while there is work, then sleeps until a driver or a port wakes it.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,6 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::port::Port;
 use super::state::State;
 use super::{DeviceError, NetDevice};
+use crate::virtqueue::Armed;
+use crate::virtqueue::device::AnyDeviceQueue;
 
 /// How long to go on polling after the last frame: at first, and within which bounds. The span doubles when a frame
 /// comes while polling and halves when none does, so that an idle device costs next to nothing.
@@ -56,11 +58,9 @@ impl<P: Port> NetDevice<P> {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "poll", source: e.into() };
         // The control side has it, or waits for it: it may make work.
         let Some(mut state) = self.shared.try_lock() else { return Ok(()) };
-        want_kicks(&state, true);
-        // The driver publishes, then looks at our flag; we set the flag, then look at what is published.
-        fence(Ordering::SeqCst);
-        let Some(ports) = sources(&mut state, &mut self.ports) else {
-            want_kicks(&state, false);
+        let work = queues(&mut state).fold(false, |work, q| work | (q.arm() == Armed::Work));
+        let Some(ports) = sources(&mut state, &mut self.ports).filter(|_| !work) else {
+            queues(&mut state).for_each(AnyDeviceQueue::disarm);
             return Ok(());
         };
         drop(state);
@@ -74,7 +74,7 @@ impl<P: Port> NetDevice<P> {
         }
         drop(fds);
         self.shared.slept();
-        want_kicks(&self.shared.lock(), false);
+        queues(&mut self.shared.lock()).for_each(AnyDeviceQueue::disarm);
         Ok(())
     }
 }
@@ -89,7 +89,7 @@ fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Vec<usize>> {
         let ring = &mut state.rings[index];
         let Some(q) = &mut ring.queue else { continue };
         // A jump of the index is for the next pass to find.
-        let buffers = q.refresh().map_or(true, |n| n > 0);
+        let buffers = q.refresh().unwrap_or(true);
         if receives {
             if active && buffers && !q.starved() {
                 if ports[pair].peek().is_some() {
@@ -108,10 +108,8 @@ fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Vec<usize>> {
     Some(sources)
 }
 
-fn want_kicks(state: &State, wanted: bool) {
-    for q in state.rings.iter().filter_map(|r| r.queue.as_ref()) {
-        q.want_kicks(wanted);
-    }
+fn queues(state: &mut State) -> impl Iterator<Item = &mut AnyDeviceQueue> {
+    state.rings.iter_mut().filter_map(|r| r.queue.as_mut())
 }
 
 #[cfg(test)]

@@ -10,9 +10,11 @@ use super::DriverFault;
 use super::copy::scatter;
 use super::memory::{MemoryTable, View};
 use super::port::Port;
-use super::queue::{Buffer, Buffers, Direction, GROUP, Queue, Whole};
 use super::stats::{DropReason, Tally};
 use crate::net::VnetHdr;
+use crate::virtqueue::device::{
+    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Head, Side, Whole, each,
+};
 
 /// Chains taken in one pass.
 pub(super) const BATCH: u16 = 256;
@@ -28,13 +30,12 @@ const LONG: usize = 256;
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) buffers: Buffers,
-    chains: Vec<(u16, u32)>,
     fronts: Box<[[u8; FRONT]; GROUP]>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: Buffers::default(), chains: Vec::new(), fronts: Box::new([[0; FRONT]; GROUP]) }
+        Self { buffers: Buffers::default(), fronts: Box::new([[0; FRONT]; GROUP]) }
     }
 }
 
@@ -45,48 +46,55 @@ impl Default for Scratch {
 /// What the driver did wrong. Everything given back before stays given back, and is published.
 #[inline]
 pub(super) fn receive<P: Port>(
-    q: &mut Queue,
+    q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
     port: &mut P,
-    mergeable: bool,
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let available = q.refresh()?;
-    if available == 0 || q.starved() {
+    each!(q, q => receive_on(q, memory, port, scratch, tally))
+}
+
+#[inline]
+fn receive_on<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &MemoryTable,
+    port: &mut P,
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    if !q.refresh()? || q.starved() {
         if port.peek().is_some() {
             tally.starved += 1;
         }
         return Ok(());
     }
     let mut memory = q.view(memory);
-    let result = fill(q, &mut memory, port, mergeable, scratch, tally, available.min(BATCH));
+    let result = fill(q, &mut memory, port, scratch, tally);
     q.viewed(&memory);
     q.publish();
     result
 }
 
 #[inline(always)]
-fn fill<P: Port>(
-    q: &mut Queue,
+fn fill<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
-    mergeable: bool,
     scratch: &mut Scratch,
     tally: &mut Tally,
-    mut left: u16,
 ) -> Result<(), DriverFault> {
-    let mut group = [Whole::NONE; GROUP];
-    while left > 0 && port.peek().is_some() {
-        let found = if q.plain() { q.look_ahead(memory, left, &mut group) } else { 0 };
-        let (taken, end) = whole_frames(port, &mut group[..found], &mut scratch.fronts, tally);
-        for w in &group[..taken] {
-            q.give_back(w.head, w.len);
+    let (mut group, mut left) = (Group::EMPTY, BATCH);
+    while left > 0 && q.available() && port.peek().is_some() {
+        if q.plain() {
+            q.look_ahead(memory, left, &mut group);
         }
+        let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
+        q.give_back_group(&mut group, taken);
         q.publish();
         left -= taken as u16;
         if end == End::Look {
-            match one(q, memory, port, mergeable, scratch, tally)? {
+            match one(q, memory, port, scratch, tally)? {
                 0 => break,
                 chains => left = left.saturating_sub(chains),
             }
@@ -153,16 +161,18 @@ fn whole_frames<P: Port>(
 
 /// Delivers the next frame into whatever buffers there are. Returns the chains it took, at least 1; 0 if it has to wait.
 #[cold]
-fn one<P: Port>(
-    q: &mut Queue,
+fn one<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
-    mergeable: bool,
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<u16, DriverFault> {
     let Some(wire) = port.peek() else { return Ok(0) };
-    let chains = match spread(q, memory, wire, mergeable, scratch)? {
+    let mut buffers = scratch.buffers.lend();
+    let fit = spread(q, memory, wire, &mut buffers);
+    scratch.buffers.put(buffers);
+    let chains = match fit? {
         Fit::Done(chains) => {
             tally.rx_frames += 1;
             tally.rx_bytes += (wire.len() - VnetHdr::LEN) as u64;
@@ -170,7 +180,6 @@ fn one<P: Port>(
         }
         Fit::Waits => {
             tally.starved += 1;
-            q.starve();
             return Ok(0);
         }
         Fit::Never => {
@@ -194,54 +203,38 @@ enum Fit {
 }
 
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
-/// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together.
-fn spread(
-    q: &mut Queue,
-    memory: &mut View<'_>,
-    wire: &[u8],
-    mergeable: bool,
-    scratch: &mut Scratch,
-) -> Result<Fit, DriverFault> {
-    let mut buffers = scratch.buffers.lend();
-    let fit = spread_into(q, memory, wire, mergeable, &mut scratch.chains, &mut buffers);
-    scratch.buffers.put(buffers);
-    fit
-}
-
-fn spread_into<'t>(
-    q: &mut Queue,
+/// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together. The heads
+/// of a frame that waits are dropped, and its chains are lent again.
+fn spread<'t, S: Side>(
+    q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
     wire: &[u8],
-    mergeable: bool,
-    chains: &mut Vec<(u16, u32)>,
     buffers: &mut Vec<Buffer<'t>>,
 ) -> Result<Fit, DriverFault> {
-    chains.clear();
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
-    let (mut room, mut taken) = (0, 0);
+    let most = if q.negotiated().mergeable() { q.size() } else { 1 };
+    let (mut cursor, mut room, mut chains) = (q.cursor(), 0, Vec::<Head<S::At>>::new());
     while room < total {
-        if taken == 1 && !mergeable || taken == q.size() {
+        if chains.len() == usize::from(most) {
             return Ok(Fit::Never);
         }
-        if taken == q.ahead() {
+        let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else {
+            q.starve(cursor);
             return Ok(Fit::Waits);
-        }
-        let head = q.head(taken)?;
-        let len = q.chain(memory, head, Direction::Write, buffers)?;
-        chains.push((head, len));
-        room += len as usize;
-        taken += 1;
+        };
+        room += head.bytes();
+        chains.push(head);
     }
     let mut first = [0; VnetHdr::LEN];
     first.copy_from_slice(header);
-    first[10..].copy_from_slice(&taken.to_le_bytes());
+    first[10..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
     // A legacy header ends before the number of buffers.
     scatter([&first[..q.header()], frame], buffers);
     q.wrote(buffers, total);
-    let mut left = total;
-    for &(head, len) in &*chains {
-        let n = left.min(len as usize);
+    let (mut left, taken) = (total, chains.len() as u16);
+    for head in chains {
+        let n = left.min(head.bytes());
         q.give_back(head, n as u32);
         left -= n;
     }

@@ -12,10 +12,10 @@ use super::config::Config;
 use super::inflight::InflightRegion;
 use super::log::DirtyLog;
 use super::memory::MemoryTable;
-use super::queue::{Queue, Start};
 use super::{DeviceError, DriverFault, Options, Stats};
 use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Kicks, Notifier};
+use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, Start};
 use crate::virtqueue::{Desc, Negotiated, SplitLayout, SplitRing};
 
 /// One ring, as far as the front end has described it.
@@ -26,7 +26,7 @@ pub(super) struct Ring {
     parts: Option<[u64; 3]>,
     /// Guest address of the used ring, if the writes to it are to be logged.
     used_log: Option<u64>,
-    base: u16,
+    base: u32,
     /// Watched by [`Shared::kicks`] while it is here.
     kick: Option<Kick>,
     pub(super) call: Option<Notifier>,
@@ -35,12 +35,12 @@ pub(super) struct Ring {
     /// The ring ran, and its memory was removed: it goes on when a table has this user address again.
     waits_for: Option<u64>,
     /// There while the ring runs.
-    pub(super) queue: Option<Queue>,
+    pub(super) queue: Option<AnyDeviceQueue>,
 }
 
 impl Ring {
     /// The ring's memory.
-    fn map(&self, index: usize, memory: &MemoryTable) -> Result<SplitRing, DeviceError> {
+    fn map(&self, index: usize, memory: &MemoryTable) -> Result<AnyRing, DeviceError> {
         let not_ready = |missing| DeviceError::NotReady { ring: index, missing };
         let size = self.size.ok_or_else(|| not_ready("its size"))?;
         let parts = self.parts.ok_or_else(|| not_ready("its addresses"))?;
@@ -57,7 +57,7 @@ impl Ring {
         }
         // SAFETY: the parts were just found in the table, whole and aligned, and `size` is a power of two. The ring is
         // dropped or moved before the table is: `State` alone replaces its table, in `exchange` and `reset`.
-        Ok(unsafe { SplitRing::from_parts(host[0], host[1], host[2], size) })
+        Ok(AnyRing::Split(unsafe { SplitRing::from_parts(host[0], host[1], host[2], size) }))
     }
 
     /// Takes the ring out of service and keeps its position.
@@ -293,7 +293,7 @@ impl State {
 
     pub(super) fn set_base(&mut self, index: usize, base: u32) -> Result<(), DeviceError> {
         let ring = self.stopped_ring(index, "SET_VRING_BASE")?;
-        ring.base = u16::try_from(base).map_err(|_| DeviceError::RingBase { ring: index, base })?;
+        ring.base = u16::try_from(base).map_err(|_| DeviceError::RingBase { ring: index, base })?.into();
         Ok(())
     }
 
@@ -319,14 +319,14 @@ impl State {
         if control && !self.features.has(feature::CTRL_VQ) {
             return Err(DeviceError::NotNegotiated { feature: feature::name(feature::CTRL_VQ) });
         }
-        let header = self.features.header_len();
         let at = self.rings[index].map(index, &self.memory)?;
-        let inflight = match &self.inflight {
-            Some(region) => region.queue(index, at.size())?,
-            None => None,
-        };
         let ring = &mut self.rings[index];
-        ring.queue = Some(Queue::new(at, Start { base: ring.base, header, inflight }));
+        let inflight = match (&self.inflight, ring.size) {
+            (Some(region), Some(size)) => region.queue(index, size)?,
+            _ => None,
+        };
+        let start = Start { base: ring.base, negotiated: self.features, inflight };
+        ring.queue = Some(AnyDeviceQueue::new(at, start));
         self.set_logs();
         Ok(())
     }
@@ -352,7 +352,7 @@ impl State {
     }
 
     /// Stops the ring and says where it stopped. Its buffers are not touched again.
-    pub(super) fn get_base(&mut self, index: usize) -> Result<u16, DeviceError> {
+    pub(super) fn get_base(&mut self, index: usize) -> Result<u32, DeviceError> {
         let ring = self.ring(index)?;
         ring.stop();
         ring.kick = None;

@@ -6,12 +6,12 @@ use super::DriverFault;
 use super::copy::gather;
 use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port};
-use super::queue::{Direction, Queue};
 use super::rx::{BATCH, Scratch};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Head, Side, each};
 
-/// Frames between two publications of the used index.
+/// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
@@ -23,7 +23,7 @@ const MIN_TX: usize = 14;
 ///
 /// What the driver did wrong. Everything given back before stays given back, and is published.
 pub(super) fn transmit<P: Port>(
-    q: &mut Queue,
+    q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
     port: &mut P,
     accepts: Option<Offloads>,
@@ -31,61 +31,91 @@ pub(super) fn transmit<P: Port>(
     wire: &mut [u8],
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let left = q.refresh()?.min(BATCH);
-    let mut memory = q.view(memory);
+    each!(q, q => transmit_on(q, memory, port, accepts, scratch, wire, tally))
+}
+
+fn transmit_on<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &MemoryTable,
+    port: &mut P,
+    accepts: Option<Offloads>,
+    scratch: &mut Scratch,
+    wire: &mut [u8],
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    if !q.refresh()? {
+        return Ok(());
+    }
+    let (mut memory, short) = (q.view(memory), short(q));
     let mut result = Ok(());
-    for n in 0..left {
+    for n in 0..BATCH {
         if n % PUBLISH_FRAMES == PUBLISH_FRAMES - 1 {
             q.publish();
         }
         if accepts.is_some() && !port.room() {
             break;
         }
-        let head = match take(q, &mut memory, P::WANTS_BYTES, scratch, wire) {
-            Ok((head, total)) => {
+        match take(q, &mut memory, P::WANTS_BYTES, scratch, wire) {
+            Ok(Some(head)) => {
+                let total = head.bytes() + short;
                 frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
-                head
+                q.give_back_read(head);
             }
+            Ok(None) => break,
             Err(e) => {
                 result = Err(e);
                 break;
             }
-        };
-        q.give_back(head, 0);
+        }
     }
     q.viewed(&memory);
     q.publish();
     result
 }
 
-/// The next chain: its head and its bytes, of which the first [`MAX_WIRE`] are copied into `wire` if `copied` is set.
+/// A legacy header is two bytes shorter than the one of the wire form, and lacks its last field. By how many bytes the
+/// chains of this queue are shorter than their frames in the wire form.
+fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
+    VnetHdr::LEN - q.header()
+}
+
+/// The next chain, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is set.
 #[inline(always)]
-fn take(
-    q: &Queue,
+fn take<S: Side>(
+    q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     copied: bool,
     scratch: &mut Scratch,
     wire: &mut [u8],
-) -> Result<(u16, usize), DriverFault> {
-    let head = q.head(0)?;
-    let d = q.desc(head);
-    let len = d.len as usize;
-    let plain = d.flags == 0 && (VnetHdr::LEN..=wire.len()).contains(&len);
-    if plain
-        && q.plain()
-        && let Some(host) = memory.translate(d.addr, d.len)
+) -> Result<Option<Head<S::At>>, DriverFault> {
+    if !q.available() {
+        return Ok(None);
+    }
+    if q.plain()
+        && let Some((head, host)) = q.whole(memory, VnetHdr::LEN, wire.len())
     {
         if copied {
-            // SAFETY: `host` is *mapped* for `len` bytes, and `wire` has that many.
-            unsafe { copy_out(host, &mut wire[..len]) };
+            // SAFETY: `host` is *mapped* for the bytes of the chain, and `wire` has that many.
+            unsafe { copy_out(host, &mut wire[..head.bytes()]) };
         }
-        return Ok((head, len));
+        return Ok(Some(head));
     }
+    chain(q, memory, copied, scratch, wire)
+}
+
+/// The same of a chain of any form.
+#[inline(never)]
+fn chain<S: Side>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'_>,
+    copied: bool,
+    scratch: &mut Scratch,
+    wire: &mut [u8],
+) -> Result<Option<Head<S::At>>, DriverFault> {
     let mut buffers = scratch.buffers.lend();
-    let total = q.chain(memory, head, Direction::Read, &mut buffers);
-    // A legacy header is two bytes shorter than the one of the wire form, and lacks its last field.
-    let short = VnetHdr::LEN - q.header();
-    if copied && total.is_ok() {
+    let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
+    let short = short(q);
+    if copied && matches!(lent, Ok(Some(_))) {
         gather(&buffers, &mut wire[short..]);
         if short > 0 {
             wire.copy_within(short..VnetHdr::LEN, 0);
@@ -93,7 +123,7 @@ fn take(
         }
     }
     scratch.buffers.put(buffers);
-    Ok((head, total? as usize + short))
+    lent
 }
 
 /// Judges a frame of `total` bytes, header included, and hands it on.

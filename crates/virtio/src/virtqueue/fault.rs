@@ -4,6 +4,9 @@
 //! which answers with a value that is safe to use, or with a fault. This is the only place that makes a [`DeviceFault`] (what
 //! a device did to our driver) or a [`DriverFault`] (what a driver did to our device). After a fault the queue is stopped.
 
+use super::device::Direction;
+use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
+
 /// What a device did to one ring. The driver stops the queue: nothing that the device says about the ring can be believed
 /// after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -148,6 +151,28 @@ pub enum DriverFault {
         /// The descriptor.
         id: u16,
     },
+    /// A table of descriptors in a descriptor that is not the last of its chain.
+    #[error("descriptor {id} is indirect, and not the last of its chain")]
+    IndirectNext {
+        /// The descriptor.
+        id: u16,
+    },
+    /// A table of descriptors of a wrong length.
+    #[error("descriptor {id} is an indirect table of {len} bytes, which is not 16 for each of 1 to {most} descriptors")]
+    IndirectLength {
+        /// The descriptor.
+        id: u16,
+        /// Its length.
+        len: u32,
+        /// The most descriptors that a table of this ring can have.
+        most: u16,
+    },
+    /// A table of descriptors in a table of descriptors.
+    #[error("the indirect table of descriptor {id} has an indirect descriptor")]
+    IndirectNested {
+        /// The descriptor of the outer table.
+        id: u16,
+    },
     /// A descriptor without bytes.
     #[error("descriptor {id} has no bytes")]
     ZeroLength {
@@ -202,7 +227,7 @@ pub enum DriverFault {
 
 impl DriverFault {
     /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in the order of [`Self::index`].
-    pub const NAMES: [&'static str; 12] = [
+    pub const NAMES: [&'static str; 15] = [
         "avail_jump",
         "head_out_of_range",
         "next_out_of_range",
@@ -215,6 +240,9 @@ impl DriverFault {
         "no_answer_byte",
         "ring_unmapped",
         "memory_lost",
+        "indirect_next",
+        "indirect_length",
+        "indirect_nested",
     ];
 
     /// Which of [`Self::NAMES`] it is.
@@ -233,6 +261,9 @@ impl DriverFault {
             Self::NoAnswerByte { .. } => 9,
             Self::RingUnmapped { .. } => 10,
             Self::MemoryLost { .. } => 11,
+            Self::IndirectNext { .. } => 12,
+            Self::IndirectLength { .. } => 13,
+            Self::IndirectNested { .. } => 14,
         }
     }
 }
@@ -256,6 +287,91 @@ impl DriverFault {
     #[inline(always)]
     pub(crate) fn next(next: u16, size: u16) -> Result<u16, Self> {
         if next < size { Ok(next) } else { Err(Self::NextOutOfRange { next, size }) }
+    }
+
+    /// Descriptor `id` has `len` bytes at `addr`; `found` is where they are, if they are in the memory table.
+    #[inline(always)]
+    pub(crate) fn inside<T>(id: u16, addr: u64, len: u32, found: Option<T>) -> Result<T, Self> {
+        found.ok_or(Self::OutsideTable { id, addr, len })
+    }
+
+    /// The command at `head` has `answer` for its answer.
+    pub(crate) fn answer<T>(head: u16, answer: Option<T>) -> Result<T, Self> {
+        answer.ok_or(Self::NoAnswerByte { head })
+    }
+}
+
+/// Judges the descriptors of one chain in their order, copies of which the device's queue has read.
+#[derive(Debug)]
+pub(crate) struct ChainJudge {
+    /// For messages.
+    head: u16,
+    /// Entries of the ring, and the most buffers of a chain.
+    size: u16,
+    direction: Direction,
+    /// Whether a writable buffer has come.
+    writing: bool,
+    buffers: u16,
+    bytes: u64,
+}
+
+impl ChainJudge {
+    /// For the chain at `head` in a ring of `size`.
+    #[inline]
+    pub(crate) fn new(head: u16, size: u16, direction: Direction) -> Self {
+        Self { head, size, direction, writing: direction == Direction::Write, buffers: 0, bytes: 0 }
+    }
+
+    /// The next buffer is that of `d`, which is descriptor `id` or in its table.
+    #[inline]
+    pub(crate) fn buffer(&mut self, id: u16, d: &Desc) -> Result<(), DriverFault> {
+        if self.buffers == self.size {
+            return Err(DriverFault::ChainTooLong { head: self.head, size: self.size });
+        }
+        self.buffers += 1;
+        if d.len == 0 {
+            return Err(DriverFault::ZeroLength { id });
+        }
+        if (d.flags & DESC_WRITE != 0) != self.writing {
+            if self.direction != Direction::ReadThenWrite || self.writing {
+                return Err(DriverFault::WrongDirection { id, flags: d.flags });
+            }
+            self.writing = true;
+        }
+        self.bytes += u64::from(d.len);
+        if self.bytes > u64::from(u32::MAX) {
+            return Err(DriverFault::HugeChain { head: self.head, len: self.bytes });
+        }
+        Ok(())
+    }
+
+    /// The chain ends with the indirect table of `d`, which is descriptor `id`. How many descriptors it has.
+    pub(crate) fn table(&self, id: u16, d: &Desc, negotiated: bool) -> Result<u16, DriverFault> {
+        if !negotiated {
+            return Err(DriverFault::Indirect { id });
+        }
+        if d.flags & DESC_NEXT != 0 {
+            return Err(DriverFault::IndirectNext { id });
+        }
+        let entries = d.len / Desc::LEN as u32;
+        if !d.len.is_multiple_of(Desc::LEN as u32) || !(1..=u32::from(self.size)).contains(&entries) {
+            return Err(DriverFault::IndirectLength { id, len: d.len, most: self.size });
+        }
+        Ok(entries as u16)
+    }
+
+    /// The next buffer is that of `d`, in the table of descriptor `id`.
+    pub(crate) fn entry(&mut self, id: u16, d: &Desc) -> Result<(), DriverFault> {
+        if d.flags & DESC_INDIRECT != 0 {
+            return Err(DriverFault::IndirectNested { id });
+        }
+        self.buffer(id, d)
+    }
+
+    /// Bytes of the chain. [`buffer`](Self::buffer) has checked that they fit.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u32 {
+        self.bytes as u32
     }
 }
 

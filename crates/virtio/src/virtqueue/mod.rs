@@ -9,12 +9,14 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `split.rs`, `packed.rs` | the words of a ring as they lie in memory |
+//! | `device.rs`, `device/` | the device's end of a queue |
 //! | `driver.rs`, `driver/` | the driver's end of a queue, in both formats |
 //! | `negotiated.rs` | the features that driver and device agreed on, as a value that answers questions |
 //! | `event.rs` | when a notification is due, and why none is lost |
 //! | `fault.rs` | the judge: every check of a word that the peer wrote |
 //! | `sync.rs` | the atomics, so that loom can replace them |
 
+pub(crate) mod device;
 #[allow(dead_code, reason = "the driver's queues move onto it one by one")]
 pub(crate) mod driver;
 pub(crate) mod event;

@@ -138,16 +138,6 @@ impl SplitRing {
         unsafe { Self::from_parts(base, base.add(at.avail), base.add(at.used), size) }
     }
 
-    /// The same ring with its available ring at another address.
-    ///
-    /// # Safety
-    ///
-    /// `avail` is valid as *mapped* asks, see the type: 3 + size words.
-    #[must_use]
-    pub(crate) unsafe fn with_avail(&self, avail: *const AtomicU16) -> Self {
-        Self { avail, ..*self }
-    }
-
     /// Entries.
     #[inline]
     #[must_use]

@@ -1,0 +1,636 @@
+//! The device's end of a virtqueue: chains are lent in the order in which the driver made them available, and given back in
+//! the same order.
+//!
+//! ```text
+//!   refresh ──► cursor ──► lend ──► Head + buffers ──► give_back ──► publish ──► should_notify
+//!                 ▲          │                             │
+//!                 └──────────┘                             └─ the queue's position moves here, and only here
+//! ```
+//!
+//! * *A chain is given back once.* [`Head`] can neither be copied nor cloned, and `give_back` takes it by value.
+//! * *A chain is not forgotten.* Lending does not move the queue: a caller walks ahead with a [cursor](DeviceQueue::cursor)
+//!   of its own. If a head is dropped, its chain is still the next one, and the next pass finds it again.
+//! * *No address outlives a pass.* A [`Buffer`] borrows the memory table ([`View`]).
+//! * *Nothing that the driver wrote is believed.* Every word is read once, into a private copy, and the
+//!   [judge](super::fault) checks the copy. After a fault the caller does not touch the ring again.
+//!
+//! The format is the only generic: [`Side`] is what differs between split and packed rings. Everything else is written once.
+//!
+//! # In order
+//!
+//! The device completes every chain in order, so it can offer `VIRTIO_F_IN_ORDER`. With that feature one used entry may stand
+//! for a batch, with the id of the batch's last chain. An entry has one length, so only chains into which nothing is written
+//! are batched: [`give_back_read`](DeviceQueue::give_back_read), for transmit. Received frames get one entry each.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use netmem_pool::foreign::copy_out;
+
+use super::Armed;
+use super::fault::{ChainJudge, DriverFault};
+use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated, SplitRing};
+use crate::device::inflight::Part;
+use crate::device::log::DirtyLog;
+use crate::device::memory::{MemoryTable, View};
+use crate::net::VnetHdr;
+
+mod split;
+
+pub(crate) use self::split::SplitSide;
+
+/// What the buffers of a chain must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Only readable ones: a frame from the driver.
+    Read,
+    /// Only writable ones: room for a frame to the driver.
+    Write,
+    /// Readable ones, then writable ones: a command and its answer.
+    ReadThenWrite,
+}
+
+/// A piece of the driver's memory, of the table that is borrowed for `'t`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer<'t> {
+    /// Where it is in this process.
+    pub(crate) host: *mut u8,
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Whether the device writes it.
+    pub(crate) write: bool,
+    /// Its address as the driver says it.
+    guest: u64,
+    table: PhantomData<&'t MemoryTable>,
+}
+
+/// Room for the buffers of a chain, kept between passes to spare an allocation. It has no buffers then.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers(Vec<Buffer<'static>>);
+
+// SAFETY: it is empty between passes, and a pass is on one thread.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    /// The room, for a pass.
+    pub(crate) fn lend<'t>(&mut self) -> Vec<Buffer<'t>> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes the room back. The buffers are forgotten, because no address outlives its pass.
+    pub(crate) fn put(&mut self, mut room: Vec<Buffer<'_>>) {
+        room.clear();
+        // The elements, of which there are none, get another lifetime; the allocation stays.
+        self.0 = room.into_iter().map(|b| Buffer { table: PhantomData, ..b }).collect();
+    }
+}
+
+/// A chain that is lent. It goes back with [`DeviceQueue::give_back`]; a head that is dropped leaves its chain where it is.
+#[derive(Debug)]
+#[must_use = "the chain stays the queue's next one until its head is given back"]
+pub(crate) struct Head<A> {
+    /// Where the chain is. Heads are given back in the order of their positions.
+    at: A,
+    /// What the driver calls the chain.
+    id: u16,
+    /// By how much the chain moves the queue's position: its descriptors in a packed ring, 1 in a split ring.
+    span: u16,
+    bytes: u32,
+}
+
+impl<A> Head<A> {
+    /// Bytes in the chain's buffers.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// What the driver calls the chain.
+    pub(crate) fn id(&self) -> u16 {
+        self.id
+    }
+}
+
+/// A descriptor of a chain, as a private copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link<A> {
+    /// Flags other than those of [`Desc`] are cleared.
+    desc: Desc,
+    /// The descriptor's number in the ring, for messages.
+    index: u16,
+    /// Where the chain begins.
+    at: A,
+    /// What the driver calls the chain, as far as this descriptor says it: in a packed ring the last one counts.
+    id: u16,
+    /// Descriptors of the chain so far, as in [`Head`].
+    span: u16,
+}
+
+/// Chains that are looked at together: their cache lines are waited for together, too.
+pub(crate) const GROUP: usize = 64;
+
+/// A chain of one buffer that lies in one region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole {
+    /// Where the buffer is in this process.
+    pub(crate) host: *mut u8,
+    /// Bytes in the buffer; when the chain is given back, bytes written.
+    pub(crate) len: u32,
+    id: u16,
+}
+
+/// The next chains of a queue, as far as each is one buffer in one region: room for [`DeviceQueue::look_ahead`].
+#[derive(Debug)]
+pub(crate) struct Group {
+    chains: [Whole; GROUP],
+    found: usize,
+}
+
+impl Group {
+    /// A group of no chains.
+    pub(crate) const EMPTY: Self =
+        Self { chains: [Whole { host: std::ptr::null_mut(), len: 0, id: 0 }; GROUP], found: 0 };
+
+    /// The chains that were found.
+    #[inline(always)]
+    pub(crate) fn chains(&mut self) -> &mut [Whole] {
+        &mut self.chains[..self.found]
+    }
+}
+
+/// What differs between the formats.
+pub(crate) trait Side: std::fmt::Debug + Sized {
+    /// A ring in memory.
+    type Ring: std::fmt::Debug;
+    /// A place in the ring.
+    type At: Copy + PartialEq + std::fmt::Debug;
+
+    /// Takes over a ring.
+    fn new(ring: Self::Ring, start: Start) -> Self;
+    /// The ring lies elsewhere now.
+    fn moved(self, ring: Self::Ring) -> Self;
+    /// Entries of the ring.
+    fn size(&self) -> u16;
+    /// What `GET_VRING_BASE` answers.
+    fn base(&self) -> u32;
+    /// Looks at what the driver has made available. Whether there is a chain.
+    fn refresh(&mut self) -> Result<bool, DriverFault>;
+    /// Whether there is a chain at `next`.
+    fn available(&self) -> bool;
+    /// The first chain that was not given back.
+    fn next(&self) -> Self::At;
+    /// The place behind a chain.
+    fn behind(&self, at: Self::At, span: u16) -> Self::At;
+    /// The first descriptor of the chain at `at`; none if the driver has made none available there.
+    fn first(&self, at: Self::At) -> Result<Option<Link<Self::At>>, DriverFault>;
+    /// The descriptor that follows one with [`DESC_NEXT`].
+    fn follow(&self, link: &Link<Self::At>) -> Result<Link<Self::At>, DriverFault>;
+    /// The id of a chain that ends with `last`.
+    fn id(&self, last: &Link<Self::At>) -> Result<u16, DriverFault>;
+    /// See [`DeviceQueue::look_ahead`].
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize;
+    /// The next chain goes back; the driver sees it after `publish`.
+    fn give_back(&mut self, id: u16, span: u16, len: u32);
+    /// The same of a chain that was only read, and may be batched.
+    fn give_back_read(&mut self, id: u16, span: u16);
+    /// See [`DeviceQueue::publish`].
+    fn publish(&mut self);
+    /// The same with in-flight state, and notes in the dirty log. Whether chains are still to be taken again.
+    fn publish_watched(&mut self, log: Option<&Logged>) -> bool;
+    /// See [`DeviceQueue::should_notify`].
+    fn should_notify(&mut self) -> bool;
+    /// See [`DeviceQueue::arm`].
+    fn arm(&mut self) -> Armed;
+    /// See [`DeviceQueue::disarm`].
+    fn disarm(&mut self);
+    /// The event or flag for the driver was written.
+    fn log_event(&self, log: &Logged);
+    /// Remembers that no chain is available at `at`.
+    fn starve(&mut self, at: Self::At);
+    /// Whether there is still none; as of the last `refresh`.
+    fn starved(&mut self) -> bool;
+    /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the table has `entries`.
+    fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc;
+}
+
+/// Where the dirty log notes what a queue writes.
+#[derive(Debug)]
+pub(crate) struct Logged {
+    pub(crate) log: Arc<DirtyLog>,
+    /// Guest address of the used ring, if writes to it are noted too.
+    pub(crate) used: Option<u64>,
+}
+
+/// What a queue is started with.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// Where to begin, as `SET_VRING_BASE` says it; in-flight state takes precedence over it.
+    pub(crate) base: u32,
+    pub(crate) negotiated: Negotiated,
+    pub(crate) inflight: Option<Part>,
+}
+
+/// A running queue of one format.
+#[derive(Debug)]
+pub(crate) struct DeviceQueue<S> {
+    side: S,
+    negotiated: Negotiated,
+    header: usize,
+    /// There while the front end wants to know which pages the device writes.
+    logged: Option<Logged>,
+    /// Whether there is in-flight state.
+    kept: bool,
+    /// Whether chains of the back end before us are still to be taken again.
+    again: bool,
+    /// Whether there is `logged` or `kept`, for the hot paths to test.
+    watched: bool,
+    /// See [`Self::plain`].
+    plain: bool,
+    /// The number of the region that the last buffer was in: where the next pass looks first.
+    region: usize,
+    /// Room for the copy of an indirect table.
+    table: Vec<u8>,
+}
+
+impl<S: Side> DeviceQueue<S> {
+    /// Takes over `ring`.
+    pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
+        let (negotiated, kept) = (start.negotiated, start.inflight.is_some());
+        let mut queue = Self {
+            side: S::new(ring, start),
+            negotiated,
+            header: negotiated.header_len(),
+            logged: None,
+            kept,
+            again: kept,
+            watched: false,
+            plain: false,
+            region: 0,
+            table: Vec::new(),
+        };
+        queue.side.disarm();
+        queue.watch();
+        queue
+    }
+
+    /// The same queue at other addresses, after the memory table was replaced.
+    pub(crate) fn moved(self, ring: S::Ring) -> Self {
+        Self { side: self.side.moved(ring), ..self }
+    }
+
+    /// From now on the device's writes are noted in `log`, or no longer. `used` is the guest address of the used ring.
+    pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
+        self.logged = log.map(|log| Logged { log, used });
+        self.watch();
+        self.log_event();
+    }
+
+    fn watch(&mut self) {
+        self.watched = self.logged.is_some() || self.kept;
+        self.plain = self.logged.is_none() && !self.again && self.header == VnetHdr::LEN;
+    }
+
+    /// Bytes of the virtio header in front of each frame.
+    #[inline(always)]
+    pub(crate) fn header(&self) -> usize {
+        self.header
+    }
+
+    /// What driver and device agreed on.
+    #[inline(always)]
+    pub(crate) fn negotiated(&self) -> Negotiated {
+        self.negotiated
+    }
+
+    /// Whether a frame may be copied into or out of a single buffer without more ado: its header is the usual one, nothing
+    /// is logged, and no chain is to be taken again.
+    #[inline(always)]
+    pub(crate) fn plain(&self) -> bool {
+        self.plain
+    }
+
+    /// Where the queue stands, as `GET_VRING_BASE` answers it.
+    pub(crate) fn base(&self) -> u32 {
+        self.side.base()
+    }
+
+    /// Entries of the ring.
+    pub(crate) fn size(&self) -> u16 {
+        self.side.size()
+    }
+
+    /// Looks at what the driver has made available, and says whether there is a chain. One load.
+    #[inline]
+    pub(crate) fn refresh(&mut self) -> Result<bool, DriverFault> {
+        self.side.refresh()
+    }
+
+    /// Whether there is a next chain; as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(crate) fn available(&self) -> bool {
+        self.side.available()
+    }
+
+    /// How a pass over this queue reaches memory.
+    #[inline]
+    pub(crate) fn view<'t>(&self, memory: &'t MemoryTable) -> View<'t> {
+        memory.view(self.region)
+    }
+
+    /// The pass is over.
+    #[inline]
+    pub(crate) fn viewed(&mut self, memory: &View<'_>) {
+        self.region = memory.index();
+    }
+
+    /// Looks ahead, over up to `most` chains of one writable buffer each, without taking them. The first chain that is
+    /// anything else, wrong ones too, ends it. Only for a [plain](Self::plain) queue.
+    #[inline(always)]
+    pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, group: &mut Group) {
+        group.found = self.side.look_ahead(memory, most, &mut group.chains);
+    }
+
+    /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
+    #[inline(always)]
+    pub(crate) fn give_back_group(&mut self, group: &mut Group, taken: usize) {
+        for w in &group.chains[..taken] {
+            self.side.give_back(w.id, 1, w.len);
+        }
+        group.found = 0;
+    }
+
+    /// The next chain, if it is one readable buffer in one region, of at least `least` bytes and at most `most`: its head,
+    /// and where the buffer is. None if it is anything else, or if there is none. Only for a [plain](Self::plain) queue.
+    #[inline(always)]
+    pub(crate) fn whole(&self, memory: &mut View<'_>, least: usize, most: usize) -> Option<(Head<S::At>, *mut u8)> {
+        let Ok(Some(link)) = self.side.first(self.side.next()) else { return None };
+        let Desc { addr, len, flags, .. } = link.desc;
+        if flags != 0 || !(least..=most).contains(&(len as usize)) {
+            return None;
+        }
+        let host = memory.translate(addr, len)?;
+        let Ok(id) = self.side.id(&link) else { return None };
+        Some((Head { at: link.at, id, span: 1, bytes: len }, host))
+    }
+
+    /// Where to begin lending.
+    #[inline]
+    pub(crate) fn cursor(&self) -> S::At {
+        self.side.next()
+    }
+
+    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. None if the driver has
+    /// made no chain available there.
+    ///
+    /// At most as many descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes
+    /// several.
+    pub(crate) fn lend<'t>(
+        &mut self,
+        cursor: &mut S::At,
+        memory: &mut View<'t>,
+        direction: Direction,
+        out: &mut Vec<Buffer<'t>>,
+    ) -> Result<Option<Head<S::At>>, DriverFault> {
+        let Some(mut link) = self.side.first(*cursor)? else { return Ok(None) };
+        let mut judge = ChainJudge::new(link.index, self.size(), direction);
+        loop {
+            let Link { desc, index, .. } = link;
+            if desc.flags & DESC_INDIRECT != 0 {
+                self.lend_table(&mut judge, index, &desc, memory, out)?;
+                break;
+            }
+            judge.buffer(index, &desc)?;
+            buffer(memory, index, &desc, out)?;
+            if desc.flags & DESC_NEXT == 0 {
+                break;
+            }
+            link = self.side.follow(&link)?;
+        }
+        let id = self.side.id(&link)?;
+        *cursor = self.side.behind(*cursor, link.span);
+        Ok(Some(Head { at: link.at, id, span: link.span, bytes: judge.bytes() }))
+    }
+
+    /// The buffers of an indirect table, which is copied before it is read: it may lie across regions, and the driver may
+    /// change it.
+    #[cold]
+    fn lend_table<'t>(
+        &mut self,
+        judge: &mut ChainJudge,
+        index: u16,
+        table: &Desc,
+        memory: &mut View<'t>,
+        out: &mut Vec<Buffer<'t>>,
+    ) -> Result<(), DriverFault> {
+        let entries = judge.table(index, table, self.negotiated.indirect())?;
+        self.table.resize(table.len as usize, 0);
+        let (mut addr, mut left) = (table.addr, &mut self.table[..]);
+        while !left.is_empty() {
+            let piece = memory.piece(addr, left.len() as u32);
+            let (host, n) = DriverFault::inside(index, table.addr, table.len, piece)?;
+            let (now, rest) = left.split_at_mut(n as usize);
+            // SAFETY: `host` is *mapped* for `n` bytes (its `MemoryTable` is borrowed by the pass).
+            unsafe { copy_out(host, now) };
+            (addr, left) = (addr.wrapping_add(n.into()), rest);
+        }
+        let mut number = 0;
+        loop {
+            let (bytes, _) =
+                self.table[Desc::LEN * usize::from(number)..].split_first_chunk().unwrap_or((&[0; 16], &[]));
+            let desc = self.side.entry(*bytes, number, entries);
+            judge.entry(index, &desc)?;
+            buffer(memory, index, &desc, out)?;
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            number = DriverFault::next(desc.next, entries)?;
+        }
+    }
+
+    /// The first `len` bytes of `buffers` were written.
+    pub(crate) fn wrote(&self, buffers: &[Buffer<'_>], len: usize) {
+        let Some(Logged { log, .. }) = &self.logged else { return };
+        let mut left = len;
+        for b in buffers {
+            let n = left.min(b.len);
+            log.mark(b.guest, n as u64);
+            left -= n;
+        }
+    }
+
+    /// Gives back a chain with `len` bytes written. The driver sees it after [`Self::publish`].
+    #[inline(always)]
+    pub(crate) fn give_back(&mut self, head: Head<S::At>, len: u32) {
+        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
+        self.side.give_back(head.id, head.span, len);
+    }
+
+    /// Gives back a chain that was only read. With `VIRTIO_F_IN_ORDER` the chains up to the next [`Self::publish`] share one
+    /// used entry. A queue uses either this or [`give_back`](Self::give_back).
+    #[inline(always)]
+    pub(crate) fn give_back_read(&mut self, head: Head<S::At>) {
+        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
+        // In-flight state is kept by the used entries, of which there must be one for each chain.
+        if self.negotiated.in_order() && !self.watched {
+            self.side.give_back_read(head.id, head.span);
+        } else {
+            self.side.give_back(head.id, head.span, 0);
+        }
+    }
+
+    /// Shows the driver everything given back so far.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        if self.watched {
+            return self.publish_watched();
+        }
+        self.side.publish();
+    }
+
+    #[cold]
+    fn publish_watched(&mut self) {
+        let again = self.side.publish_watched(self.logged.as_ref());
+        if self.again != again {
+            self.again = again;
+            self.watch();
+        }
+    }
+
+    /// Whether the driver wants an interrupt for what was published since the last call. One full fence if anything was.
+    #[inline]
+    pub(crate) fn should_notify(&mut self) -> bool {
+        self.side.should_notify()
+    }
+
+    /// Asks the driver for a notification when it makes a chain available that was not there at the last
+    /// [`refresh`](Self::refresh), and looks whether it has done so already.
+    pub(crate) fn arm(&mut self) -> Armed {
+        let armed = self.side.arm();
+        self.log_event();
+        armed
+    }
+
+    /// The device polls from now on.
+    pub(crate) fn disarm(&mut self) {
+        self.side.disarm();
+        self.log_event();
+    }
+
+    fn log_event(&self) {
+        if let Some(logged) = &self.logged {
+            self.side.log_event(logged);
+        }
+    }
+
+    /// Remembers that the chains up to `cursor`, where there is none, are too few.
+    pub(crate) fn starve(&mut self, cursor: S::At) {
+        self.side.starve(cursor);
+    }
+
+    /// Whether nothing has come since [`Self::starve`]; as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(crate) fn starved(&mut self) -> bool {
+        self.side.starved()
+    }
+}
+
+/// Appends the buffer of a descriptor that was judged.
+#[inline]
+fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
+    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(memory, index, d, out) };
+    let write = d.flags & DESC_WRITE != 0;
+    out.push(Buffer { host, len: d.len as usize, write, guest: d.addr, table: PhantomData });
+    Ok(())
+}
+
+/// The same of a buffer in several regions whose guest addresses meet.
+#[cold]
+fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
+    let (mut addr, mut left) = (d.addr, d.len);
+    while left > 0 {
+        let (host, n) = DriverFault::inside(index, d.addr, d.len, memory.piece(addr, left))?;
+        out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr, table: PhantomData });
+        left -= n;
+        // A region's end does not wrap around, so this cannot either, except to an address in no region.
+        addr = addr.wrapping_add(u64::from(n));
+    }
+    Ok(())
+}
+
+/// A ring of either format in memory.
+#[derive(Debug)]
+pub(crate) enum AnyRing {
+    /// A split ring.
+    Split(SplitRing),
+}
+
+/// A running queue of either format. A pass chooses once.
+#[derive(Debug)]
+pub(crate) enum AnyDeviceQueue {
+    /// Of a split ring.
+    Split(DeviceQueue<SplitSide>),
+}
+
+/// Does the same with the queue of either format.
+macro_rules! each {
+    ($queue:expr, $q:ident => $do:expr) => {
+        match $queue {
+            $crate::virtqueue::device::AnyDeviceQueue::Split($q) => $do,
+        }
+    };
+}
+pub(crate) use each;
+
+impl AnyDeviceQueue {
+    /// Takes over `ring`.
+    pub(crate) fn new(ring: AnyRing, start: Start) -> Self {
+        match ring {
+            AnyRing::Split(ring) => Self::Split(DeviceQueue::new(ring, start)),
+        }
+    }
+
+    /// The same queue at other addresses.
+    pub(crate) fn moved(self, ring: AnyRing) -> Self {
+        match (self, ring) {
+            (Self::Split(q), AnyRing::Split(ring)) => Self::Split(q.moved(ring)),
+        }
+    }
+
+    /// See [`DeviceQueue::set_log`].
+    pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
+        each!(self, q => q.set_log(log, used));
+    }
+
+    /// See [`DeviceQueue::base`].
+    pub(crate) fn base(&self) -> u32 {
+        each!(self, q => q.base())
+    }
+
+    /// See [`DeviceQueue::refresh`].
+    #[inline]
+    pub(crate) fn refresh(&mut self) -> Result<bool, DriverFault> {
+        each!(self, q => q.refresh())
+    }
+
+    /// See [`DeviceQueue::starved`].
+    #[inline]
+    pub(crate) fn starved(&mut self) -> bool {
+        each!(self, q => q.starved())
+    }
+
+    /// See [`DeviceQueue::should_notify`].
+    #[inline]
+    pub(crate) fn should_notify(&mut self) -> bool {
+        each!(self, q => q.should_notify())
+    }
+
+    /// See [`DeviceQueue::arm`].
+    pub(crate) fn arm(&mut self) -> Armed {
+        each!(self, q => q.arm())
+    }
+
+    /// See [`DeviceQueue::disarm`].
+    pub(crate) fn disarm(&mut self) {
+        each!(self, q => q.disarm());
+    }
+}

@@ -1,0 +1,246 @@
+//! The device's side of a split ring.
+
+use super::super::Armed;
+use super::super::event::{full_fence, passed};
+use super::super::fault::DriverFault;
+use super::super::{AVAIL_NO_INTERRUPT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
+use super::{GROUP, Link, Logged, Side, Start, Whole};
+use crate::device::inflight::SplitInflight;
+use crate::device::memory::View;
+
+/// Positions count chains, modulo 2^16.
+#[derive(Debug)]
+pub(crate) struct SplitSide {
+    ring: SplitRing,
+    size: u16,
+    event_idx: bool,
+    /// The next chain to lend.
+    next: u16,
+    /// The driver's index as last read; at most `size` ahead of `next`.
+    avail_idx: u16,
+    /// Where the next used element goes.
+    used: u16,
+    /// The used index that the driver sees.
+    published: u16,
+    /// The last chain of a batch, and the chains in the batch.
+    batch: (u16, u16),
+    /// Used elements published since the driver's wish was last looked at.
+    fresh: u32,
+    /// The driver's index at which the chains were too few.
+    starved_at: Option<u16>,
+    inflight: Option<SplitInflight>,
+}
+
+impl SplitSide {
+    /// The elements of a batch have become one: it is at the place of the first, and names the last chain. The index then
+    /// skips the others.
+    #[inline(always)]
+    fn end_batch(&mut self) {
+        if let (id, chains @ 1..) = self.batch {
+            self.ring.set_used_entry(self.used, id.into(), 0);
+            self.used = self.used.wrapping_add(chains);
+            self.batch = (0, 0);
+        }
+    }
+}
+
+impl Side for SplitSide {
+    type Ring = SplitRing;
+    type At = u16;
+
+    fn new(ring: SplitRing, start: Start) -> Self {
+        let (used, size) = (ring.used_idx(), ring.size());
+        let inflight = start.inflight.map(|part| SplitInflight::new(part, size, used));
+        let next = if inflight.is_some() { used } else { start.base as u16 };
+        // Of a driver that uses event indices, the flag is to be 0.
+        ring.set_used_flags(0);
+        Self {
+            ring,
+            size,
+            event_idx: start.negotiated.event_idx(),
+            next,
+            avail_idx: next,
+            used,
+            published: used,
+            batch: (0, 0),
+            fresh: 0,
+            starved_at: None,
+            inflight,
+        }
+    }
+
+    fn moved(self, ring: SplitRing) -> Self {
+        Self { ring, ..self }
+    }
+
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn base(&self) -> u32 {
+        self.next.into()
+    }
+
+    #[inline]
+    fn refresh(&mut self) -> Result<bool, DriverFault> {
+        let to = self.ring.avail_idx();
+        let ahead = DriverFault::ahead(self.next, to, self.size)?;
+        self.avail_idx = to;
+        Ok(ahead > 0)
+    }
+
+    #[inline(always)]
+    fn available(&self) -> bool {
+        self.next != self.avail_idx
+    }
+
+    #[inline(always)]
+    fn next(&self) -> u16 {
+        self.next
+    }
+
+    #[inline(always)]
+    fn behind(&self, at: u16, span: u16) -> u16 {
+        at.wrapping_add(span)
+    }
+
+    #[inline(always)]
+    fn first(&self, at: u16) -> Result<Option<Link<u16>>, DriverFault> {
+        if at == self.avail_idx {
+            return Ok(None);
+        }
+        let again = self.inflight.as_ref().and_then(|inflight| inflight.again(at));
+        let head = DriverFault::head(again.unwrap_or_else(|| self.ring.avail_entry(at)), self.size)?;
+        Ok(Some(Link { desc: self.ring.desc(head), index: head, at, id: head, span: 1 }))
+    }
+
+    fn follow(&self, link: &Link<u16>) -> Result<Link<u16>, DriverFault> {
+        let next = DriverFault::next(link.desc.next, self.size)?;
+        Ok(Link { desc: self.ring.desc(next), index: next, ..*link })
+    }
+
+    #[inline(always)]
+    fn id(&self, last: &Link<u16>) -> Result<u16, DriverFault> {
+        Ok(last.id)
+    }
+
+    #[inline(always)]
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize {
+        let most = usize::from(most.min(self.avail_idx.wrapping_sub(self.next))).min(GROUP);
+        let mut n = 0;
+        while n < most {
+            let at = self.next.wrapping_add(n as u16);
+            let Ok(id) = DriverFault::head(self.ring.avail_entry(at), self.size) else { break };
+            let d = self.ring.desc(id);
+            if d.flags != DESC_WRITE || d.len == 0 {
+                break;
+            }
+            let Some(host) = memory.translate(d.addr, d.len) else { break };
+            found[n] = Whole { host, len: d.len, id };
+            n += 1;
+        }
+        n
+    }
+
+    #[inline(always)]
+    fn give_back(&mut self, id: u16, _: u16, len: u32) {
+        self.ring.set_used_entry(self.used, id.into(), len);
+        self.used = self.used.wrapping_add(1);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn give_back_read(&mut self, id: u16, _: u16) {
+        self.batch = (id, self.batch.1 + 1);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.end_batch();
+        if self.published != self.used {
+            self.fresh = self.fresh.saturating_add(self.used.wrapping_sub(self.published).into());
+            self.published = self.used;
+            self.ring.set_used_idx(self.used);
+        }
+    }
+
+    fn publish_watched(&mut self, log: Option<&Logged>) -> bool {
+        let (from, to) = (self.published, self.used);
+        if from != to {
+            if let Some(inflight) = &self.inflight {
+                inflight.before(&self.ring, from, to);
+            }
+            self.publish();
+            if let Some(Logged { log, used: Some(at) }) = log {
+                // Elements of 8 bytes behind flags and index. A batch that goes around the end is two runs.
+                let (first, count) = (u64::from(from & (self.size - 1)), u64::from(to.wrapping_sub(from)));
+                let straight = count.min(u64::from(self.size) - first);
+                log.mark(at.wrapping_add(4 + 8 * first), 8 * straight);
+                log.mark(at.wrapping_add(4), 8 * (count - straight));
+                log.mark(*at, 4);
+            }
+            if let Some(inflight) = &mut self.inflight {
+                inflight.after(&self.ring, from, to, self.next);
+            }
+        }
+        self.inflight.as_ref().is_some_and(SplitInflight::has_again)
+    }
+
+    fn should_notify(&mut self) -> bool {
+        let fresh = std::mem::take(&mut self.fresh);
+        if fresh == 0 {
+            return false;
+        }
+        full_fence();
+        if !self.event_idx {
+            return self.ring.avail_flags() & AVAIL_NO_INTERRUPT == 0;
+        }
+        // More than 2^16 elements have passed every event.
+        let Ok(fresh) = u16::try_from(fresh) else { return true };
+        passed(self.ring.used_event(), self.published.wrapping_sub(fresh), self.published)
+    }
+
+    fn arm(&mut self) -> Armed {
+        match self.event_idx {
+            true => self.ring.set_avail_event(self.avail_idx),
+            false => self.ring.set_used_flags(0),
+        }
+        full_fence();
+        if self.ring.avail_idx() == self.avail_idx { Armed::Waits } else { Armed::Work }
+    }
+
+    /// With event indices nothing is written: the event lies behind the driver's index after the first notification, and is
+    /// passed again 2^16 chains later.
+    fn disarm(&mut self) {
+        if !self.event_idx {
+            self.ring.set_used_flags(USED_NO_NOTIFY);
+        }
+    }
+
+    fn log_event(&self, Logged { log, used }: &Logged) {
+        let Some(at) = used else { return };
+        match self.event_idx {
+            true => log.mark(at.wrapping_add(4 + 8 * u64::from(self.size)), 2),
+            false => log.mark(*at, 4),
+        }
+    }
+
+    fn starve(&mut self, _: u16) {
+        self.starved_at = Some(self.avail_idx);
+    }
+
+    #[inline(always)]
+    fn starved(&mut self) -> bool {
+        if self.starved_at == Some(self.avail_idx) {
+            return true;
+        }
+        self.starved_at = None;
+        false
+    }
+
+    fn entry(&self, bytes: [u8; Desc::LEN], _: u16, _: u16) -> Desc {
+        let word = u128::from_le_bytes(bytes);
+        Desc { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 96) as u16, next: (word >> 112) as u16 }
+    }
+}

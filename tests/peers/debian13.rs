@@ -21,7 +21,6 @@ impl Root {
     }
 
     /// A file of the root.
-    #[allow(dead_code, reason = "not every test needs one")]
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.0.join(file)
     }

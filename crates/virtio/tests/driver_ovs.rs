@@ -3,8 +3,6 @@
 //! and the switch has connected again.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/peers/debian13.rs"]
-mod debian13;
 mod driver_common;
 
 use std::os::unix::process::CommandExt;
@@ -12,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use debian13::Root;
+use driver_common::debian13::Root;
 use driver_common::skip::skip;
 use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};

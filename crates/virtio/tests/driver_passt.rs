@@ -2,15 +2,13 @@
 //! network. passt insists on the order of messages: the first SET_FEATURES is the driver's whole choice.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/peers/debian13.rs"]
-mod debian13;
 mod driver_common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use debian13::Root;
+use driver_common::debian13::Root;
 use driver_common::skip::skip;
 use driver_common::*;
 use etherparse::{ArpHardwareId, ArpOperation, EtherType, Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};

@@ -2,6 +2,8 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod back;
+#[path = "../../../../tests/peers/debian13.rs"]
+pub mod debian13;
 pub mod hostile;
 #[path = "../../../../tests/skip.rs"]
 pub mod skip;

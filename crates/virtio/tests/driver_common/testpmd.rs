@@ -5,29 +5,59 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use super::debian13::Root;
 use super::skip::skip;
 
-/// A testpmd that swaps the addresses of frames and sends them back.
+/// A version of DPDK.
+#[derive(Clone, Copy, Debug)]
+pub enum Dpdk {
+    /// The system's: 22.11 on Debian 12.
+    System,
+    /// Debian 13's: 24.11.
+    Debian13,
+}
+
+/// A running testpmd.
 pub struct Testpmd(Child);
 
 impl Testpmd {
-    /// Starts it on a socket: it listens there, or connects as a `client`, again and again. None if it cannot run here, which is
-    /// said.
+    /// Starts the system's testpmd on a socket: it swaps the addresses of frames and sends them back. It listens there, or connects as a
+    /// `client`, again and again. None if it cannot run here, which is said.
     pub fn start(socket: &Path, client: bool) -> Option<Self> {
+        let vhost = format!("net_vhost0,iface={},queues=1,client={}", socket.display(), u8::from(client));
+        Self::run(Dpdk::System, &vhost, "--forward-mode=macswap", "")
+    }
+
+    /// Starts it with one port, which sends back what it receives, as `options` say. `commands` are lines for its console.
+    pub fn run(dpdk: Dpdk, vdev: &str, options: &str, commands: &str) -> Option<Self> {
         if std::thread::available_parallelism().unwrap().get() < 2 {
             skip("dpdk-testpmd needs two CPUs");
             return None;
         }
-        let arguments = format!(
-            "-oL dpdk-testpmd -l 0,1 --main-lcore 0 --no-pci --no-telemetry --no-huge -m 256 --no-shconf --file-prefix=netmem-{} \
-             --vdev=net_vhost0,iface={},queues=1,client={} -- -i --total-num-mbufs=8192 --nb-cores=1 --port-topology=loop \
-             --forward-mode=macswap",
-            std::process::id(),
-            socket.display(),
-            u8::from(client)
-        );
         let mut command = Command::new("stdbuf");
-        command.args(arguments.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg("-oL");
+        match dpdk {
+            Dpdk::System => _ = command.arg("dpdk-testpmd"),
+            Dpdk::Debian13 => {
+                let root = match Root::get() {
+                    Ok(root) => root,
+                    Err(why) => {
+                        skip(&why);
+                        return None;
+                    }
+                };
+                let testpmd = root.command("usr/bin/dpdk-testpmd");
+                command.arg(testpmd.get_program()).args(testpmd.get_args());
+                command.arg("-d").arg(root.path("usr/lib/x86_64-linux-gnu/dpdk/pmds-25.0"));
+            }
+        }
+        let arguments = format!(
+            "-l 0,1 --main-lcore 0 --no-pci --no-telemetry --no-huge -m 256 --no-shconf --file-prefix=netmem-{} --vdev={vdev} \
+             -- -i --total-num-mbufs=8192 --nb-cores=1 --port-topology=loop {options}",
+            std::process::id()
+        );
+        command.args(arguments.split_whitespace());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // It dies with us.
         // SAFETY: one system call.
         unsafe {
@@ -44,7 +74,7 @@ impl Testpmd {
             }
         };
         // It may have ended already, if there is no testpmd: it then says nothing below.
-        let _ = writeln!(child.stdin.as_mut().unwrap(), "start");
+        let _ = writeln!(child.stdin.as_mut().unwrap(), "{commands}\nstart");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         if !lines.any(|line| line.contains("packet forwarding - ports=1")) {
             skip("dpdk-testpmd does not start");

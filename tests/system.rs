@@ -139,6 +139,13 @@ mod peers {
         script("tests/peers/dpdk.py", &[DEBIAN13]);
     }
 
+    /// testpmd's checksum engine, with TSO and LRO, on our device and a tap: sums and sizes of segments are passed on as they are.
+    /// Proves NET-9.
+    #[test]
+    fn checksums_and_segments_of_testpmd() {
+        script("tests/peers/csum.py", &[DEBIAN13]);
+    }
+
     /// A guest with a card for each ring format: two queue pairs with MSI-X, large frames, offloads that are on and used, and iperf3
     /// both ways over IPv4 and IPv6; cards without any of these beside them. Proves NET-7 and NET-9.
     #[test]

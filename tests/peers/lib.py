@@ -149,7 +149,7 @@ class Testpmd:
         command = [
             # By lines: its output is read while it runs.
             "stdbuf", "-oL", *program, "-l", "0,1", "--main-lcore", "0", "--no-pci", "--no-telemetry", "--no-huge", "-m", "256", "--no-shconf",
-            f"--file-prefix=netmem-{os.getpid()}-{name}", "--log-level=pmd.net.virtio.*:8", *eal, *(f"--vdev={vdev}" for vdev in vdevs),
+            f"--file-prefix=netmem-{os.getpid()}-{name}", "--log-level=pmd.net.virtio.init:info", *eal, *(f"--vdev={vdev}" for vdev in vdevs),
             "--", "-i", "--nb-cores=1", "--port-topology=paired", "--no-flush-rx", *options,
         ]
         with open(self.path, "wb") as log:

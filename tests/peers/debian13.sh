@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # debian13.sh DIR: the programs of Debian 13 that the tests of real peers use, unpacked at DIR beside the system: QEMU 10, Open
-# vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's testpmd, and Linux 6.12 for guests. Debian 12's own are too old: its QEMU
-# crashes with vhost-user and MSI-X, its Open vSwitch comes with DPDK 22.11, its passt knows no vhost-user.
+# vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's testpmd, and for guests Linux 6.12, iperf3 and ethtool. Debian 12's own are
+# too old: its QEMU crashes with vhost-user and MSI-X, its Open vSwitch comes with DPDK 22.11, its passt knows no vhost-user.
 #
 # Nothing is installed and no maintainer script runs, so this needs no root and no chroot: apt resolves the packages against an empty
 # system of its own at DIR/apt, and dpkg-deb unpacks them. The mirror is the one that the system's apt uses. The programs are started
-# by the root's own loader (see lib.sh). DIR is finished once DIR/done lists the
-# packages, and is then left as it is. Where the archive cannot be
-# had, the output is a line that starts with `skipped:`, and the exit status is 0.
+# by the root's own loader (see lib.py). DIR is finished once DIR/done lists the packages, and is then left as it is. Where the archive
+# cannot be had, the output is a line that starts with `skipped:`, and the exit status is 0.
 set -euo pipefail
 
 dir=${1:?usage: debian13.sh DIR}

@@ -3,7 +3,7 @@
 
 DPDK 22.11 (the system's) and 24.11 (Debian 13's), with one and with two queue pairs. One testpmd has a virtio_user for each row of `ROWS`,
 on a device of its own, and beside each a capture from which it sends and one into which it writes what it receives. A capture has random
-frames of every length from 60 to 1514 bytes. The device sends each back with its addresses exchanged. All must come back on the queue
+frames of every length from 60 to 1514 bytes, and longer ones up to an MTU of 9000 where buffers are mergeable. The device sends each back with its addresses exchanged. All must come back on the queue
 that they were sent on, in order, byte for byte.
 
 Which path virtio_user took is what its log says: it drops a request that does not suit it without an error.
@@ -15,6 +15,7 @@ import sys
 import lib
 from lib import Device, Testpmd, begin, fail, read_pcap, until, write_pcap
 
+JUMBO = 9000
 # Name: virtio_user's words, and the receive and the transmit path.
 ROWS = {
     "split": ("mrg_rxbuf=1,in_order=0", "mergeable buffer", "standard"),
@@ -31,6 +32,9 @@ def matrix(version, queues):
     vdevs, devices, sent = [], [], {}
     for index, (row, (words, _, _)) in enumerate(rows.items()):
         lengths = list(range(60, 1515))
+        if "mrg_rxbuf=1" in words:
+            # In chains and tables of descriptors to the device, and in several buffers from it.
+            lengths += range(1515, JUMBO + 15, 75)
         random_bytes.shuffle(lengths)
         frames = [random_bytes.randbytes(length) for length in lengths]
         # Each queue has its own part.
@@ -44,10 +48,15 @@ def matrix(version, queues):
         devices.append(device)
         control = ",cq=1" if queues > 1 else ""
         vdevs += [",".join(capture), f"net_virtio_user{index},path={device.socket},queues={queues},queue_size=256,{words}{control}"]
-    options = [f"--rxq={queues}", f"--txq={queues}", "--total-num-mbufs=32768", "--forward-mode=io"]
+    options = [f"--rxq={queues}", f"--txq={queues}", "--total-num-mbufs=32768", "--forward-mode=io", "--disable-device-start"]
     # Vectors of 512 bits are only used where they are asked for.
     eal = ["--force-max-simd-bitwidth=512"] if avx512 else []
     testpmd = Testpmd(name, version, vdevs, options, eal)
+    for index, (words, _, _) in enumerate(rows.values()):
+        if "mrg_rxbuf=1" in words:
+            testpmd.do(f"port config {2 * index + 1} rx_offload scatter on")
+            testpmd.do(f"port config mtu {2 * index + 1} {JUMBO}")
+    testpmd.do("port start all")
     for index, (row, (_, receive, transmit)) in enumerate(rows.items()):
         for way, path in [("Rx", receive), ("Tx", transmit)]:
             words = f"using {path} {way} path on port {2 * index + 1}\n"
@@ -60,6 +69,7 @@ def matrix(version, queues):
         whole = sum(map(len, sent[row]))
         until(f"DPDK {version}, {queues} queue pairs, {row}: {whole} frames are back", lambda: testpmd.counts(2 * index)[1] >= whole)
     testpmd.quit()
+    total = sum(len(frames) for queues_of in sent.values() for frames in queues_of)
     for device in devices:
         device.stop()
     for row in rows:
@@ -67,7 +77,7 @@ def matrix(version, queues):
             expected = [frame[6:12] + frame[:6] + frame[12:] for frame in sent[row][queue]]
             if read_pcap(lib.TMP / f"{name}-{row}-{queue}.out") != expected:
                 fail(f"DPDK {version}, {queues} queue pairs, {row}: queue {queue} has not brought back what was sent")
-    print(f"DPDK {version}, {queues} queue pair(s): {len(rows)} rows, 1455 frames in each came back as they were sent")
+    print(f"DPDK {version}, {queues} queue pair(s): {len(rows)} rows: {total} frames came back as they were sent")
 
 
 begin("dpdk-testpmd", "stdbuf")

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""migrate.py [DIR]: a guest migrates from one QEMU and device to another, under ping and TCP; what is lost is counted.
+"""migrate.py [DIR [packed]]: a guest migrates from one QEMU and device to another, under ping and TCP; what is lost is counted.
 
 The two devices have taps on one bridge. The guest cannot announce itself (`guest_announce=off`), so the second device must: QEMU asks
 it to send a RARP frame, by which the bridge learns where the guest is now. A request may be lost while the guest is stopped, or on its
@@ -13,6 +13,7 @@ guest finds other bytes in them.
 import hashlib
 import random
 import socket
+import sys
 import threading
 import time
 
@@ -39,9 +40,13 @@ rarp.bind(("br0", ETH_P_RARP))
 rarp.setblocking(False)
 
 devices = [Device(f"device{n}", f"tap:tap{n}") for n in (0, 1)]
-card = ",romfile=,guest_announce=off"
+packed = "packed" in sys.argv[2:]
+card = f",romfile=,guest_announce=off,packed={'on' if packed else 'off'}"
 source = Guest("source", devices[0].socket, card=card)
-print(source.said("READY")[0])
+ready = source.said("READY")[0]
+if (ready.split()[-1][34] == "1") != packed:
+    fail(f"the rings are not as they were asked for: {ready}")
+print(ready)
 source.sh("(nc -l -p 8 | { while ! [ -e /read ]; do sleep 0.1; done; md5sum; } > /sum) &")
 target = Guest("target", devices[1].socket, card=card, options=["-incoming", f"unix:{lib.TMP}/migration.sock"])
 ping, stream = Ping(), Stream()
@@ -118,5 +123,5 @@ if frame[6:12] != bytes.fromhex(MAC.replace(":", "")):
 target.quit()
 for device in devices:
     device.stop()
-print(f"passed: live migration (the guest is up for {uptime} s)")
+print(f"passed: live migration with {'packed' if packed else 'split'} rings (the guest is up for {uptime} s)")
 lib.finish(0)

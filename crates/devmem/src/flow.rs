@@ -16,6 +16,7 @@ use crate::{Binding, BindingCount, Socket, SocketOptions};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use netmem_refs::PercpuRef;
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,9 @@ pub enum FlowBindError {
     /// A socket without a place for a datagram.
     #[error("a socket must have room for at least one datagram")]
     NoRoom,
+    /// There is no descriptor for it to be waited for by.
+    #[error("no descriptor for the socket: {0}; close some, or raise the limit (ulimit -n)")]
+    Event(Errno),
 }
 
 /// What a flow table dropped before it knew of a socket. Each number is right, and they are not of one moment.
@@ -129,7 +133,7 @@ impl<C: BindingCount> FlowTable<C> {
         if options.queue == 0 {
             return Err(FlowBindError::NoRoom);
         }
-        let mailbox = Arc::new(Mailbox::new(options.queue, options.unvouched));
+        let mailbox = Arc::new(Mailbox::new(options.queue, options.unvouched).map_err(FlowBindError::Event)?);
         let port = self.flows.place(port, &mailbox)?;
         Ok(Socket::new(port, mailbox, self.flows.clone()))
     }

@@ -61,6 +61,8 @@
 
 #[cfg(not(loom))]
 mod area;
+#[cfg(any(test, not(loom)))]
+mod bell;
 #[cfg(not(loom))]
 mod binding;
 mod counts;
@@ -75,6 +77,8 @@ mod ledger;
 mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(all(test, loom))]
+mod model_bell;
 #[cfg(all(test, loom))]
 mod model_binding;
 #[cfg(not(loom))]

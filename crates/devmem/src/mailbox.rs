@@ -2,17 +2,21 @@
 //!
 //! ```text
 //!   FlowQueue (one for each receive queue) ──► mailbox ──► Socket::recv
-//!   full: dropped and counted
+//!   full: dropped and counted               └─► the socket's bell, if a thread waits
 //! ```
 //!
 //! A socket that closes takes the mailbox out of the flow table and empties it. Who had found it before may put something in
 //! after that; it goes with the mailbox, when the critical section in which that was found has ended.
 
+use crate::bell::{Bell, EventFd};
 use crate::{BindingCount, BindingRef};
 use crossbeam_queue::ArrayQueue;
+use netmem_packet::Armed;
 use netmem_pool::{Device, Frag, PeerShared};
+use rustix::io::Errno;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -101,13 +105,18 @@ pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
     /// Whether datagrams are wanted whose checksum is not vouched for.
     unvouched: bool,
+    /// Rung for each datagram, if the socket waits.
+    bell: Bell<EventFd>,
     pub(crate) delivered: Delivered,
 }
 
 impl<C: BindingCount> Mailbox<C> {
-    pub(crate) fn new(capacity: usize, unvouched: bool) -> Self {
-        let queue = ArrayQueue::new(capacity);
-        Self { queue, unvouched, delivered: Delivered::default() }
+    /// # Errors
+    ///
+    /// There is no descriptor for it.
+    pub(crate) fn new(capacity: usize, unvouched: bool) -> Result<Self, Errno> {
+        let (queue, bell) = (ArrayQueue::new(capacity), Bell::new(EventFd::new()?));
+        Ok(Self { queue, unvouched, bell, delivered: Delivered::default() })
     }
 
     /// For the network side, on any thread.
@@ -122,6 +131,16 @@ impl<C: BindingCount> Mailbox<C> {
         if self.queue.push(datagram).is_err() {
             full.fetch_add(1, Ordering::Relaxed);
         }
+        self.bell.delivered();
+    }
+
+    /// Asks to be woken by the next datagram, if none is here.
+    pub(crate) fn arm(&self) -> Armed {
+        self.bell.arm(|| !self.queue.is_empty())
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.bell.disarm();
     }
 
     pub(crate) fn pop(&self) -> Option<Datagram<C>> {
@@ -135,6 +154,12 @@ impl<C: BindingCount> Mailbox<C> {
     /// Gives back all that is here.
     pub(crate) fn empty(&self) {
         while self.pop().is_some() {}
+    }
+}
+
+impl<C: BindingCount> AsFd for Mailbox<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.event().as_fd()
     }
 }
 

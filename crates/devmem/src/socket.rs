@@ -3,12 +3,17 @@
 use crate::flow::Flows;
 use crate::mailbox::{Datagram, Mailbox};
 use crate::{BindingCount, BindingRef, DeliverError, Returner, Token, TokenTable};
+use netmem_packet::{Armed, Wait};
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// What a [`Socket`] is to be. Start with [`SocketOptions::new`].
@@ -89,6 +94,9 @@ pub enum RecvError {
     /// There is no datagram.
     #[error("no datagram is there to be received; poll the queues, and try again")]
     Empty,
+    /// The system call that waits has failed: the system is short of memory.
+    #[error("cannot wait for a datagram: {0}")]
+    Wait(Errno),
     /// The next fragment gets no token.
     #[error("a fragment cannot be received now")]
     Token(#[from] DeliverError),
@@ -120,7 +128,8 @@ pub struct SocketStats {
 
 /// A UDP socket whose payload stays in device memory.
 ///
-/// It has one receiver, this value; [`Returner`]s give back on any thread. Dropping it ends the receiving: its port is free, and
+/// It has one receiver, this value; [`Returner`]s give back on any thread. [`recv`](Self::recv) does not wait;
+/// [`recv_timeout`](Self::recv_timeout) does, and so does an event loop ([`Wait`], [`AsFd`]). Dropping it ends the receiving: its port is free, and
 /// what was queued goes home. With the last handle, this or a returner, all tokens that are out are given back.
 pub struct Socket<C: BindingCount = PercpuRef> {
     port: u16,
@@ -217,6 +226,37 @@ impl<C: BindingCount> Socket<C> {
         Some(index)
     }
 
+    /// Receives as [`recv`](Self::recv) does, and waits up to `limit` for a datagram if there is none; without a limit, for as
+    /// long as it takes. The queues must be polled by another thread. A datagram that is there costs nothing more than in `recv`.
+    ///
+    /// # Errors
+    ///
+    /// [`RecvError`]; [`RecvError::Empty`] if the time is over.
+    pub fn recv_timeout(&mut self, out: &mut [Fragment], limit: Option<Duration>) -> Result<Received, RecvError> {
+        let first = self.recv(out);
+        if !matches!(first, Err(RecvError::Empty)) {
+            return first;
+        }
+        // A time that the clock cannot count is for ever.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let outcome = loop {
+            if self.arm() == Armed::Waits {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                let left = left.and_then(|left| Timespec::try_from(left).ok());
+                match poll(&mut [PollFd::new(&*self.mailbox, PollFlags::IN)], left.as_ref()) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => break Err(RecvError::Wait(error)),
+                }
+            }
+            match self.recv(out) {
+                Err(RecvError::Empty) if deadline.is_none_or(|at| Instant::now() < at) => {}
+                other => break other,
+            }
+        };
+        self.disarm();
+        outcome
+    }
+
     /// Lets go of bindings that are unbound and whose pages are all home, for a socket that neither receives nor gives
     /// back. How many there were.
     pub fn release_drained(&self) -> usize {
@@ -238,6 +278,26 @@ impl<C: BindingCount> Socket<C> {
             excess: tokens.excess,
             bindings: tokens.bindings,
         }
+    }
+}
+
+impl<C: BindingCount> AsFd for Socket<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.as_fd()
+    }
+}
+
+/// The thread that delivers wakes the thread that waits, by a system call for each time that the socket was armed. Delivering to
+/// a socket that is not armed costs one load.
+///
+/// A socket whose next fragment gets no token ([`RecvError::Token`]) has work: it does not wait for tokens.
+impl<C: BindingCount> Wait for Socket<C> {
+    fn arm(&mut self) -> Armed {
+        if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }
+    }
+
+    fn disarm(&mut self) {
+        self.mailbox.disarm();
     }
 }
 

@@ -1,9 +1,9 @@
 //! The atomics of the token tables, in one place, so that loom can take their place; and a value that readers find by RCU.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicU32, atomic::AtomicU64};
+pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicU32, atomic::AtomicU64};
+pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
 
 pub(crate) use snapshot::{Replaced, Snapshot};
 pub(crate) use std::sync::atomic::Ordering;

@@ -1,0 +1,128 @@
+//! The bell of a socket: how the thread that delivers wakes the thread that receives, at no cost while none waits.
+//!
+//! ```text
+//!   the thread that receives (`arm`)          a thread that delivers
+//!   1  forgets old rings                      1  pushes the datagram
+//!   2  armed = true                           2  reads armed
+//!   3  looks into the queue                      true: exchanges it for false
+//!        a datagram: armed = false, `Work`         it was true still: rings (a system call)
+//!        none: `Waits`, sleeps                   false: nothing
+//! ```
+//!
+//! The two threads race, and at least one of them sees the other: if the receiver does not see the datagram, the deliverer sees
+//! `armed`. Each side writes one word and then reads the word that the other side wrote. All four accesses are sequentially
+//! consistent, so they have one order: if the receiver's look comes before the push, its `armed = true` comes before the
+//! deliverer's read.
+//!
+//! The access inside of the push is crossbeam's: `ArrayQueue::push` moves the queue's tail by a sequentially consistent
+//! exchange, and `is_empty` reads the tail so. On x86-64 that exchange is the only expensive instruction, and the push has it
+//! anyway: a delivery to a socket that no thread waits for costs one more load, of a line that it reads already.
+//!
+//! Loom takes a sequentially consistent access for one that is acquire or release only. Its model has a fence in the place
+//! of the order (`ordered`): `model_bell.rs`. It also does not order a store after another thread's exchange, so `armed` is only
+//! exchanged; the receiver's exchanges are not on a fast path.
+//!
+//! Several threads can deliver. The exchange picks one of them to ring.
+
+use crate::sync::{AtomicBool, Ordering};
+use netmem_packet::Armed;
+
+pub(crate) struct Bell<E> {
+    armed: AtomicBool,
+    event: E,
+}
+
+/// What wakes a thread.
+pub(crate) trait Event {
+    /// Wakes the thread that waits, or the next that does.
+    fn set(&self);
+    /// Forgets that it was set.
+    fn clear(&self);
+}
+
+/// What comes before this call comes before what comes after it, in one order with the other side's. See the module.
+#[inline(always)]
+fn ordered() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+impl<E: Event> Bell<E> {
+    pub(crate) fn new(event: E) -> Self {
+        Self { armed: AtomicBool::new(false), event }
+    }
+
+    pub(crate) fn event(&self) -> &E {
+        &self.event
+    }
+
+    /// Rings if a thread waits. To be called after a sequentially consistent change of what that thread looks at.
+    #[inline]
+    pub(crate) fn delivered(&self) {
+        ordered();
+        if self.armed.load(Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        if self.armed.swap(false, Ordering::AcqRel) {
+            self.event.set();
+        }
+    }
+
+    /// Asks to be woken by the next delivery, unless `has_work`, which reads what a delivery changes.
+    pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
+        self.event.clear();
+        self.armed.swap(true, Ordering::SeqCst);
+        ordered();
+        if has_work() {
+            self.disarm();
+            return Armed::Work;
+        }
+        Armed::Waits
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.armed.swap(false, Ordering::AcqRel);
+    }
+}
+
+#[cfg(not(loom))]
+pub(crate) use eventfd::EventFd;
+
+#[cfg(not(loom))]
+mod eventfd {
+    use super::Event;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::Errno;
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    /// An eventfd of this process alone: no peer has it, so it can be read and written.
+    pub(crate) struct EventFd(OwnedFd);
+
+    impl EventFd {
+        pub(crate) fn new() -> Result<Self, Errno> {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
+        }
+    }
+
+    impl AsFd for EventFd {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    impl Event for EventFd {
+        fn set(&self) {
+            // It fails where the counter is full, and then it is set.
+            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        }
+
+        fn clear(&self) {
+            // It fails where it is not set.
+            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Loom's model of a socket's bell: a delivery beside `arm`, in every order.
+//!
+//! Seen to fail with the fence of either side taken out (`bell.rs`, `ordered`), with the flag set after the look, and with the
+//! deliverer's look before the push.
+
+use crate::bell::{Bell, Event};
+use crate::sync::{AtomicU32, Ordering};
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicBool;
+use loom::thread;
+use netmem_packet::Armed;
+
+struct Flag(AtomicBool);
+
+impl Event for Flag {
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn clear(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// A socket's queue: how many datagrams were pushed. As in `ArrayQueue`, a push changes what `is_empty` reads by an exchange.
+struct Socket {
+    pushed: AtomicU32,
+    bell: Bell<Flag>,
+}
+
+impl Socket {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { pushed: AtomicU32::new(0), bell: Bell::new(Flag(AtomicBool::new(false))) })
+    }
+
+    fn deliver(&self) {
+        self.pushed.fetch_add(1, Ordering::AcqRel);
+        self.bell.delivered();
+    }
+
+    /// Arms with `seen` datagrams received. True: it sleeps.
+    fn arm(&self, seen: u32) -> bool {
+        self.bell.arm(|| self.pushed.load(Ordering::Acquire) != seen) == Armed::Waits
+    }
+
+    fn is_set(&self) -> bool {
+        self.bell.event().0.load(Ordering::Acquire)
+    }
+}
+
+/// A receiver that was told that it will be woken is woken, by one of two deliverers.
+#[test]
+fn no_delivery_is_missed() {
+    loom::model(|| {
+        let socket = Socket::new();
+        let deliverers = [socket.clone(), socket.clone()].map(|socket| thread::spawn(move || socket.deliver()));
+        let sleeps = socket.arm(0);
+        deliverers.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(!sleeps || socket.is_set(), "it sleeps for ever beside a datagram");
+    });
+}
+
+/// The same for a receiver that arms again: a ring of the first sleep does not stand for the second, nor is the second lost.
+#[test]
+fn a_second_sleep() {
+    loom::model(|| {
+        let socket = Socket::new();
+        let other = socket.clone();
+        let deliverer = thread::spawn(move || {
+            other.deliver();
+            other.deliver();
+        });
+        let mut sleeps = socket.arm(0);
+        if !sleeps {
+            let seen = socket.pushed.load(Ordering::Acquire);
+            sleeps = socket.arm(seen) && seen < 2;
+        }
+        deliverer.join().unwrap();
+        assert!(!sleeps || socket.is_set(), "it sleeps for ever beside a datagram");
+    });
+}

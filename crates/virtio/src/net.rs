@@ -196,6 +196,12 @@ impl Offloads {
         if features & any != 0 { 1 << gso } else { 0 }
     }
 
+    /// Whether these flags vouch for the frame's checksum, and are believed.
+    #[inline]
+    pub(crate) fn vouches(self, flags: u8) -> bool {
+        flags & self.flags & VnetHdr::DATA_VALID != 0
+    }
+
     /// Judges a header, of which the other side wrote every byte, against a frame of `len` bytes. Returns it without what is
     /// ignored. `num_buffers` is not looked at. A plain header costs one comparison.
     ///

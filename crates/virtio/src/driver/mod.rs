@@ -8,20 +8,24 @@
 //! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`]) and
 //!   whether it is still connected, and goes on with another device: [`VirtioNet::reconnect`].
 
-mod big;
+mod big_buffers;
 mod chains;
 mod config;
 mod ctrl;
 mod frame;
 mod options;
+mod page_buffers;
 mod panics;
+mod posted;
 mod queues;
+mod receive;
 mod reconnect;
 mod reserve;
 mod restart;
 mod ring;
 mod rx;
 mod space;
+mod split_buffers;
 mod split_rx;
 mod split_tx;
 mod stats;
@@ -42,7 +46,7 @@ use crate::net::Offloads;
 use crate::notify::NotifyError;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::{Negotiated, SplitLayout};
-use big::BigRing;
+use big_buffers::BigBuffers;
 use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
 use netmem_pool::{
@@ -50,10 +54,11 @@ use netmem_pool::{
     PoolOptions, Provider, Region, RegionError, RegionOptions, SharedPool, TableEntry,
 };
 use options::Supply;
+use page_buffers::BufferLayout;
+use receive::Header;
 use reserve::Reserve;
 use restart::Stop;
 use ring::DriverRing;
-use rx::{BufferLayout, Header};
 use space::Memory;
 use std::fmt;
 use std::ops::Range;
@@ -437,8 +442,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         backend.negotiate(features.bits(), why, options.mtu())?;
 
         let header = match options.mode {
-            RxMode::Mergeable => Header::Counts,
-            _ if options.checksums() => Header::Vouches,
+            RxMode::Mergeable => Header::Mergeable,
+            _ if options.checksums() => Header::Offloads,
             _ => Header::Plain,
         };
         let supply = options.supply()?;
@@ -492,8 +497,8 @@ impl<M: PeerMemory> VirtioNet<M> {
                 (Supply::Own(pages), RxMode::Big) => {
                     let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
                     let pool = pool.build(pages.clone(), domain.clone())?;
-                    let big = BigRing::new(ring, pages.clone(), &link.recipe, options.max_frame);
-                    VirtioRx::new_big(big, pool, rx_index, link.clone())
+                    let buffers = BigBuffers::new(pages.clone(), &link.recipe, options.max_frame);
+                    VirtioRx::new_big(ring, buffers, pool, rx_index, link.clone())
                 }
                 _ => VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone()),
             };

@@ -1,7 +1,7 @@
 //! What the driver is to make of a device: the options, checked, and what follows from them.
 
 use super::NetError;
-use super::rx::BufferLayout;
+use super::page_buffers::BufferLayout;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::SplitLayout;
 use netmem_packet::MAX_FRAGS;

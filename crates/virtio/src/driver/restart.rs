@@ -13,7 +13,8 @@
 
 use super::ring::{DriverRing, Events};
 use super::rx::VirtioRx;
-use super::split_rx::{SplitClosed, SplitOptions, SplitPools, VirtioSplitRx};
+use super::split_buffers::SplitPools;
+use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
 use super::{Link, NetError};
 use crate::vhost_user::VhostUserError;
 use netmem_pool::{PagePool, PeerMemory, PoolClosed, Provider};

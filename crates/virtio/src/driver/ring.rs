@@ -222,34 +222,3 @@ impl DriverRing {
         self.next_used = self.next_used.wrapping_add(n);
     }
 }
-
-/// Addresses that descriptors are to point to. They are written when the value is dropped, also by a panic of user code in the
-/// loop that collects them: no descriptor keeps the address of a page that its slot does not have any more.
-pub(super) struct Moves<'r, const N: usize> {
-    ring: &'r DriverRing,
-    moves: [(u16, u64); N],
-    n: usize,
-}
-
-impl<'r, const N: usize> Moves<'r, N> {
-    #[inline(always)]
-    pub(super) fn new(ring: &'r DriverRing) -> Self {
-        Self { ring, moves: [(0, 0); N], n: 0 }
-    }
-
-    /// Descriptor `id` is to point to `addr`.
-    #[inline(always)]
-    pub(super) fn push(&mut self, id: u16, addr: u64) {
-        self.moves[self.n] = (id, addr);
-        self.n += 1;
-    }
-}
-
-impl<const N: usize> Drop for Moves<'_, N> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        for &(id, addr) in &self.moves[..self.n] {
-            self.ring.point(id, addr);
-        }
-    }
-}

@@ -1,0 +1,191 @@
+//! Big-packet mode: a buffer is a chain of pages long enough for the longest segment. Its pages are from no pool: a frame
+//! takes the pages that it fills, the others stay in the chain.
+//!
+//! ```text
+//!   page   ├ header 12 B │ frame ├ frame ├ ...  ├ unused
+//! ```
+
+use super::Recipe;
+use super::panics::Panics;
+use super::posted::Slot;
+use super::receive::{Buffers, PLAIN, prefetch};
+use crate::net::VnetHdr;
+use netmem_packet::XdpFrame;
+use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PagePool, PeerMemory, RegionProvider};
+use std::sync::Arc;
+
+struct Link<M: PeerMemory> {
+    page: Page<M>,
+    dma: u64,
+}
+
+/// The pages of a buffer, as many as it has.
+pub(super) struct Chain<M: PeerMemory> {
+    links: Vec<Link<M>>,
+    posted: bool,
+}
+
+impl<M: PeerMemory> Default for Chain<M> {
+    fn default() -> Self {
+        Self { links: Vec::new(), posted: false }
+    }
+}
+
+impl<M: PeerMemory> Slot for Chain<M> {
+    fn is_posted(&self) -> bool {
+        self.posted
+    }
+
+    fn set_posted(&mut self, posted: bool) {
+        self.posted = posted;
+    }
+}
+
+/// See the module.
+pub(super) struct BigBuffers<M: PeerMemory> {
+    supply: Arc<RegionProvider<M>>,
+    domain: Option<Arc<dyn DmaDomain>>,
+    needs_sync: bool,
+    /// Pages in a chain.
+    pages: usize,
+    page_size: usize,
+    /// Pages that were quarantined.
+    lost: u64,
+}
+
+impl<M: PeerMemory> BigBuffers<M> {
+    /// Buffers for frames of up to `max_frame` bytes.
+    pub(super) fn new(supply: Arc<RegionProvider<M>>, recipe: &Recipe<M>, max_frame: usize) -> Self {
+        let page_size = supply.region().page_size();
+        let domain = recipe.domain.clone();
+        Self {
+            needs_sync: domain.as_ref().is_some_and(|d| d.needs_sync()),
+            pages: (VnetHdr::LEN + max_frame).div_ceil(page_size),
+            lost: 0,
+            supply,
+            domain,
+            page_size,
+        }
+    }
+
+    /// Pages in a buffer.
+    pub(super) fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Pages that were quarantined when the queue stopped.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Bytes in the `i`th page of a buffer that holds `len`.
+    fn filled(&self, i: usize, len: usize) -> usize {
+        (len - i * self.page_size).min(self.page_size)
+    }
+
+    /// Adds pages until the chain is complete; false if the supply ended first.
+    fn complete_chain(&self, chain: &mut Chain<M>) -> Result<bool, MapError> {
+        while chain.links.len() < self.pages {
+            let Some(page) = self.supply.page() else { return Ok(false) };
+            let dma = match &self.domain {
+                Some(domain) => domain.map(page.as_ptr(), self.page_size, Direction::FromDevice)?,
+                None => page.as_ptr().addr() as u64,
+            };
+            chain.links.push(Link { page, dma });
+        }
+        Ok(true)
+    }
+
+    /// Unmaps these pages. All of them are unmapped before the first can be dropped, also if the domain panics over one.
+    fn unmap(&self, links: &[Link<M>], panics: &mut Panics) {
+        let Some(domain) = &self.domain else { return };
+        for link in links {
+            panics.call(|| domain.unmap(link.dma, self.page_size));
+        }
+    }
+}
+
+impl<M: PeerMemory> Buffers for BigBuffers<M> {
+    type Mem = M;
+    /// The pool has pages to linearise into, and no others.
+    type Pools = PagePool<M>;
+    type Slot = Chain<M>;
+    type Frame = XdpFrame<M>;
+
+    fn segments(&self) -> Vec<u32> {
+        vec![self.page_size as u32; self.pages]
+    }
+
+    fn prefetch(chain: &Chain<M>) {
+        if let Some(first) = chain.links.first() {
+            prefetch(first.page.as_ptr().addr());
+        }
+    }
+
+    fn fill(&mut self, chain: &mut Chain<M>, _: &mut Napi<'_, M>, place: impl FnMut(u16, u64)) -> bool {
+        match self.complete_chain(chain) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(error) => {
+                tracing::debug!(%error, "a page could not be mapped");
+                return false;
+            }
+        }
+        // All of them: pages that a frame left have moved to the front of the chain.
+        Self::place(chain, place);
+        if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
+            for link in &chain.links {
+                domain.sync_for_device(link.dma, self.page_size, Direction::FromDevice);
+            }
+        }
+        true
+    }
+
+    fn place(chain: &Chain<M>, mut place: impl FnMut(u16, u64)) {
+        for (segment, link) in (0..).zip(&chain.links) {
+            place(segment, link.dma);
+        }
+    }
+
+    fn open(&mut self, chain: &Chain<M>, len: u32, _: &Napi<'_, M>) -> [u8; VnetHdr::LEN] {
+        let len = len as usize;
+        if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
+            for (i, link) in chain.links.iter().take(len.div_ceil(self.page_size)).enumerate() {
+                domain.sync_for_cpu(link.dma, self.filled(i, len));
+            }
+        }
+        chain.links.first().and_then(|link| link.page.read_at(0).ok()).unwrap_or(PLAIN)
+    }
+
+    fn complete(&mut self, chain: &mut Chain<M>, len: u32) -> Option<XdpFrame<M>> {
+        let len = len as usize;
+        let links = chain.links.drain(..len.div_ceil(self.page_size));
+        let mut panics = Panics::default();
+        self.unmap(links.as_slice(), &mut panics);
+        panics.resume();
+        let mut pages = (0..).zip(links.map(|link| link.page));
+        let (_, first) = pages.next()?;
+        let mut frame = XdpFrame::new(first, VnetHdr::LEN, self.filled(0, len) - VnetHdr::LEN);
+        for (i, page) in pages {
+            // A chain is as long as the longest frame, which a packet's fragments hold.
+            let pushed = frame.push(page.freeze_range(0..self.filled(i, len)));
+            debug_assert!(pushed.is_ok());
+        }
+        Some(frame)
+    }
+
+    fn recover(&mut self, chain: &mut Chain<M>, panics: &mut Panics) {
+        let Chain { links, .. } = std::mem::take(chain);
+        self.unmap(&links, panics);
+        panics.call(|| drop(links));
+    }
+
+    fn quarantine(&mut self, chain: &mut Chain<M>, _: &mut PagePool<M>, panics: &mut Panics) {
+        let Chain { links, .. } = std::mem::take(chain);
+        self.unmap(&links, panics);
+        for link in links {
+            panics.call(|| self.supply.quarantine(link.page));
+            self.lost += 1;
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Small and mergeable mode: a buffer is a page of the queue's pool, or a part of one.
+//!
+//! ```text
+//!   page   ├─ headroom ─┤─ colour ─┤ header 12 B │ frame ...                          ┤
+//!                       0, 64, ... bytes          posted from the header to the buffer's end
+//! ```
+//!
+//! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all fall into one set of
+//! the first-level cache.
+
+use super::Recipe;
+use super::panics::Panics;
+use super::posted::Slot;
+use super::receive::{Buffers, Header, PLAIN, Pools, prefetch};
+use crate::net::VnetHdr;
+use netmem_packet::XdpFrame;
+use netmem_pool::{Napi, Page, PagePool, PeerMemory, PoolClosed};
+
+/// How buffers lie in pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferLayout {
+    /// Where the buffer of the first colour begins. In small mode without offloads the header ends a cache line and the
+    /// frame begins the next: the header has no meaning then, so that it is not read, and its line is not fetched. Elsewhere
+    /// the header begins a line, and shares it with the frame's first bytes.
+    pub(crate) first: u32,
+    /// Offsets are multiples of 64 up to this, a power of two less one times 64.
+    pub(crate) colour_mask: u32,
+    /// Bytes posted, header included.
+    pub(crate) len: u32,
+    /// Bytes at the front that the driver does not look at.
+    pub(crate) unread: u32,
+    /// Buffers in a page.
+    pub(crate) per_page: u32,
+}
+
+impl BufferLayout {
+    /// Where in `page` its buffer begins.
+    #[inline]
+    fn start<M: PeerMemory>(&self, page: &Page<M>) -> u32 {
+        self.first + ((page.index() << 6) & self.colour_mask)
+    }
+}
+
+/// The page of a buffer.
+pub(super) struct PageSlot<M: PeerMemory> {
+    page: Option<Page<M>>,
+    /// Address of what is read first, for the prefetch: the header, or in small mode the frame.
+    front: usize,
+    /// Where in the page the buffer begins.
+    start: u32,
+    posted: bool,
+}
+
+impl<M: PeerMemory> Default for PageSlot<M> {
+    fn default() -> Self {
+        Self { page: None, front: 0, start: 0, posted: false }
+    }
+}
+
+impl<M: PeerMemory> Slot for PageSlot<M> {
+    #[inline(always)]
+    fn is_posted(&self) -> bool {
+        self.posted
+    }
+
+    #[inline(always)]
+    fn set_posted(&mut self, posted: bool) {
+        self.posted = posted;
+    }
+}
+
+/// See the module.
+pub(super) struct PageBuffers<M: PeerMemory> {
+    layout: BufferLayout,
+    reads_header: bool,
+    needs_sync: bool,
+    /// Whether a page that was dropped may stay in its slot. A page per packet is one that goes home.
+    keeps: bool,
+    /// Parts of split pages that are not posted yet.
+    parts: Vec<Page<M>>,
+}
+
+impl<M: PeerMemory> PageBuffers<M> {
+    pub(super) fn new(recipe: &Recipe<M>, pool: &PagePool<M>) -> Self {
+        Self {
+            layout: recipe.layout,
+            reads_header: recipe.header != Header::Plain,
+            needs_sync: pool.needs_sync(),
+            keeps: pool.circulates(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
+    #[inline(always)]
+    fn sync(&self, page: &Page<M>, start: u32, len: u32, napi: &Napi<'_, M>) {
+        if self.needs_sync {
+            napi.sync_for_cpu(page, start as usize..(start + len) as usize);
+        }
+    }
+}
+
+impl<M: PeerMemory> Buffers for PageBuffers<M> {
+    type Mem = M;
+    type Pools = PagePool<M>;
+    type Slot = PageSlot<M>;
+    type Frame = XdpFrame<M>;
+
+    fn segments(&self) -> Vec<u32> {
+        vec![self.layout.len]
+    }
+
+    #[inline(always)]
+    fn prefetch(slot: &PageSlot<M>) {
+        if let Some(page) = &slot.page {
+            prefetch(slot.front);
+            page.prefetch();
+        }
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, slot: &mut PageSlot<M>, napi: &mut Napi<'_, M>, mut place: impl FnMut(u16, u64)) -> bool {
+        if slot.page.is_none() {
+            let page = match self.layout.per_page {
+                1 => napi.alloc(),
+                per_page => part(&mut self.parts, per_page, napi),
+            };
+            let Some(page) = page else { return false };
+            let start = self.layout.start(&page);
+            place(0, page.dma_addr() + u64::from(start));
+            let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
+            *slot = PageSlot { page: Some(page), front, start, posted: false };
+        }
+        if let (true, Some(page)) = (self.needs_sync, &slot.page) {
+            napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);
+        }
+        true
+    }
+
+    fn place(slot: &PageSlot<M>, mut place: impl FnMut(u16, u64)) {
+        if let Some(page) = &slot.page {
+            place(0, page.dma_addr() + u64::from(slot.start));
+        }
+    }
+
+    #[inline(always)]
+    fn open(&mut self, slot: &PageSlot<M>, len: u32, napi: &Napi<'_, M>) -> [u8; VnetHdr::LEN] {
+        let mut header = PLAIN;
+        if let Some(page) = &slot.page {
+            self.sync(page, slot.start, len, napi);
+            if self.reads_header {
+                // The buffer was posted from `start` and holds at least a header.
+                let read = page.copy_to(slot.start as usize, &mut header);
+                debug_assert!(read.is_ok());
+            }
+        }
+        header
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, slot: &mut PageSlot<M>, len: u32) -> Option<XdpFrame<M>> {
+        let page = slot.page.take()?;
+        Some(XdpFrame::new(page, slot.start as usize + VnetHdr::LEN, len as usize - VnetHdr::LEN))
+    }
+
+    fn append(&mut self, slot: &mut PageSlot<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
+        let Some(page) = slot.page.take() else { return };
+        self.sync(&page, slot.start, len, napi);
+        let start = slot.start as usize;
+        // The caller counts the buffers: there is room for every fragment.
+        let pushed = frame.push(page.freeze_range(start..start + len as usize));
+        debug_assert!(pushed.is_ok());
+    }
+
+    /// The page is posted again as it is: it does not go home and come back, and nothing is written that the device reads.
+    ///
+    /// It must be the page of this slot. A program can have left another page in the frame, or a part of the page.
+    #[inline(always)]
+    fn keep(&mut self, slot: &mut PageSlot<M>, page: Page<M>) {
+        let at = page.as_ptr().addr() + (slot.start + self.layout.unread) as usize;
+        if self.keeps && at == slot.front && (slot.start + self.layout.len) as usize <= page.len() {
+            slot.page = Some(page);
+        } else {
+            page.release();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.parts.clear();
+    }
+
+    fn quarantine(&mut self, slot: &mut PageSlot<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
+        slot.page.take().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page)));
+    }
+}
+
+impl<M: PeerMemory> Pools for PagePool<M> {
+    type Napi<'a> = Napi<'a, M>;
+    type Closed = PoolClosed;
+
+    #[inline]
+    fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
+        self.poll(f)
+    }
+
+    fn device_gone(&mut self, panics: &mut Panics) {
+        panics.call(|| self.device_gone());
+    }
+
+    fn close(self, panics: &mut Panics) -> Option<PoolClosed> {
+        panics.call(|| self.close())
+    }
+}
+
+/// A part of a page that `per_page` buffers share.
+#[inline(never)]
+pub(super) fn part<M: PeerMemory>(parts: &mut Vec<Page<M>>, per_page: u32, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
+    if let Some(part) = parts.pop() {
+        return Some(part);
+    }
+    let mut page = napi.alloc()?;
+    let size = page.len() / per_page as usize;
+    for part in (1..per_page as usize).rev() {
+        parts.push(page.split_off(part * size));
+    }
+    Some(page)
+}

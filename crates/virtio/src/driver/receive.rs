@@ -1,0 +1,425 @@
+//! The receive loop, written once for all buffer layouts.
+//!
+//! A receive queue posts *buffers*, each made of one or more *segments*. What a segment is depends on the layout, which is an
+//! implementation of [`Buffers`]:
+//!
+//! ```text
+//!   layout           one buffer                                           file
+//!   PageBuffers      a page, or a part of a page, of the queue's pool     page_buffers.rs    small and mergeable mode
+//!   BigBuffers       a chain of whole pages, from no pool                 big_buffers.rs     big-packet mode
+//!   SplitBuffers     a host part, then a page of device memory            split_buffers.rs   header split
+//! ```
+//!
+//! [`Receive::receive`] works in batches of up to 64 used buffers. For each batch it:
+//!
+//! 1. asks for the cache lines of all buffers of the batch (prefetch);
+//! 2. takes the buffers one by one: judges what the device wrote, syncs the memory for the CPU, reads the header, merges
+//!    further buffers if the header says so, checks the offloads, and delivers the frame to a [`Sink`];
+//! 3. fills the slots that became free, posts them, and publishes them to the device.
+//!
+//! The device is woken once, after the last batch.
+//!
+//! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays usable: each slot is either
+//! posted or on the free list, and the next poll fills and posts what is free.
+
+use super::panics::Panics;
+use super::posted::{Posted, Slot};
+use super::ring::DriverRing;
+use super::stats::{DeviceFault, RxStats};
+use super::{Link, restart::Stopped};
+use crate::net::{HeaderFault, Offloads, VnetHdr};
+use netmem_packet::{Checksum, Gso, GsoKind, MAX_FRAGS, Meta};
+use netmem_pool::{Page, PeerMemory};
+
+/// Used buffers that are handled between two publications of new buffers.
+pub(super) const BATCH: u16 = 64;
+/// The shortest frame that is delivered: an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+/// The header of a frame that takes no offloads and one buffer.
+pub(super) const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// Which fields of a received frame's header have a meaning, by what was negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Header {
+    /// None. The header is not read.
+    Plain,
+    /// The offloads.
+    Offloads,
+    /// The offloads and the number of buffers (mergeable mode).
+    Mergeable,
+}
+
+/// The poll contexts of the pools that a layout takes its segments from.
+pub(super) type Napi<'a, B> = <<B as Buffers>::Pools as Pools>::Napi<'a>;
+
+/// A buffer layout: what a slot of the queue holds, how a slot is filled with segments, and how a slot that the device has
+/// used becomes a frame.
+pub(super) trait Buffers {
+    /// The kind of host memory.
+    type Mem: PeerMemory;
+    /// The pools that segments come from.
+    type Pools: Pools;
+    /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was dropped and is posted
+    /// again, or a chain of which some pages are missing.
+    type Slot: Slot;
+    /// A received frame.
+    type Frame: Frame;
+
+    /// Bytes in each segment of a buffer, in order. All buffers of a queue are alike.
+    fn segments(&self) -> Vec<u32>;
+
+    /// Asks for the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
+    fn prefetch(slot: &Self::Slot);
+
+    /// Completes the memory of a slot and hands it to the device (sync). Calls `place(segment, address)` for each segment
+    /// whose device address is not the one that it had when the slot was posted last. False if there is no memory; what
+    /// was found by then stays in the slot. User code may panic in it, with the same effect.
+    fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, place: impl FnMut(u16, u64)) -> bool;
+
+    /// Calls `place(segment, address)` for each segment that the slot has: the ring is new, and describes none of them.
+    fn place(slot: &Self::Slot, place: impl FnMut(u16, u64));
+
+    /// Makes `len` bytes of a slot that the device has used readable (sync): at least a header, and at most the length of a
+    /// buffer. Returns the virtio-net header, or [`PLAIN`] if the header has no meaning.
+    fn open(&mut self, slot: &Self::Slot, len: u32, napi: &Napi<'_, Self>) -> [u8; VnetHdr::LEN];
+
+    /// Takes the frame out of a slot that was opened.
+    fn complete(&mut self, slot: &mut Self::Slot, len: u32) -> Option<Self::Frame>;
+
+    /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
+    /// of several buffers; the buffers of other layouts hold whole frames.
+    fn append(&mut self, slot: &mut Self::Slot, len: u32, napi: &Napi<'_, Self>, frame: &mut Self::Frame) {
+        let _ = (slot, len, napi, frame);
+    }
+
+    /// A frame of this slot was dropped, and `page` is its head. The layout may put the page back into the slot, to be
+    /// posted again as it is.
+    fn keep(&mut self, slot: &mut Self::Slot, page: Page<Self::Mem>) {
+        let _ = slot;
+        drop(page);
+    }
+
+    /// Gives up memory that is in no slot. Called before the pools are closed.
+    fn clear(&mut self) {}
+
+    /// The device has stopped, and does not have the memory of this slot: gives the memory back.
+    fn recover(&mut self, slot: &mut Self::Slot, panics: &mut Panics) {
+        panics.call(|| drop(std::mem::take(slot)));
+    }
+
+    /// The device did not confirm that it has stopped, and may write to the memory of this slot for ever: quarantines the
+    /// memory.
+    fn quarantine(&mut self, slot: &mut Self::Slot, pools: &mut Self::Pools, panics: &mut Panics);
+}
+
+/// The pools of a receive queue.
+pub(super) trait Pools {
+    /// Their poll contexts.
+    type Napi<'a>;
+    /// How they stood when they were closed.
+    type Closed;
+
+    fn poll<R>(&mut self, f: impl FnOnce(&mut Self::Napi<'_>) -> R) -> R;
+    /// The device may write to their pages for ever.
+    fn device_gone(&mut self, panics: &mut Panics);
+    /// `None` if user code has panicked.
+    fn close(self, panics: &mut Panics) -> Option<Self::Closed>;
+}
+
+/// A received frame.
+pub(super) trait Frame {
+    /// Bytes, from the Ethernet header on.
+    fn len(&self) -> usize;
+    /// Whether the frame has more than a head.
+    fn is_multi_buffer(&self) -> bool;
+    fn meta(&mut self) -> &mut Meta;
+}
+
+/// Takes the frames of a queue.
+pub(super) trait Sink<B: Buffers> {
+    /// Takes a frame and counts what becomes of it. Returns the head's page if the frame was dropped.
+    fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, B>, frame: B::Frame) -> Option<Page<B::Mem>>;
+    /// Called at the end of each receive.
+    fn flush(&mut self);
+}
+
+/// A receive queue without its pools.
+pub(super) struct Receive<B: Buffers> {
+    posted: Posted<B::Slot>,
+    buffers: B,
+    header: Header,
+    offloads: Offloads,
+    stats: RxStats,
+}
+
+impl<B: Buffers> Receive<B> {
+    /// A queue in which nothing is posted yet. [`refill`](Self::refill) posts.
+    pub(super) fn new(ring: DriverRing, buffers: B, header: Header, offloads: Offloads) -> Self {
+        let posted = Posted::new(ring, &buffers.segments());
+        Self { posted, buffers, header, offloads, stats: RxStats::default() }
+    }
+
+    pub(super) fn ring(&self) -> &DriverRing {
+        self.posted.ring()
+    }
+
+    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+        self.posted.ring_mut()
+    }
+
+    pub(super) fn stats(&self) -> RxStats {
+        self.stats
+    }
+
+    pub(super) fn buffers(&self) -> &B {
+        &self.buffers
+    }
+
+    /// Buffers that the device has.
+    pub(super) fn posted(&self) -> usize {
+        self.posted.count()
+    }
+
+    /// Whether the device has buffers for a frame of any length.
+    pub(super) fn can_receive(&self) -> bool {
+        let longest = if self.header == Header::Mergeable { MAX_FRAGS + 1 } else { 1 };
+        self.posted() >= longest.min(self.posted.room())
+    }
+
+    /// Goes on with a new ring, in which nothing is posted. The memory that was posted stays in its slots, and is posted.
+    #[cold]
+    pub(super) fn adopt(&mut self, ring: DriverRing, napi: &mut Napi<'_, B>) {
+        self.stats.restart(self.posted.ring());
+        let Self { posted, buffers, .. } = self;
+        posted.adopt(ring, &buffers.segments(), |slot, place| B::place(slot, place));
+        self.refill(napi);
+    }
+
+    /// Receives up to `budget` frames, gives each to `sink`, and posts new buffers. Returns how many frames there were.
+    #[inline]
+    pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl Sink<B>) -> usize {
+        let mut done = 0;
+        while done < budget && self.stats.stopped.is_none() {
+            let (frames, outcome) = self.batch(napi, budget - done, sink);
+            done += frames;
+            if let Err(fault) = outcome {
+                self.stats.stop(fault);
+            }
+            if frames == 0 {
+                break;
+            }
+        }
+        sink.flush();
+        self.posted.notify();
+        done
+    }
+
+    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
+    /// the device did wrong after them.
+    #[inline]
+    fn batch(
+        &mut self,
+        napi: &mut Napi<'_, B>,
+        budget: usize,
+        sink: &mut impl Sink<B>,
+    ) -> (usize, Result<(), DeviceFault>) {
+        let pending = match self.posted.pending() {
+            Ok(pending) => pending,
+            Err(fault) => return (0, Err(fault)),
+        };
+        let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
+        for i in 0..n {
+            // A bad id is found when the buffer is taken. Here it prefetches nothing.
+            if let Some(slot) = self.posted.peek(i) {
+                B::prefetch(slot);
+            }
+        }
+        let mut frames = 0;
+        let mut buffers = 0;
+        let outcome = loop {
+            if buffers >= n {
+                break Ok(());
+            }
+            match self.frame(napi, pending - buffers, sink) {
+                Ok(used) => {
+                    buffers += used;
+                    frames += 1;
+                }
+                Err(fault) => break Err(fault),
+            }
+        };
+        // Also without frames, and after a fault. A slot that found no memory earlier may find some now, and with nothing
+        // posted no frame would come that could trigger another try.
+        if self.posted.has_free() {
+            self.refill(napi);
+        }
+        (frames, outcome)
+    }
+
+    /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
+    #[inline(always)]
+    fn frame(&mut self, napi: &mut Napi<'_, B>, pending: u16, sink: &mut impl Sink<B>) -> Result<u16, DeviceFault> {
+        let (id, len, slot) = self.posted.take()?;
+        if (len as usize) < VnetHdr::LEN + ETHERNET {
+            // The memory stays in its slot, and is posted again as it is.
+            self.stats.short += 1;
+            return Ok(1);
+        }
+        let header = self.buffers.open(slot, len, napi);
+        // Without mergeable buffers the number has no meaning, and not every device writes it.
+        let buffers = match self.header {
+            Header::Mergeable => u16::from_le_bytes([header[10], header[11]]),
+            _ => 1,
+        };
+        // The usual frame: one buffer, no segments, and a checksum that is in its place.
+        if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
+            return self.unusual(napi, id, len, header, buffers, pending, sink);
+        }
+        // The memory is there, because the slot was posted.
+        let Some(mut frame) = self.buffers.complete(slot, len) else { return Ok(1) };
+        if self.offloads.vouches(header[0]) {
+            frame.meta().checksum = Checksum::Vouched;
+        }
+        if let Some(page) = self.deliver(napi, frame, sink) {
+            self.buffers.keep(self.posted.slot(id), page);
+        }
+        Ok(1)
+    }
+
+    /// A frame of several buffers, or with offloads that the header describes. Its first buffer is `id`, of `len` bytes.
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments, reason = "what is known of one frame")]
+    fn unusual(
+        &mut self,
+        napi: &mut Napi<'_, B>,
+        id: u16,
+        len: u32,
+        header: [u8; VnetHdr::LEN],
+        buffers: u16,
+        pending: u16,
+        sink: &mut impl Sink<B>,
+    ) -> Result<u16, DeviceFault> {
+        let header = VnetHdr::from_bytes(header);
+        if buffers == 1 {
+            // Before the memory leaves its slot: if the frame is refused, the memory is posted again as it is.
+            let Some(meta) = self.judge(header, len as usize - VnetHdr::LEN) else { return Ok(1) };
+            let Some(mut frame) = self.buffers.complete(self.posted.slot(id), len) else { return Ok(1) };
+            *frame.meta() = meta;
+            drop(self.deliver(napi, frame, sink));
+            return Ok(1);
+        }
+        let buffers = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending)?;
+        let Some(mut frame) = self.buffers.complete(self.posted.slot(id), len) else { return Ok(1) };
+        for _ in 1..buffers {
+            let (_, len, slot) = self.posted.take()?;
+            self.buffers.append(slot, len, napi, &mut frame);
+        }
+        if let Some(meta) = self.judge(header, frame.len()) {
+            *frame.meta() = meta;
+            drop(self.deliver(napi, frame, sink));
+        }
+        Ok(buffers)
+    }
+
+    /// The offload information of a frame of `len` bytes. If its header makes no sense, or speaks of what was not negotiated,
+    /// counts that: the frame is to be dropped.
+    fn judge(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
+        match self.offloads.check(header, len) {
+            Ok(header) => return Some(meta(header)),
+            Err(HeaderFault::NotNegotiated) => self.stats.not_negotiated += 1,
+            Err(HeaderFault::Nonsense) => self.stats.bad_header += 1,
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn deliver(&mut self, napi: &mut Napi<'_, B>, frame: B::Frame, sink: &mut impl Sink<B>) -> Option<Page<B::Mem>> {
+        self.stats.multi_buffer += u64::from(frame.is_multi_buffer());
+        sink.deliver(&mut self.stats, napi, frame)
+    }
+
+    /// Posts every free slot for which there is memory.
+    pub(super) fn refill(&mut self, napi: &mut Napi<'_, B>) {
+        let mut posted = false;
+        while self.posted.has_free() {
+            let Self { posted: queue, buffers, .. } = self;
+            if queue.post(|slot, place| buffers.fill(slot, napi, |segment, addr| place.at(segment, addr))) == 0 {
+                self.stats.starved += 1;
+                break;
+            }
+            posted = true;
+        }
+        if posted {
+            self.posted.publish();
+        }
+    }
+
+    /// Stops the queue and closes its pools. What the device had comes home; it is quarantined if the device does not
+    /// confirm that it has stopped. `None` if user code has panicked while this thread unwinds already.
+    pub(super) fn stop(
+        &mut self,
+        mut pools: B::Pools,
+        link: &Link<B::Mem>,
+        queue: usize,
+    ) -> Option<Stopped<<B::Pools as Pools>::Closed>> {
+        let mut panics = Panics::default();
+        let confirmed = link.stop_ring(queue, self.ring());
+        if let Err(error) = &confirmed {
+            panics.call(
+                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
+            );
+            pools.device_gone(&mut panics);
+        }
+        let unread = self.posted.pending().unwrap_or(0);
+        let Self { posted, buffers, .. } = self;
+        pools.poll(|_| {
+            // First, so that no part of a page is left here when another part of the page is quarantined.
+            panics.call(|| buffers.clear());
+            for slot in posted.slots().filter(|slot| confirmed.is_ok() || !slot.is_posted()) {
+                buffers.recover(slot, &mut panics);
+            }
+        });
+        for slot in posted.slots().filter(|slot| slot.is_posted()) {
+            buffers.quarantine(slot, &mut pools, &mut panics);
+            slot.set_posted(false);
+        }
+        let closed = pools.close(&mut panics);
+        panics.resume();
+        Some(Stopped { closed: closed?, unread, confirmed })
+    }
+}
+
+/// The offload information of a header that was [checked](Offloads::check).
+fn meta(h: VnetHdr) -> Meta {
+    let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
+        Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
+    } else if h.flags & VnetHdr::DATA_VALID != 0 {
+        Checksum::Vouched
+    } else {
+        Checksum::Unknown
+    };
+    let kind = match h.gso_type & !VnetHdr::GSO_ECN {
+        VnetHdr::GSO_TCPV4 => Some(GsoKind::TcpV4),
+        VnetHdr::GSO_TCPV6 => Some(GsoKind::TcpV6),
+        VnetHdr::GSO_UDP => Some(GsoKind::UdpFragment),
+        VnetHdr::GSO_UDP_L4 => Some(GsoKind::UdpSegment),
+        _ => None,
+    };
+    let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
+    let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
+    Meta { checksum, gso }
+}
+
+/// Asks for the cache line at `addr`. No access: any address will do.
+#[inline]
+pub(super) fn prefetch(addr: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}

@@ -2,6 +2,7 @@
 //! start anything; both end in exit status 2.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use netmem::virtio::Spin;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -125,10 +126,17 @@ pub(crate) struct DeviceArgs {
     /// Queue pairs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queues: u16,
+    /// Threads that move frames: queue pair i is served by thread i modulo N
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) threads: u16,
+    /// How long a thread polls after the last frame before it sleeps: 0 (it sleeps at once) to forever [default: 50; with the
+    /// port gen and a CPU for each thread, forever]
+    #[arg(long, value_name = "MICROSECONDS|forever")]
+    pub(crate) spin: Option<Spin>,
     /// Bytes in a frame of the generator, without frame check sequence
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size)]
     pub(crate) size: usize,
-    /// The CPU that the device runs on
+    /// The CPU that the device runs on; with --threads, the first of as many
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub(crate) cpu: Option<usize>,
     /// The same, as `perf` has it

@@ -120,7 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stop = AtomicBool::new(false);
 
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| device.run(&stop));
+        let running = scope.spawn(|| device.run(&stop, netmem::virtio::Spin::default()));
 
         // The driver, and the loop that polls it.
         let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;

@@ -13,6 +13,7 @@ pub mod driver;
 pub mod net;
 #[cfg(not(loom))]
 mod notify;
+mod spin;
 #[cfg(not(loom))]
 mod vhost_user;
 pub mod virtqueue;
@@ -26,5 +27,6 @@ pub mod fuzz {
 
 #[cfg(not(loom))]
 pub use notify::NotifyError;
+pub use spin::{BadSpin, Spin};
 #[cfg(not(loom))]
 pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError, socket};

@@ -319,10 +319,9 @@ fn a_sleeping_device_is_woken_by_its_port() {
     driver.post_rx(0, 0, SIZE, 2048);
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
-        let worker = s.spawn(|| device.run(&stop));
+        let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         for _ in 0..5 {
-            let sleeps = driver.stats.sleeps.load(Relaxed);
-            until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
+            until(|| asleep(&driver.stats) == 1);
             wire.send(&[0x5a; 100]);
             until(|| driver.rings[0].take().is_some());
         }
@@ -346,7 +345,7 @@ fn a_deleted_tap_ends_the_run() {
         Ok(s) if s.success() => {}
         other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
     }
-    let e = device.run(&std::sync::atomic::AtomicBool::new(false)).unwrap_err();
+    let e = device.run(&AtomicBool::new(false), netmem_virtio::Spin::default()).unwrap_err();
     assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
 }
 
@@ -362,9 +361,9 @@ fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
     let stats = device.stats();
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
-        let worker = s.spawn(|| device.run(&stop));
+        let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         let _ends = Ends { stop: &stop, control: &control };
-        until(|| stats.sleeps.load(Relaxed) > 0);
+        until(|| asleep(&stats) == 1);
         match std::process::Command::new("ip").args(["link", "del", &name]).status() {
             Ok(s) if s.success() => until(|| worker.is_finished()),
             other => return skip(&format!("`ip link del` is not to be had: {other:?}")),

@@ -216,10 +216,9 @@ fn a_full_echo_lets_the_device_sleep() {
     fill_echo(&mut device, &mut driver, 60);
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
-        let worker = s.spawn(|| device.run(&stop));
+        let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         let _ends = Ends { stop: &stop, control: &control };
-        let sleeps = driver.stats.sleeps.load(Relaxed);
-        until(|| driver.stats.sleeps.load(Relaxed) > sleeps);
+        until(|| asleep(&driver.stats) == 1);
         driver.post_rx(0, 0, 1, 2048);
         driver.rings[0].kick.write(1).unwrap();
         until(|| driver.rings[1].take().is_some());
@@ -464,12 +463,11 @@ fn a_sleeping_device_is_woken_by_kicks() {
     let mut driver = Driver::start(&device, PLAIN, 2);
     let (stop, control) = (AtomicBool::new(false), device.control());
     std::thread::scope(|s| {
-        let worker = s.spawn(|| device.run(&stop));
+        let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         driver.post_rx(0, 0, SIZE, 2048);
         for n in 0..2000u64 {
             if n % 100 == 0 {
-                let sleeps = driver.stats.sleeps.load(Relaxed);
-                until(|| driver.stats.sleeps.load(Relaxed) > sleeps || driver.rings[1].ring.used_flags() == 0);
+                until(|| asleep(&driver.stats) == 1);
             }
             send(&mut driver, 1, 0, &frame_to_send(64, 1), 2048);
             std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);

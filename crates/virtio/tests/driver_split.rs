@@ -283,7 +283,7 @@ fn another_process() {
         (NetDevice::new(Options::default(), |_| Ok(port.clone())).unwrap(), AtomicBool::new(false));
     let control = device.control();
     std::thread::scope(|s| {
-        s.spawn(|| device.run(&stop).unwrap());
+        s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()).unwrap());
         control.handle(listener.accept().unwrap().0).unwrap();
         stop.store(true, Relaxed);
         control.wake();

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
-use device_common::{Driver, EventFd, Front, PLAIN, SIZE, until};
+use device_common::{Driver, EventFd, Front, PLAIN, SIZE, asleep, until};
 use driver_common::hostile::{Behaviour, Bench};
 use driver_common::{Rig, frame, receive, watched};
 use netmem_packet::TxQueue;
@@ -211,8 +211,8 @@ fn a_kick_that_is_always_ready() {
         let before = device.stats.sleeps.load(Relaxed);
         sleep(Duration::from_millis(500));
         let sleeps = device.stats.sleeps.load(Relaxed) - before;
-        // Five naps of 100 ms end by themselves. A device that is kept awake sleeps thousands of times.
-        assert!(sleeps < 50, "{sleeps} sleeps in half a second");
+        // A device that is kept awake sleeps thousands of times; this one may fall asleep once more.
+        assert!(sleeps < 5, "{sleeps} sleeps in half a second");
         driver.hang_up();
         next_is_served(device);
     });
@@ -320,8 +320,7 @@ fn a_sleeping_device_is_woken() {
         }
         driver.post_rx(0, 0, 128, 2048);
         for n in 0..20u16 {
-            let slept = device.stats.sleeps.load(Relaxed);
-            until(|| device.stats.sleeps.load(Relaxed) > slept);
+            until(|| asleep(&device.stats) == 1);
             let (addr, _) = driver.buffer(1, n, 2048);
             driver.rings[1].chain(n, &[(addr, 76, 0)]);
             driver.rings[1].kick.write(1).unwrap();

@@ -6,6 +6,7 @@
 //!     socket            accept them all    ───> one front end at a time
 //!     front end's end   serve the next     <─── eventfd, when it is over
 //!     statistics        answer at once
+//!     uevent            look whether another process uses the tap
 //! ```
 //!
 //! The main thread never waits for a front end. One front end is served at a time; each further one is hung up on at
@@ -18,7 +19,7 @@
 use super::Running;
 use super::report::{Events, Left};
 use super::socket::{Inherited, Socket, inherited};
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, PortArg};
 use crate::output;
 use anyhow::Context;
 use netmem::device::{DeviceError, Stats};
@@ -26,6 +27,7 @@ use netmem::virtio::VhostUserError;
 use netmem::virtio::socket::connect;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, netlink};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -66,6 +68,8 @@ struct Current {
 pub(super) struct Fronts {
     source: Source,
     stats_socket: Option<Socket>,
+    /// Tells of queues that are added to a tap.
+    uevents: Option<Uevents>,
     /// Signals that end the program.
     signal: UnixStream,
     current: Option<Current>,
@@ -160,10 +164,12 @@ impl Fronts {
             _ => anyhow::bail!("give one of --listen, --connect and --fd"),
         };
         let stats_socket = args.stats.as_ref().map(|path| Socket::listen("--stats", path)).transpose()?;
+        let several_taps = matches!(args.port, PortArg::Tap(_)) && args.queues > 1;
         signal.set_nonblocking(true).context("the signals' socket")?;
         Ok(Self {
             source,
             stats_socket,
+            uevents: several_taps.then(Uevents::open).flatten(),
             signal,
             current: None,
             next: None,
@@ -188,7 +194,6 @@ impl Fronts {
         while !device.is_over() {
             match line.results.try_recv() {
                 Ok(result) => {
-                    device.serves(false);
                     self.ended(&result, device.stats);
                     if matches!(self.source, Source::Once(_)) {
                         return result.context("the front end");
@@ -202,7 +207,6 @@ impl Fronts {
             if self.current.is_none()
                 && let Some(stream) = self.next.take()
             {
-                device.serves(true);
                 self.begin(stream, line, device.stats)?;
             }
             if self.wait(device)? {
@@ -290,9 +294,10 @@ impl Fronts {
         let pause = self.spare.pause();
         let now = Instant::now();
         let times = [due, pause].into_iter().flatten().map(|at| at.saturating_duration_since(now));
-        let timeout = times.chain(device.tick()).min();
+        let timeout = times.min();
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         let mut fds = vec![PollFd::new(&self.signal, PollFlags::IN), PollFd::new(&device.wake.0, PollFlags::IN)];
+        fds.extend(self.uevents.as_ref().map(|uevents| PollFd::new(&uevents.0, PollFlags::IN)));
         if pause.is_none() {
             if let Source::Listen(socket) = &self.source {
                 fds.push(PollFd::new(socket, PollFlags::IN));
@@ -304,7 +309,12 @@ impl Fronts {
             Err(e) => return Err(io::Error::from(e)).context("waiting for front ends"),
         }
         device.wake.clear();
-        Ok(!fds[0].revents().is_empty())
+        let signal = !fds[0].revents().is_empty();
+        if let Some(uevents) = &self.uevents {
+            uevents.clear();
+        }
+        device.look_at_tap();
+        Ok(signal)
     }
 
     /// Takes the connections that wait. Each is served next, hung up on because the device is busy, or dropped because
@@ -349,6 +359,26 @@ impl Fronts {
             let _ = rustix::net::recv(&stream, &mut [0u8; 512][..], rustix::net::RecvFlags::DONTWAIT);
         }
         Ok(())
+    }
+}
+
+/// The kernel's messages about devices of this network namespace. It sends one when a process adds a queue to a tap.
+struct Uevents(OwnedFd);
+
+impl Uevents {
+    /// None where the kernel or a filter refuses. The tap is then looked at when something else happens.
+    fn open() -> Option<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let uevents = Some(netlink::KOBJECT_UEVENT);
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, uevents).ok()?;
+        rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, 1)).ok()?;
+        Some(Self(socket))
+    }
+
+    /// Forgets the messages until now: at most as many as the socket's buffer holds.
+    fn clear(&self) {
+        // Shorter than a message: the rest of it is dropped with it.
+        while rustix::net::recv(&self.0, &mut [0u8; 16][..], RecvFlags::DONTWAIT).is_ok() {}
     }
 }
 

@@ -9,14 +9,12 @@ use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError};
-use netmem::device::{DeviceError, MAX_PAIRS, NetDevice, Options, Stats};
+use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
+use netmem::virtio::Spin;
 use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, Thread};
-use std::time::{Duration, Instant};
-
-/// How often a tap with several queues is looked at.
-const TICK: Duration = Duration::from_secs(2);
+use std::thread::Builder;
+use std::time::Instant;
 
 /// Serves until a signal comes, or the port fails.
 pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
@@ -55,7 +53,15 @@ fn check(args: &DeviceArgs) -> Result<(), BadArgument> {
     if args.cpus.net.or(args.cpus.app).is_some() {
         return BadArgument::new("--cpus: a device has no net and no app; give device=N");
     }
-    cpu(args).map_or(Ok(()), |cpu| cpus::check("--cpu", cpu, &cpus::online(), &cpus::allowed()))
+    let (threads, queues) = (args.threads, args.queues);
+    if !(1..=queues).contains(&threads) {
+        return BadArgument::new(format!(
+            "--threads {threads}: 1 to {queues} are possible, a thread for each of the {queues} queue pair(s)"
+        ));
+    }
+    let (online, allowed) = (cpus::online(), cpus::allowed());
+    let mut cpus = cpu(args).into_iter().flat_map(|first| first..first.saturating_add(threads.into()));
+    cpus.try_for_each(|cpu| cpus::check("--cpu", cpu, &online, &allowed))
 }
 
 fn cpu(args: &DeviceArgs) -> Option<usize> {
@@ -68,13 +74,9 @@ struct Running<'a> {
     stats: &'a Stats,
     /// Set by the first signal.
     stop: &'a AtomicBool,
-    /// Set when the data side is to end, or has.
+    /// Set when the data side is to end, or one of its threads has.
     over: &'a AtomicBool,
-    /// Whether a front end is there.
-    served: &'a AtomicBool,
     wake: &'a Wake,
-    /// The thread of the data side.
-    data: Thread,
     since: Instant,
     /// Whether the user was told that another process uses the tap.
     shares_tap: bool,
@@ -85,27 +87,15 @@ impl Running<'_> {
         self.stop.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed)
     }
 
-    /// Looks after what no event tells of; says after which time to do so again. A multi-queue tap can be opened by more
-    /// than one process, and the kernel spreads its frames over all their queues. The second one is told when it opens the
-    /// tap, and the first one here.
-    fn tick(&mut self) -> Option<Duration> {
-        let (PortArg::Tap(name), false) = (&self.args.port, self.shares_tap) else { return None };
+    /// Warns if another process uses the tap. A multi-queue tap can be opened by more than one process, and the kernel spreads
+    /// its frames over all their queues. The second process is told when it opens the tap, and the first one here.
+    fn look_at_tap(&mut self) {
+        let (PortArg::Tap(name), false) = (&self.args.port, self.shares_tap) else { return };
         let mine = usize::from(self.args.queues);
-        if mine == 1 {
-            return None;
-        }
-        if Tap::attached(name).is_some_and(|attached| attached > mine) {
+        if mine > 1 && Tap::attached(name).is_some_and(|attached| attached > mine) {
             self.shares_tap = true;
             output::Log.line(&format!("another process has queues of tap {name}, too, and gets a part of the frames"));
-            return None;
         }
-        Some(TICK)
-    }
-
-    /// A front end comes, or has left.
-    fn serves(&self, served: bool) {
-        self.served.store(served, Ordering::Relaxed);
-        self.data.unpark();
     }
 }
 
@@ -122,60 +112,59 @@ fn serve<P: Port>(
         max_memory: args.max_memory,
         ..Options::default()
     };
-    let mut device = NetDevice::new(options, port)?;
+    let device = NetDevice::new(options, port)?;
     let (control, stats) = (device.control(), device.stats());
+    let workers = device.workers(args.threads.into())?;
     let mut fronts = Fronts::open(args, signals::stop_descriptor()?)?;
-    let busy = args.port == PortArg::Gen && cpus::allowed().len() > 1;
-    let (served, over, wake) = (AtomicBool::new(false), AtomicBool::new(false), Wake::new()?);
+    // The generator always has a frame: its threads would sleep for the lack of buffers only, and that does not last.
+    let busy = args.port == PortArg::Gen && cpus::allowed().len() > usize::from(args.threads);
+    let spin = args.spin.unwrap_or(if busy { Spin::Forever } else { Spin::default() });
+    let (over, wake) = (AtomicBool::new(false), Wake::new()?);
+    let end = || {
+        over.store(true, Ordering::Relaxed);
+        control.wake();
+    };
+    let data = |index: usize, mut worker: Worker<P>| {
+        let _end = WakeAtEnd(&wake);
+        if let Some(cpu) = cpu(args) {
+            cpus::pin(cpu + index);
+        }
+        let result = worker.run(&over, spin);
+        // If the port of one thread has failed, the device has.
+        end();
+        result
+    };
     std::thread::scope(|scope| {
-        let data = || {
-            let _end = WakeAtEnd(&wake);
-            if let Some(cpu) = cpu(args) {
-                cpus::pin(cpu);
+        let mut threads = Vec::new();
+        let mut started = Ok(());
+        for (index, worker) in workers.into_iter().enumerate() {
+            let name = format!("netmem-device{index}");
+            match Builder::new().name(name).spawn_scoped(scope, {
+                let data = &data;
+                move || data(index, worker)
+            }) {
+                Ok(thread) => threads.push(thread),
+                Err(e) => started = Err(e).context("cannot start a thread of the device"),
             }
-            let result = if busy { spin(&mut device, &served, &over) } else { device.run(&over) };
-            over.store(true, Ordering::Relaxed);
-            result
-        };
-        let data = Builder::new().name("netmem-device".into()).spawn_scoped(scope, data);
-        let data = data.context("cannot start the device's thread")?;
+        }
         let (line, server) = line();
         let handle = || server.run(&wake, |stream| control.handle(stream));
-        let server = Builder::new().name("netmem-vhost".into()).spawn_scoped(scope, handle);
-        let accepted = server.context("cannot start the thread that serves front ends").and_then(|server| {
+        let accepted = started.and_then(|()| {
+            let server = Builder::new().name("netmem-vhost".into()).spawn_scoped(scope, handle);
+            let server = server.context("cannot start the thread that serves front ends")?;
             eprintln!("{fronts}, port {}, {} queue pair(s)", args.port, args.queues);
-            let mut running = Running {
-                args,
-                stats: &stats,
-                stop,
-                over: &over,
-                served: &served,
-                wake: &wake,
-                data: data.thread().clone(),
-                since: Instant::now(),
-                shares_tap: false,
-            };
+            let since = Instant::now();
+            let mut running = Running { args, stats: &stats, stop, over: &over, wake: &wake, since, shares_tap: false };
             let accepted = fronts.run(line, &mut running);
             server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             accepted
         });
-        over.store(true, Ordering::Relaxed);
-        control.wake();
-        data.thread().unpark();
-        let ended = data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        ended.context("the device's port")?;
+        end();
+        let ended: Vec<_> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        ended.into_iter().collect::<Result<(), _>>().context("the device's port")?;
         accepted
     })
-}
-
-/// The generator always has a frame: sleeping would only ever be for the lack of buffers, and that does not last.
-fn spin<P: Port>(device: &mut NetDevice<P>, served: &AtomicBool, over: &AtomicBool) -> Result<(), DeviceError> {
-    while !over.load(Ordering::Relaxed) {
-        if !served.load(Ordering::Relaxed) {
-            std::thread::park_timeout(Duration::from_millis(20));
-        } else if device.poll() == 0 {
-            std::hint::spin_loop();
-        }
-    }
-    Ok(())
 }

@@ -63,7 +63,9 @@ impl Lab {
         let mut device = NetDevice::new(several, |_| Ok(ports.next().expect("one for each"))).expect("a device");
         let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
         let flag = stop.clone();
-        let thread = Some(std::thread::spawn(move || device.run(&flag).expect("it runs until it is told to stop")));
+        let thread = Some(std::thread::spawn(move || {
+            device.run(&flag, netmem_virtio::Spin::default()).expect("it runs until it is told to stop")
+        }));
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let connection = control.serve(theirs).expect("a connection");
         let options = options(NetOptions::new(RxMode::Small).pairs(pairs).tx_pages(1024));

@@ -19,7 +19,7 @@ use super::inflight::InflightRegion;
 use super::log::DirtyLog;
 use super::mapping::Mapping;
 use super::memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
-use super::state::{Shared, State};
+use super::shared::Shared;
 use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
 use crate::vhost_user::line::{Line, LineError};
@@ -89,11 +89,10 @@ impl Control {
         Ok(Connection { hangup, thread: Some(thread) })
     }
 
-    /// What the front end's memory takes. Waits for the pass at hand; a system call for each file.
+    /// What the front end's memory takes. Waits for the message at hand; a system call for each file.
     #[must_use]
     pub fn memory_use(&self) -> MemoryUse {
-        let table = self.shared.lock().memory.clone();
-        table.usage()
+        self.shared.memory().usage()
     }
 
     /// Changes the link status that drivers read; up at first. Frames pass all the same.
@@ -109,7 +108,7 @@ impl Control {
         }
     }
 
-    /// Ends a sleep of [`super::NetDevice::run`], so that it looks at its `stop` flag.
+    /// Ends the sleep of every thread in [`super::Worker::run`], so that it looks at its `stop` flag.
     pub fn wake(&self) {
         self.shared.wake();
     }
@@ -117,17 +116,17 @@ impl Control {
 
 /// Holds the device for one front end.
 #[derive(Debug)]
-struct Connected {
+pub(super) struct Connected {
     shared: Arc<Shared>,
 }
 
 impl Connected {
-    fn claim(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
+    pub(super) fn claim(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
         match shared.connected.swap(true, Ordering::Acquire) {
             true => Err(DeviceError::Busy),
             false => {
                 // The ports drop what came while there was no front end.
-                shared.change(State::reset);
+                shared.reset();
                 Ok(Self { shared: Arc::clone(shared) })
             }
         }
@@ -150,8 +149,7 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        self.shared.change(State::reset);
-        self.shared.stats.set_memory(&MemoryTable::default());
+        self.shared.reset();
         self.shared.connected.store(false, Ordering::Release);
     }
 }
@@ -263,10 +261,6 @@ impl Session {
         Ok(())
     }
 
-    fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        self.shared.change(f)
-    }
-
     /// Follows one message. The answer is the message's own, if it has one.
     ///
     /// # Errors
@@ -279,14 +273,14 @@ impl Session {
         }
         match message {
             Message::GetFeatures => return Ok(Some(Reply::Number(self.shared.offered))),
-            Message::SetFeatures(features) => self.change(|s| s.set_features(features, self.shared.offered))?,
+            Message::SetFeatures(features) => self.shared.set_features(features)?,
             // One connection is one session: there is nothing to set up for it.
             Message::SetOwner => {}
-            Message::ResetOwner => self.change(State::disable_all),
-            Message::ResetDevice => self.change(State::reset_device),
-            Message::SetStatus(0) => self.change(State::reset_device),
-            Message::SetStatus(status) => self.change(|s| s.status = status),
-            Message::GetStatus => return Ok(Some(Reply::Number(self.change(|s| s.status).into()))),
+            Message::ResetOwner => self.shared.disable_all(),
+            Message::ResetDevice => self.shared.reset_device(),
+            Message::SetStatus(0) => self.shared.reset_device(),
+            Message::SetStatus(status) => self.shared.set_status(status),
+            Message::GetStatus => return Ok(Some(Reply::Number(self.shared.status().into()))),
             Message::GetProtocolFeatures => return Ok(Some(Reply::Number(PROTOCOL))),
             Message::SetProtocolFeatures(features) => {
                 let extra = features & !PROTOCOL;
@@ -298,31 +292,41 @@ impl Session {
             // For network devices, front ends (QEMU, DPDK) understand this as pairs.
             Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.options.max_pairs as u64))),
             Message::SetMemTable(regions) => self.set_memory(regions)?,
-            Message::SetVringNum { index, num } => self.change(|s| s.set_size(index as usize, num))?,
+            Message::SetVringNum { index, num } => {
+                let index = index as usize;
+                self.shared.ring(index, |ring| ring.set_size(index, num))??;
+            }
             Message::SetVringAddr { index, addresses: a } => {
                 let used_log = a.log.then_some(a.log_addr);
-                self.change(|s| s.set_parts(index as usize, [a.descriptors, a.available, a.used], used_log))?;
+                let (index, parts) = (index as usize, [a.descriptors, a.available, a.used]);
+                self.shared.ring_with(index, |ring, common| ring.set_parts(index, parts, used_log, common))?;
             }
-            Message::SetVringBase { index, base } => self.change(|s| s.set_base(index as usize, base))?,
+            Message::SetVringBase { index, base } => {
+                let index = index as usize;
+                self.shared.ring(index, |ring| ring.set_base(index, base))??;
+            }
             Message::GetVringBase { index } => {
-                let base = self.change(|s| s.get_base(index as usize))?;
+                let base = self.shared.ring(index as usize, |ring| ring.get_base())?;
                 return Ok(Some(Reply::VringBase { index, base }));
             }
             Message::SetVringKick { index, fd } => {
-                let kick = event(index, fd, |fd| self.shared.kicks.watch(fd))?;
-                self.change(|s| s.set_kick(index.into(), kick))?;
+                let ring = usize::from(index);
+                let kick = self.shared.kicks(ring, |kicks| event(index, fd, |fd| kicks.watch(fd)))??;
+                self.shared.set_kick(ring, kick)?;
             }
             Message::SetVringCall { index, fd } => {
                 let call = event(index, fd, Notifier::new)?;
-                self.change(|s| s.set_call(index.into(), call))?;
+                self.shared.ring(index.into(), |ring| ring.set_call(call))?;
             }
             Message::SetVringErr { index, fd } => {
                 let err = event(index, fd, Notifier::new)?;
-                self.change(|s| s.set_err(index.into(), err))?;
+                self.shared.ring(index.into(), |ring| ring.set_err(err))?;
             }
             // QEMU enables its rings before it accepts features, and not again, so this does not wait for them.
-            Message::SetVringEnable { index, enable } => self.change(|s| s.set_enabled(index as usize, enable))?,
-            Message::SendRarp(mac) => self.change(|s| s.announce = Some(mac)),
+            Message::SetVringEnable { index, enable } => {
+                self.shared.ring(index as usize, |ring| ring.set_enabled(enable))?;
+            }
+            Message::SendRarp(mac) => self.shared.announce(mac),
             Message::NetSetMtu(mtu) => self.check_mtu(mtu)?,
             Message::GetConfig { offset, size, flags } => {
                 let bytes = self.shared.config.read(offset, size as usize);
@@ -338,12 +342,12 @@ impl Session {
             Message::SetInflightFd(region, fd) => {
                 let map = self.map("the in-flight region", fd, region.mmap_offset, region.mmap_size)?;
                 let region = InflightRegion::new(map, region.queues, region.queue_size)?;
-                self.change(|s| s.set_inflight(region))?;
+                self.shared.set_inflight(region)?;
             }
             Message::SetLogBase { size, offset, fd } => {
                 let map = self.map("the dirty log", fd, offset, size)?;
                 let log = DirtyLog::new(map, Arc::clone(&self.shared.stats));
-                self.change(|s| s.set_log(log));
+                self.shared.set_log(log);
                 return Ok(Some(Reply::Empty));
             }
             // A front end that migrates looks at the log by itself, and need not be told of each write.
@@ -369,9 +373,9 @@ impl Session {
     fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {
         let (regions, files): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
         let regions: Vec<_> = regions.iter().map(info).collect();
-        // Mapped before the state is asked for: that takes a while, and the data side need not wait for it.
+        // Mapping takes a while. No lock is held, so passes go on.
         let memory = MemoryTable::new(&regions, files, &self.shared.options.memory_limits())?;
-        drop(self.change(|s| s.set_memory(memory, &self.shared.stats)));
+        self.shared.set_memory(memory);
         Ok(())
     }
 
@@ -386,7 +390,7 @@ impl Session {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "making an in-flight region", source: e.into() };
         let Inflight { queues, queue_size, .. } = asked;
         let mmap_size = InflightRegion::bytes(queues, queue_size);
-        let rings = self.change(|s| s.rings.len());
+        let rings = self.shared.rings;
         if queues == 0 || usize::from(queues) > rings || !(1..=SplitLayout::MAX_SIZE).contains(&queue_size) {
             return Err(DeviceError::InflightShape { queues, queue_size, bytes: mmap_size });
         }

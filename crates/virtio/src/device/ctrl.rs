@@ -13,8 +13,9 @@ use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Side, eac
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
 
-/// Answers the commands in `q`. `pairs` is the number of pairs in use, at most `max_pairs`. A command whose feature was not
-/// negotiated is refused.
+/// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs` is given the number of
+/// pairs that are to be in use, and returns the answer. If it returns none, the command stays in the ring, and `set_pairs` is
+/// asked again in the next pass.
 ///
 /// # Errors
 ///
@@ -22,14 +23,13 @@ const BATCH: u16 = 16;
 pub(super) fn command(
     q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
-    pairs: &mut u16,
-    max_pairs: u16,
+    set_pairs: impl Fn(u16) -> Option<u8>,
     features: Negotiated,
     config: &Config,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     each!(q, q => {
-        let result = answer(q, memory, pairs, max_pairs, features, config, tally);
+        let result = answer(q, memory, set_pairs, features, config, tally);
         q.publish();
         result
     })
@@ -38,8 +38,7 @@ pub(super) fn command(
 fn answer<S: Side>(
     q: &mut DeviceQueue<S>,
     memory: &MemoryTable,
-    pairs: &mut u16,
-    max_pairs: u16,
+    set_pairs: impl Fn(u16) -> Option<u8>,
     features: Negotiated,
     config: &Config,
     tally: &mut Tally,
@@ -56,13 +55,8 @@ fn answer<S: Side>(
         let len = gather(&buffers[..answer], &mut text);
         let verdict = match text[..len] {
             [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] if features.has(feature::MQ) => {
-                let asked = u16::from_le_bytes([low, high]);
-                if (1..=max_pairs).contains(&asked) {
-                    *pairs = asked;
-                    ctrl::OK
-                } else {
-                    ctrl::ERR
-                }
+                let Some(verdict) = set_pairs(u16::from_le_bytes([low, high])) else { break };
+                verdict
             }
             [ctrl::CLASS_ANNOUNCE, ctrl::ANNOUNCE_ACK] if features.has(feature::GUEST_ANNOUNCE) => {
                 config.announced();

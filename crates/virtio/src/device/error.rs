@@ -8,6 +8,14 @@ use crate::vhost_user::{LineError, Request};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
+    /// The device was to be divided among no workers, or among more than it has queue pairs.
+    #[error("{asked} workers asked for, 1 to {max} are possible: one for each queue pair")]
+    Workers {
+        /// Workers asked for.
+        asked: usize,
+        /// Queue pairs.
+        max: usize,
+    },
     /// The device was asked to have no queue pairs, or more than the protocol has ring numbers for.
     #[error("{asked} queue pairs asked for, 1 to {max} are possible")]
     Pairs {

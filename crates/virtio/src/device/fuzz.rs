@@ -3,7 +3,7 @@
 use super::NetDevice;
 use super::control::Session;
 use super::port::Port;
-use super::state::{Shared, State};
+use super::shared::Shared;
 use crate::vhost_user::fuzz::message;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct FrontEnd {
 impl FrontEnd {
     /// Connects to `device`.
     pub fn new<P: Port>(device: &NetDevice<P>) -> Self {
-        let shared = Arc::clone(&device.shared);
+        let shared = Arc::clone(&device.worker.shared);
         Self { session: Session::new(Arc::clone(&shared)), shared }
     }
 
@@ -39,6 +39,6 @@ impl FrontEnd {
 
 impl Drop for FrontEnd {
     fn drop(&mut self) {
-        self.shared.change(State::reset);
+        self.shared.reset();
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   SET_MEM_TABLE ──► a new table ──────────────────────┐
-//!   ADD_MEM_REG   ──► the old regions and one more ─────┼──► State, between two passes ──► the old table is dropped
+//!   ADD_MEM_REG   ──► the old regions and one more ─────┼──► each pair, between two passes ──► the old table is dropped
 //!   REM_MEM_REG   ──► the old regions without one ──────┘                                   regions in no table are unmapped
 //! ```
 //!
 //! * *A table never changes.* Another one takes its place as a whole. Both share the regions that stay, so that adding a region
 //!   remaps nothing.
-//! * *A translation does not outlive its pass.* A pass translates by a `View`, which borrows the table. The table is in the
-//!   state that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
+//! * *A translation does not outlive its pass.* A pass translates by a `View`, which borrows the table. The table belongs to the
+//!   pair that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
 //!   address.
 //!
 //! # What a front end can do with its files
@@ -29,6 +29,7 @@
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use netmem_pool::FileMapping;
 use rustix::fs::SealFlags;
@@ -186,6 +187,8 @@ struct Region {
     info: RegionInfo,
     map: FileMapping,
     source: Arc<Source>,
+    /// How many of its lost accesses [`MemoryTable::count_lost`] has returned.
+    counted: AtomicU64,
 }
 
 /// The mapped regions of one front end, in the order of their guest addresses. Clones have the same regions.
@@ -291,7 +294,7 @@ impl MemoryTable {
         let source = known.cloned().unwrap_or_else(|| Arc::new(Source { fd, id, sealed, before: allocated(&stat) }));
         let at = self.starts.partition_point(|&start| start < info.guest_addr);
         self.starts.insert(at, info.guest_addr);
-        self.regions.insert(at, Arc::new(Region { info, map, source }));
+        self.regions.insert(at, Arc::new(Region { info, map, source, counted: AtomicU64::new(0) }));
         Ok(())
     }
 
@@ -341,6 +344,15 @@ impl MemoryTable {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.regions.iter().map(|region| region.map.lost()).sum()
+    }
+
+    /// Accesses of [`lost`](Self::lost) that no earlier call has returned, from any table that has the region.
+    pub(super) fn count_lost(&self) -> u64 {
+        let news = |region: &Arc<Region>| {
+            let lost = region.map.lost();
+            lost.saturating_sub(region.counted.fetch_max(lost, Ordering::Relaxed))
+        };
+        self.regions.iter().map(news).sum()
     }
 
     /// What the table takes. A system call for each file.

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!   front end ── vhost-user messages ──> Control (its own thread) ─┐
-//!                                                                  ├─ one mutex: rings, features, memory table
-//!   Port ─ frames ─> Device::poll (the caller's thread) ───────────┘
+//!                                                                  ├─ one mutex per pair: rings, features, memory table
+//!   Port ─ frames ─> Worker::poll (the caller's threads) ──────────┘
 //!        <─ frames ─        │ copies, in order, 256 frames a pass
 //!                     the driver's memory
 //! ```
 //!
 //! A [`NetDevice`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front end
-//! that its [`Control`] serves. The driver is not trusted: whatever it writes is checked on a private copy, and a ring
-//! that breaks a rule is stopped and counted ([`DriverFault`], [`Stats`]) while the others go on.
+//! that its [`Control`] serves. One thread serves all pairs, or each [`Worker`] some of them. The driver is not trusted:
+//! whatever it writes is checked on a private copy, and a ring that breaks a rule is stopped and counted ([`DriverFault`],
+//! [`Stats`]) while the others go on.
 
 mod config;
 mod control;
@@ -23,31 +24,31 @@ pub(crate) mod inflight;
 pub(crate) mod log;
 mod mapping;
 pub mod memory;
+mod pair;
 pub mod port;
 mod rarp;
 mod run;
 mod rx;
-mod state;
+mod shared;
 mod stats;
 mod tx;
 mod udp;
+mod worker;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
 
-use netmem_pool::sigbus;
-
-use self::config::Config;
+use self::control::Connected;
 pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;
-use self::memory::{MemoryLimits, MemoryTable};
-use self::port::{MAX_WIRE, Port, PortError};
-use self::rx::Scratch;
-use self::state::{Shared, State};
-use self::stats::Tally;
+use self::memory::MemoryLimits;
+use self::port::{Port, PortError};
+use self::shared::Shared;
 pub use self::stats::{DropReason, Stats};
+use self::worker::Told;
+pub use self::worker::Worker;
+use crate::Spin;
 use crate::net::feature;
-use crate::virtqueue::Negotiated;
 pub use crate::virtqueue::fault::DriverFault;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.
@@ -114,18 +115,12 @@ impl Options {
     }
 }
 
-/// The data side of a device. One thread at a time polls it.
+/// The data side of a device. One thread at a time polls it, or several threads that serve a part of the queue pairs each
+/// ([`Self::workers`]).
 #[derive(Debug)]
 pub struct NetDevice<P> {
-    shared: Arc<Shared>,
-    ports: Vec<P>,
-    /// What the ports know of.
-    told: Told,
-    /// What [`sigbus::faults`] said after the last pass.
-    faults: u64,
-    scratch: Scratch,
-    /// One frame from the driver.
-    wire: Box<[u8]>,
+    /// Serves all pairs.
+    worker: Worker<P>,
 }
 
 impl<P: Port> NetDevice<P> {
@@ -138,162 +133,86 @@ impl<P: Port> NetDevice<P> {
         if !(1..=MAX_PAIRS).contains(&options.max_pairs) {
             return Err(DeviceError::Pairs { asked: options.max_pairs, max: MAX_PAIRS });
         }
-        let ports = (0..options.max_pairs).map(port).collect::<Result<_, _>>()?;
+        let ports = (0..options.max_pairs).map(port).collect::<Result<Vec<_>, _>>()?;
         let offered = options.offered::<P>();
         let shared = Arc::new(Shared::new(options, offered)?);
-        let wire = vec![0; MAX_WIRE].into();
-        Ok(Self { shared, ports, told: Told::default(), faults: sigbus::faults(), scratch: Scratch::default(), wire })
+        let mut worker = Worker::new(Arc::clone(&shared), shared.wakers(), 0);
+        ports.into_iter().for_each(|port| worker.serve(port, Told::default()));
+        Ok(Self { worker })
+    }
+
+    /// Divides the data side among `count` threads: worker `i` serves the queue pairs `i`, `i + count` and so on, each with its
+    /// port, and sleeps by itself. Worker 0 also serves the control queue.
+    ///
+    /// A [`Port`] is used by the thread of its worker alone. Ports that share something with each other must take care of it
+    /// themselves: a frame that one worker puts where the port of another one finds it wakes that other one only by its
+    /// descriptor ([`Port::fd`]).
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Workers`]: none, or more than queue pairs. [`DeviceError::Busy`] while a front end is connected.
+    /// [`DeviceError::Io`]: descriptors are short.
+    ///
+    /// ```no_run
+    /// use netmem_virtio::device::{NetDevice, Options, port::Echo};
+    /// use netmem_virtio::Spin;
+    /// use std::sync::atomic::AtomicBool;
+    ///
+    /// let device = NetDevice::new(Options { max_pairs: 4, ..Options::default() }, |_| Ok(Echo::new()))?;
+    /// let (control, stop) = (device.control(), AtomicBool::new(false));
+    /// let mut workers = device.workers(2)?;
+    /// std::thread::scope(|s| {
+    ///     for worker in &mut workers {
+    ///         s.spawn(|| worker.run(&stop, Spin::default()));
+    ///     }
+    ///     // Here `control` serves front ends, until `stop` is set and `control.wake()` ends the sleeps.
+    /// });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn workers(self, count: usize) -> Result<Vec<Worker<P>>, DeviceError> {
+        let Worker { shared, ports, told, .. } = self.worker;
+        if !(1..=ports.len()).contains(&count) {
+            return Err(DeviceError::Workers { asked: count, max: ports.len() });
+        }
+        let no_front_end = Connected::claim(&shared)?;
+        let wakers = shared.divide(count)?;
+        drop(no_front_end);
+        let worker = |index| Worker::new(Arc::clone(&shared), Arc::clone(&wakers), index);
+        let mut workers: Vec<_> = (0..count).map(worker).collect();
+        for (pair, (port, told)) in ports.into_iter().zip(told).enumerate() {
+            workers[pair % count].serve(port, told);
+        }
+        Ok(workers)
     }
 
     /// The control side: serves front ends.
     #[must_use]
     pub fn control(&self) -> Control {
-        Control::new(Arc::clone(&self.shared))
+        Control::new(Arc::clone(&self.worker.shared))
     }
 
     /// What the device counts. Cheap to read at any time, from anywhere.
     #[must_use]
     pub fn stats(&self) -> Arc<Stats> {
-        Arc::clone(&self.shared.stats)
+        Arc::clone(&self.worker.shared.stats)
     }
 
     /// The ports, one per queue pair.
     pub fn ports(&mut self) -> &mut [P] {
-        &mut self.ports
+        self.worker.ports()
     }
 
-    /// One bounded pass over all rings; says how many frames (and commands) it moved. Never blocks: where the control
-    /// side is at work it does nothing.
-    ///
-    /// Cost: two atomic read-modify-writes and two clock readings a pass, one barrier per ring that moved, and a system
-    /// call where the driver wants an interrupt.
+    /// One bounded pass over all rings, as [`Worker::poll`].
     pub fn poll(&mut self) -> usize {
-        let Some(mut state) = self.shared.try_lock() else {
-            std::thread::yield_now();
-            return 0;
-        };
-        let start = Instant::now();
-        let mut tally = Tally::default();
-        if state.news {
-            self.told.catch_up(&mut state, &mut self.ports, &self.shared.stats);
-        }
-        for (pair, port) in self.ports.iter_mut().enumerate() {
-            let mut room = Room { scratch: &mut self.scratch, wire: &mut self.wire };
-            pass(&mut state, pair, port, &mut room, &self.shared.stats, &mut tally);
-        }
-        if self.shared.options.serve_control {
-            let max_pairs = self.ports.len() as u16;
-            command(&mut state, max_pairs, &self.shared.config, &self.shared.stats, &mut tally);
-        }
-        if sigbus::faults() != self.faults {
-            self.faults = sigbus::faults();
-            state.look_for_lost(&self.shared.stats);
-        }
-        drop(state);
-        self.shared.stats.add(&tally);
-        let moved = tally.moved();
-        if moved > 0 {
-            let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.shared.stats.busy_ns.fetch_add(ns, std::sync::atomic::Ordering::Relaxed);
-        }
-        moved
+        self.worker.poll()
     }
-}
 
-/// What the ports have been told of the front end.
-#[derive(Debug, Default)]
-struct Told {
-    features: Negotiated,
-    left: u64,
-}
-
-impl Told {
-    /// Tells the ports what the control side has changed, and announces a guest that has moved here.
-    #[cold]
-    fn catch_up<P: Port>(&mut self, state: &mut State, ports: &mut [P], stats: &Stats) {
-        state.news = false;
-        if state.left != self.left {
-            self.left = state.left;
-            let waited = ports.iter_mut().map(Port::left).sum();
-            stats.add_drops(DropReason::FrontEndLeft, waited);
-        }
-        if state.features != self.features {
-            self.features = state.features;
-            for port in &mut *ports {
-                if let Err(e) = port.negotiated(self.features.bits()) {
-                    tracing::warn!("offloads not set: {e}");
-                }
-            }
-        }
-        if let (Some(mac), Some(port)) = (state.announce.take(), ports.first_mut())
-            && port.send(&rarp::request(mac))
-        {
-            stats.announced.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }
-    }
-}
-
-/// Private memory that the passes share.
-struct Room<'a> {
-    scratch: &'a mut Scratch,
-    wire: &'a mut [u8],
-}
-
-/// Both rings of one pair.
-#[inline]
-fn pass<P: Port>(state: &mut State, pair: usize, port: &mut P, room: &mut Room<'_>, stats: &Stats, tally: &mut Tally) {
-    let (rx, tx) = (2 * pair, 2 * pair + 1);
-    let deliver = state.enabled(rx) && !state.unused(pair);
-    let accepts = state.enabled(tx).then_some(state.offloads);
-    let State { rings, memory, .. } = state;
-    port.served(deliver && rings[rx].queue.is_some());
-    if let (true, Some(q)) = (deliver, &mut rings[rx].queue) {
-        let result = rx::receive(q, memory, port, room.scratch, tally);
-        after(rings, memory, rx, result, stats, tally);
-    }
-    if let Some(q) = &mut rings[tx].queue {
-        let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
-        after(rings, memory, tx, result, stats, tally);
-    }
-}
-
-/// The control queue.
-fn command(state: &mut State, max_pairs: u16, config: &Config, stats: &Stats, tally: &mut Tally) {
-    let index = state.rings.len() - 1;
-    if !state.enabled(index) {
-        return;
-    }
-    let State { rings, memory, pairs, features, .. } = state;
-    if let Some(q) = &mut rings[index].queue {
-        let result = ctrl::command(q, memory, pairs, max_pairs, *features, config, tally);
-        after(rings, memory, index, result, stats, tally);
-    }
-}
-
-/// Tells the driver what a ring gave back, and takes a broken ring out of service.
-#[inline]
-fn after(
-    rings: &mut [state::Ring],
-    memory: &MemoryTable,
-    index: usize,
-    result: Result<(), DriverFault>,
-    stats: &Stats,
-    tally: &mut Tally,
-) {
-    let ring = &mut rings[index];
-    if let Some(q) = &mut ring.queue
-        && q.should_notify()
-        && let Some(call) = &ring.call
-    {
-        call.signal();
-        tally.calls += 1;
-    }
-    if let Err(e) = result {
-        // What a page that is gone reads as is no fault of the ring's.
-        let fault = match memory.lost() {
-            0 => e,
-            accesses => DriverFault::MemoryLost { accesses },
-        };
-        ring.broken(index, fault, stats);
+    /// Moves frames until `stop` is set, as [`Worker::run`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Worker::run`].
+    pub fn run(&mut self, stop: &AtomicBool, spin: Spin) -> Result<(), DeviceError> {
+        self.worker.run(stop, spin)
     }
 }

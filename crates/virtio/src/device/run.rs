@@ -1,138 +1,192 @@
-//! The device on a thread of its own: polls while there is work, then sleeps until a driver or a port wakes it.
+//! A worker on a thread of its own: polls while there is work, then sleeps until a driver, a port or the control side wakes it.
+//!
+//! A sleep has no timeout: an idle device executes nothing. What can make work therefore has a descriptor:
+//!
+//! | work | what ends the sleep |
+//! | --- | --- |
+//! | the driver posts buffers | its kick, if the queue is armed ([`crate::virtqueue::event`]) |
+//! | the port has a frame, or fails | the port's descriptor |
+//! | a message changes a ring | the worker's own eventfd |
+//! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
+//!
+//! A driver that shares no kick descriptor for a ring notifies nobody. A worker with such a ring does not sleep.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
+use super::pair::Pair;
 use super::port::Port;
-use super::state::State;
-use super::{DeviceError, NetDevice};
-use crate::virtqueue::Armed;
-use crate::virtqueue::device::AnyDeviceQueue;
+use super::{DeviceError, Worker};
+use crate::Spin;
 
-/// How long to go on polling after the last frame: at first, and within which bounds. The span doubles when a frame
-/// comes while polling and halves when none does, so that an idle device costs next to nothing.
-const SPIN: [Duration; 3] = [Duration::from_micros(20), Duration::from_micros(2), Duration::from_micros(100)];
+/// Passes between two looks at whether the ports still work, in a worker that does not sleep.
+const LOOK: u32 = 1024;
 
-/// A sleep without events ends after this, to look at the `stop` flag.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-
-impl<P: Port> NetDevice<P> {
-    /// Moves frames until `stop` is set ([`super::Control::wake`] makes it look at once; otherwise within 100 ms).
+impl<P: Port> Worker<P> {
+    /// Moves frames until `stop` is set. A thread that sleeps notices that when [`Control::wake`](super::Control::wake) is
+    /// called.
+    ///
+    /// After the last frame the thread goes on polling for the time of `spin`, then sleeps. With [`Spin::Forever`] it sleeps
+    /// only while none of its rings runs.
     ///
     /// # Errors
     ///
     /// A port that no longer works, or a system call that fails.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
-        let [mut spin, least, most] = SPIN;
+    pub fn run(&mut self, stop: &AtomicBool, spin: Spin) -> Result<(), DeviceError> {
         while !stop.load(Ordering::Relaxed) {
-            if self.poll() > 0 {
-                continue;
+            if self.poll() == 0 && self.stays_idle(spin, stop)? {
+                self.check_ports()?;
+                self.sleep()?;
             }
-            let since = Instant::now();
-            let came = loop {
-                if self.poll() > 0 {
-                    break true;
-                }
-                if since.elapsed() >= spin {
-                    break false;
-                }
-                std::hint::spin_loop();
-            };
-            if came {
-                spin = (spin * 2).min(most);
-                continue;
-            }
-            spin = (spin / 2).max(least);
-            if let Some(e) = self.ports.iter_mut().find_map(Port::take_error) {
-                return Err(e.into());
-            }
-            self.sleep()?;
         }
         Ok(())
     }
 
+    /// Polls for the time of `spin`; returns whether nothing came.
+    fn stays_idle(&mut self, spin: Spin, stop: &AtomicBool) -> Result<bool, DeviceError> {
+        let since = Instant::now();
+        for pass in 1_u32.. {
+            let over = spin.poll_for().map_or(!self.rings_run, |time| since.elapsed() >= time);
+            if over || self.poll() > 0 {
+                return Ok(over);
+            }
+            if pass.is_multiple_of(LOOK) {
+                self.check_ports()?;
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
+    fn check_ports(&mut self) -> Result<(), DeviceError> {
+        self.ports.iter_mut().find_map(Port::take_error).map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// Sleeps until there may be work. Returns at once if there is work, or if the control side is at work in a pair of the
+    /// worker.
     fn sleep(&mut self) -> Result<(), DeviceError> {
-        let failed = |e: rustix::io::Errno| DeviceError::Io { what: "poll", source: e.into() };
-        // The control side has it, or waits for it: it may make work.
-        let Some(mut state) = self.shared.try_lock() else { return Ok(()) };
-        let work = queues(&mut state).fold(false, |work, q| work | (q.arm() == Armed::Work));
-        let Some(ports) = sources(&mut state, &mut self.ports).filter(|_| !work) else {
-            queues(&mut state).for_each(AnyDeviceQueue::disarm);
-            return Ok(());
-        };
-        drop(state);
-        let fds = [self.shared.awaited(), self.shared.kicks.as_fd()].into_iter();
-        let fds = fds.chain(ports.iter().filter_map(|&i| self.ports[i].fd()));
-        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        self.shared.stats.sleeps.fetch_add(1, Ordering::Relaxed);
-        match poll(&mut fds, Some(&NAP)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(failed(e)),
+        let Self { shared, wakers, index, ports, .. } = self;
+        let mut awaited = Vec::with_capacity(ports.len());
+        for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
+            let Some(mut pair) = shared.try_pair(n) else { return Ok(()) };
+            let delivers = pair.enabled(0) && !shared.unused(n, pair.features);
+            match arm(&mut pair, delivers, port) {
+                Idle::No => return Ok(()),
+                Idle::UntilKicked => awaited.push(PollFlags::PRI),
+                Idle::UntilKickedOrFrame => awaited.push(PollFlags::IN),
+            }
         }
-        drop(fds);
-        self.shared.slept();
-        queues(&mut self.shared.lock()).for_each(AnyDeviceQueue::disarm);
+        if shared.options.serve_control && *index == 0 {
+            let Some(mut control) = shared.try_pair(shared.options.max_pairs) else { return Ok(()) };
+            if !arm_control(&mut control) {
+                return Ok(());
+            }
+        }
+        let waker = &wakers[*index];
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(waker.awaited(), PollFlags::IN),
+            PollFd::from_borrowed_fd(waker.kicks.as_fd(), PollFlags::IN),
+        ];
+        // A port that is not waited for can fail as well. The kernel reports that whatever is asked for, but some files wake
+        // a thread up only if it asks for one of the events of incoming data: a tap that is deleted signals input and `PRI`.
+        let ports = ports.iter().zip(awaited).filter_map(|(port, events)| Some((port.fd()?, events)));
+        fds.extend(ports.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+        let stats = &shared.stats;
+        stats.polls.fetch_add(std::mem::take(&mut self.idle), Ordering::Relaxed);
+        stats.sleeps.fetch_add(1, Ordering::Relaxed);
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(DeviceError::Io { what: "poll", source: e.into() }),
+        }
+        let [control, kick, ports @ ..] = &fds[..] else { return Ok(()) };
+        let ended = |by: &PollFd<'_>| !by.revents().is_empty();
+        if ended(control) {
+            stats.woken_by_control.fetch_add(1, Ordering::Relaxed);
+            waker.clear();
+        }
+        if ended(kick) {
+            stats.woken_by_kick.fetch_add(1, Ordering::Relaxed);
+            waker.kicks.clear();
+        }
+        if ports.iter().any(ended) {
+            stats.woken_by_port.fetch_add(1, Ordering::Relaxed);
+        }
+        stats.wakes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// The queue pairs whose port is waited for in a sleep, beside the kicks of all rings; none if there is work already.
-fn sources<P: Port>(state: &mut State, ports: &mut [P]) -> Option<Vec<usize>> {
-    let mut sources = Vec::new();
-    for index in 0..state.rings.len() {
-        let pair = index / 2;
-        let receives = index % 2 == 0 && pair < ports.len();
-        let active = state.enabled(index) && !(receives && state.unused(pair));
-        let ring = &mut state.rings[index];
-        let Some(q) = &mut ring.queue else { continue };
-        // A jump of the index is for the next pass to find.
-        let buffers = q.refresh().unwrap_or(true);
-        if receives {
-            if active && buffers && !q.starved() {
-                if ports[pair].peek().is_some() {
-                    return None;
-                }
-                sources.push(pair);
-            }
-        } else if buffers && (active || pair < ports.len()) {
-            // Where the port has no room, the driver has to post receive buffers first, and notifies the device of them.
-            let full = active && ports.get(pair).is_some_and(|port| !port.room());
-            if !full {
-                return None;
-            }
-        }
-    }
-    Some(sources)
+/// What a pair that asks for notifications waits for.
+enum Idle {
+    /// There is work already, or its driver notifies nobody.
+    No,
+    UntilKicked,
+    /// The receive ring has buffers: a frame of the port is awaited too.
+    UntilKickedOrFrame,
 }
 
-fn queues(state: &mut State) -> impl Iterator<Item = &mut AnyDeviceQueue> {
-    state.rings.iter_mut().filter_map(|r| r.queue.as_mut())
+/// Asks the driver to notify the device of what it posts, and looks whether there is work already. The pair's next pass asks
+/// for no more notifications. `delivers` says whether the receive ring takes frames; if not, its buffers are no work.
+fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
+    pair.armed = true;
+    let takes = pair.enabled(1);
+    let [receive, transmit] = &mut pair.rings;
+    match transmit.arm() {
+        Some(false) => {}
+        // The driver has to post receive buffers first, and notifies the device of them.
+        Some(true) if takes && !port.room() => {}
+        _ => return Idle::No,
+    }
+    if !delivers {
+        return Idle::UntilKicked;
+    }
+    match receive.arm() {
+        None => Idle::No,
+        Some(true) if !receive.starved() => match port.peek() {
+            Some(_) => Idle::No,
+            None => Idle::UntilKickedOrFrame,
+        },
+        Some(_) => Idle::UntilKicked,
+    }
+}
+
+/// The same for the control queue. Returns whether to wait for a kick.
+fn arm_control(control: &mut Pair) -> bool {
+    control.armed = true;
+    !control.enabled(0) || control.rings[0].arm() == Some(false)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::port::Echo;
-    use super::*;
-    use crate::device::Options;
+    use crate::device::{NetDevice, Options};
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use std::thread;
+    use std::time::{Duration, Instant};
 
-    /// A device does not go to sleep, and waits for nothing, while the control side is at work.
+    /// A worker does not go to sleep, and waits for nothing, while the control side is at work in a pair.
     #[test]
     fn no_sleep_beside_the_control_side() {
         let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap();
-        let shared = Arc::clone(&device.shared);
-        let state = shared.lock();
-        let worker = thread::spawn(move || device.sleep().map(|()| device.shared.stats.sleeps.load(Ordering::Relaxed)));
+        let shared = Arc::clone(&device.worker.shared);
+        let pair = shared.try_pair(0).unwrap();
+        let worker = thread::spawn(move || {
+            device.worker.sleep().map(|()| device.worker.shared.stats.sleeps.load(Ordering::Relaxed))
+        });
         let patience = Instant::now() + Duration::from_secs(60);
         while !worker.is_finished() {
             assert!(Instant::now() < patience, "it waits for the control side");
             thread::yield_now();
         }
-        drop(state);
+        drop(pair);
         assert_eq!(worker.join().unwrap().unwrap(), 0);
     }
 }

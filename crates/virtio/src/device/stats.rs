@@ -54,8 +54,17 @@ pub struct Stats {
     pub busy_ns: AtomicU64,
     /// Interrupts sent.
     pub calls: AtomicU64,
-    /// Times that [`super::NetDevice::run`] went to sleep.
+    /// Times that a thread in [`super::Worker::run`] went to sleep.
     pub sleeps: AtomicU64,
+    /// Sleeps that have ended; `sleeps` less `wakes` is the number of threads that sleep. Several causes may end a sleep at
+    /// once.
+    pub wakes: AtomicU64,
+    /// Sleeps that ended by a driver's notification.
+    pub woken_by_kick: AtomicU64,
+    /// Sleeps that ended by a port.
+    pub woken_by_port: AtomicU64,
+    /// Sleeps that ended by a front end's message, or by [`super::Control::wake`].
+    pub woken_by_control: AtomicU64,
     /// Control commands answered.
     pub commands: AtomicU64,
     /// Connections that ended in an error.
@@ -92,6 +101,10 @@ impl Stats {
             ("busy_ns", &self.busy_ns),
             ("calls", &self.calls),
             ("sleeps", &self.sleeps),
+            ("wakes", &self.wakes),
+            ("woken_by_kick", &self.woken_by_kick),
+            ("woken_by_port", &self.woken_by_port),
+            ("woken_by_control", &self.woken_by_control),
             ("commands", &self.commands),
             ("connection_errors", &self.connection_errors),
             ("memory_lost", &self.memory_lost),
@@ -144,8 +157,8 @@ impl Stats {
         self.queue_errors[e.index()].fetch_add(1, Relaxed);
     }
 
-    /// Adds what one pass counted.
-    pub(super) fn add(&self, t: &Tally) {
+    /// Adds what one pass counted, the last of `polls`.
+    pub(super) fn add(&self, t: &Tally, polls: u64) {
         let add = |to: &AtomicU64, n: u64| {
             if n > 0 {
                 to.fetch_add(n, Relaxed);
@@ -158,7 +171,7 @@ impl Stats {
         add(&self.starved, t.starved);
         add(&self.calls, t.calls);
         add(&self.commands, t.commands);
-        add(&self.polls, 1);
+        add(&self.polls, polls);
         if t.dropped > 0 {
             for (to, n) in self.drops.iter().zip(t.drops) {
                 add(to, n);

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 pub use front::{Addresses, EventFd, Front, Region};
@@ -284,6 +284,13 @@ pub fn until(mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < patience, "it never happened");
         std::thread::yield_now();
     }
+}
+
+/// How many threads of the device sleep.
+pub fn asleep(stats: &Stats) -> u64 {
+    // In this order: a thread that wakes up in between counts as awake.
+    let wakes = stats.wakes.load(SeqCst);
+    stats.sleeps.load(SeqCst) - wakes
 }
 
 pub fn one_pair() -> Options {

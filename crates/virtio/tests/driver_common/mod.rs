@@ -47,7 +47,7 @@ impl<P: Port + 'static> Rig<P> {
         let (stats, control, stop) = (device.stats(), device.control(), Arc::new(AtomicBool::new(false)));
         let flag = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            device.run(&flag).unwrap();
+            device.run(&flag, netmem_virtio::Spin::default()).unwrap();
             device
         });
         Self { stats, control, connection: None, stop, thread: Some(thread) }

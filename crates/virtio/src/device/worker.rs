@@ -1,0 +1,256 @@
+//! One thread's part of the data side: the pairs that it serves, and a pass over them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use netmem_pool::sigbus;
+
+use super::memory::MemoryTable;
+use super::pair::{Pair, Ring};
+use super::port::{MAX_WIRE, Port};
+use super::rx::Scratch;
+use super::shared::{Shared, Waker};
+use super::stats::Tally;
+use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
+use crate::net::ctrl as answer;
+use crate::virtqueue::Negotiated;
+
+/// Passes that moved nothing are counted in [`Stats::polls`] this many at a time, so that idle workers do not write to one
+/// cache line without pause.
+const IDLE: u64 = 64;
+
+/// The part of a device's data side that one thread serves: every `n`th queue pair, with its port. See
+/// [`NetDevice::workers`](super::NetDevice::workers).
+///
+/// A worker waits for no other worker, and for no message: a pair that the control side is changing is left out of a pass.
+#[derive(Debug)]
+pub struct Worker<P> {
+    pub(super) shared: Arc<Shared>,
+    /// Those of all workers.
+    pub(super) wakers: Arc<[Waker]>,
+    /// Which of the workers this is.
+    pub(super) index: usize,
+    /// The ports of pairs `index`, `index` + workers, and so on.
+    pub(super) ports: Vec<P>,
+    /// What each of them knows of the front end.
+    pub(super) told: Vec<Told>,
+    /// Whether a ring of the worker ran in its last pass.
+    pub(super) rings_run: bool,
+    /// What [`sigbus::faults`] said when the worker looked for lost memory.
+    faults: u64,
+    /// Passes that are not in [`Stats::polls`] yet.
+    pub(super) idle: u64,
+    scratch: Scratch,
+    /// One frame from the driver.
+    wire: Box<[u8]>,
+}
+
+impl<P: Port> Worker<P> {
+    /// Worker `index`, without ports.
+    pub(super) fn new(shared: Arc<Shared>, wakers: Arc<[Waker]>, index: usize) -> Self {
+        Self {
+            shared,
+            wakers,
+            index,
+            told: Vec::new(),
+            ports: Vec::new(),
+            rings_run: false,
+            faults: sigbus::faults(),
+            idle: 0,
+            scratch: Scratch::default(),
+            wire: vec![0; MAX_WIRE].into(),
+        }
+    }
+
+    /// Adds a port, which is told what has changed since `told`.
+    pub(super) fn serve(&mut self, port: P, told: Told) {
+        self.ports.push(port);
+        self.told.push(told);
+    }
+
+    /// The ports of the worker's pairs, in the order of the pairs.
+    pub fn ports(&mut self) -> &mut [P] {
+        &mut self.ports
+    }
+
+    /// One bounded pass over all rings of the worker; returns how many frames (and commands) it moved. Never blocks: a pair
+    /// that the control side is changing is left out.
+    ///
+    /// Cost: two clock readings a pass; two atomic read-modify-writes for each pair; one barrier per ring that moved, and a
+    /// system call where the driver wants an interrupt.
+    pub fn poll(&mut self) -> usize {
+        let start = Instant::now();
+        let mut tally = Tally::default();
+        let mut left_out = false;
+        let Self { shared, wakers, index, ports, told, scratch, wire, rings_run, .. } = self;
+        *rings_run = false;
+        for (n, (port, told)) in (*index..).step_by(wakers.len()).zip(ports.iter_mut().zip(told)) {
+            let Some(mut pair) = shared.try_pair(n) else {
+                left_out = true;
+                continue;
+            };
+            if pair.news {
+                told.catch_up(&mut pair, port, &shared.stats);
+            }
+            *rings_run |= pair.runs();
+            let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
+            let mut room = Room { scratch, wire };
+            pass(&mut pair, 2 * n, deliver, port, &mut room, &shared.stats, &mut tally);
+        }
+        if shared.options.serve_control && *index == 0 {
+            match shared.try_pair(shared.options.max_pairs) {
+                Some(mut control) => command(&mut control, shared, &mut tally),
+                None => left_out = true,
+            }
+        }
+        if sigbus::faults() != self.faults {
+            self.look_for_lost();
+        }
+        let moved = tally.moved();
+        if moved > 0 || tally.starved > 0 || self.idle == IDLE {
+            self.shared.stats.add(&tally, 1 + std::mem::take(&mut self.idle));
+        } else {
+            self.idle += 1;
+        }
+        if moved > 0 {
+            let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.shared.stats.busy_ns.fetch_add(ns, Ordering::Relaxed);
+        } else if left_out {
+            std::thread::yield_now();
+        }
+        moved
+    }
+
+    /// Stops the rings of pairs whose memory is gone, and has the other workers look as well.
+    #[cold]
+    fn look_for_lost(&mut self) {
+        let (faults, shared) = (sigbus::faults(), &self.shared);
+        let control = (shared.options.serve_control && self.index == 0).then_some(shared.options.max_pairs);
+        let mut found = 0;
+        for n in (self.index..shared.options.max_pairs).step_by(self.wakers.len()).chain(control) {
+            // The next pass looks again.
+            let Some(mut pair) = shared.try_pair(n) else { return };
+            let lost = pair.memory.count_lost();
+            shared.stats.memory_lost.fetch_add(lost, Ordering::Relaxed);
+            found += lost;
+            pair.look_for_lost(2 * n, &shared.stats);
+        }
+        self.faults = faults;
+        if found > 0 {
+            shared.wake();
+        }
+    }
+}
+
+/// What a port has been told of the front end.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    features: Negotiated,
+    left: u64,
+}
+
+impl Told {
+    /// Tells the port what the control side has changed, and announces a guest that has moved here.
+    #[cold]
+    fn catch_up<P: Port>(&mut self, pair: &mut Pair, port: &mut P, stats: &Stats) {
+        pair.news = false;
+        if pair.left != self.left {
+            self.left = pair.left;
+            stats.add_drops(DropReason::FrontEndLeft, port.left());
+        }
+        if pair.features != self.features {
+            self.features = pair.features;
+            if let Err(e) = port.negotiated(self.features.bits()) {
+                tracing::warn!("offloads not set: {e}");
+            }
+        }
+        if let Some(mac) = pair.announce.take()
+            && port.send(&rarp::request(mac))
+        {
+            stats.announced.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Private memory that the passes share.
+struct Room<'a> {
+    scratch: &'a mut Scratch,
+    wire: &'a mut [u8],
+}
+
+/// Both rings of one pair. `first` is the number of the receive ring, and `deliver` whether it takes frames.
+#[inline]
+fn pass<P: Port>(
+    pair: &mut Pair,
+    first: usize,
+    deliver: bool,
+    port: &mut P,
+    room: &mut Room<'_>,
+    stats: &Stats,
+    tally: &mut Tally,
+) {
+    if pair.armed {
+        pair.disarm();
+    }
+    let accepts = pair.enabled(1).then_some(pair.offloads);
+    let Pair { rings: [receive, transmit], memory, .. } = pair;
+    port.served(deliver && receive.queue.is_some());
+    if let (true, Some(q)) = (deliver, &mut receive.queue) {
+        let result = rx::receive(q, memory, port, room.scratch, tally);
+        after(receive, memory, first, result, stats, tally);
+    }
+    if let Some(q) = &mut transmit.queue {
+        let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
+        after(transmit, memory, first + 1, result, stats, tally);
+    }
+}
+
+/// The control queue.
+fn command(control: &mut Pair, shared: &Shared, tally: &mut Tally) {
+    if control.armed {
+        control.disarm();
+    }
+    if !control.enabled(0) {
+        return;
+    }
+    let Pair { rings: [ring, _], memory, features, .. } = control;
+    if let Some(q) = &mut ring.queue {
+        let set_pairs = |asked: u16| {
+            let possible = (1..=shared.options.max_pairs).contains(&usize::from(asked));
+            if !possible {
+                return Some(answer::ERR);
+            }
+            shared.use_pairs(asked).then_some(answer::OK)
+        };
+        let result = ctrl::command(q, memory, set_pairs, *features, &shared.config, tally);
+        after(ring, memory, 2 * shared.options.max_pairs, result, &shared.stats, tally);
+    }
+}
+
+/// Tells the driver what a ring gave back, and takes a broken ring out of service.
+#[inline]
+fn after(
+    ring: &mut Ring,
+    memory: &MemoryTable,
+    index: usize,
+    result: Result<(), DriverFault>,
+    stats: &Stats,
+    tally: &mut Tally,
+) {
+    if let Some(q) = &mut ring.queue
+        && q.should_notify()
+        && let Some(call) = &ring.call
+    {
+        call.signal();
+        tally.calls += 1;
+    }
+    if let Err(e) = result {
+        // What a page that is gone reads as is no fault of the ring's.
+        let fault = match memory.lost() {
+            0 => e,
+            accesses => DriverFault::MemoryLost { accesses },
+        };
+        ring.broken(index, fault, stats);
+    }
+}

@@ -6,9 +6,11 @@
 //!   answer    ack u8                  written by the device
 //! ```
 
-use super::ring::DriverRing;
+use super::ring::{RingHandle, RingQueue};
+use super::stats::DeviceFault;
 use super::{NetError, VnetMemory};
 use crate::net::ctrl;
+use crate::virtqueue::driver::{Segment, with_queue};
 use std::time::{Duration, Instant};
 
 /// How long a device may take to answer.
@@ -19,15 +21,15 @@ pub(super) const BUFFER: usize = 64;
 pub(super) const SIZE: u16 = 4;
 
 pub(super) struct ControlQueue {
-    ring: DriverRing,
+    ring: RingQueue<()>,
     buffer: VnetMemory,
     /// A command was given up on, and the device may still answer it.
     owed: bool,
 }
 
 impl ControlQueue {
-    pub(super) fn new(ring: DriverRing, buffer: VnetMemory) -> Self {
-        Self { ring, buffer, owed: false }
+    pub(super) fn new(handle: RingHandle, buffer: VnetMemory) -> Self {
+        Self { ring: RingQueue::new(handle), buffer, owed: false }
     }
 
     /// Tells the device how many queue pairs are in use.
@@ -44,40 +46,47 @@ impl ControlQueue {
         let timeout = NetError::ControlTimeout { seconds: PATIENCE.as_secs() };
         if self.owed {
             // A late answer would pass for one to this command.
-            match self.ring.pending() {
+            match self.answered() {
                 Err(_) => return Ok(false),
-                Ok(0) => return Err(timeout),
-                Ok(_) => self.ring.consume(1),
+                Ok(false) => return Err(timeout),
+                Ok(true) => self.owed = false,
             }
-            self.owed = false;
         }
         let (text, data, answer) = (0, 16, 32);
         self.buffer.write(text, &[class, command]);
         self.buffer.write(data, argument);
         self.buffer.write(answer, &[ctrl::ERR]);
         let dma = self.buffer.dma();
-        let last = if argument.is_empty() { 1 } else { 2 };
-        self.ring.describe(0, dma + text as u64, 2, false, Some(1));
-        if last == 2 {
-            self.ring.describe(1, dma + data as u64, argument.len() as u32, false, Some(2));
-        }
-        self.ring.describe(last, dma + answer as u64, 1, true, None);
-        self.ring.expose(0);
-        self.ring.publish();
+        let argument = Segment::read(dma + data as u64, argument.len() as u32);
+        let answered = Segment { addr: dma + answer as u64, len: 1, writable: true };
+        let segments = [Segment::read(dma + text as u64, 2), argument, answered];
+        with_queue!(&mut self.ring.queue, queue => {
+            queue.post(|()| segments.into_iter().filter(|segment| segment.len > 0));
+            queue.publish();
+        });
         self.ring.notify();
         let start = Instant::now();
         loop {
-            match self.ring.pending() {
+            match self.answered() {
                 Err(_) => return Ok(false),
-                Ok(0) if start.elapsed() > PATIENCE => {
+                Ok(false) if start.elapsed() > PATIENCE => {
                     self.owed = true;
                     return Err(timeout);
                 }
-                Ok(0) => std::thread::yield_now(),
-                Ok(_) => break,
+                Ok(false) => std::thread::yield_now(),
+                Ok(true) => break,
             }
         }
-        self.ring.consume(1);
         Ok(self.buffer.read_byte(answer) == ctrl::OK)
+    }
+    /// Takes the answer to the command that the device has, if it is there.
+    fn answered(&mut self) -> Result<bool, DeviceFault> {
+        with_queue!(&mut self.ring.queue, queue => {
+            if queue.pending()? == 0 {
+                return Ok(false);
+            }
+            queue.take()?;
+        });
+        Ok(true)
     }
 }

@@ -9,10 +9,10 @@
 //!   whether it is still connected, and goes on with another device: [`VirtioNet::reconnect`].
 
 mod big_buffers;
-mod chains;
 mod config;
 mod ctrl;
 mod frame;
+mod headers;
 mod options;
 mod page_buffers;
 mod panics;
@@ -45,10 +45,11 @@ pub use wait::QueueWait;
 use crate::net::Offloads;
 use crate::notify::NotifyError;
 use crate::vhost_user::{VhostUser, VhostUserError};
-use crate::virtqueue::{Negotiated, SplitLayout};
+use crate::virtqueue::Negotiated;
+use crate::virtqueue::driver::Tables;
 use big_buffers::BigBuffers;
-use chains::{HEADER_STRIDE, HeaderArray};
 use ctrl::ControlQueue;
+use headers::{HEADER_STRIDE, HeaderArray};
 use netmem_pool::{
     AddedMemory, Device, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError,
     PoolOptions, Provider, Region, RegionError, RegionOptions, SharedPool, TableEntry,
@@ -58,7 +59,7 @@ use page_buffers::BufferLayout;
 use receive::Header;
 use reserve::Reserve;
 use restart::Stop;
-use ring::DriverRing;
+use ring::{Alarm, Place, RingHandle};
 use space::Memory;
 use std::fmt;
 use std::ops::Range;
@@ -225,7 +226,7 @@ struct Attached {
     table: Vec<TableEntry>,
     rings: RingMemory,
     /// Rings that the back end has started after a [reconnect](reconnect) and that their queues have not taken yet.
-    ready: Vec<Option<DriverRing>>,
+    ready: Vec<Option<RingHandle>>,
 }
 
 /// The memory of all rings of a connection.
@@ -242,9 +243,12 @@ impl RingMemory {
     const ENTRY: usize = 1;
 
     /// A new ring of a receive or transmit queue.
-    fn queue(&self, plan: &Plan, index: usize, alarms: &Alarms) -> Result<DriverRing, NotifyError> {
+    fn queue(&self, plan: &Plan, index: usize, alarms: &Alarms) -> Result<RingHandle, NotifyError> {
         let kicks = Some(alarms.of(index));
-        DriverRing::new(&self.region, plan.ring(index), plan.ring_size, self.connection, kicks)
+        let offset = plan.tables(index).filter(|_| index % 2 == 1);
+        let tables = offset.map(|offset| (offset, self.bus + offset as u64));
+        let place = Place { offset: plan.ring(index), size: plan.ring_size, tables };
+        RingHandle::new(&self.region, place, plan.negotiated, self.connection, kicks)
     }
 
     /// The place of a transmit queue's headers.
@@ -254,8 +258,9 @@ impl RingMemory {
     }
 
     /// A new control ring, and the buffer of its commands.
-    fn control(&self, plan: &Plan) -> Result<(DriverRing, VnetMemory), NotifyError> {
-        let ring = DriverRing::new(&self.region, plan.control(), ctrl::SIZE, self.connection, None)?;
+    fn control(&self, plan: &Plan) -> Result<(RingHandle, VnetMemory), NotifyError> {
+        let place = Place { offset: plan.control(), size: ctrl::SIZE, tables: None };
+        let ring = RingHandle::new(&self.region, place, plan.negotiated, self.connection, None)?;
         let (region, offset) = (self.region.clone(), plan.control_buffer());
         Ok((ring, VnetMemory { region, offset, len: ctrl::BUFFER, bus: self.bus }))
     }
@@ -343,14 +348,14 @@ impl<M: PeerMemory> Link<M> {
     }
 
     /// Stops a queue's ring. The back end of an earlier connection has ended.
-    fn stop_ring(&self, index: usize, ring: &DriverRing) -> Result<(), VhostUserError> {
+    fn stop_ring(&self, index: usize, ring: &RingHandle) -> Result<(), VhostUserError> {
         let mut at = self.lock();
         if ring.connection() != at.rings.connection { Ok(()) } else { at.backend.stop_ring(index) }
     }
 
     /// Starts a queue's ring again, which was stopped on that connection. If there is another connection since, its back end
     /// has started a new ring, which the queue takes, or has taken already.
-    fn restart_ring(&self, index: usize, connection: u32, ring: &DriverRing) -> Result<(), VhostUserError> {
+    fn restart_ring(&self, index: usize, connection: u32, ring: &RingHandle) -> Result<(), VhostUserError> {
         let mut at = self.lock();
         if connection != at.rings.connection {
             return Ok(());
@@ -451,7 +456,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         let asked = options.tx_pages;
         let reserve = (asked > 0).then(|| Reserve::new(supply.provider(), asked)).transpose();
         let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
-        let plan = Plan::new(&options);
+        let plan = Plan::new(&options, features);
         let rings = Arc::new(plan.memory()?);
         // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
         let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
@@ -510,7 +515,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             let ring = link.lock().rings.queue(plan, tx_index, &link.alarms)?;
             let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
-                for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.ring())] {
+                for (index, ring) in [(rx_index, rx.ring().handle()), (tx_index, tx.handle())] {
                     b.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
                     b.enable_ring(index, pair == 0 || with_control)?;
                 }
@@ -642,22 +647,29 @@ fn control_index(backend: &VhostUser) -> usize {
     usize::try_from(backend.pairs() * 2).unwrap_or(usize::MAX)
 }
 
-/// Where rings, header arrays and the control queue lie in their region.
+/// Where rings, header arrays, tables and the control queue lie in their region.
 struct Plan {
+    negotiated: Negotiated,
     ring_size: u16,
     ring: usize,
     header: usize,
+    /// Bytes of the tables of a transmit ring; 0 if there are none.
+    tables: usize,
     pairs: usize,
     total: usize,
 }
 
 impl Plan {
-    fn new<M: PeerMemory>(o: &NetOptions<M>) -> Self {
-        let ring = SplitLayout::new(o.ring_size).total;
-        let header = (usize::from(o.ring_size) * HEADER_STRIDE).next_multiple_of(SplitLayout::ALIGN);
+    fn new<M: PeerMemory>(o: &NetOptions<M>, negotiated: Negotiated) -> Self {
+        let size = usize::from(o.ring_size);
+        let ring = Place::bytes(negotiated, o.ring_size);
+        let header = (size * HEADER_STRIDE).next_multiple_of(Place::ALIGN);
+        let table = usize::from(RingHandle::PER_TABLE) * Tables::ENTRY;
+        let tables = if negotiated.indirect() { (size * table).next_multiple_of(Place::ALIGN) } else { 0 };
         let pairs = usize::from(o.pairs);
-        let control = SplitLayout::new(ctrl::SIZE).total + ctrl::BUFFER;
-        Self { ring_size: o.ring_size, ring, header, pairs, total: pairs * (2 * ring + header) + control }
+        let control = Place::bytes(negotiated, ctrl::SIZE) + ctrl::BUFFER;
+        let total = pairs * (2 * ring + header + tables) + control;
+        Self { negotiated, ring_size: o.ring_size, ring, header, tables, pairs, total }
     }
 
     /// Memory for all of it.
@@ -673,11 +685,16 @@ impl Plan {
         2 * self.pairs * self.ring + pair * self.header
     }
 
+    /// The tables of transmit ring `index`, if it has any.
+    fn tables(&self, index: usize) -> Option<usize> {
+        (self.tables > 0).then(|| self.headers(self.pairs) + index / 2 * self.tables)
+    }
+
     fn control(&self) -> usize {
-        self.headers(self.pairs)
+        self.headers(self.pairs) + self.pairs * self.tables
     }
 
     fn control_buffer(&self) -> usize {
-        self.control() + SplitLayout::new(ctrl::SIZE).total
+        self.control() + Place::bytes(self.negotiated, ctrl::SIZE)
     }
 }

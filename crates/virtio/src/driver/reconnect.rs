@@ -37,9 +37,9 @@
 //!   poll. This is checked with the connection locked.
 //! * *Two reconnects between two polls.* The rings of the first one were never used. They are replaced.
 
-use super::chains::HeaderArray;
 use super::ctrl::ControlQueue;
-use super::ring::DriverRing;
+use super::headers::HeaderArray;
+use super::ring::RingHandle;
 use super::{Link, NetError, RingMemory, VirtioNet, config};
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
@@ -155,19 +155,19 @@ impl<M: PeerMemory> VirtioNet<M> {
 impl<M: PeerMemory> Link<M> {
     /// Whether the device is connected anew since this ring was made.
     #[inline]
-    pub(super) fn has_replaced(&self, ring: &DriverRing) -> bool {
+    pub(super) fn has_replaced(&self, ring: &RingHandle) -> bool {
         self.connection.load(Ordering::Acquire) != ring.connection()
     }
 
     /// The ring of a queue on the connection as it is now. The back end has started it. Once for each connection.
     #[cold]
-    pub(super) fn take_ring(&self, index: usize) -> Option<DriverRing> {
+    pub(super) fn take_ring(&self, index: usize) -> Option<RingHandle> {
         self.lock().ready.get_mut(index)?.take()
     }
 
     /// The same for a transmit queue, with the place of its headers.
     #[cold]
-    pub(super) fn take_tx_ring(&self, index: usize) -> Option<(DriverRing, HeaderArray)> {
+    pub(super) fn take_tx_ring(&self, index: usize) -> Option<(RingHandle, HeaderArray)> {
         let mut at = self.lock();
         let ring = at.ready.get_mut(index)?.take()?;
         Some((ring, at.rings.headers(&self.recipe.plan, index / 2)))

@@ -11,7 +11,7 @@
 //!
 //! Everything that can fail for want of memory is done first, while the queue still runs.
 
-use super::ring::{DriverRing, Events};
+use super::ring::{DriverRing, Events, RingHandle};
 use super::rx::VirtioRx;
 use super::split_buffers::SplitPools;
 use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
@@ -140,7 +140,7 @@ impl<M: PeerMemory> Link<M> {
 fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     mut queue: Q,
     pools: impl FnOnce(&Link<Q::Mem>, usize) -> Result<P, NetError>,
-    start: impl FnOnce(DriverRing, P, usize, Arc<Link<Q::Mem>>) -> N,
+    start: impl FnOnce(RingHandle, P, usize, Arc<Link<Q::Mem>>) -> N,
 ) -> Outcome<Q, Q::PoolClosed, N> {
     let (index, link, connection) = (queue.index(), queue.link().clone(), queue.ring().connection());
     let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new(Some(link.alarms.of(index)))?)));

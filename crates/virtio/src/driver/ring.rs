@@ -1,35 +1,18 @@
-//! The driver's side of a virtqueue: what was made available, what came back, and when to kick.
-//!
-//! The one place that knows that the ring is a split one. It trusts nothing that it reads from the ring and reads nothing
-//! back that it wrote there: indices, heads and descriptors have private copies.
+//! The ring of a queue as the back end knows it: its place in memory, its event descriptors, and the connection that it
+//! belongs to. What is in the ring is the [queue](crate::virtqueue)'s.
 
 use super::stats::DeviceFault;
 use crate::notify::{Kick, Kicks, Notifier, NotifyError};
 use crate::vhost_user::RingAddresses;
+use crate::virtqueue::driver::{AnyDriverQueue, AnyRing, Tables, with_queue};
 use crate::virtqueue::event::full_fence;
-use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, SplitLayout, SplitRing, USED_NO_NOTIFY};
+use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, USED_NO_NOTIFY};
+use crate::virtqueue::{Negotiated, PackedLayout, PackedRing, Position, SplitLayout, SplitRing};
 use netmem_packet::Armed;
 use netmem_pool::{PeerShared, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-
-pub(crate) struct DriverRing {
-    ring: SplitRing,
-    /// Heads as written into the available ring, so that one which stays is not written again.
-    heads: Box<[u16]>,
-    next_avail: u16,
-    next_used: u16,
-    /// `next_avail` as of the last look at whether the device sleeps.
-    notified: u16,
-    kick: Notifier,
-    call: Kick,
-    addresses: RingAddresses,
-    offset: usize,
-    memory: Arc<Region<PeerShared>>,
-    /// The number of the connection whose back end runs it.
-    connection: u32,
-}
 
 /// The event descriptors of a ring: the one thing that a ring may fail to have when it is made again. The device has the
 /// same open files, so `call` is watched and never read.
@@ -52,52 +35,95 @@ impl Events {
     }
 }
 
-impl DriverRing {
-    /// A ring of `size` entries at `offset` of `memory`, which must be zero there, as fresh memory is. `connection` is the number
-    /// of the connection whose back end is to run it. `kicks` is told when the device signals.
+/// Where a ring lies in its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Where the ring begins, in bytes.
+    pub(crate) offset: usize,
+    /// Entries.
+    pub(crate) size: u16,
+    /// Where its tables of descriptors begin and how the device knows that address, if it has tables.
+    pub(crate) tables: Option<(usize, u64)>,
+}
+
+impl Place {
+    /// What a ring is aligned to.
+    pub(crate) const ALIGN: usize =
+        if SplitLayout::ALIGN > PackedLayout::ALIGN { SplitLayout::ALIGN } else { PackedLayout::ALIGN };
+
+    /// Bytes of a ring of `size` entries.
+    pub(crate) fn bytes(negotiated: Negotiated, size: u16) -> usize {
+        let total = if negotiated.packed() { PackedLayout::new(size).total } else { SplitLayout::new(size).total };
+        total.next_multiple_of(Self::ALIGN)
+    }
+}
+
+/// See the module.
+pub(crate) struct RingHandle {
+    events: Events,
+    place: Place,
+    negotiated: Negotiated,
+    memory: Arc<Region<PeerShared>>,
+    /// The number of the connection whose back end runs it.
+    connection: u32,
+}
+
+impl RingHandle {
+    /// Descriptors in a table: as many as the longest packet with payload from device memory has, and one for a header.
+    pub(crate) const PER_TABLE: u16 = 2 * netmem_packet::MAX_FRAGS as u16 + 2;
+
+    /// A ring at `place` of `memory`, which must be zero there, as fresh memory is. `connection` is the number of the connection
+    /// whose back end is to run it. `kicks` is told when the device signals.
     ///
     /// # Panics
     ///
-    /// If it does not fit there, or `size` is no power of two: the caller laid it out.
+    /// If it does not fit there, or its size is no power of two: the caller laid it out.
     pub(crate) fn new(
         memory: &Arc<Region<PeerShared>>,
-        offset: usize,
-        size: u16,
+        place: Place,
+        negotiated: Negotiated,
         connection: u32,
         kicks: Option<&Kicks>,
     ) -> Result<Self, NotifyError> {
-        Ok(Self::at(memory, offset, size, connection, Events::new(kicks)?))
+        assert!(place.size.is_power_of_two() && place.offset.is_multiple_of(Place::ALIGN));
+        assert!(place.offset + Place::bytes(negotiated, place.size) <= memory.len());
+        if let Some((offset, _)) = place.tables {
+            let bytes = usize::from(place.size) * usize::from(Self::PER_TABLE) * Tables::ENTRY;
+            assert!(offset.is_multiple_of(Tables::ENTRY) && offset + bytes <= memory.len());
+        }
+        Ok(Self { events: Events::new(kicks)?, place, negotiated, memory: memory.clone(), connection })
     }
 
     /// A new ring in the place of this one, which the device has stopped.
     pub(crate) fn again(&self, events: Events) -> Self {
-        self.ring.clear();
-        Self::at(&self.memory, self.offset, self.size(), self.connection, events)
+        match self.words() {
+            AnyRing::Split(ring) => ring.clear(),
+            AnyRing::Packed(ring) => ring.clear(),
+        }
+        Self { events, memory: self.memory.clone(), ..*self }
     }
 
-    fn at(memory: &Arc<Region<PeerShared>>, offset: usize, size: u16, connection: u32, events: Events) -> Self {
-        let layout = SplitLayout::new(size);
-        assert!(offset.is_multiple_of(SplitLayout::ALIGN) && offset + layout.total <= memory.len());
-        let base = memory.as_ptr().wrapping_add(offset);
-        let at = base.addr() as u64;
-        let addresses =
-            RingAddresses { size, desc: at, avail: at + layout.avail as u64, used: at + layout.used as u64 };
-        // SAFETY: the block lies in the region, which the value keeps; a region is aligned to a huge page.
-        let ring = unsafe { SplitRing::from_layout(base, size) };
-        ring.set_avail_flags(AVAIL_NO_INTERRUPT);
-        Self {
-            ring,
-            heads: vec![u16::MAX; usize::from(size)].into(),
-            next_avail: 0,
-            next_used: 0,
-            notified: 0,
-            kick: events.kick,
-            call: events.call,
-            addresses,
-            offset,
-            memory: memory.clone(),
-            connection,
+    fn base(&self) -> *mut u8 {
+        self.memory.as_ptr().wrapping_add(self.place.offset)
+    }
+
+    /// The ring's words. They are valid for as long as this handle is there.
+    fn words(&self) -> AnyRing {
+        // SAFETY: `new` has checked that the block lies in the region, which the handle keeps, and its alignment in the region; a region is
+        // aligned to a page at least.
+        unsafe {
+            match self.negotiated.packed() {
+                true => AnyRing::Packed(PackedRing::from_layout(self.base(), self.place.size)),
+                false => AnyRing::Split(SplitRing::from_layout(self.base(), self.place.size)),
+            }
         }
+    }
+
+    /// The ring's tables, valid as [`words`](Self::words).
+    fn tables(&self) -> Option<Tables> {
+        let (offset, addr) = self.place.tables?;
+        // SAFETY: `new` has checked that they lie in the region, which the handle keeps, and their alignment.
+        Some(unsafe { Tables::new(self.memory.as_ptr().wrapping_add(offset), addr, Self::PER_TABLE) })
     }
 
     /// The number of the connection whose back end runs it.
@@ -107,15 +133,151 @@ impl DriverRing {
     }
 
     pub(crate) fn kick(&self) -> BorrowedFd<'_> {
-        self.kick.as_fd()
+        self.events.kick.as_fd()
     }
 
     pub(crate) fn call(&self) -> BorrowedFd<'_> {
-        self.call.as_fd()
+        self.events.call.as_fd()
     }
 
+    /// What the back end is told of the ring.
     pub(crate) fn addresses(&self) -> RingAddresses {
-        self.addresses
+        let (at, size) = (self.base().addr() as u64, self.place.size);
+        if self.negotiated.packed() {
+            let layout = PackedLayout::new(size);
+            let start = u32::from(Position::START.bits());
+            let (avail, used) = (at + layout.driver as u64, at + layout.device as u64);
+            // Where the driver is, and where the device is.
+            RingAddresses { size, desc: at, avail, used, base: start | start << 16 }
+        } else {
+            let layout = SplitLayout::new(size);
+            RingAddresses { size, desc: at, avail: at + layout.avail as u64, used: at + layout.used as u64, base: 0 }
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        self.events.kick.signal();
+    }
+}
+
+/// A queue with its ring.
+pub(crate) struct RingQueue<B> {
+    pub(crate) queue: AnyDriverQueue<B>,
+    /// Keeps the memory of the ring.
+    handle: RingHandle,
+}
+
+impl<B: Default> RingQueue<B> {
+    /// A queue whose buffers all consist of writable segments of these lengths.
+    #[allow(dead_code, reason = "receive queues move onto it next")]
+    pub(crate) fn shaped(handle: RingHandle, lens: &[u32]) -> Self {
+        Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens), handle }
+    }
+
+    /// A queue whose buffers each have their own segments.
+    pub(crate) fn new(handle: RingHandle) -> Self {
+        Self { queue: AnyDriverQueue::new(handle.words(), handle.negotiated, handle.tables()), handle }
+    }
+}
+
+impl<B> RingQueue<B> {
+    /// Goes on with another ring, in which nothing is posted. Buffers stay in their slots.
+    pub(crate) fn replace(&mut self, handle: RingHandle) {
+        self.queue.replace(handle.words(), handle.tables());
+        self.handle = handle;
+    }
+
+    #[inline]
+    pub(crate) fn handle(&self) -> &RingHandle {
+        &self.handle
+    }
+
+    /// Wakes the device if it sleeps. To be called before a thread waits for what was published; it executes a full fence, so it
+    /// is not called for every batch.
+    #[inline]
+    pub(crate) fn notify(&mut self) {
+        if with_queue!(&mut self.queue, queue => queue.should_notify()) {
+            self.handle.wake();
+        }
+    }
+
+    /// Asks the device for a signal when it gives the next buffer back, and looks whether it has done so already. Then the queue
+    /// is not armed.
+    pub(crate) fn arm(&mut self) -> Armed {
+        self.queue.arm()
+    }
+
+    /// Asks the device for no signals: the queue is polled.
+    pub(crate) fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+}
+
+/// What a queue is armed by.
+pub(crate) trait Alarm {
+    fn handle(&self) -> &RingHandle;
+    fn notify(&mut self);
+    fn arm(&mut self) -> Armed;
+    fn disarm(&mut self);
+}
+
+impl<B> Alarm for RingQueue<B> {
+    fn handle(&self) -> &RingHandle {
+        self.handle()
+    }
+    fn notify(&mut self) {
+        self.notify();
+    }
+    fn arm(&mut self) -> Armed {
+        self.arm()
+    }
+    fn disarm(&mut self) {
+        self.disarm();
+    }
+}
+
+impl Alarm for DriverRing {
+    fn handle(&self) -> &RingHandle {
+        &self.handle
+    }
+    fn notify(&mut self) {
+        self.notify();
+    }
+    fn arm(&mut self) -> Armed {
+        DriverRing::arm(self)
+    }
+    fn disarm(&mut self) {
+        DriverRing::disarm(self);
+    }
+}
+
+/// A split ring of a receive queue.
+pub(crate) struct DriverRing {
+    handle: RingHandle,
+    ring: SplitRing,
+    /// Heads as written into the available ring, so that one which stays is not written again.
+    heads: Box<[u16]>,
+    next_avail: u16,
+    next_used: u16,
+    /// `next_avail` as of the last look at whether the device sleeps.
+    notified: u16,
+}
+
+impl std::ops::Deref for DriverRing {
+    type Target = RingHandle;
+
+    fn deref(&self) -> &RingHandle {
+        &self.handle
+    }
+}
+
+impl DriverRing {
+    pub(crate) fn on(handle: RingHandle) -> Self {
+        let AnyRing::Split(ring) = handle.words() else { unreachable!("packed rings are not negotiated") };
+        ring.set_avail_flags(AVAIL_NO_INTERRUPT);
+        let heads = vec![u16::MAX; usize::from(ring.size())].into();
+        Self { handle, ring, heads, next_avail: 0, next_used: 0, notified: 0 }
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -134,13 +296,7 @@ impl DriverRing {
         self.ring.set_desc_addr(id, addr);
     }
 
-    /// Adds the chain that begins at `head` to what the device will see at the next [`publish`](Self::publish).
-    #[inline]
-    pub(crate) fn expose(&mut self, head: u16) {
-        self.expose_all(&[head]);
-    }
-
-    /// [`expose`](Self::expose), of several.
+    /// Adds the chains that begin at `heads` to what the device will see at the next [`publish`](Self::publish).
     #[inline]
     pub(crate) fn expose_all(&mut self, heads: &[u16]) {
         let mut at = self.next_avail;
@@ -174,11 +330,6 @@ impl DriverRing {
         if self.ring.used_flags() & USED_NO_NOTIFY == 0 {
             self.wake();
         }
-    }
-
-    #[cold]
-    fn wake(&self) {
-        self.kick.signal();
     }
 
     /// Asks the device for a signal when it gives the next chain back, and looks whether it has done so already. Then the

@@ -6,7 +6,7 @@ use super::frame::Frames;
 use super::page_buffers::PageBuffers;
 use super::receive::{Header, Receive};
 use super::restart::{Stop, Stopped};
-use super::ring::DriverRing;
+use super::ring::{DriverRing, RingHandle};
 use super::stats::{RxStats, state};
 use netmem_packet::{Handler, Poll, RxQueue};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
@@ -44,21 +44,21 @@ pub struct VirtioRx<M: PeerMemory = PeerShared> {
 }
 
 impl<M: PeerMemory> VirtioRx<M> {
-    pub(super) fn new(ring: DriverRing, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
+    pub(super) fn new(ring: RingHandle, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let buffers = PageBuffers::new(&link.recipe, &pool);
-        let rx = Receive::new(ring, buffers, link.recipe.header, link.recipe.offloads);
+        let rx = Receive::new(DriverRing::on(ring), buffers, link.recipe.header, link.recipe.offloads);
         Self::filled(Ring::Pages(rx), pool, index, link)
     }
 
     /// In big-packet mode the pool is there for linearising only.
     pub(super) fn new_big(
-        ring: DriverRing,
+        ring: RingHandle,
         buffers: BigBuffers<M>,
         pool: PagePool<M>,
         index: usize,
         link: Arc<Link<M>>,
     ) -> Self {
-        let rx = Receive::new(ring, buffers, Header::Offloads, link.recipe.offloads);
+        let rx = Receive::new(DriverRing::on(ring), buffers, Header::Offloads, link.recipe.offloads);
         Self::filled(Ring::Big(rx), pool, index, link)
     }
 
@@ -102,7 +102,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     #[cold]
     fn adopt(&mut self) {
         let Self { pool: Some(pool), ring, index, link } = self else { return };
-        let Some(new) = link.take_ring(*index) else { return };
+        let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
         pool.poll(|napi| each!(ring, rx => rx.adopt(new, napi)));
     }
 

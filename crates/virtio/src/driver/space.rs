@@ -4,11 +4,11 @@
 //! ```text
 //!   same domain      frag.dma_addr()                            synced
 //!   other domain     domain.map(frag) ── sent ── completed ──► domain.unmap
-//!                        └── noted by the number of the fragment's descriptor: no allocation per packet
+//!                        └── noted by the packet's slot: a slot keeps its allocation
 //! ```
 
 use super::panics::Panics;
-use netmem_packet::{MAX_FRAGS, Packet, Reach};
+use netmem_packet::{Packet, Reach};
 use netmem_pool::{Direction, DmaDomain, Frag, MapError, PeerMemory, Region};
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ pub(super) struct Space<M: PeerMemory> {
     domain: usize,
     within: Range<usize>,
     needs_sync: bool,
-    /// Where descriptors point, of packets in which something was mapped at send. None until something was.
-    places: Box<[Place]>,
-    /// How many of them are mapped.
+    /// Where the fragments of a slot's packet are, if something of it was mapped when it was sent. Empty until something was.
+    places: Box<[Vec<Place>]>,
+    /// How many of them are mapped for this queue alone.
     out: usize,
-    descriptors: u16,
+    slots: u16,
 }
 
 impl<M: PeerMemory> Space<M> {
-    pub(super) fn new(memory: Memory<M>, descriptors: u16) -> Self {
+    pub(super) fn new(memory: Memory<M>, slots: u16) -> Self {
         let (domain, within, needs_sync) = match &memory {
             Memory::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..0, domain.needs_sync()),
             Memory::Plain(region) => {
@@ -51,7 +51,7 @@ impl<M: PeerMemory> Space<M> {
                 (0, start..start + region.len(), false)
             }
         };
-        Self { memory, domain, within, needs_sync, places: Box::default(), out: 0, descriptors }
+        Self { memory, domain, within, needs_sync, places: Box::default(), out: 0, slots }
     }
 
     /// The address of `frag`, if the device knows it without anything being done.
@@ -97,15 +97,15 @@ impl<M: PeerMemory> Space<M> {
         panics.call(|| packet.fragments().filter(|f| f.len() > 0).for_each(sync)).ok_or(panics)
     }
 
-    /// Maps what is of another domain, and syncs all, for a packet whose fragments that are not empty are to have the
-    /// descriptors `ids`, in order. They are unmapped again, last first, if one of them cannot be mapped.
-    pub(super) fn map(&mut self, packet: &Packet<M>, ids: impl Iterator<Item = u16>) -> Result<(), MapError> {
+    /// Maps what is of another domain, and syncs all, for the packet that is to be posted in `slot`. All is unmapped again, last
+    /// first, if a fragment cannot be mapped.
+    pub(super) fn map(&mut self, packet: &Packet<M>, slot: u16) -> Result<(), MapError> {
         if self.places.is_empty() {
-            self.places = vec![Place::default(); usize::from(self.descriptors)].into();
+            self.places = (0..self.slots).map(|_| Vec::new()).collect();
         }
-        let mut new = Unqueued { space: self, ids: [0; MAX_FRAGS + 1], len: 0 };
+        let mut new = Unqueued { space: self, slot, queued: false };
         let frags = || packet.fragments().filter(|f| f.len() > 0);
-        for (frag, id) in std::iter::zip(frags(), ids) {
+        for frag in frags() {
             let place = match (new.space.address(frag), &new.space.memory) {
                 (Some(dma), _) => Place { dma, mapped: 0 },
                 (None, Memory::Domain(domain)) => {
@@ -117,24 +117,22 @@ impl<M: PeerMemory> Space<M> {
                     return Err(MapError::Outside { addr: frag.as_ptr().addr(), len: frag.len() });
                 }
             };
-            new.space.places[usize::from(id)] = place;
-            new.ids[new.len] = id;
-            new.len += 1;
+            new.space.places[usize::from(slot)].push(place);
         }
         if let (true, Memory::Domain(domain)) = (new.space.needs_sync, &new.space.memory) {
-            for (frag, id) in std::iter::zip(frags(), &new.ids) {
-                domain.sync_for_device(new.space.place(*id), frag.len(), Direction::ToDevice);
+            for (frag, place) in std::iter::zip(frags(), &new.space.places[usize::from(slot)]) {
+                domain.sync_for_device(place.dma, frag.len(), Direction::ToDevice);
             }
         }
-        // Its packet's from here on.
-        new.len = 0;
+        // The packet's from here on.
+        new.queued = true;
         Ok(())
     }
 
-    /// The address that descriptor `id` is to point to, as [`map`](Self::map) has found it.
+    /// The addresses of the fragments that are not empty of the packet in `slot`, as [`map`](Self::map) has found them.
     #[inline]
-    pub(super) fn place(&self, id: u16) -> u64 {
-        self.places[usize::from(id)].dma
+    pub(super) fn mapped(&self, slot: u16) -> impl Iterator<Item = u64> {
+        self.places[usize::from(slot)].iter().map(|place| place.dma)
     }
 
     /// Whether anything is mapped for this queue alone.
@@ -143,40 +141,43 @@ impl<M: PeerMemory> Space<M> {
         self.out > 0
     }
 
-    /// The device is done with what descriptor `id` points to.
-    fn release(&mut self, id: u16) {
-        let Memory::Domain(domain) = &self.memory else { return };
-        // Before the call to the domain, which may panic: a fragment is unmapped once.
-        let place = std::mem::take(&mut self.places[usize::from(id)]);
-        if place.mapped > 0 {
-            self.out -= 1;
-            domain.unmap(place.dma, place.mapped as usize);
-        }
-    }
-
-    /// The device is done with what these descriptors point to. All of it is unmapped, also if the domain panics over one.
+    /// The device is done with the packet in `slot`. All of it is unmapped, last first, also if the domain panics over a fragment.
     #[cold]
-    pub(super) fn release_chain(&mut self, ids: impl Iterator<Item = u16>) {
+    pub(super) fn release(&mut self, slot: u16) {
+        let (Memory::Domain(domain), Some(places)) = (&self.memory, self.places.get_mut(usize::from(slot))) else {
+            return;
+        };
         let mut panics = Panics::default();
-        ids.for_each(|id| _ = panics.call(|| self.release(id)));
+        while let Some(place) = places.pop() {
+            if place.mapped > 0 {
+                self.out -= 1;
+                panics.call(|| domain.unmap(place.dma, place.mapped as usize));
+            }
+        }
         panics.resume();
     }
 
     /// The device is done with everything.
     pub(super) fn release_all(&mut self) {
-        self.release_chain((0..self.places.len() as u16).rev());
+        let mut panics = Panics::default();
+        for slot in 0..self.places.len() as u16 {
+            panics.call(|| self.release(slot));
+        }
+        panics.resume();
     }
 }
 
-/// Descriptors whose packet is not queued yet: what was mapped for it is unmapped if it never is.
+/// A slot whose packet is not queued yet: what was mapped for it is unmapped if it never is.
 struct Unqueued<'s, M: PeerMemory> {
     space: &'s mut Space<M>,
-    ids: [u16; MAX_FRAGS + 1],
-    len: usize,
+    slot: u16,
+    queued: bool,
 }
 
 impl<M: PeerMemory> Drop for Unqueued<'_, M> {
     fn drop(&mut self) {
-        self.space.release_chain(self.ids[..self.len].iter().rev().copied());
+        if !self.queued {
+            self.space.release(self.slot);
+        }
     }
 }

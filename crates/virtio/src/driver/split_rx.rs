@@ -3,7 +3,7 @@
 use super::Link;
 use super::receive::{Header, Pools, Receive, Sink};
 use super::restart::{Stop, Stopped};
-use super::ring::DriverRing;
+use super::ring::{DriverRing, RingHandle};
 use super::split_buffers::{SplitBuffers, SplitNapi, SplitPools};
 use super::stats::{RxStats, state};
 use crate::net::VnetHdr;
@@ -77,8 +77,9 @@ pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
 }
 
 impl<M: PeerMemory> VirtioSplitRx<M> {
-    pub(super) fn new(ring: DriverRing, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let ring = Receive::new(ring, SplitBuffers::new(&pools), Header::Offloads, link.recipe.offloads);
+    pub(super) fn new(ring: RingHandle, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
+        let ring =
+            Receive::new(DriverRing::on(ring), SplitBuffers::new(&pools), Header::Offloads, link.recipe.offloads);
         let mut this = Self { pools: Some(pools), ring, index, link };
         // A queue is full before its first poll.
         this.poll(|poll| poll.ring.refill(&mut poll.napi));
@@ -101,7 +102,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     #[cold]
     fn adopt(&mut self) {
         let Self { pools: Some(pools), ring, index, link } = self else { return };
-        let Some(new) = link.take_ring(*index) else { return };
+        let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
         pools.poll(|napi| ring.adopt(new, napi));
     }
 

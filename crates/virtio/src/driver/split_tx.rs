@@ -2,9 +2,9 @@
 //! cannot.
 //!
 //! ```text
-//!   descriptor   head ──► [head's fragments] ──► payload ──► payload
+//!   segment      head ──► [head's fragments] ──► payload ──► payload
 //!                header 12 B │ headers            dma, len    dma, len
-//!   held by      Packet                           holder      holder       until the chain comes back, whole
+//!   held by      Packet                           holder      holder       until the device has used the buffer
 //! ```
 
 use super::stats::TxStats;
@@ -24,8 +24,8 @@ use std::sync::atomic::Ordering;
 pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     /// First, so that the ring has stopped when the holders are dropped.
     tx: VirtioTx<M>,
-    /// By descriptor.
-    holders: Box<[Option<H>]>,
+    /// By slot. A slot keeps its allocation.
+    holders: Box<[Vec<H>]>,
     known: Known,
 }
 
@@ -50,7 +50,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. `H` is what keeps a
     /// fragment's memory until the device has read it.
     pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
-        let holders = (0..self.ring().size()).map(|_| None).collect();
+        let holders = (0..self.slots()).map(|_| Vec::new()).collect();
         VirtioSplitTx { tx: self, holders, known: Known::default() }
     }
 }
@@ -79,7 +79,7 @@ impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
     /// Holders of fragments that the device has.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.holders.iter().flatten().count()
+        self.holders.iter().map(Vec::len).sum()
     }
 }
 
@@ -90,22 +90,15 @@ impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
             self.known = Known { version: Some(version), ranges };
         }
         if !payload.iter().all(|f| self.known.has(f.dma, f.len)) {
-            self.tx.stats.wrong_domain += 1;
+            self.tx.stats_mut().wrong_domain += 1;
             return Err(head);
         }
-        let mut ids = [0; MAX_FRAGS];
         if payload.len() > MAX_FRAGS {
-            self.tx.stats.full += 1;
+            self.tx.stats_mut().full += 1;
             return Err(head);
         }
-        let mut n = 0;
-        self.tx.send_with(head, payload.iter().map(|f| (f.dma, f.len)), |id| {
-            ids[n] = id;
-            n += 1;
-        })?;
-        for (id, frag) in ids.into_iter().zip(payload.drain(..)) {
-            self.holders[usize::from(id)] = Some(frag.holder);
-        }
+        let slot = self.tx.send_with(head, payload.iter().map(|f| (f.dma, f.len)))?;
+        self.holders[usize::from(slot)].extend(payload.drain(..).map(|frag| frag.holder));
         Ok(())
     }
 }
@@ -128,14 +121,14 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
     fn complete(&mut self) -> usize {
         let holders = &mut self.holders;
         if self.tx.is_replaced() {
-            let done = self.tx.adopt(|chains, head| chains.ids(head).for_each(|id| holders[usize::from(id)] = None));
-            holders.iter_mut().for_each(|holder| *holder = None);
+            let done = self.tx.adopt(|slot| holders[usize::from(slot)].clear());
+            holders.iter_mut().for_each(Vec::clear);
             return done;
         }
-        if self.tx.stats.stopped.is_some() {
+        if self.tx.stats().stopped.is_some() {
             return 0;
         }
-        let done = self.tx.reap(|chains, head| chains.ids(head).for_each(|id| holders[usize::from(id)] = None));
+        let done = self.tx.reap(|slot| holders[usize::from(slot)].clear());
         done.unwrap_or_else(|error| self.tx.stop(error))
     }
 

@@ -1,17 +1,18 @@
 //! The transmit queue: packets given to the device, and dropped when it is done with them.
 //!
 //! A packet's head carries the virtio-net header in its own headroom where it may be written; else the header comes from
-//! an array beside the ring, in a descriptor of its own. Packets of the device's DMA domain take the straight line through
+//! an array beside the ring, as a segment of its own. Packets of the device's DMA domain take the straight line through
 //! [`send`](TxQueue::send); those of another are mapped on the way.
 
 use super::Link;
-use super::chains::{Chains, HeaderArray};
+use super::headers::HeaderArray;
 use super::panics::Panics;
-use super::ring::DriverRing;
+use super::ring::{RingHandle, RingQueue};
 use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
+use crate::virtqueue::driver::{DriverFormat, DriverQueue, Segment, with_queue};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
@@ -26,168 +27,103 @@ use std::sync::Arc;
 /// are in use again, and writes none.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
-    chains: Chains,
-    /// What the device has, by head.
-    packets: Box<[Option<Packet<M>>]>,
-    space: Space<M>,
-    features: Negotiated,
-    /// Whether anything was exposed since the last flush.
-    dirty: bool,
-    pub(super) stats: TxStats,
+    /// The packets that the device has.
+    ring: RingQueue<Option<Packet<M>>>,
+    outlet: Outlet<M>,
     pub(super) index: usize,
     pub(super) link: Arc<Link<M>>,
 }
 
+/// What a transmit queue has beside its ring.
+struct Outlet<M: PeerMemory> {
+    headers: HeaderArray,
+    space: Space<M>,
+    negotiated: Negotiated,
+    /// Whether anything was posted since the last flush.
+    dirty: bool,
+    stats: TxStats,
+}
+
+type Queue<F, M> = DriverQueue<F, Option<Packet<M>>>;
+
 impl<M: PeerMemory> VirtioTx<M> {
     pub(super) fn new(
-        ring: DriverRing,
+        handle: RingHandle,
         headers: HeaderArray,
         memory: Memory<M>,
-        features: Negotiated,
+        negotiated: Negotiated,
         index: usize,
         link: Arc<Link<M>>,
     ) -> Self {
-        let size = ring.size();
-        Self {
-            packets: (0..size).map(|_| None).collect(),
-            space: Space::new(memory, size),
-            features,
-            dirty: false,
-            stats: TxStats::default(),
-            index,
-            link,
-            chains: Chains::new(ring, headers),
-        }
+        let ring = RingQueue::new(handle);
+        let space = Space::new(memory, with_queue!(&ring.queue, queue => queue.size()));
+        let outlet = Outlet { headers, space, negotiated, dirty: false, stats: TxStats::default() };
+        Self { ring, outlet, index, link }
     }
 
-    pub(super) fn ring(&self) -> &DriverRing {
-        &self.chains.ring
+    pub(super) fn handle(&self) -> &RingHandle {
+        self.ring.handle()
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
-        &mut self.chains.ring
+    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<Option<Packet<M>>> {
+        &mut self.ring
+    }
+
+    /// Slots for packets.
+    pub(super) fn slots(&self) -> u16 {
+        with_queue!(&self.ring.queue, queue => queue.size())
     }
 
     /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> TxStats {
-        self.stats
+        self.outlet.stats
+    }
+
+    pub(super) fn stats_mut(&mut self) -> &mut TxStats {
+        &mut self.outlet.stats
     }
 
     /// Packets that the device has.
     #[must_use]
     pub fn posted(&self) -> usize {
-        self.packets.iter().flatten().count()
+        self.ring.queue.posted()
     }
 
-    /// A packet that is of another DMA domain, at least in part, as the chain that begins at `head`.
-    #[cold]
-    #[inline(never)]
-    fn send_mapped(&mut self, head: u16, packet: Packet<M>) -> Result<(), Packet<M>> {
-        let mut packet = packet;
-        let header = header(packet.meta).to_bytes();
-        let len = packet.len();
-        let unposted = Unused { chains: &mut self.chains, head };
-        // Before the head is mapped, so that the header is, too.
-        let in_place = packet.prepend(&header);
-        if let Err(error) = self.space.map(&packet, unposted.chains.next_ids(head, in_place)) {
-            tracing::debug!(queue = self.index, %error, "a packet cannot be mapped");
-            self.stats.wrong_domain += 1;
-            if in_place {
-                let undone = packet.pull(header.len());
-                debug_assert!(undone.is_ok());
-            }
-            return Err(packet);
-        }
-        std::mem::forget(unposted);
-        let packet = self.packets[usize::from(head)].insert(packet);
-        self.chains.post(head, packet, header, in_place, |id, _| self.space.place(id));
-        self.stats.mapped += 1;
-        self.count(len);
-        Ok(())
-    }
-
-    /// Queues a packet with more behind it: `payload`'s addresses and lengths. `held` hears of the descriptor of each.
+    /// Queues a packet with more behind it: `payload`'s addresses and lengths. Returns the packet's slot.
     pub(super) fn send_with(
         &mut self,
         packet: Packet<M>,
         payload: impl ExactSizeIterator<Item = (u64, u32)>,
-        held: impl FnMut(u16),
-    ) -> Result<(), Packet<M>> {
-        if self.stats.stopped.is_some() {
-            return Err(packet);
-        }
-        if self.lacks_offload(packet.meta) {
-            self.stats.no_offload += 1;
-            return Err(packet);
-        }
-        if descriptors(&packet) + payload.len() > self.chains.room() {
-            self.stats.full += 1;
-            return Err(packet);
-        }
-        // Headers are written for this device, in memory of its domain.
-        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
-            self.stats.wrong_domain += 1;
-            return Err(packet);
-        }
-        let Some(head) = self.chains.head() else { return Err(packet) };
-        let header = header(packet.meta).to_bytes();
-        let len = packet.len();
-        let packet = self.packets[usize::from(head)].insert(packet);
-        let in_place = packet.prepend(&header);
-        if let Err(panic) = self.space.sync(packet) {
-            return self.unsent(head, in_place, panic);
-        }
-        let mut bytes = len;
-        let payload = payload.inspect(|&(_, len)| bytes += len as usize);
-        self.chains.post_with(head, packet, header, in_place, |frag| self.space.known(frag), payload, held);
-        self.count(bytes);
-        Ok(())
-    }
-
-    /// The domain panicked over the packet in slot `head`, which has no other descriptor yet: empties the slot, frees the
-    /// descriptor, and goes on with the panic. Returns the packet if this thread unwinds already.
-    #[cold]
-    #[inline(never)]
-    fn unsent(&mut self, head: u16, in_place: bool, panic: Panics) -> Result<(), Packet<M>> {
-        let packet = self.packets[usize::from(head)].take();
-        self.chains.free(head);
-        panic.resume();
-        let Some(mut packet) = packet else { return Ok(()) };
-        if in_place {
-            let undone = packet.pull(VnetHdr::LEN);
-            debug_assert!(undone.is_ok());
-        }
-        Err(packet)
-    }
-
-    /// Whether a frame asks for something that was not negotiated.
-    #[inline(always)]
-    fn lacks_offload(&self, meta: Meta) -> bool {
-        meta != Meta::default() && !self.features.has(needs(meta))
+    ) -> Result<u16, Packet<M>> {
+        with_queue!(&mut self.ring.queue, queue => self.outlet.send_with(queue, packet, payload))
     }
 
     /// Whether the device was connected anew: then [`adopt`](Self::adopt) is due.
     #[inline(always)]
     pub(super) fn is_replaced(&self) -> bool {
-        self.link.has_replaced(self.ring())
+        self.link.has_replaced(self.handle())
     }
 
     /// Goes on with the ring of the device's new connection. Takes back what the old device had confirmed, as
     /// [`reap`](Self::reap) does, and drops what it had not. Returns how many frames were confirmed.
     #[cold]
-    pub(super) fn adopt(&mut self, done: impl FnMut(&Chains, u16)) -> usize {
-        let Some((ring, headers)) = self.link.take_tx_ring(self.index) else { return 0 };
-        let completed = if self.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
+    pub(super) fn adopt(&mut self, done: impl FnMut(u16)) -> usize {
+        let Some((handle, headers)) = self.link.take_tx_ring(self.index) else { return 0 };
+        let completed = if self.outlet.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
+        let Outlet { space, stats, .. } = &mut self.outlet;
         let mut panics = Panics::default();
-        panics.call(|| self.space.release_all());
-        for packet in self.packets.iter_mut().filter_map(Option::take) {
-            self.stats.unconfirmed += 1;
-            panics.call(|| drop(packet));
-        }
-        self.chains = Chains::new(ring, headers);
-        (self.dirty, self.stats.stopped) = (false, None);
-        self.stats.restarts += 1;
+        panics.call(|| space.release_all());
+        with_queue!(&mut self.ring.queue, queue => {
+            for packet in queue.slots().filter_map(|(_, packet)| packet.take()) {
+                stats.unconfirmed += 1;
+                panics.call(|| drop(packet));
+            }
+        });
+        self.ring.replace(handle);
+        (self.outlet.headers, self.outlet.dirty) = (headers, false);
+        self.outlet.stats.stopped = None;
+        self.outlet.stats.restarts += 1;
         panics.resume();
         completed
     }
@@ -195,72 +131,20 @@ impl<M: PeerMemory> VirtioTx<M> {
     #[cold]
     pub(super) fn stop(&mut self, error: DeviceFault) -> usize {
         tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
-        self.stats.stopped = Some(error);
+        self.outlet.stats.stopped = Some(error);
         0
     }
 
-    #[inline]
-    fn count(&mut self, bytes: usize) {
-        self.stats.frames += 1;
-        self.stats.bytes += bytes as u64;
-        self.dirty = true;
-    }
-
-    /// Takes back what the device is done with, and tells `done` of each chain before its descriptors are free.
+    /// Takes back what the device is done with, and tells `done` of each slot before its packet is dropped.
     #[inline(always)]
-    pub(super) fn reap(&mut self, mut done: impl FnMut(&Chains, u16)) -> Result<usize, DeviceFault> {
-        let pending = self.chains.ring.pending()?;
-        for _ in 0..pending {
-            let (id, _) = self.chains.ring.used(0);
-            let packet = self.packets.get_mut(id as usize).ok_or(DeviceFault::BadId { id })?;
-            let id = id as u16;
-            if packet.is_none() {
-                return Err(DeviceFault::NotPosted { id });
-            }
-            self.chains.ring.consume(1);
-            self.stats.completed += 1;
-            let unused = Unused { chains: &mut self.chains, head: id };
-            let sent = Sent { packet, unused };
-            if self.space.has_mapped() {
-                self.space.release_chain(sent.unused.chains.ids(id));
-            }
-            done(sent.unused.chains, id);
-        }
-        Ok(usize::from(pending))
+    pub(super) fn reap(&mut self, done: impl FnMut(u16)) -> Result<usize, DeviceFault> {
+        with_queue!(&mut self.ring.queue, queue => self.outlet.reap(queue, done))
     }
 }
 
-/// A chain that the device does not have: its descriptors are free when this is dropped, also by a panic of user code (a domain,
-/// a provider, a holder's release).
-struct Unused<'c> {
-    chains: &'c mut Chains,
-    head: u16,
-}
-
-impl Drop for Unused<'_> {
+impl<M: PeerMemory> Outlet<M> {
     #[inline(always)]
-    fn drop(&mut self) {
-        self.chains.free(self.head);
-    }
-}
-
-/// A packet that the device is done with. It is dropped with this, and then its descriptors are free.
-struct Sent<'q, M: PeerMemory> {
-    packet: &'q mut Option<Packet<M>>,
-    unused: Unused<'q>,
-}
-
-impl<M: PeerMemory> Drop for Sent<'_, M> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        *self.packet = None;
-    }
-}
-
-impl<M: PeerMemory> TxQueue for VirtioTx<M> {
-    type Mem = M;
-
-    fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+    fn send<F: DriverFormat>(&mut self, queue: &mut Queue<F, M>, packet: Packet<M>) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
@@ -269,55 +153,214 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
             return Err(packet);
         }
         // Checked before anything is written: a packet that is refused comes back as it was.
-        if descriptors(&packet) > self.chains.room() {
+        if !queue.fits(segments(&packet)) {
             self.stats.full += 1;
             return Err(packet);
         }
-        let Some(head) = self.chains.head() else { return Err(packet) };
+        let Some(slot) = queue.vacant() else { return Err(packet) };
         if !packet.fragments().all(|f| self.space.address(f).is_some()) {
-            return self.send_mapped(head, packet);
+            return self.send_mapped(queue, slot, packet);
         }
         let len = packet.len();
         let header = header(packet.meta).to_bytes();
         // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
-        let packet = self.packets[usize::from(head)].insert(packet);
+        let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
         if let Err(panic) = self.space.sync(packet) {
-            return self.unsent(head, in_place, panic);
+            return unsent(queue.buffer(slot), in_place, panic);
         }
-        self.chains.post(head, packet, header, in_place, |_, frag| self.space.known(frag));
+        let apart = self.apart(slot, in_place, header);
+        queue.post(|packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))));
         self.count(len);
         Ok(())
     }
 
+    /// A packet that is of another DMA domain, at least in part.
+    #[cold]
+    #[inline(never)]
+    fn send_mapped<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        slot: u16,
+        mut packet: Packet<M>,
+    ) -> Result<(), Packet<M>> {
+        let header = header(packet.meta).to_bytes();
+        let len = packet.len();
+        // Before the head is mapped, so that the header is, too.
+        let in_place = packet.prepend(&header);
+        if let Err(error) = self.space.map(&packet, slot) {
+            tracing::debug!(%error, "a packet cannot be mapped");
+            self.stats.wrong_domain += 1;
+            if in_place {
+                let undone = packet.pull(header.len());
+                debug_assert!(undone.is_ok());
+            }
+            return Err(packet);
+        }
+        *queue.buffer(slot) = Some(packet);
+        let apart = self.apart(slot, in_place, header);
+        queue.post(|packet| {
+            let frags = fragments(packet).zip(self.space.mapped(slot));
+            apart.into_iter().chain(frags.map(|(frag, addr)| Segment::read(addr, frag.len() as u32)))
+        });
+        self.stats.mapped += 1;
+        self.count(len);
+        Ok(())
+    }
+
+    /// See [`VirtioTx::send_with`].
+    fn send_with<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        packet: Packet<M>,
+        payload: impl ExactSizeIterator<Item = (u64, u32)>,
+    ) -> Result<u16, Packet<M>> {
+        if self.stats.stopped.is_some() {
+            return Err(packet);
+        }
+        if self.lacks_offload(packet.meta) {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        if !queue.fits(segments(&packet) + payload.len()) {
+            self.stats.full += 1;
+            return Err(packet);
+        }
+        // Headers are written for this device, in memory of its domain.
+        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
+            self.stats.wrong_domain += 1;
+            return Err(packet);
+        }
+        let Some(slot) = queue.vacant() else { return Err(packet) };
+        let header = header(packet.meta).to_bytes();
+        let mut bytes = packet.len();
+        let packet = queue.buffer(slot).insert(packet);
+        let in_place = packet.prepend(&header);
+        if let Err(panic) = self.space.sync(packet) {
+            return unsent(queue.buffer(slot), in_place, panic).map(|()| slot);
+        }
+        let apart = self.apart(slot, in_place, header);
+        let payload = payload.inspect(|&(_, len)| bytes += len as usize).map(|(addr, len)| Segment::read(addr, len));
+        queue.post(|packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))).chain(payload));
+        self.count(bytes);
+        Ok(slot)
+    }
+
+    /// See [`VirtioTx::reap`].
+    #[inline(always)]
+    fn reap<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        mut done: impl FnMut(u16),
+    ) -> Result<usize, DeviceFault> {
+        let pending = queue.pending()?;
+        for _ in 0..pending {
+            let (slot, _, packet) = queue.take()?;
+            self.stats.completed += 1;
+            let _sent = Sent(packet);
+            if self.space.has_mapped() {
+                self.space.release(slot);
+            }
+            done(slot);
+        }
+        Ok(usize::from(pending))
+    }
+
+    /// The segment of a header that is not in its packet.
+    #[inline(always)]
+    fn apart(&self, slot: u16, in_place: bool, header: [u8; VnetHdr::LEN]) -> Option<Segment> {
+        (!in_place).then(|| Segment::read(self.headers.write(slot, header), VnetHdr::LEN as u32))
+    }
+
+    /// The segment of a fragment of this domain.
+    #[inline(always)]
+    fn segment(&self, frag: &Frag<M>) -> Segment {
+        Segment::read(self.space.known(frag), frag.len() as u32)
+    }
+
+    /// Whether a frame asks for something that was not negotiated.
+    #[inline(always)]
+    fn lacks_offload(&self, meta: Meta) -> bool {
+        meta != Meta::default() && !self.negotiated.has(needs(meta))
+    }
+
+    #[inline]
+    fn count(&mut self, bytes: usize) {
+        self.stats.frames += 1;
+        self.stats.bytes += bytes as u64;
+        self.dirty = true;
+    }
+}
+
+/// The fragments of the packet in a slot that are not empty: a descriptor of no bytes is an error to many devices.
+#[inline(always)]
+fn fragments<M: PeerMemory>(packet: &Option<Packet<M>>) -> impl Iterator<Item = &Frag<M>> {
+    let packet = packet.as_ref().expect("the packet was put into its slot before it is posted");
+    packet.fragments().filter(|f| f.len() > 0)
+}
+
+/// The domain panicked over the packet in a slot, which is not posted yet: empties the slot and goes on with the panic. Returns
+/// the packet if this thread unwinds already.
+#[cold]
+#[inline(never)]
+fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Panics) -> Result<(), Packet<M>> {
+    let packet = slot.take();
+    panic.resume();
+    let Some(mut packet) = packet else { return Ok(()) };
+    if in_place {
+        let undone = packet.pull(VnetHdr::LEN);
+        debug_assert!(undone.is_ok());
+    }
+    Err(packet)
+}
+
+/// A packet that the device is done with. It is dropped with this, also by a panic of user code (a domain, a holder's release).
+struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>);
+
+impl<M: PeerMemory> Drop for Sent<'_, M> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.0 = None;
+    }
+}
+
+impl<M: PeerMemory> TxQueue for VirtioTx<M> {
+    type Mem = M;
+
+    fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet))
+    }
+
     fn room(&self, packet: &Packet<M>) -> Room {
-        let size = usize::from(self.ring().size());
-        let never = self.stats.stopped.is_some()
-            || self.lacks_offload(packet.meta)
-            || descriptors(packet) > size
-            || packet.fragments().any(|f| self.space.reach(f) == Reach::Never);
-        match descriptors(packet) > self.chains.room() {
+        let Outlet { stats, space, .. } = &self.outlet;
+        let n = segments(packet);
+        let (ever, now) = with_queue!(&self.ring.queue, queue => (queue.ever_fits(n), queue.fits(n)));
+        let never = stats.stopped.is_some()
+            || self.outlet.lacks_offload(packet.meta)
+            || !ever
+            || packet.fragments().any(|f| space.reach(f) == Reach::Never);
+        match now {
             _ if never => Room::Never,
-            true => Room::Later,
-            false => Room::Now,
+            false => Room::Later,
+            true => Room::Now,
         }
     }
 
     fn flush(&mut self) {
-        if std::mem::take(&mut self.dirty) {
-            self.chains.ring.publish();
-            self.chains.ring.notify();
+        if std::mem::take(&mut self.outlet.dirty) {
+            with_queue!(&mut self.ring.queue, queue => queue.publish());
+            self.ring.notify();
         }
     }
 
     fn complete(&mut self) -> usize {
         if self.is_replaced() {
-            return self.adopt(|_, _| {});
+            return self.adopt(|_| {});
         }
-        if self.stats.stopped.is_some() {
+        if self.outlet.stats.stopped.is_some() {
             return 0;
         }
-        match self.reap(|_, _| {}) {
+        match self.reap(|_| {}) {
             Ok(n) => n,
             Err(error) => self.stop(error),
         }
@@ -325,29 +368,29 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     #[inline]
     fn reach(&self, frag: &Frag<M>) -> Reach {
-        self.space.reach(frag)
+        self.outlet.space.reach(frag)
     }
 }
 
 impl<M: PeerMemory> Drop for VirtioTx<M> {
     fn drop(&mut self) {
-        if let Err(error) = self.link.stop_ring(self.index, self.ring()) {
+        if let Err(error) = self.link.stop_ring(self.index, self.handle()) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
         // Before the packets are dropped: their pages may be allocated again at once.
-        self.space.release_all();
+        self.outlet.space.release_all();
     }
 }
 
 impl<M: PeerMemory> fmt::Debug for VirtioTx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioTx({}, {})", self.index, state(self.stats.stopped))
+        write!(f, "VirtioTx({}, {})", self.index, state(self.outlet.stats.stopped))
     }
 }
 
-/// Descriptors that must be free for a packet: one for each fragment, and one for a header that may need a place of its own.
+/// The most segments of a packet: one for each fragment, and one for a header that may need a place of its own.
 #[inline(always)]
-fn descriptors<M: PeerMemory>(packet: &Packet<M>) -> usize {
+fn segments<M: PeerMemory>(packet: &Packet<M>) -> usize {
     packet.frags().len() + 2
 }
 

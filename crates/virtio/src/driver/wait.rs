@@ -29,7 +29,7 @@
 use super::Link;
 use super::queues::{EitherRx, VirtioRxQueues};
 use super::restart::Stop;
-use super::ring::DriverRing;
+use super::ring::Alarm;
 use super::rx::VirtioRx;
 use super::split_rx::VirtioSplitRx;
 use super::split_tx::VirtioSplitTx;
@@ -85,7 +85,7 @@ impl Alarms {
 
 impl<M: PeerMemory> Link<M> {
     /// Arms a queue: see the module. `polls`: whether the owner is to poll for another reason.
-    fn arm(&self, queue: usize, ring: &mut DriverRing, polls: bool) -> Armed {
+    fn arm(&self, queue: usize, ring: &mut impl Alarm, polls: bool) -> Armed {
         let hung_up = self.alarms.of(queue).clear();
         if hung_up || polls {
             return Armed::Work;
@@ -93,7 +93,7 @@ impl<M: PeerMemory> Link<M> {
         ring.notify();
         let armed = ring.arm();
         // After the set was cleared: a reconnect publishes the connection, then wakes the set.
-        if armed == Armed::Waits && self.has_replaced(ring) {
+        if armed == Armed::Waits && self.has_replaced(ring.handle()) {
             ring.disarm();
             return Armed::Work;
         }
@@ -116,7 +116,7 @@ impl<M: PeerMemory> Wait for VirtioRx<M> {
     }
 
     fn disarm(&mut self) {
-        self.ring().disarm();
+        self.ring_mut().disarm();
     }
 }
 
@@ -135,7 +135,7 @@ impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
     }
 
     fn disarm(&mut self) {
-        self.ring().disarm();
+        self.ring_mut().disarm();
     }
 }
 
@@ -151,12 +151,12 @@ impl<M: PeerMemory> Wait for VirtioTx<M> {
     fn arm(&mut self) -> Armed {
         self.flush();
         let link = self.link.clone();
-        let polls = self.stats.stopped.is_some();
+        let polls = self.stats().stopped.is_some();
         link.arm(self.index, self.ring_mut(), polls)
     }
 
     fn disarm(&mut self) {
-        self.ring().disarm();
+        self.ring_mut().disarm();
     }
 }
 

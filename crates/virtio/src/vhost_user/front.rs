@@ -54,6 +54,8 @@ pub(crate) struct RingAddresses {
     pub(crate) desc: u64,
     pub(crate) avail: u64,
     pub(crate) used: u64,
+    /// Where the back end begins: an index, or the two positions of a packed ring.
+    pub(crate) base: u32,
 }
 
 /// A connection to a vhost-user back end.
@@ -262,11 +264,11 @@ impl VhostUser {
     ) -> Result<(), VhostUserError> {
         let number = u8::try_from(index).map_err(|_| VhostUserError::RingNumber { index })?;
         let index = u32::from(number);
-        let RingAddresses { size, desc, avail, used } = at;
+        let RingAddresses { size, desc, avail, used, base } = at;
         let addresses = VringAddresses { descriptors: desc, used, available: avail, log_addr: 0, log: false };
         self.tell(Message::SetVringCall { index: number, fd: Some(call) })?;
         self.tell(Message::SetVringNum { index, num: size.into() })?;
-        self.tell(Message::SetVringBase { index, base: 0 })?;
+        self.tell(Message::SetVringBase { index, base })?;
         self.tell(Message::SetVringAddr { index, addresses })?;
         self.tell(Message::SetVringKick { index: number, fd: Some(kick) })
     }

@@ -425,14 +425,16 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.free.next()
     }
 
-    /// Posts the buffer in the [vacant](Self::vacant) slot: `segments`, of which there is one at least, and for which there
-    /// is [room](Self::fits). The device sees it after [`publish`](Self::publish).
+    /// Posts the buffer in the [vacant](Self::vacant) slot. `segments` tells its segments, of which there is one at least, and
+    /// for which there is [room](Self::fits). The device sees it after [`publish`](Self::publish).
     #[inline(always)]
-    pub(crate) fn post(&mut self, segments: impl Iterator<Item = Segment>) {
-        if let Some(slot) = self.format.post(segments, &mut self.free) {
-            self.slots[usize::from(slot)].posted = true;
-            self.posted += 1;
-        }
+    pub(crate) fn post<'q, I: Iterator<Item = Segment>>(&'q mut self, segments: impl FnOnce(&'q B) -> I) {
+        let Some(vacant) = self.vacant() else { return };
+        let slot = &mut self.slots[usize::from(vacant)];
+        slot.posted = true;
+        self.posted += 1;
+        let posted = self.format.post(segments(&slot.buffer), &mut self.free);
+        debug_assert_eq!(posted, Some(vacant));
     }
 
     /// Lets the device see what was posted. A device that polls needs no more; one that sleeps is
@@ -512,7 +514,6 @@ macro_rules! with_queue {
         }
     };
 }
-#[allow(unused_imports, reason = "as the module")]
 pub(crate) use with_queue;
 
 impl<B: Default> AnyDriverQueue<B> {

@@ -254,7 +254,7 @@ fn random_traffic_of_free_queues() {
                         let slot = queue.vacant().unwrap();
                         assert!(queue.buffer(slot).is_empty());
                         *queue.buffer(slot) = segments.clone();
-                        queue.post(segments.iter().map(|&(addr, len, writable)| Segment { addr, len, writable }));
+                        queue.post(|buffer| buffer.iter().map(|&(addr, len, writable)| Segment { addr, len, writable }));
                     }
                     usize::from(fits)
                 });
@@ -510,7 +510,7 @@ fn a_device_that_lies_to_a_free_queue_is_caught() {
             let mut queue = AnyDriverQueue::<u8>::new(memory.ring(negotiated), negotiated, memory.tables(negotiated));
             with_queue!(&mut queue, queue => {
                 for n in 1..4 {
-                    queue.post((0..n).map(|i| Segment::read(0x1000 * i, 10)));
+                    queue.post(|_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
                 }
                 queue.publish();
                 device.poll();
@@ -537,7 +537,7 @@ fn a_whole_turn_passes_every_event() {
         let turns = if negotiated.packed() { 2 } else { 65536 / u32::from(SIZE) };
         with_queue!(&mut queue, queue => {
             for _ in 0..turns * u32::from(SIZE) {
-                queue.post([Segment::read(0x1000, 10)].into_iter());
+                queue.post(|_| [Segment::read(0x1000, 10)].into_iter());
                 queue.publish();
                 device.poll();
                 device.use_first(1, 0);

@@ -206,6 +206,52 @@ fn a_dead_back_end_is_work_once() {
     assert!(!ready(&bench.pair.rx) && !ready(&bench.pair.tx));
 }
 
+/// A queue that is only polled notices the end of the connection without being told, and so does one that is armed. A queue that goes
+/// on with another back end is connected again.
+#[test]
+fn a_dead_back_end_is_seen_in_a_poll() {
+    for (polls, mode) in [(true, RxMode::Small), (true, RxMode::Mergeable), (true, RxMode::Big), (false, RxMode::Small)]
+    {
+        let mut bench = Bench::new(NetOptions::new(mode));
+        assert!(bench.pair.rx.is_connected() && bench.pair.tx.is_connected());
+        for back_ends in 0..2 {
+            bench.device.kill();
+            if polls {
+                until(|| {
+                    receive(&mut bench.pair.rx, &mut DropAll::default());
+                    !bench.pair.rx.is_connected()
+                });
+            } else {
+                assert_eq!(bench.pair.rx.arm(), Armed::Work);
+            }
+            assert!(!bench.pair.rx.is_connected() && !bench.pair.tx.is_connected(), "{mode}");
+            let (device, backend) = Hostile::new(Behaviour::default());
+            bench.net.reconnect(backend).unwrap();
+            bench.device = device;
+            assert!(bench.pair.rx.is_connected() && bench.net.is_connected(), "{back_ends} back ends before");
+        }
+        // A queue that only sends.
+        bench.device.kill();
+        until(|| {
+            bench.pair.tx.complete();
+            !bench.pair.tx.is_connected()
+        });
+    }
+}
+
+/// The same for frames with payload in device memory.
+#[test]
+fn a_dead_back_end_is_seen_in_a_poll_of_device_memory() {
+    let memory = DeviceMemory::new(1024);
+    let mut bench = Bench::new(memory.options());
+    let mut rx = bind(bench.pair.rx, &memory.split());
+    bench.device.kill();
+    until(|| {
+        split::take(&mut rx);
+        !rx.is_connected()
+    });
+}
+
 /// Arms, sleeps and polls until a frame has come. Counts the sleeps that began and those that ended.
 fn sleep_and_receive<Q: Wait>(
     rx: &mut Q,

@@ -8,6 +8,7 @@
 //! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`]) and
 //!   whether it is still connected, and goes on with another device: [`VirtioNet::reconnect`].
 
+mod alive;
 mod big_buffers;
 mod config;
 mod ctrl;
@@ -47,6 +48,7 @@ use crate::notify::NotifyError;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::Tables;
+use alive::Ended;
 use big_buffers::BigBuffers;
 use ctrl::ControlQueue;
 use headers::{HEADER_STRIDE, HeaderArray};
@@ -210,6 +212,7 @@ pub(crate) struct Link<M: PeerMemory> {
     attached: Mutex<Attached>,
     /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
     connection: AtomicU32,
+    ended: Ended,
     /// Device memory that is added and removed while the device runs.
     added: AddedMemory,
     /// Counts the changes of the device memory. Written with `attached` locked.
@@ -492,7 +495,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         alarms.watch(backend.socket())?;
         let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new() });
         let (connection, memory) = (AtomicU32::new(0), AtomicU32::new(0));
-        let link = Arc::new(Link { attached, connection, added, memory, alarms, recipe });
+        let link = Arc::new(Link { attached, connection, ended: Ended::default(), added, memory, alarms, recipe });
         let plan = &link.recipe.plan;
         let mut queues = Vec::new();
         for pair in 0..usize::from(pairs) {
@@ -623,7 +626,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// one. One system call.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link.with(|b| b.is_connected())
+        self.link.look_at(&self.link.lock())
     }
 }
 

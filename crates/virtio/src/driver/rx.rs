@@ -1,6 +1,7 @@
 //! The receive queue of host memory, in small, mergeable or big-packet mode.
 
 use super::Link;
+use super::alive::Quiet;
 use super::big_buffers::BigBuffers;
 use super::frame::Frames;
 use super::page_buffers::PageBuffers;
@@ -40,6 +41,7 @@ pub struct VirtioRx<M: PeerMemory = PeerShared> {
     pool: Option<PagePool<M>>,
     ring: Ring<M>,
     index: usize,
+    quiet: Quiet,
     link: Arc<Link<M>>,
 }
 
@@ -64,8 +66,8 @@ impl<M: PeerMemory> VirtioRx<M> {
 
     /// A queue is full before its first poll.
     fn filled(ring: Ring<M>, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let mut this = Self { pool: Some(pool), ring, index, link };
-        this.poll(|RxPoll { ring, napi }| each!(ring, rx => rx.refill(napi)));
+        let mut this = Self { pool: Some(pool), ring, index, quiet: Quiet::default(), link };
+        this.poll(|RxPoll { ring, napi, .. }| each!(ring, rx => rx.refill(napi)));
         this
     }
 
@@ -101,7 +103,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     /// Goes on with the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
-        let Self { pool: Some(pool), ring, index, link } = self else { return };
+        let Self { pool: Some(pool), ring, index, link, .. } = self else { return };
         let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
         pool.poll(|napi| each!(ring, rx => rx.adopt(new, napi)));
     }
@@ -155,6 +157,7 @@ impl<M: PeerMemory> fmt::Debug for VirtioRx<M> {
 /// The inside of a [poll](RxQueue::poll) of a [`VirtioRx`].
 pub struct RxPoll<'a, M: PeerMemory = PeerShared> {
     ring: &'a mut Ring<M>,
+    quiet: &'a mut Quiet,
     napi: Napi<'a, M>,
 }
 
@@ -173,9 +176,12 @@ impl<M: PeerMemory> RxQueue for VirtioRx<M> {
         if self.link.has_replaced(self.ring()) {
             self.adopt();
         }
-        let Self { pool, ring, .. } = self;
+        if self.quiet.is_due() {
+            self.link.look();
+        }
+        let Self { pool, ring, quiet, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
-        pool.poll(|napi| f(&mut RxPoll { ring, napi: napi.reborrow() }))
+        pool.poll(|napi| f(&mut RxPoll { ring, quiet, napi: napi.reborrow() }))
     }
 }
 
@@ -183,7 +189,9 @@ impl<M: PeerMemory> Poll for RxPoll<'_, M> {
     type Mem = M;
 
     fn receive<H: Handler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
-        each!(self.ring, rx => rx.receive(&mut self.napi, budget, &mut Frames(handler)))
+        let frames = each!(self.ring, rx => rx.receive(&mut self.napi, budget, &mut Frames(handler)));
+        self.quiet.count(frames);
+        frames
     }
 
     fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {

@@ -1,6 +1,7 @@
 //! A receive queue of frames whose headers are in host memory and whose payload is in device memory.
 
 use super::Link;
+use super::alive::Quiet;
 use super::receive::{Header, Pools, Receive, Sink};
 use super::restart::{Stop, Stopped};
 use super::ring::{DriverRing, RingHandle};
@@ -73,6 +74,7 @@ pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
     pools: Option<SplitPools<M>>,
     ring: Receive<SplitBuffers<M>>,
     index: usize,
+    quiet: Quiet,
     link: Arc<Link<M>>,
 }
 
@@ -80,7 +82,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     pub(super) fn new(ring: RingHandle, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let ring =
             Receive::new(DriverRing::on(ring), SplitBuffers::new(&pools), Header::Offloads, link.recipe.offloads);
-        let mut this = Self { pools: Some(pools), ring, index, link };
+        let mut this = Self { pools: Some(pools), ring, index, quiet: Quiet::default(), link };
         // A queue is full before its first poll.
         this.poll(|poll| poll.ring.refill(&mut poll.napi));
         this
@@ -93,15 +95,18 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         if self.link.has_replaced(self.ring()) {
             self.adopt();
         }
-        let Self { pools, ring, .. } = self;
+        if self.quiet.is_due() {
+            self.link.look();
+        }
+        let Self { pools, ring, quiet, .. } = self;
         let pools = pools.as_mut().expect("the pools are there until the queue is stopped, which consumes it");
-        pools.poll(|napi| f(&mut SplitPoll { ring, napi: napi.reborrow() }))
+        pools.poll(|napi| f(&mut SplitPoll { ring, quiet, napi: napi.reborrow() }))
     }
 
     /// Goes on with the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
-        let Self { pools: Some(pools), ring, index, link } = self else { return };
+        let Self { pools: Some(pools), ring, index, link, .. } = self else { return };
         let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
         pools.poll(|napi| ring.adopt(new, napi));
     }
@@ -181,13 +186,16 @@ impl<M: PeerMemory> fmt::Debug for VirtioSplitRx<M> {
 /// The inside of a [poll](VirtioSplitRx::poll).
 pub struct SplitPoll<'a, M: PeerMemory = PeerShared> {
     ring: &'a mut Receive<SplitBuffers<M>>,
+    quiet: &'a mut Quiet,
     napi: SplitNapi<'a, M>,
 }
 
 impl<M: PeerMemory> SplitPoll<'_, M> {
     /// Receives up to `budget` frames, gives each to `handler`, and posts new chains. Returns how many frames there were.
     pub fn receive<H: SplitHandler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
-        self.ring.receive(&mut self.napi, budget, &mut Frames(handler))
+        let frames = self.ring.receive(&mut self.napi, budget, &mut Frames(handler));
+        self.quiet.count(frames);
+        frames
     }
 
     /// Runs `f` with the pools' poll contexts, to allocate from them.

@@ -5,6 +5,7 @@
 //! [`send`](TxQueue::send); those of another are mapped on the way.
 
 use super::Link;
+use super::alive::Quiet;
 use super::headers::HeaderArray;
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
@@ -31,6 +32,7 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
     ring: RingQueue<Option<Packet<M>>>,
     outlet: Outlet<M>,
     pub(super) index: usize,
+    quiet: Quiet,
     pub(super) link: Arc<Link<M>>,
 }
 
@@ -58,7 +60,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         let ring = RingQueue::new(handle);
         let space = Space::new(memory, with_queue!(&ring.queue, queue => queue.size()));
         let outlet = Outlet { headers, space, negotiated, dirty: false, stats: TxStats::default() };
-        Self { ring, outlet, index, link }
+        Self { ring, outlet, index, quiet: Quiet::default(), link }
     }
 
     pub(super) fn handle(&self) -> &RingHandle {
@@ -138,7 +140,12 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// Takes back what the device is done with, and tells `done` of each slot before its packet is dropped.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: impl FnMut(u16)) -> Result<usize, DeviceFault> {
-        with_queue!(&mut self.ring.queue, queue => self.outlet.reap(queue, done))
+        if self.quiet.is_due() {
+            self.link.look();
+        }
+        let reaped = with_queue!(&mut self.ring.queue, queue => self.outlet.reap(queue, done))?;
+        self.quiet.count(reaped);
+        Ok(reaped)
     }
 }
 

@@ -87,6 +87,9 @@ impl<M: PeerMemory> Link<M> {
     /// Arms a queue: see the module. `polls`: whether the owner is to poll for another reason.
     fn arm(&self, queue: usize, ring: &mut impl Alarm, polls: bool) -> Armed {
         let hung_up = self.alarms.of(queue).clear();
+        if hung_up {
+            self.hung_up(ring.handle().connection());
+        }
         if hung_up || polls {
             return Armed::Work;
         }

@@ -1,0 +1,131 @@
+//! Whether the back end still holds the connection, as a queue sees it.
+//!
+//! When a back end ends, its rings stay as they are, and a queue that is polled finds nothing in them. A poll makes no system
+//! call, so the end of the connection is a word in memory. The thread that notices first writes it:
+//!
+//! * a thread that waits for a queue: the end of the connection wakes it, and `arm` finds the event;
+//! * a thread that only polls: after every [`LOOK_EVERY`] polls that found nothing it looks at the socket;
+//! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always looks.
+//!
+//! The word has the number of the connection that has ended. A reconnect counts the connections, so it takes back nothing: a
+//! late look at an old connection does not speak of the new one.
+
+use super::restart::Stop;
+use super::rx::VirtioRx;
+use super::split_rx::VirtioSplitRx;
+use super::split_tx::VirtioSplitTx;
+use super::tx::VirtioTx;
+use super::{Attached, Link};
+use netmem_pool::PeerMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Polls of a queue without a result between two looks at the socket. A look is a system call; with so many polls before it,
+/// it costs less than a hundredth of a nanosecond a poll, and a queue that is polled without pause looks every millisecond.
+const LOOK_EVERY: u32 = 1 << 16;
+
+/// Counts the polls of a queue that found nothing, up to the next look.
+#[derive(Debug, Default)]
+pub(super) struct Quiet(u32);
+
+impl Quiet {
+    /// A poll found so much.
+    #[inline]
+    pub(super) fn count(&mut self, found: usize) {
+        self.0 += u32::from(found == 0);
+    }
+
+    /// Whether it is time for a look. Once.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        let due = self.0 >= LOOK_EVERY;
+        if due {
+            self.0 = 0;
+        }
+        due
+    }
+}
+
+/// The number of the connection that has ended last, with [`Ended::SOME`]; 0 before the first.
+#[derive(Debug, Default)]
+pub(super) struct Ended(AtomicU64);
+
+impl Ended {
+    const SOME: u64 = 1 << 32;
+
+    fn set(&self, connection: u32) {
+        if self.0.swap(Self::SOME | u64::from(connection), Ordering::Relaxed) & !Self::SOME != u64::from(connection) {
+            tracing::debug!(connection, "the back end has closed the connection");
+        }
+    }
+
+    fn is(&self, connection: u32) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::SOME | u64::from(connection)
+    }
+}
+
+impl<M: PeerMemory> Link<M> {
+    /// Whether the connection has not been seen to end. Two loads.
+    pub(super) fn is_connected(&self) -> bool {
+        !self.ended.is(self.connection.load(Ordering::Acquire))
+    }
+
+    /// Looks at the socket of the connection that is locked.
+    pub(super) fn look_at(&self, at: &Attached) -> bool {
+        let connected = at.backend.is_connected();
+        if !connected {
+            self.ended.set(at.rings.connection);
+        }
+        connected
+    }
+
+    /// Looks at the socket, unless a control thread has the connection.
+    #[cold]
+    pub(super) fn look(&self) {
+        if let Ok(at) = self.attached.try_lock() {
+            self.look_at(&at);
+        }
+    }
+
+    /// The epoll set of a queue says that a connection has ended. `connection` is that of the queue's ring.
+    #[cold]
+    pub(super) fn hung_up(&self, connection: u32) {
+        match self.attached.try_lock() {
+            Ok(at) => _ = self.look_at(&at),
+            Err(_) => self.ended.set(connection),
+        }
+    }
+}
+
+impl<M: PeerMemory> VirtioRx<M> {
+    /// Whether the device has not been seen to end. If it has, nothing more is received until
+    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). Two loads; the connection is looked at once in 65,536 polls that
+    /// find nothing, and whenever its end wakes a thread that waits for the queue.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link().is_connected()
+    }
+}
+
+impl<M: PeerMemory> VirtioSplitRx<M> {
+    /// As [`VirtioRx::is_connected`].
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link().is_connected()
+    }
+}
+
+impl<M: PeerMemory> VirtioTx<M> {
+    /// As [`VirtioRx::is_connected`]; calls of [`complete`](netmem_packet::TxQueue::complete) count as polls.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link.is_connected()
+    }
+}
+
+impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
+    /// As [`VirtioTx::is_connected`].
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.inner().is_connected()
+    }
+}

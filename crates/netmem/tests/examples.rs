@@ -52,6 +52,16 @@ fn a_payload_stays_in_device_memory() {
     prints("device_memory", &["the payload: \"computed on the device\"", "tokens given back: 1"]);
 }
 
+#[test]
+fn a_driver_sleeps_in_tokio() {
+    prints("sleep_tokio", &["the other task had its turns", "1000 frames came back; the driver slept: true"]);
+}
+
+#[test]
+fn a_driver_sleeps_in_mio() {
+    prints("sleep_mio", &["[20000, 20000] frames in two queues", "a message of another thread ended the loop"]);
+}
+
 /// In a network namespace of its own, which goes with the process.
 #[test]
 fn the_kernel_gets_its_datagrams_back() {

@@ -128,8 +128,10 @@ impl Kicks {
     }
 
     /// Is told once when the peer closes the connection that `socket` is an end of. Ends when `socket` is closed.
+    ///
+    /// One-shot and not by edges: a peer that shuts the socket down and then closes it makes several.
     pub(crate) fn watch_hang_up(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        self.add(socket, about::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ET)
+        self.add(socket, about::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT)
     }
 
     /// Takes a descriptor that is always readable, for [`wake`](Self::wake). It is readable once from now on.
@@ -441,8 +443,10 @@ mod tests {
         kicks.watch_hang_up(ours.as_fd()).unwrap();
         std::io::Write::write_all(&mut &theirs, b"bytes").unwrap();
         assert!(!ready(&kicks), "bytes are no hang-up");
-        drop(theirs);
+        theirs.shutdown(std::net::Shutdown::Both).unwrap();
         assert!(ready(&kicks) && kicks.clear() && !kicks.clear() && !ready(&kicks));
+        drop(theirs);
+        assert!(!ready(&kicks), "once");
     }
 
     /// A child does not have the contexts of its parent.

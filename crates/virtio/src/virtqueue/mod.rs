@@ -15,12 +15,15 @@
 //! | `event.rs` | when a notification is due, and why none is lost |
 //! | `fault.rs` | the judge: every check of a word that the peer wrote |
 //! | `sync.rs` | the atomics, so that loom can replace them |
+//! | `model.rs` | loom's models of `arm` against `publish` |
 
 pub(crate) mod device;
 #[allow(dead_code, reason = "the driver's queues move onto it one by one")]
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod fault;
+#[cfg(all(test, loom))]
+mod model;
 mod negotiated;
 mod packed;
 mod split;

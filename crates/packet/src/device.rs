@@ -1,6 +1,7 @@
 //! The traits of a network device: a receive queue that is polled, a transmit queue that is filled, and the handler
 //! between them. Batches, no allocation, no indirect call per frame.
 
+use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
 use netmem_pool::{Frag, Memory, Napi};
@@ -105,6 +106,13 @@ pub trait TxQueue {
     /// Whether the queue has room for `packet`: now, after completions, or never. Changes and counts nothing.
     fn room(&self, packet: &Packet<Self::Mem>) -> Room;
 
+    /// Whether the device takes frames with these offloads. A packet with others is refused by [`send`](Self::send);
+    /// [`SoftwareTx`](crate::SoftwareTx) does in software what they ask for. By default the device takes none.
+    #[inline]
+    fn takes(&self, meta: Meta) -> bool {
+        meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
+    }
+
     /// Makes the device see what was queued.
     fn flush(&mut self);
 
@@ -128,6 +136,11 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     #[inline]
     fn room(&self, packet: &Packet<Self::Mem>) -> Room {
         (**self).room(packet)
+    }
+
+    #[inline]
+    fn takes(&self, meta: Meta) -> bool {
+        (**self).takes(meta)
     }
 
     #[inline]

@@ -3,13 +3,16 @@
 
 use etherparse::{LinkExtSlice, NetSlice, PacketBuilder, PacketBuilderStep, SlicedPacket, TcpHeader, TransportSlice};
 use netmem_packet::{
-    Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, SegmentError, complete_checksum,
+    Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, Reach, Room, SegmentError, SoftwareTx, TxBulk,
+    TxQueue, complete_checksum,
 };
 use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 
+use std::collections::VecDeque;
+
 type Pool = PagePool<PeerShared>;
 
-fn pool(pages: usize) -> Pool {
+fn new_pool(pages: usize) -> Pool {
     let region = RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap();
     PoolOptions::new("offload").build(RegionProvider::new(region), None).unwrap()
 }
@@ -211,7 +214,7 @@ fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, m
 /// for byte; the payload is not copied; and every page comes home.
 #[test]
 fn segments_against_a_reference() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), pool(1024));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), new_pool(1024));
     for turn in 0..600 {
         let mut kind = Kind::random(&mut rng);
         if let Some(tcp) = &mut kind.tcp {
@@ -254,7 +257,7 @@ fn segments_against_a_reference() {
 /// Proves NET-9: a datagram that is to be fragmented becomes fragments that are the datagram again when they are put together.
 #[test]
 fn fragments_of_a_datagram() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), pool(256));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), new_pool(256));
     for _ in 0..100 {
         let kind = Kind { v6: false, tcp: None, may_fragment: true, ..Kind::random(&mut rng) };
         let payload: Vec<u8> = (0..rng.usize(2..30_000)).map(|_| rng.u8(..)).collect();
@@ -302,7 +305,7 @@ fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (P
 /// Proves NET-9: what was cut is joined again to the frame that it was, with the same offload information.
 #[test]
 fn segments_are_joined_to_the_frame_they_were() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), pool(1024));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), new_pool(1024));
     for turn in 0..600 {
         let mut kind = Kind::random(&mut rng);
         if let Some(tcp) = &mut kind.tcp {
@@ -338,7 +341,7 @@ fn segments_are_joined_to_the_frame_they_were() {
 /// order and byte for byte. Frames that are not joined are not changed.
 #[test]
 fn nothing_is_lost_by_joining() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), pool(4096));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), new_pool(4096));
     let (mut made, mut came) = (0, 0);
     for turn in 0..150 {
         let base = Kind { vlan: false, may_fragment: turn % 2 == 0, ..Kind::random(&mut rng) };
@@ -423,7 +426,7 @@ fn nothing_is_lost_by_joining() {
 /// Proves NET-9: a segment whose checksum is wrong is not joined, and so never gets a right one.
 #[test]
 fn a_wrong_checksum_stays_wrong() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(12), pool(64));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(12), new_pool(64));
     for wrong in 0..3 {
         let tcp = Tcp { sequence: 1, flags: ACK, options: 12, window: 9 };
         let kind = Kind { v6: false, vlan: false, tcp: Some(tcp), ..Kind::random(&mut rng) };
@@ -448,7 +451,7 @@ fn a_wrong_checksum_stays_wrong() {
 /// back as it was.
 #[test]
 fn metas_that_make_no_sense() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), pool(600));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), new_pool(600));
     let kind = Kind {
         v6: false,
         vlan: false,
@@ -521,7 +524,7 @@ fn metas_that_make_no_sense() {
 /// Proves NET-9 and POOL-5: without pages for all headers nothing is cut, the packet comes back, and so do the pages.
 #[test]
 fn too_few_pages() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), pool(256));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), new_pool(256));
     let kind = Kind { tcp: None, v6: true, vlan: true, ..Kind::random(&mut rng) };
     let frame = kind.frame(&[5; 9000]);
     let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
@@ -543,7 +546,7 @@ fn too_few_pages() {
 /// fragments, and where another holder may read the page.
 #[test]
 fn partial_checksums_over_fragments() {
-    let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), pool(256));
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), new_pool(256));
     for turn in 0..2000 {
         let kind = Kind::random(&mut rng);
         let payload: Vec<u8> = (0..rng.usize(0..3000)).map(|_| rng.u8(..)).collect();
@@ -578,4 +581,169 @@ fn partial_checksums_over_fragments() {
         assert!(matches!(partial.complete_checksum(|| pool.alloc()), Err(ChecksumError::OutOfRange(_))));
     }
     assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// A queue of a device with some offloads, which is full now and then, and may stop.
+#[derive(Default)]
+struct Wire {
+    checksums: bool,
+    segments: bool,
+    size: usize,
+    posted: VecDeque<Packet<PeerShared>>,
+    stopped: bool,
+    calls: usize,
+    sent: Vec<(Meta, Vec<u8>)>,
+}
+
+impl Wire {
+    fn room_now(&self) -> Room {
+        match (self.stopped, self.posted.len() < self.size) {
+            (true, _) => Room::Never,
+            (false, false) => Room::Later,
+            (false, true) => Room::Now,
+        }
+    }
+}
+
+impl TxQueue for Wire {
+    type Mem = PeerShared;
+
+    fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
+        if self.room(&packet) != Room::Now {
+            return Err(packet);
+        }
+        self.sent.push((packet.meta, packet.to_vec()));
+        self.posted.push_back(packet);
+        Ok(())
+    }
+
+    fn room(&self, packet: &Packet<PeerShared>) -> Room {
+        if self.takes(packet.meta) { self.room_now() } else { Room::Never }
+    }
+
+    fn takes(&self, meta: Meta) -> bool {
+        (meta.gso.is_none() || self.segments) && (!matches!(meta.checksum, Checksum::Partial { .. }) || self.checksums)
+    }
+
+    fn flush(&mut self) {}
+
+    fn complete(&mut self) -> usize {
+        // Some of it, and sometimes nothing.
+        self.calls += 1;
+        let done = self.posted.len().min(self.calls % 5);
+        self.posted.drain(..done);
+        done
+    }
+
+    fn reach(&self, _: &Frag<PeerShared>) -> Reach {
+        Reach::Map
+    }
+}
+
+/// Proves NET-9: packets with any offload arrive at a device with few or none as the frames that they stand for, in order, all of
+/// them, however full the queue is and however few pages there are; and every page comes home.
+#[test]
+fn any_offload_to_any_queue() {
+    let (mut rng, mut pool, mut starved) = (fastrand::Rng::with_seed(16), new_pool(4096), 0);
+    for turn in 0..120 {
+        let (checksums, segments) = (turn % 2 == 0, turn % 4 == 0);
+        let wire = Wire { checksums, segments, size: rng.usize(7..40), ..Wire::default() };
+        let headers = new_pool(if turn % 3 == 0 { 66 } else { 600 });
+        let (mut want, mut stats) = (Vec::new(), (0, 0));
+        let headers = std::cell::RefCell::new(headers);
+        let mut bulk = TxBulk::holding(SoftwareTx::new(wire, || headers.borrow_mut().alloc()), 64);
+        for _ in 0..rng.usize(1..60) {
+            let kind = Kind::random(&mut rng);
+            let payload: Vec<u8> = (0..rng.usize(1..3000)).map(|_| rng.u8(..)).collect();
+            let least = payload.len().div_ceil(60);
+            let size = rng.usize(least..if rng.bool() { least + 5 } else { payload.len() + 100 });
+            let mut frame = kind.frame(&payload);
+            let form = rng.u8(0..3);
+            if form > 0 {
+                leave_partial(&mut frame, &kind);
+            }
+            let mut packet = packet(&mut pool, &mut rng, &frame, 10, 10);
+            if form > 0 {
+                packet.meta = Meta { checksum: kind.partial(), gso: (form == 2).then(|| kind.gso(size as u16)) };
+            }
+            match form {
+                0 => want.push(kind.frame(&payload)),
+                2 if !segments => want.extend(kind.segments(&payload, size)),
+                _ => want.push(kind.frame(&payload)),
+            }
+            stats.0 += u64::from(form == 1 && !checksums);
+            stats.1 += u64::from(form == 2 && !segments);
+            while bulk.room() == 0 {
+                bulk.flush();
+            }
+            bulk.push(packet);
+        }
+        while bulk.held() > 0 || !bulk.target().queue().sent.len().eq(&want.len()) {
+            bulk.flush();
+            assert_eq!(bulk.stats().dropped, 0);
+        }
+        let soft = bulk.target().stats();
+        assert_eq!((soft.checksummed, soft.segmented, soft.dropped, soft.refused), (stats.0, stats.1, 0, 0));
+        starved += soft.no_page;
+        let queue = bulk.target().queue();
+        let sent = std::mem::take(&mut queue.sent);
+        for ((meta, mut frame), want) in sent.into_iter().zip(want) {
+            if let Checksum::Partial { start, offset } = meta.checksum {
+                assert!(checksums && complete_checksum(&mut frame, start, offset));
+            }
+            assert!(meta.gso.is_none() || segments);
+            assert!(frame == want, "turn {turn}");
+        }
+        drop(bulk);
+        assert_eq!((pool.stats().inflight(), headers.borrow_mut().stats().inflight()), (0, 0));
+    }
+    assert!(starved > 0);
+}
+
+/// Proves NET-9: a packet that cannot be sent comes back, and is counted: with offloads that make no sense, with no page for its
+/// headers, and to a queue that has stopped. What waits when a queue stops is dropped and counted.
+#[test]
+fn refused_by_a_software_queue() {
+    let (mut rng, mut pool) = (fastrand::Rng::with_seed(17), new_pool(256));
+    let kind = Kind { tcp: None, v6: false, vlan: false, ..Kind::random(&mut rng) };
+    let frame = kind.frame(&[9; 3000]);
+    let mut large = packet(&mut pool, &mut rng, &frame, 10, 10);
+    large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
+    let pages = std::cell::Cell::new(0);
+    let mut headers = new_pool(64);
+    let mut page = || {
+        pages.set(pages.get() - 1);
+        if pages.get() < 0 { None } else { headers.alloc() }
+    };
+    let mut soft = SoftwareTx::new(Wire { size: 2, ..Wire::default() }, &mut page);
+    let back = soft.send(large).unwrap_err();
+    assert!(back.to_vec() == frame && back.meta.gso == Some(kind.gso(1000)));
+    assert_eq!((soft.stats().no_page, soft.room(&back)), (1, Room::Later));
+    let mut nonsense = back.clone();
+    nonsense.meta.gso = Some(kind.gso(0));
+    let nonsense = soft.send(nonsense).unwrap_err();
+    assert_eq!((soft.stats().refused, soft.room(&nonsense)), (1, Room::Never));
+    drop(nonsense);
+    let mut nonsense = back.clone();
+    nonsense.meta = Meta { checksum: Checksum::Partial { start: u16::MAX, offset: 0 }, gso: None };
+    let nonsense = soft.send(nonsense).unwrap_err();
+    assert_eq!((soft.stats().refused, soft.room(&nonsense)), (2, Room::Never));
+    drop(nonsense);
+    // Two of three fit, and one waits; a plain packet waits behind it.
+    pages.set(100);
+    soft.send(back).unwrap();
+    assert_eq!(soft.queue().sent.len(), 2);
+    let plain = packet(&mut pool, &mut rng, &frame, 10, 10);
+    assert_eq!(soft.room(&plain), Room::Later);
+    let plain = soft.send(plain).unwrap_err();
+    soft.queue().stopped = true;
+    soft.flush();
+    assert_eq!((soft.stats().segments, soft.stats().dropped), (3, 1));
+    assert_eq!(soft.room(&plain), Room::Never);
+    let mut large = soft.send(plain).unwrap_err();
+    large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
+    let large = soft.send(large).unwrap_err();
+    assert_eq!(soft.room(&large), Room::Never);
+    drop((large, soft));
+    assert_eq!((pool.stats().inflight(), headers.stats().inflight()), (0, 0));
 }

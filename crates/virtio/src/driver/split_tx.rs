@@ -9,7 +9,7 @@
 
 use super::stats::TxStats;
 use super::tx::VirtioTx;
-use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, Reach, Room, SplitTxQueue, TxQueue};
+use netmem_packet::{DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::ops::Range;
@@ -112,6 +112,10 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
 
     fn room(&self, packet: &Packet<M>) -> Room {
         self.tx.room(packet)
+    }
+
+    fn takes(&self, meta: Meta) -> bool {
+        self.tx.takes(meta)
     }
 
     fn flush(&mut self) {

@@ -353,6 +353,11 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
         }
     }
 
+    #[inline]
+    fn takes(&self, meta: Meta) -> bool {
+        !self.lacks_offload(meta)
+    }
+
     fn flush(&mut self) {
         if std::mem::take(&mut self.outlet.dirty) {
             with_queue!(&mut self.ring.queue, queue => queue.publish());

@@ -30,6 +30,7 @@ mod rarp;
 mod run;
 mod rx;
 mod shared;
+mod software;
 mod stats;
 mod tx;
 mod udp;
@@ -42,7 +43,7 @@ use self::control::Connected;
 pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;
 use self::memory::MemoryLimits;
-use self::port::{Port, PortError};
+use self::port::{ALL_OFFLOADS, Port, PortError};
 use self::shared::Shared;
 pub use self::stats::{DropReason, Stats};
 use self::worker::Told;
@@ -98,20 +99,20 @@ impl Options {
         MemoryLimits { require_sealed: self.require_sealed, max_bytes: self.max_memory }
     }
 
-    fn offered<P: Port>(&self) -> u64 {
+    fn offered(&self) -> u64 {
         let bit = |on, bit| if on { bit } else { 0 };
         let offered = feature::VERSION_1
             | feature::MRG_RXBUF
             | feature::STATUS
             | feature::LOG_ALL
             | feature::VHOST_USER_PROTOCOL
-            | P::FEATURES
+            | ALL_OFFLOADS
             | bit(self.max_pairs > 1, feature::MQ)
             | bit(self.serve_control, feature::CTRL_VQ | feature::GUEST_ANNOUNCE)
             | bit(self.mac.is_some(), feature::MAC)
             | bit(self.mtu.is_some(), feature::MTU)
             | bit(self.speed.is_some(), feature::SPEED_DUPLEX);
-        offered & !self.withhold
+        feature::with_needs(offered & !self.withhold)
     }
 }
 
@@ -134,7 +135,7 @@ impl<P: Port> NetDevice<P> {
             return Err(DeviceError::Pairs { asked: options.max_pairs, max: MAX_PAIRS });
         }
         let ports = (0..options.max_pairs).map(port).collect::<Result<Vec<_>, _>>()?;
-        let offered = options.offered::<P>();
+        let offered = options.offered();
         let shared = Arc::new(Shared::new(options, offered)?);
         let mut worker = Worker::new(Arc::clone(&shared), shared.wakers(), 0);
         ports.into_iter().for_each(|port| worker.serve(port, Told::default()));

@@ -22,16 +22,28 @@ pub enum DropReason {
     NotNegotiated,
     /// From the driver: on a ring that was disabled.
     Disabled,
-    /// From the driver: the port did not take it (full, or refused by the kernel).
+    /// From the driver: the port did not take it (full, or refused by the kernel), or an offload that the port lacks is not
+    /// done in software.
     PortRefused,
     /// Towards the driver: it waited when the front end left, or came while there was none.
     FrontEndLeft,
+    /// Towards the driver: it has an offload that the driver did not negotiate, and that is not done in software.
+    Uncut,
 }
 
 impl DropReason {
     /// The names under which [`Stats::drops`] counts, in the order of the variants.
-    pub const NAMES: [&'static str; 8] =
-        ["too_big", "runt", "too_long", "bad_header", "not_negotiated", "disabled", "port_refused", "front_end_left"];
+    pub const NAMES: [&'static str; 9] = [
+        "too_big",
+        "runt",
+        "too_long",
+        "bad_header",
+        "not_negotiated",
+        "disabled",
+        "port_refused",
+        "front_end_left",
+        "uncut",
+    ];
 }
 
 /// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are the driver's words: a
@@ -46,6 +58,11 @@ pub struct Stats {
     pub tx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
     pub tx_bytes: AtomicU64,
+    /// Frames, in either direction, whose checksum was computed because the next hop does not.
+    pub checksummed: AtomicU64,
+    /// Frames, in either direction, that were cut because the next hop does not. They count as their segments elsewhere
+    /// towards the driver, and once from the driver.
+    pub segmented: AtomicU64,
     /// Passes over the queues.
     pub polls: AtomicU64,
     /// Times that a queue had a frame and the driver no buffers for it.
@@ -96,6 +113,8 @@ impl Stats {
             ("rx_bytes", &self.rx_bytes),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
+            ("checksummed", &self.checksummed),
+            ("segmented", &self.segmented),
             ("polls", &self.polls),
             ("starved", &self.starved),
             ("busy_ns", &self.busy_ns),
@@ -168,6 +187,8 @@ impl Stats {
         add(&self.rx_bytes, t.rx_bytes);
         add(&self.tx_frames, t.tx_frames);
         add(&self.tx_bytes, t.tx_bytes);
+        add(&self.checksummed, t.checksummed);
+        add(&self.segmented, t.segmented);
         add(&self.starved, t.starved);
         add(&self.calls, t.calls);
         add(&self.commands, t.commands);
@@ -187,6 +208,8 @@ pub(super) struct Tally {
     pub(super) rx_bytes: u64,
     pub(super) tx_frames: u64,
     pub(super) tx_bytes: u64,
+    pub(super) checksummed: u64,
+    pub(super) segmented: u64,
     pub(super) starved: u64,
     pub(super) calls: u64,
     pub(super) commands: u64,

@@ -11,6 +11,7 @@ use super::pair::{Pair, Ring};
 use super::port::{MAX_WIRE, Port};
 use super::rx::Scratch;
 use super::shared::{Shared, Waker};
+use super::software::Software;
 use super::stats::Tally;
 use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
 use crate::net::ctrl as answer;
@@ -96,7 +97,10 @@ impl<P: Port> Worker<P> {
             *rings_run |= pair.runs();
             let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
             let mut room = Room { scratch, wire };
-            pass(&mut pair, 2 * n, deliver, port, &mut room, &shared.stats, &mut tally);
+            let received = pair.features.received();
+            let mut port = told.software.over(port, received);
+            pass(&mut pair, 2 * n, deliver, &mut port, &mut room, &shared.stats, &mut tally);
+            told.software.settle(&mut tally);
         }
         if shared.options.serve_control && *index == 0 {
             match shared.try_pair(shared.options.max_pairs) {
@@ -143,11 +147,12 @@ impl<P: Port> Worker<P> {
     }
 }
 
-/// What a port has been told of the front end.
+/// What a port has been told of the front end, and what the device does of what the two lack.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     features: Negotiated,
     left: u64,
+    software: Software,
 }
 
 impl Told {
@@ -157,10 +162,12 @@ impl Told {
         pair.news = false;
         if pair.left != self.left {
             self.left = pair.left;
+            self.software.reset();
             stats.add_drops(DropReason::FrontEndLeft, port.left());
         }
         if pair.features != self.features {
             self.features = pair.features;
+            self.software.reset();
             if let Err(e) = port.negotiated(self.features.bits()) {
                 tracing::warn!("offloads not set: {e}");
             }

@@ -33,7 +33,8 @@ mod stats;
 mod tx;
 mod wait;
 
-pub use options::{NetOptions, RxMode};
+use crate::net::feature;
+pub use options::{NetOptions, Offload, RxMode};
 pub use queues::{EitherRx, QueuesError, RxClosed, VirtioRxQueues};
 pub use restart::{RestartError, Restarted};
 pub use rx::{RxPoll, VirtioRx};
@@ -438,7 +439,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         let with_control = backend.has_control_queue() && pairs > 1;
         let (need, want) = options.features(with_control);
         let fields = config::fields(&backend, with_control);
-        let features = Negotiated::new(need | (want & backend.offered()) | fields);
+        let offloads = feature::with_needs(need | want & backend.offered());
+        let features = Negotiated::new(need | offloads | fields);
         let why = match options.mode {
             RxMode::Small => "small mode needs",
             RxMode::Mergeable => "mergeable mode needs",

@@ -44,6 +44,19 @@ impl fmt::Display for RxMode {
     }
 }
 
+/// Which offloads a driver asks its device for. See [`NetOptions::offloads`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// None: every frame is whole, in both directions.
+    None,
+    /// Checksums: sent frames may have a [partial](netmem_packet::Checksum::Partial) one, and received frames may too, or a
+    /// vouched one.
+    Checksum,
+    /// Checksums and segments: TCP over both IPs, with congestion notification, and UDP.
+    #[default]
+    All,
+}
+
 type GivenMemory<M> = (Arc<Region<M>>, Arc<dyn Provider<M>>);
 type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
 
@@ -55,6 +68,7 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) pairs: u16,
     pub(super) ring_size: u16,
     pub(super) max_frame: usize,
+    pub(super) offloads: Offload,
     pub(super) headroom: u32,
     pub(super) per_page: Option<u32>,
     pub(super) pages: Option<usize>,
@@ -133,6 +147,7 @@ impl<M: PeerMemory> NetOptions<M> {
             pairs: 1,
             ring_size: 256,
             max_frame: if mode == RxMode::Big { OFFLOAD_FRAME } else { STANDARD_FRAME },
+            offloads: Offload::All,
             headroom: 256,
             per_page: None,
             pages: None,
@@ -163,10 +178,28 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// The longest frame, in bytes. Beyond 1518 it asks the device for segmentation offload.
+    /// The longest frame, in bytes, as long as the device has not cut it into segments. 9018 is that of an MTU of 9000. Beyond
+    /// 1518, and with [`Offload::All`], segments are asked for too.
     #[must_use]
     pub fn max_frame(mut self, bytes: usize) -> Self {
         self.max_frame = bytes;
+        self
+    }
+
+    /// Which offloads to ask the device for; [`Offload::All`] unless said otherwise. The device may have less: see
+    /// [`VirtioNet::features`](super::VirtioNet::features).
+    ///
+    /// | | sent frames | received frames |
+    /// | --- | --- | --- |
+    /// | [`Offload::None`] | none | none |
+    /// | [`Offload::Checksum`] | checksums | checksums, in mergeable and big-packet mode |
+    /// | [`Offload::All`] | checksums, segments | checksums and segments, in mergeable mode with a [`max_frame`](Self::max_frame) of more than 1518 and in big-packet mode with the longest frames, which needs a device that has them |
+    ///
+    /// Received frames of small mode have none, because a segment fits no buffer and headers are not read. A device with
+    /// device memory has checksums in both directions whatever is said here.
+    #[must_use]
+    pub fn offloads(mut self, offloads: Offload) -> Self {
+        self.offloads = offloads;
         self
     }
 
@@ -344,19 +377,30 @@ impl<M: PeerMemory> NetOptions<M> {
 
     /// The features that are needed; those that are taken if they can be had.
     pub(super) fn features(&self, control: bool) -> (u64, u64) {
-        let offload = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
+        let segments = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
         let mut need = feature::VERSION_1;
-        let mut want = feature::CSUM | feature::HOST_TSO4 | feature::HOST_TSO6;
-        match self.mode {
-            RxMode::Small => {}
-            RxMode::Mergeable => need |= feature::MRG_RXBUF,
-            RxMode::Big => need |= offload,
+        let mut want = match self.offloads {
+            Offload::None => 0,
+            Offload::Checksum => feature::CSUM,
+            Offload::All => feature::HOST_OFFLOADS & !feature::HOST_UFO,
+        };
+        if self.mode == RxMode::Mergeable {
+            need |= feature::MRG_RXBUF;
+        }
+        match self.offloads {
+            Offload::Checksum if self.mode != RxMode::Small => want |= feature::GUEST_CSUM,
+            // A segment fits the chains of big-packet mode only if they are for the longest.
+            Offload::All if self.mode == RxMode::Big && self.max_frame < OFFLOAD_FRAME => want |= feature::GUEST_CSUM,
+            Offload::All if self.max_frame > STANDARD_FRAME => {
+                want |= feature::GUEST_OFFLOADS;
+                if self.mode == RxMode::Big {
+                    need |= segments;
+                }
+            }
+            _ => {}
         }
         if self.checksums() {
             need |= CHECKSUMS;
-        }
-        if self.max_frame > STANDARD_FRAME {
-            want |= offload | feature::GUEST_UFO;
         }
         if self.pairs > 1 {
             let multi = feature::MQ | feature::CTRL_VQ;

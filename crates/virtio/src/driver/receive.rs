@@ -28,7 +28,7 @@ use super::ring::DriverRing;
 use super::stats::{DeviceFault, RxStats};
 use super::{Link, restart::Stopped};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use netmem_packet::{Checksum, Gso, GsoKind, MAX_FRAGS, Meta};
+use netmem_packet::{Checksum, MAX_FRAGS, Meta};
 use netmem_pool::{Page, PeerMemory};
 
 /// Used buffers that are handled between two publications of new buffers.
@@ -326,7 +326,7 @@ impl<B: Buffers> Receive<B> {
     /// counts that: the frame is to be dropped.
     fn judge(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
         match self.offloads.check(header, len) {
-            Ok(header) => return Some(meta(header)),
+            Ok(header) => return Some(header.meta()),
             Err(HeaderFault::NotNegotiated) => self.stats.not_negotiated += 1,
             Err(HeaderFault::Nonsense) => self.stats.bad_header += 1,
         }
@@ -388,27 +388,6 @@ impl<B: Buffers> Receive<B> {
         panics.resume();
         Some(Stopped { closed: closed?, unread, confirmed })
     }
-}
-
-/// The offload information of a header that was [checked](Offloads::check).
-fn meta(h: VnetHdr) -> Meta {
-    let checksum = if h.flags & VnetHdr::NEEDS_CSUM != 0 {
-        Checksum::Partial { start: h.csum_start, offset: h.csum_offset }
-    } else if h.flags & VnetHdr::DATA_VALID != 0 {
-        Checksum::Vouched
-    } else {
-        Checksum::Unknown
-    };
-    let kind = match h.gso_type & !VnetHdr::GSO_ECN {
-        VnetHdr::GSO_TCPV4 => Some(GsoKind::TcpV4),
-        VnetHdr::GSO_TCPV6 => Some(GsoKind::TcpV6),
-        VnetHdr::GSO_UDP => Some(GsoKind::UdpFragment),
-        VnetHdr::GSO_UDP_L4 => Some(GsoKind::UdpSegment),
-        _ => None,
-    };
-    let ecn = h.gso_type & VnetHdr::GSO_ECN != 0;
-    let gso = kind.map(|kind| Gso { kind, size: h.gso_size, headers: h.hdr_len, ecn });
-    Meta { checksum, gso }
 }
 
 /// Asks for the cache line at `addr`. No access: any address will do.

@@ -169,7 +169,7 @@ impl<M: PeerMemory> Outlet<M> {
             return self.send_mapped(queue, slot, packet);
         }
         let len = packet.len();
-        let header = header(packet.meta).to_bytes();
+        let header = VnetHdr::of(packet.meta).to_bytes();
         // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
@@ -191,7 +191,7 @@ impl<M: PeerMemory> Outlet<M> {
         slot: u16,
         mut packet: Packet<M>,
     ) -> Result<(), Packet<M>> {
-        let header = header(packet.meta).to_bytes();
+        let header = VnetHdr::of(packet.meta).to_bytes();
         let len = packet.len();
         // Before the head is mapped, so that the header is, too.
         let in_place = packet.prepend(&header);
@@ -239,7 +239,7 @@ impl<M: PeerMemory> Outlet<M> {
             return Err(packet);
         }
         let Some(slot) = queue.vacant() else { return Err(packet) };
-        let header = header(packet.meta).to_bytes();
+        let header = VnetHdr::of(packet.meta).to_bytes();
         let mut bytes = packet.len();
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
@@ -355,7 +355,7 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     #[inline]
     fn takes(&self, meta: Meta) -> bool {
-        !self.lacks_offload(meta)
+        !self.outlet.lacks_offload(meta)
     }
 
     fn flush(&mut self) {
@@ -419,29 +419,4 @@ pub(super) fn needs(meta: Meta) -> u64 {
         kind | if gso.ecn { feature::HOST_ECN } else { 0 }
     });
     checksum | gso
-}
-
-/// The header that says what `meta` says.
-fn header(meta: Meta) -> VnetHdr {
-    let mut h = VnetHdr::PLAIN;
-    match meta.checksum {
-        // Vouching is for those who receive: a sender must not set the flag.
-        Checksum::Unknown | Checksum::Vouched => {}
-        Checksum::Partial { start, offset } => {
-            h.flags = VnetHdr::NEEDS_CSUM;
-            (h.csum_start, h.csum_offset) = (start, offset);
-        }
-    }
-    if let Some(gso) = meta.gso {
-        h.gso_type = match gso.kind {
-            GsoKind::TcpV4 => VnetHdr::GSO_TCPV4,
-            GsoKind::TcpV6 => VnetHdr::GSO_TCPV6,
-            GsoKind::UdpFragment => VnetHdr::GSO_UDP,
-            GsoKind::UdpSegment => VnetHdr::GSO_UDP_L4,
-        } | if gso.ecn { VnetHdr::GSO_ECN } else { 0 };
-        (h.gso_size, h.hdr_len) = (gso.size, gso.headers);
-    }
-    // A transmitted header counts no buffers.
-    h.num_buffers = 0;
-    h
 }

@@ -79,6 +79,36 @@ features! {
     SPEED_DUPLEX = 63, "VIRTIO_NET_F_SPEED_DUPLEX", "The device tells its speed and duplex.";
 }
 
+/// Offloads of frames from the device.
+pub const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_UFO | GUEST_USO4 | GUEST_USO6;
+/// Offloads of frames from the driver.
+pub const HOST_OFFLOADS: u64 = CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_UFO | HOST_USO;
+
+/// `mask` without the offloads that need others which it does not have (5.1.3.1): segments need checksums, and congestion
+/// notification needs TCP segments. The two bits of UDP segments from the device are used together or not at all, because the
+/// header of a frame does not tell which of the two it is.
+#[must_use]
+pub const fn with_needs(mask: u64) -> u64 {
+    let uso = GUEST_USO4 | GUEST_USO6;
+    let mut mask = mask;
+    if mask & CSUM == 0 {
+        mask &= !HOST_OFFLOADS;
+    }
+    if mask & GUEST_CSUM == 0 {
+        mask &= !GUEST_OFFLOADS;
+    }
+    if mask & (HOST_TSO4 | HOST_TSO6) == 0 {
+        mask &= !HOST_ECN;
+    }
+    if mask & (GUEST_TSO4 | GUEST_TSO6) == 0 {
+        mask &= !GUEST_ECN;
+    }
+    if mask & uso != uso {
+        mask &= !uso;
+    }
+    mask
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,5 +118,31 @@ mod tests {
         assert_eq!(name(CSUM | MRG_RXBUF), "VIRTIO_NET_F_CSUM");
         assert_eq!(name(SPEED_DUPLEX), "VIRTIO_NET_F_SPEED_DUPLEX");
         assert_eq!([name(1 << 4), name(1 << 31), name(0)], [UNNAMED; 3]);
+    }
+    /// An offload is there only with those that it needs.
+    #[test]
+    fn offloads_need_each_other() {
+        let needs = [
+            (HOST_TSO4, CSUM),
+            (HOST_TSO6, CSUM),
+            (HOST_UFO, CSUM),
+            (HOST_USO, CSUM),
+            (HOST_ECN, CSUM | HOST_TSO6),
+            (GUEST_TSO4, GUEST_CSUM),
+            (GUEST_TSO6, GUEST_CSUM),
+            (GUEST_UFO, GUEST_CSUM),
+            (GUEST_USO4, GUEST_CSUM | GUEST_USO6),
+            (GUEST_USO6, GUEST_CSUM | GUEST_USO4),
+            (GUEST_ECN, GUEST_CSUM | GUEST_TSO4),
+        ];
+        for (bit, needed) in needs {
+            assert_eq!(with_needs(bit | needed), bit | needed, "{}", name(bit));
+            for one in (0..64).map(|i| 1 << i).filter(|one| needed & one != 0) {
+                let without = with_needs((bit | needed) & !one);
+                assert_eq!(without & bit, 0, "{} without {}", name(bit), name(one));
+            }
+        }
+        let rest = !(GUEST_OFFLOADS | HOST_OFFLOADS);
+        assert_eq!((with_needs(rest), with_needs(u64::MAX)), (rest, u64::MAX));
     }
 }

@@ -20,27 +20,22 @@ pub use self::pcap::{CaptureError, Pcap, Play};
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapError};
-#[cfg(doc)]
-use crate::net::Offloads;
-use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
+use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr, feature};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
 pub const MAX_WIRE: usize = VnetHdr::LEN + OFFLOAD_FRAME + 4;
 
-/// The offloads of a port that neither touches payload nor leaves the machine: everything goes.
-pub const ALL_OFFLOADS: u64 = feature::CSUM
-    | feature::GUEST_CSUM
-    | feature::GUEST_TSO4
-    | feature::GUEST_TSO6
-    | feature::GUEST_UFO
-    | feature::HOST_TSO4
-    | feature::HOST_TSO6;
+/// All offloads that a device offers. Those that the port of a frame, or the driver that is to receive it, lacks are done in
+/// software.
+pub const ALL_OFFLOADS: u64 = feature::GUEST_OFFLOADS | feature::HOST_OFFLOADS & !feature::HOST_UFO;
 
 /// What one queue pair receives from and sends to. Used by one thread; no method blocks.
 pub trait Port: Send {
     /// Whether [`Self::send`] looks at the bytes. If not, frames from the driver are checked and counted, not copied.
     const WANTS_BYTES: bool;
-    /// The offload features that make sense here.
+    /// The offload features that the port has by itself: of [`feature::HOST_OFFLOADS`], which frames [`Self::send`] takes as
+    /// they are, and of [`feature::GUEST_OFFLOADS`], which frames [`Self::peek`] may show. The device does the others in
+    /// software, and offers [`ALL_OFFLOADS`] whatever is said here.
     const FEATURES: u64;
 
     /// The next frame towards the driver, in wire form, or none for now. The same one until [`Self::consume`].
@@ -50,8 +45,15 @@ pub trait Port: Send {
     fn consume(&mut self);
 
     /// Takes a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an Ethernet header; at
-    /// most [`MAX_WIRE`] bytes). False: it could not be taken, and is lost.
+    /// most [`MAX_WIRE`] bytes), with no offloads but those that the port [takes](Self::takes). False: it could not be
+    /// taken, and is lost.
     fn send(&mut self, wire: &[u8]) -> bool;
+
+    /// Which frames [`Self::send`] takes at present, if they are not those of [`Self::FEATURES`]. Asked for frames with offloads
+    /// only.
+    fn takes(&self) -> Offloads {
+        Offloads::sent(Self::FEATURES)
+    }
 
     /// Whether [`Self::send`] can take a frame of any length now. If not, the driver's frames wait in its ring until
     /// [`Self::consume`] has made room: only a port whose frames come from the same queue may answer so.

@@ -16,7 +16,7 @@ use pcap_file::{DataLink, PcapError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Port, PortError};
-use crate::net::{OFFLOAD_FRAME, VnetHdr, feature};
+use crate::net::{OFFLOAD_FRAME, VnetHdr};
 
 /// How long the writer of a pipe may write nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -267,12 +267,7 @@ impl Pcap {
 
 impl Port for Pcap {
     const WANTS_BYTES: bool = false;
-    const FEATURES: u64 = feature::CSUM
-        | feature::HOST_TSO4
-        | feature::HOST_TSO6
-        | feature::GUEST_CSUM
-        | feature::GUEST_TSO4
-        | feature::GUEST_TSO6;
+    const FEATURES: u64 = 0;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {

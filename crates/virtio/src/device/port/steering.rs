@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Port, PortError};
 use crate::device::udp::udp;
-use crate::net::{VnetHdr, feature};
+use crate::net::{Offloads, VnetHdr, feature};
 
 /// Frames that wait for a queue, and their bytes.
 const BACKLOG: usize = 1024;
@@ -169,7 +169,8 @@ impl<P> Steered<P> {
 
 impl<P: Port> Port for Steered<P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
-    const FEATURES: u64 = P::FEATURES;
+    /// Checksums that are right are vouched for.
+    const FEATURES: u64 = P::FEATURES | feature::GUEST_CSUM;
 
     fn peek(&mut self) -> Option<&[u8]> {
         if self.current.is_none() {
@@ -188,6 +189,10 @@ impl<P: Port> Port for Steered<P> {
 
     fn send(&mut self, wire: &[u8]) -> bool {
         self.shared().port.send(wire)
+    }
+
+    fn takes(&self) -> Offloads {
+        self.shared().port.takes()
     }
 
     fn left(&mut self) -> u64 {

@@ -8,9 +8,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{ALL_OFFLOADS, MAX_WIRE, Port, PortError};
-use crate::net::{VnetHdr, feature};
+use crate::net::{Offloads, VnetHdr, feature};
 
 const CONTROL: &str = "/dev/net/tun";
+
+/// What the kernel takes both of or none.
+const UDP_SEGMENTS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// Frames that are read at most when a front end has left: more than the kernel queues by default (1000).
 const WAITING: u64 = 4096;
@@ -59,6 +62,8 @@ pub struct Tap {
     /// Bytes in `buffer` that were not consumed yet.
     pending: usize,
     features: u64,
+    /// Whether the kernel has UDP segmentation in both directions.
+    udp_segments: bool,
     error: Option<io::Error>,
     dead: bool,
     /// Whether the queue's ring takes frames, so that this queue is read.
@@ -120,12 +125,15 @@ impl Tap {
         })?;
         ioctl(&file, "TUNSETVNETHDRSZ", libc::TUNSETVNETHDRSZ, &mut (VnetHdr::LEN as libc::c_int))?;
         ioctl(&file, "TUNSETVNETLE", libc::TUNSETVNETLE, &mut 1)?;
+        // Linux 6.2 and later.
+        let udp_segments = set_offload(&file, libc::TUN_F_CSUM | UDP_SEGMENTS).is_ok();
         let tap = Self {
             file,
             name: name.to_owned(),
             buffer: vec![0; MAX_WIRE].into(),
             pending: 0,
             features: 0,
+            udp_segments,
             error: None,
             dead: false,
             served: false,
@@ -176,22 +184,29 @@ impl Tap {
         &self.name
     }
 
+    /// Has the kernel show frames with these offloads and no others.
     fn offload(&self, features: u64) -> Result<(), TapError> {
         let pairs = [
+            (feature::GUEST_CSUM, libc::TUN_F_CSUM),
             (feature::GUEST_TSO4, libc::TUN_F_TSO4),
             (feature::GUEST_TSO6, libc::TUN_F_TSO6),
+            (feature::GUEST_ECN, libc::TUN_F_TSO_ECN),
             (feature::GUEST_UFO, libc::TUN_F_UFO),
         ];
-        // Segments have no checksums: without the one the others are not possible.
-        let mut flags = 0;
-        if features & feature::GUEST_CSUM != 0 {
-            let set = pairs.iter().filter(|(bit, _)| features & bit != 0);
-            flags = set.fold(libc::TUN_F_CSUM, |flags, (_, flag)| flags | flag);
+        // The kernel refuses a segment without a checksum, as the specification does.
+        let features = feature::with_needs(features);
+        let mut flags = pairs.iter().filter(|(bit, _)| features & bit != 0).fold(0, |flags, (_, flag)| flags | flag);
+        if self.udp_segments && features & feature::GUEST_USO4 != 0 {
+            flags |= UDP_SEGMENTS;
         }
-        // SAFETY: this request takes its argument by value.
-        let rc = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
-        if rc < 0 { Err(TapError::Io { what: "TUNSETOFFLOAD", source: io::Error::last_os_error() }) } else { Ok(()) }
+        set_offload(&self.file, flags).map_err(|source| TapError::Io { what: "TUNSETOFFLOAD", source })
     }
+}
+
+fn set_offload(tap: &File, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: this request takes its argument by value.
+    let rc = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn request(name: &str) -> libc::ifreq {
@@ -241,6 +256,10 @@ impl Port for Tap {
     #[inline]
     fn consume(&mut self) {
         self.pending = 0;
+    }
+
+    fn takes(&self) -> Offloads {
+        Offloads::sent(if self.udp_segments { Self::FEATURES } else { Self::FEATURES & !feature::HOST_USO })
     }
 
     #[inline]

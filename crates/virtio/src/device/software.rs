@@ -1,0 +1,277 @@
+//! What the next hop of a frame does not do: checksums are completed and segments are cut here, in software.
+//!
+//! ```text
+//!   driver ──► tx ──► Over::send ──┬── the port takes it ────────────► Port::send
+//!                                  └── a checksum, or cut in parts ──► Port::send, Port::send ..
+//!
+//!   driver ◄── rx ◄── Over::peek ◄─┬── the driver accepts it ───────── Port::peek
+//!                                  └── one part after the other ◄───── Port::peek, and Port::consume at the end
+//! ```
+//!
+//! A frame without offloads passes for one comparison. The bytes are private memory on both sides, so that a part is a copy of
+//! headers and payload; nothing is allocated after the first.
+
+use std::os::fd::BorrowedFd;
+
+use netmem_packet::{Checksum, Meta, SegmentPlan, Sum, complete_checksum};
+
+use super::port::{Port, PortError};
+use super::stats::{DropReason, Tally};
+use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
+
+/// Frames of a port that are looked at for one that can be delivered.
+const LOOK: usize = 64;
+
+/// A port's frames that are changed on their way, in both directions.
+#[derive(Debug, Default)]
+pub(super) struct Software {
+    /// Towards the driver: the frame that is shown in parts, if there is one. The port has not consumed it.
+    rx: Parts,
+    /// From the driver.
+    tx: Parts,
+    counts: Counts,
+}
+
+/// What was done since it was counted.
+#[derive(Debug, Default)]
+struct Counts {
+    checksummed: u64,
+    segmented: u64,
+    uncut: u64,
+}
+
+impl Software {
+    /// The port, for a driver that accepts frames with the offloads `received`.
+    #[inline]
+    pub(super) fn over<'a, P: Port>(&'a mut self, port: &'a mut P, received: Offloads) -> Over<'a, P> {
+        Over { port, software: self, received }
+    }
+
+    /// Forgets a frame that was shown in part: the port has dropped it.
+    pub(super) fn reset(&mut self) {
+        self.rx.left = 0;
+    }
+
+    /// Adds what was done to what the pass has counted.
+    #[inline]
+    pub(super) fn settle(&mut self, tally: &mut Tally) {
+        let Counts { checksummed, segmented, uncut } = self.counts;
+        if checksummed | segmented | uncut != 0 {
+            tally.checksummed += checksummed;
+            tally.segmented += segmented;
+            (0..uncut).for_each(|_| tally.drop(DropReason::Uncut));
+            self.counts = Counts::default();
+        }
+    }
+}
+
+/// One frame as the frames that it stands for.
+#[derive(Debug, Default)]
+struct Parts {
+    /// The frame, without its virtio header.
+    frame: Vec<u8>,
+    /// The current part, in wire form.
+    wire: Vec<u8>,
+    plan: Option<SegmentPlan>,
+    next: usize,
+    /// Parts that were not taken, the current one included.
+    left: usize,
+    /// Whether checksums are computed.
+    completes: bool,
+}
+
+/// A frame cannot be changed into what the next hop takes.
+struct Uncut;
+
+impl Parts {
+    /// Takes a frame, for a receiver that takes offloads `to`, and makes its first part.
+    fn start(&mut self, wire: &[u8], to: Offloads, counts: &mut Counts) -> Result<(), Uncut> {
+        let (header, frame) = wire.split_first_chunk().ok_or(Uncut)?;
+        let header = VnetHdr::from_bytes(*header);
+        let mut meta = header.meta();
+        self.completes = to.check(VnetHdr { flags: VnetHdr::NEEDS_CSUM, ..VnetHdr::PLAIN }, frame.len()).is_err();
+        self.plan = match meta.gso {
+            Some(_) => Some(SegmentPlan::new(frame, frame.len(), meta).map_err(|_| Uncut)?),
+            None => None,
+        };
+        self.frame.clear();
+        self.frame.extend_from_slice(frame);
+        let fragments = self.plan.as_ref().is_some_and(SegmentPlan::is_fragments);
+        let whole = self.plan.as_ref().is_none_or(|plan| plan.count() == 1);
+        if let (true, Checksum::Partial { start, offset }) = (fragments || whole && self.completes, meta.checksum) {
+            if !complete_checksum(&mut self.frame, start, offset) {
+                return Err(Uncut);
+            }
+            meta.checksum = Checksum::Unknown;
+        }
+        match &self.plan {
+            Some(_) => counts.segmented += 1,
+            None => counts.checksummed += 1,
+        }
+        (self.next, self.left) = (0, 1);
+        if whole {
+            self.plan = None;
+            self.show(Meta { gso: None, ..meta }, 0..self.frame.len());
+        } else if let Some(plan) = &self.plan {
+            self.left = plan.count();
+            self.make();
+        }
+        Ok(())
+    }
+
+    /// Makes a part of a header for `meta` and these bytes of the frame.
+    fn show(&mut self, meta: Meta, bytes: std::ops::Range<usize>) {
+        self.wire.clear();
+        self.wire.extend_from_slice(&VnetHdr { num_buffers: 1, ..VnetHdr::of(meta) }.to_bytes());
+        self.wire.extend_from_slice(&self.frame[bytes]);
+    }
+
+    /// Makes the next part of a frame that is cut.
+    fn make(&mut self) {
+        let Self { frame, wire, plan: Some(plan), next, completes, .. } = self else { return };
+        let payload = &frame[plan.payload(*next)];
+        let mut meta = Meta { checksum: plan.checksum(), gso: None };
+        let headers = if *completes && !plan.is_fragments() {
+            meta.checksum = Checksum::Unknown;
+            let mut sum = Sum::default();
+            sum.add(payload);
+            plan.complete(*next, sum)
+        } else {
+            plan.headers(*next)
+        };
+        wire.clear();
+        wire.extend_from_slice(&VnetHdr { num_buffers: 1, ..VnetHdr::of(meta) }.to_bytes());
+        wire.extend_from_slice(headers);
+        wire.extend_from_slice(payload);
+        *next += 1;
+    }
+
+    /// The part was taken; says whether there is another one.
+    fn advance(&mut self) -> bool {
+        self.left -= 1;
+        if self.left > 0 {
+            self.make();
+        }
+        self.left > 0
+    }
+}
+
+/// Whether the receiver does not take a frame as it is. What makes no sense is left to the receiver, which judges it.
+#[inline]
+fn lacks(to: Offloads, wire: &[u8]) -> bool {
+    match wire.split_first_chunk::<{ VnetHdr::LEN }>() {
+        Some((header, frame)) if header[..2] != [0, 0] => {
+            to.check(VnetHdr::from_bytes(*header), frame.len()) == Err(HeaderFault::NotNegotiated)
+        }
+        _ => false,
+    }
+}
+
+/// A port with every offload, for one pass. See the module.
+pub(super) struct Over<'a, P> {
+    port: &'a mut P,
+    software: &'a mut Software,
+    received: Offloads,
+}
+
+impl<P: Port> Over<'_, P> {
+    /// The port's frame, which the driver does not take, in parts. One that cannot be cut is dropped and counted.
+    #[cold]
+    fn load(&mut self) {
+        let Software { rx, counts, .. } = self.software;
+        let started = self.port.peek().is_some_and(|wire| rx.start(wire, self.received, counts).is_ok());
+        if !started {
+            counts.uncut += 1;
+            self.port.consume();
+        }
+    }
+
+    /// Sends a frame that the port does not take.
+    #[cold]
+    fn send_parts(&mut self, wire: &[u8], takes: Offloads) -> bool {
+        let Software { tx, counts, .. } = self.software;
+        if tx.start(wire, takes, counts).is_err() {
+            return false;
+        }
+        let mut sent = true;
+        loop {
+            sent &= self.port.send(&tx.wire);
+            if !tx.advance() {
+                return sent;
+            }
+        }
+    }
+}
+
+impl<P: Port> Port for Over<'_, P> {
+    const WANTS_BYTES: bool = P::WANTS_BYTES;
+    const FEATURES: u64 = P::FEATURES;
+
+    #[inline]
+    fn peek(&mut self) -> Option<&[u8]> {
+        // A port whose frames have no offloads.
+        if P::FEATURES & feature::GUEST_OFFLOADS == 0 {
+            return self.port.peek();
+        }
+        for _ in 0..LOOK {
+            if self.software.rx.left > 0 {
+                return Some(&self.software.rx.wire);
+            }
+            if !self.port.peek().is_some_and(|wire| lacks(self.received, wire)) {
+                return self.port.peek();
+            }
+            self.load();
+        }
+        None
+    }
+
+    #[inline]
+    fn consume(&mut self) {
+        if self.software.rx.left == 0 || !self.software.rx.advance() {
+            self.port.consume();
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, wire: &[u8]) -> bool {
+        if wire[..2] != [0, 0] {
+            let takes = self.port.takes();
+            if lacks(takes, wire) {
+                return self.send_parts(wire, takes);
+            }
+        }
+        self.port.send(wire)
+    }
+
+    fn takes(&self) -> Offloads {
+        Offloads::sent(u64::MAX)
+    }
+
+    #[inline]
+    fn room(&self) -> bool {
+        self.port.room()
+    }
+
+    #[inline]
+    fn served(&mut self, served: bool) {
+        self.port.served(served);
+    }
+
+    fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
+        self.software.reset();
+        self.port.negotiated(features)
+    }
+
+    fn left(&mut self) -> u64 {
+        self.software.reset();
+        self.port.left()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.port.fd()
+    }
+
+    fn take_error(&mut self) -> Option<PortError> {
+        self.port.take_error()
+    }
+}

@@ -250,7 +250,7 @@ fn messages_out_of_order_or_out_of_range() {
         ("SET_VRING_NUM", "NoSuchRing", |d| d.front.set_vring_num(2, 256)),
         ("SET_VRING_NUM", "RingSize", |d| d.front.set_vring_num(0, 100)),
         ("SET_VRING_NUM", "RingSize", |d| d.front.set_vring_num(0, 0)),
-        ("SET_FEATURES", "NotOffered", |d| d.front.set_features(1 << 29)),
+        ("SET_FEATURES", "NotOffered", |d| d.front.set_features(1 << 40)),
         ("SET_VRING_NUM", "Running", |d| {
             d.share_memory();
             d.start_ring(SIZE);

@@ -293,8 +293,8 @@ impl Session {
             Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.options.max_pairs as u64))),
             Message::SetMemTable(regions) => self.set_memory(regions)?,
             Message::SetVringNum { index, num } => {
-                let index = index as usize;
-                self.shared.ring(index, |ring| ring.set_size(index, num))??;
+                let (index, packed) = (index as usize, self.shared.packed());
+                self.shared.ring(index, |ring| ring.set_size(index, num, packed))??;
             }
             Message::SetVringAddr { index, addresses: a } => {
                 let used_log = a.log.then_some(a.log_addr);
@@ -302,11 +302,12 @@ impl Session {
                 self.shared.ring_with(index, |ring, common| ring.set_parts(index, parts, used_log, common))?;
             }
             Message::SetVringBase { index, base } => {
-                let index = index as usize;
-                self.shared.ring(index, |ring| ring.set_base(index, base))??;
+                let (index, packed) = (index as usize, self.shared.packed());
+                self.shared.ring(index, |ring| ring.set_base(index, base, packed))??;
             }
             Message::GetVringBase { index } => {
-                let base = self.shared.ring(index as usize, |ring| ring.get_base())?;
+                let packed = self.shared.packed();
+                let base = self.shared.ring(index as usize, |ring| ring.get_base(packed))?;
                 return Ok(Some(Reply::VringBase { index, base }));
             }
             Message::SetVringKick { index, fd } => {
@@ -340,8 +341,9 @@ impl Session {
             }
             Message::GetInflightFd(asked) => return self.make_inflight(asked).map(Some),
             Message::SetInflightFd(region, fd) => {
+                let packed = self.shared.packed();
                 let map = self.map("the in-flight region", fd, region.mmap_offset, region.mmap_size)?;
-                let region = InflightRegion::new(map, region.queues, region.queue_size)?;
+                let region = InflightRegion::new(map, region.queues, region.queue_size, packed)?;
                 self.shared.set_inflight(region)?;
             }
             Message::SetLogBase { size, offset, fd } => {
@@ -389,8 +391,8 @@ impl Session {
     fn make_inflight(&self, asked: Inflight) -> Result<Reply<OwnedFd>, DeviceError> {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "making an in-flight region", source: e.into() };
         let Inflight { queues, queue_size, .. } = asked;
-        let mmap_size = InflightRegion::bytes(queues, queue_size);
-        let rings = self.shared.rings;
+        let (rings, packed) = (self.shared.rings, self.shared.packed());
+        let mmap_size = InflightRegion::bytes(queues, queue_size, packed);
         if queues == 0 || usize::from(queues) > rings || !(1..=SplitLayout::MAX_SIZE).contains(&queue_size) {
             return Err(DeviceError::InflightShape { queues, queue_size, bytes: mmap_size });
         }

@@ -63,8 +63,8 @@ pub enum DeviceError {
         /// The size.
         size: u32,
     },
-    /// A base that is no 16-bit index.
-    #[error("ring {ring} at base {base}, which is not a 16-bit index")]
+    /// A base that is no position in the ring.
+    #[error("ring {ring} at base {base:#x}, which is not a position in it")]
     RingBase {
         /// The ring.
         ring: usize,

@@ -24,14 +24,16 @@
 //! end did that to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::DeviceError;
 use super::mapping::Mapping;
-use crate::virtqueue::SplitRing;
+use crate::virtqueue::{PackedDesc, PackedRing, Position, SplitRing};
 
-const HEADER: usize = 16;
-const ENTRY: usize = 16;
+/// Bytes of the header, and of each entry, of a split queue's part.
+const SPLIT: usize = 16;
+/// The same of a packed queue's.
+const PACKED: usize = 32;
 /// What a queue's part of the region is aligned to, as other back ends have it.
 const ALIGN: usize = 64;
 const VERSION: u16 = 1;
@@ -45,21 +47,23 @@ pub(super) struct InflightRegion {
 }
 
 /// Bytes of one queue's part.
-fn stride(queue_size: u16) -> usize {
-    (HEADER + ENTRY * usize::from(queue_size)).next_multiple_of(ALIGN)
+fn stride(queue_size: u16, packed: bool) -> usize {
+    // Header and entries are of the same size.
+    let each = if packed { PACKED } else { SPLIT };
+    (each + each * usize::from(queue_size)).next_multiple_of(ALIGN)
 }
 
 impl InflightRegion {
     /// Bytes of a region for `queues` queues of `queue_size` entries.
-    pub(super) fn bytes(queues: u16, queue_size: u16) -> u64 {
-        (stride(queue_size) * usize::from(queues)) as u64
+    pub(super) fn bytes(queues: u16, queue_size: u16, packed: bool) -> u64 {
+        (stride(queue_size, packed) * usize::from(queues)) as u64
     }
 
     /// # Errors
     ///
     /// [`DeviceError::InflightShape`]: `map` is too small for the queues.
-    pub(super) fn new(map: Mapping, queues: u16, queue_size: u16) -> Result<Self, DeviceError> {
-        let bytes = Self::bytes(queues, queue_size);
+    pub(super) fn new(map: Mapping, queues: u16, queue_size: u16, packed: bool) -> Result<Self, DeviceError> {
+        let bytes = Self::bytes(queues, queue_size, packed);
         if queue_size == 0 || bytes > map.len as u64 || !map.at.addr().is_multiple_of(8) {
             return Err(DeviceError::InflightShape { queues, queue_size, bytes: map.len as u64 });
         }
@@ -71,15 +75,20 @@ impl InflightRegion {
     /// # Errors
     ///
     /// [`DeviceError::InflightRing`]: the part does not fit the ring, or is of a version that is not known here.
-    pub(super) fn queue(&self, index: usize, size: u16) -> Result<Option<Part>, DeviceError> {
+    pub(super) fn queue(&self, index: usize, size: u16, packed: bool) -> Result<Option<Part>, DeviceError> {
         if index >= usize::from(self.queues) {
             return Ok(None);
         }
-        let part =
-            Part { map: Arc::clone(&self.map), offset: index * stride(self.queue_size), entries: self.queue_size };
+        let bytes = stride(self.queue_size, packed);
+        let wrong = |version| DeviceError::InflightRing { ring: index, size, entries: self.queue_size, version };
+        // The format may have changed since the region came.
+        if (index + 1) * bytes > self.map.len {
+            return Err(wrong(0));
+        }
+        let part = Part { map: Arc::clone(&self.map), offset: index * bytes, bytes, entries: self.queue_size };
         let version = part.version().load(Ordering::Relaxed);
         if size > self.queue_size || version > VERSION {
-            return Err(DeviceError::InflightRing { ring: index, size, entries: self.queue_size, version });
+            return Err(wrong(version));
         }
         Ok(Some(part))
     }
@@ -90,13 +99,14 @@ impl InflightRegion {
 pub(crate) struct Part {
     map: Arc<Mapping>,
     offset: usize,
+    bytes: usize,
     entries: u16,
 }
 
 impl Part {
     fn at<T>(&self, offset: usize) -> &T {
-        debug_assert!(offset + size_of::<T>() <= stride(self.entries));
-        // SAFETY: *mapped*; `InflightRegion::new` checked that the mapping holds every part, and that it is aligned to 8
+        debug_assert!(offset + size_of::<T>() <= self.bytes);
+        // SAFETY: *mapped*; `InflightRegion::queue` checked that the mapping holds the part, and `new` that it is aligned to 8
         // bytes; `offset` lies within the part and is a multiple of the size of `T`, which is an atomic.
         unsafe { &*self.map.at.add(self.offset + offset).cast::<T>() }
     }
@@ -118,15 +128,15 @@ impl Part {
     }
 
     fn inflight(&self, head: u16) -> &AtomicU8 {
-        self.at(HEADER + ENTRY * usize::from(head))
+        self.at(SPLIT + SPLIT * usize::from(head))
     }
 
     fn next(&self, head: u16) -> &AtomicU16 {
-        self.at(HEADER + ENTRY * usize::from(head) + 6)
+        self.at(SPLIT + SPLIT * usize::from(head) + 6)
     }
 
     fn counter(&self, head: u16) -> &AtomicU64 {
-        self.at(HEADER + ENTRY * usize::from(head) + 8)
+        self.at(SPLIT + SPLIT * usize::from(head) + 8)
     }
 
     /// The chains in flight, in the order in which they were taken, for a ring of `size` entries at used index `used`.
@@ -218,4 +228,276 @@ impl SplitInflight {
 /// The heads in the used ring from `from` to `to`.
 fn given_back(ring: &SplitRing, from: u16, to: u16) -> impl Iterator<Item = u16> {
     (0..to.wrapping_sub(from)).filter_map(move |n| u16::try_from(ring.used_entry(from.wrapping_add(n)).0).ok())
+}
+
+/// The in-flight state of a running packed queue. The region's part has, with the specification's names:
+///
+/// ```text
+///   0  features u64 | 8 version u16 | 10 desc_num u16
+///  12  free_head u16        first entry that is free; each names the next one
+///  14  old_free_head u16    the same before the batch at hand
+///  16  used_idx u16         where the next used descriptor goes, with used_wrap_counter u8 (at 20)
+///  18  old_used_idx u16     the same before the batch at hand, with old_used_wrap_counter u8 (at 21)
+///  32  desc_num entries of 32 bytes:  inflight u8 | next u16 (at 2) | last u16 | num u16 | counter u64 | id u16 | flags u16
+///      | len u32 | addr u64
+/// ```
+///
+/// A batch is published by one store, the flags of its first used descriptor. If that store is not seen in the ring, the
+/// batch is rolled back. A chain that is a batch by itself is then still in the ring, so it needs no entry. The later chains of
+/// a longer batch are already overwritten by their used descriptors, so copies of all its chains are kept in entries, from
+/// before the first is overwritten until after the batch is published.
+#[derive(Debug)]
+pub(crate) struct PackedInflight {
+    part: Part,
+    size: u16,
+    /// Where the queue begins: the next chain to take, and the next used descriptor.
+    start: (Position, Position),
+    /// The chains of the back end before us that are still to be given back, in their order.
+    again: Vec<Again>,
+    /// The free list, of which the region has a copy.
+    free_head: u16,
+    next: Vec<u16>,
+    counter: u64,
+    /// Used descriptors of the batch at hand but the first.
+    held: Vec<(Position, PackedDesc)>,
+    /// Entries of the batch at hand.
+    batch: Vec<u16>,
+    /// The used position behind the batch at hand.
+    used: Position,
+}
+
+/// A chain that is taken again.
+#[derive(Debug)]
+struct Again {
+    /// Where it is given back.
+    at: Position,
+    entry: u16,
+    last: u16,
+    chain: Vec<PackedDesc>,
+}
+
+impl PackedInflight {
+    /// For `ring`, whose front end says that it stands at `base`.
+    pub(crate) fn new(part: Part, ring: &PackedRing, base: [Position; 2]) -> Self {
+        let (size, entries) = (ring.size(), part.entries);
+        let mut state = Self {
+            size,
+            start: (base[0], base[1]),
+            again: Vec::new(),
+            free_head: 0,
+            next: vec![0; entries.into()],
+            counter: 0,
+            held: Vec::new(),
+            batch: Vec::new(),
+            used: base[1],
+            part,
+        };
+        if state.part.version().load(Ordering::Relaxed) == VERSION {
+            state.recover(ring);
+        }
+        // The entries that are not in flight are free.
+        let used: Vec<u16> = state.again.iter().flat_map(|again| state.entries_of(again)).collect();
+        let free: Vec<u16> = (0..entries).filter(|entry| !used.contains(entry)).collect();
+        for (n, &entry) in free.iter().enumerate() {
+            state.inflight(entry).store(0, Ordering::Relaxed);
+            state.set_next(entry, free.get(n + 1).copied().unwrap_or(entries));
+        }
+        state.free_head = free.first().copied().unwrap_or(entries);
+        state.part.desc_num().store(entries, Ordering::Relaxed);
+        state.store(false);
+        state.store(true);
+        state.part.version().store(VERSION, Ordering::Release);
+        state
+    }
+
+    /// Reads what the back end before us has left. A position or an entry that the ring cannot have is ignored.
+    fn recover(&mut self, ring: &PackedRing) {
+        let position = |index: usize, wrap: usize| {
+            let wrap = u16::from(self.part.at::<AtomicU8>(wrap).load(Ordering::Relaxed) & 1) << 15;
+            let index = self.part.at::<AtomicU16>(index).load(Ordering::Relaxed);
+            (index < self.size).then(|| Position::from_bits(index | wrap))
+        };
+        let (Some(new), Some(old)) = (position(16, 20), position(18, 21)) else { return };
+        let shown = new == old || !ring.used_desc(old.offset()).is_available(old);
+        let used = if shown { new } else { old };
+        if !shown {
+            roll_back(ring, old, new);
+        }
+        let mut free = self.part.at::<AtomicU16>(if shown { 12 } else { 14 }).load(Ordering::Relaxed);
+        for _ in 0..self.part.entries {
+            if free >= self.part.entries {
+                break;
+            }
+            self.inflight(free).store(0, Ordering::Relaxed);
+            free = self.half(free, 2).load(Ordering::Relaxed);
+        }
+        let marked = (0..self.part.entries).filter(|&e| self.inflight(e).load(Ordering::Relaxed) == 1);
+        let mut marked: Vec<_> = marked.map(|e| (self.word(e, 8).load(Ordering::Relaxed), e)).collect();
+        marked.sort_unstable();
+        let (mut at, mut left) = (used, self.size);
+        let mut seen = vec![false; self.part.entries.into()];
+        for (counter, entry) in marked {
+            self.counter = self.counter.max(counter.wrapping_add(1));
+            let Some(again) = self.chain(entry, at, left, &mut seen) else { continue };
+            left -= again.chain.len() as u16;
+            at = at.step(again.chain.len() as u16, self.size);
+            self.again.push(again);
+        }
+        if !self.again.is_empty() {
+            tracing::info!("{} chains were in flight, and are taken again", self.again.len());
+        }
+        // The chains that are taken again have the positions from the used one on, and the ring goes on behind them.
+        (self.start, self.used) = ((used, used), used);
+    }
+
+    /// The chain of an entry that is marked, if its descriptors are entries that no other chain has, and `left` at most.
+    fn chain(&self, entry: u16, at: Position, left: u16, seen: &mut [bool]) -> Option<Again> {
+        let num = self.half(entry, 6).load(Ordering::Relaxed);
+        if num == 0 || num > left {
+            return None;
+        }
+        let (mut chain, mut this, mut last) = (Vec::new(), entry, entry);
+        for _ in 0..num {
+            if std::mem::replace(seen.get_mut(usize::from(this))?, true) {
+                return None;
+            }
+            chain.push(PackedDesc {
+                addr: self.word(this, 24).load(Ordering::Relaxed),
+                len: self.part.at::<AtomicU32>(self.offset(this) + 20).load(Ordering::Relaxed),
+                id: self.half(this, 16).load(Ordering::Relaxed),
+                flags: self.half(this, 18).load(Ordering::Relaxed),
+            });
+            (last, this) = (this, self.half(this, 2).load(Ordering::Relaxed));
+        }
+        Some(Again { at, entry, last, chain })
+    }
+
+    fn entries_of(&self, again: &Again) -> Vec<u16> {
+        let next = |&entry: &u16| Some(self.half(entry, 2).load(Ordering::Relaxed)).filter(|&e| e < self.part.entries);
+        std::iter::successors(Some(again.entry), next).take(again.chain.len()).collect()
+    }
+
+    fn offset(&self, entry: u16) -> usize {
+        PACKED + PACKED * usize::from(entry)
+    }
+
+    fn inflight(&self, entry: u16) -> &AtomicU8 {
+        self.part.at(self.offset(entry))
+    }
+
+    fn half(&self, entry: u16, field: usize) -> &AtomicU16 {
+        self.part.at(self.offset(entry) + field)
+    }
+
+    fn word(&self, entry: u16, field: usize) -> &AtomicU64 {
+        self.part.at(self.offset(entry) + field)
+    }
+
+    fn set_next(&mut self, entry: u16, next: u16) {
+        self.next[usize::from(entry)] = next;
+        self.half(entry, 2).store(next, Ordering::Relaxed);
+    }
+
+    /// Writes the free list's head and the used position, or (`old`) those before the batch at hand.
+    fn store(&self, old: bool) {
+        let n = usize::from(old);
+        self.part.at::<AtomicU16>(12 + 2 * n).store(self.free_head, Ordering::Relaxed);
+        self.part.at::<AtomicU8>(20 + n).store(self.used.wrap().into(), Ordering::Relaxed);
+        self.part.at::<AtomicU16>(16 + 2 * n).store(self.used.offset(), Ordering::Release);
+    }
+
+    /// Where the queue begins: the next chain to take, and the next used descriptor.
+    pub(crate) fn start(&self) -> (Position, Position) {
+        self.start
+    }
+
+    /// Whether chains are still to be taken again.
+    pub(crate) fn has_again(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// The chain that is taken again at position `at`: at least one descriptor, out of the front end's region, and not
+    /// checked.
+    pub(crate) fn again(&self, at: Position) -> Option<&[PackedDesc]> {
+        self.again.iter().find(|again| again.at == at).map(|again| &again.chain[..])
+    }
+
+    /// A used descriptor of the batch at hand, which is not its first.
+    pub(crate) fn hold(&mut self, at: Position, used: PackedDesc) {
+        self.held.push((at, used));
+    }
+
+    /// Before the first used descriptor of a batch from `from` to `to` is written: writes the others.
+    pub(crate) fn before(&mut self, ring: &PackedRing, from: Position, to: Position) {
+        let held = std::mem::take(&mut self.held);
+        let ends = held.iter().map(|&(at, _)| at).chain([to]);
+        let chains: Vec<_> = [from].into_iter().chain(held.iter().map(|&(at, _)| at)).zip(ends).collect();
+        let mut back = Vec::new();
+        for &(at, end) in &chains {
+            if self.again.first().is_some_and(|again| again.at == at) {
+                let again = self.again.remove(0);
+                back.push((again.entry, again.last));
+            } else if !held.is_empty() {
+                back.extend(self.keep(ring, at, end.since(at, self.size)));
+            }
+        }
+        self.part.at::<AtomicU16>(14).store(self.free_head, Ordering::Release);
+        for (entry, last) in back {
+            self.set_next(last, self.free_head);
+            self.free_head = entry;
+            self.batch.push(entry);
+        }
+        self.used = to;
+        self.store(false);
+        for &(at, d) in held.iter().rev() {
+            ring.set_used_desc(at.offset(), d);
+        }
+        self.held = held;
+        self.held.clear();
+    }
+
+    /// Keeps copies of the `n` descriptors of the chain at `at`. Returns the first and the last entry; none if there are too
+    /// few, which is so if the driver changes its flags meanwhile.
+    fn keep(&mut self, ring: &PackedRing, at: Position, n: u32) -> Option<(u16, u16)> {
+        let entry = self.free_head;
+        let (mut last, mut free, mut at) = (entry, entry, at);
+        for _ in 0..n {
+            last = free;
+            free = *self.next.get(usize::from(last))?;
+            let d = ring.desc(at.offset());
+            self.word(last, 24).store(d.addr, Ordering::Relaxed);
+            self.part.at::<AtomicU32>(self.offset(last) + 20).store(d.len, Ordering::Relaxed);
+            self.half(last, 16).store(d.id, Ordering::Relaxed);
+            self.half(last, 18).store(d.flags, Ordering::Relaxed);
+            at = at.step(1, self.size);
+        }
+        self.half(entry, 4).store(last, Ordering::Relaxed);
+        self.half(entry, 6).store(n as u16, Ordering::Relaxed);
+        self.word(entry, 8).store(self.counter, Ordering::Relaxed);
+        self.counter = self.counter.wrapping_add(1);
+        self.inflight(entry).store(1, Ordering::Release);
+        self.free_head = free;
+        Some((entry, last))
+    }
+
+    /// After the batch was published.
+    pub(crate) fn after(&mut self) {
+        for entry in std::mem::take(&mut self.batch) {
+            self.inflight(entry).store(0, Ordering::Release);
+        }
+        self.store(true);
+    }
+}
+
+/// The back end before us ended while it published the used descriptors from `old` to `new`, of which the driver has not
+/// seen the first. The others that are there already must not be taken for ours.
+fn roll_back(ring: &PackedRing, old: Position, new: Position) {
+    let size = ring.size();
+    for n in 1..new.since(old, size).min(size.into()) {
+        let at = old.step(n as u16, size);
+        let d = ring.used_desc(at.offset());
+        if d.is_used(at) {
+            ring.set_used_desc(at.offset(), PackedDesc { flags: at.available(), ..d });
+        }
+    }
 }

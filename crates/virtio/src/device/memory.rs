@@ -394,6 +394,12 @@ impl MemoryTable {
         self.view(usize::MAX).translate(addr, len)
     }
 
+    /// The guest address of the byte at user address `addr`.
+    pub(super) fn guest_of_user(&self, addr: u64) -> Option<u64> {
+        let mut regions = self.regions.iter().map(|region| &region.info);
+        regions.find_map(|r| Some(r.guest_addr + addr.checked_sub(r.user_addr).filter(|&offset| offset < r.size)?))
+    }
+
     /// The host address of `len` bytes (at least one) at user address `addr`, if one region holds them all.
     #[must_use]
     pub fn translate_user(&self, addr: u64, len: u64) -> Option<*mut u8> {

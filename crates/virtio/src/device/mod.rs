@@ -50,6 +50,7 @@ use self::worker::Told;
 pub use self::worker::Worker;
 use crate::Spin;
 use crate::net::feature;
+use crate::virtqueue::Negotiated;
 pub use crate::virtqueue::fault::DriverFault;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.
@@ -107,6 +108,7 @@ impl Options {
             | feature::LOG_ALL
             | feature::VHOST_USER_PROTOCOL
             | ALL_OFFLOADS
+            | Negotiated::RING
             | bit(self.max_pairs > 1, feature::MQ)
             | bit(self.serve_control, feature::CTRL_VQ | feature::GUEST_ANNOUNCE)
             | bit(self.mac.is_some(), feature::MAC)

@@ -17,8 +17,8 @@ use super::memory::MemoryTable;
 use super::{DeviceError, DriverFault, Stats};
 use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Notifier};
-use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, Start};
-use crate::virtqueue::{Desc, Negotiated, SplitLayout, SplitRing};
+use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, BASE, MappedRing, Start, is_base};
+use crate::virtqueue::{Desc, MAX_SIZE, Negotiated, PackedRing, SplitRing};
 
 /// What the pairs of one front end have in common, and what a ring is started with.
 #[derive(Debug, Default)]
@@ -46,7 +46,8 @@ pub(super) struct Ring {
     parts: Option<[u64; 3]>,
     /// Guest address of the used ring, if the writes to it are to be logged.
     used_log: Option<u64>,
-    base: u32,
+    /// As the front end said it, or where the ring stopped.
+    base: Option<u32>,
     /// Watched by the thread that serves the ring while it is here. A ring without one is polled: its driver notifies nobody.
     kick: Option<Kick>,
     pub(super) call: Option<Notifier>,
@@ -60,37 +61,56 @@ pub(super) struct Ring {
 
 impl Ring {
     /// The ring's memory.
-    fn map(&self, index: usize, memory: &MemoryTable) -> Result<AnyRing, DeviceError> {
+    fn map(&self, index: usize, memory: &MemoryTable, packed: bool) -> Result<AnyRing, DeviceError> {
         let not_ready = |missing| DeviceError::NotReady { ring: index, missing };
         let size = self.size.ok_or_else(|| not_ready("its size"))?;
         let parts = self.parts.ok_or_else(|| not_ready("its addresses"))?;
         let n = u64::from(size);
-        let shape = [
-            ("descriptor table", Desc::LEN as u64 * n, 16),
-            ("available ring", 6 + 2 * n, 2),
-            ("used ring", 6 + 8 * n, 4),
-        ];
+        let table = ("descriptor table", Desc::LEN as u64 * n, 16);
+        let shape = match packed {
+            true => [table, ("driver's event structure", 4, 4), ("device's event structure", 4, 4)],
+            false if !size.is_power_of_two() => return Err(DeviceError::RingSize { size: size.into() }),
+            false => [table, ("available ring", 6 + 2 * n, 2), ("used ring", 6 + 8 * n, 4)],
+        };
         let mut host = [std::ptr::null_mut(); 3];
         for ((to, addr), (part, len, align)) in host.iter_mut().zip(parts).zip(shape) {
             let at = memory.translate_user(addr, len).filter(|at| at.addr() % align == 0);
             *to = at.ok_or(DeviceError::RingAddress { ring: index, part, addr })?;
         }
-        // SAFETY: the parts were just found in the table, whole and aligned, and `size` is a power of two. The ring is
-        // dropped or moved before the pair's table is: `Pair::set_memory` alone replaces it.
-        Ok(AnyRing::Split(unsafe { SplitRing::from_parts(host[0], host[1], host[2], size) }))
+        let [table, avail, used] = host;
+        if packed {
+            let guest = |addr| memory.guest_of_user(addr).unwrap_or(addr);
+            let (descriptors, event) = (guest(parts[0]), guest(parts[2]));
+            // SAFETY: the parts were just found in the table, whole and aligned, and a size is from 1 to 32768. The ring is
+            // dropped or moved before the pair's table is: `Pair::set_memory` alone replaces it.
+            let ring = unsafe { PackedRing::from_parts(table, avail, used, size) };
+            return Ok(AnyRing::Packed(MappedRing { ring, descriptors, event }));
+        }
+        // SAFETY: as above, and `size` is a power of two.
+        Ok(AnyRing::Split(unsafe { SplitRing::from_parts(table, avail, used, size) }))
     }
 
     /// Starts the ring, in the memory and with the features that `common` has.
     fn start(&mut self, index: usize, common: &Common) -> Result<(), DeviceError> {
-        let at = self.map(index, &common.memory)?;
-        let inflight = match (&common.inflight, self.size) {
-            (Some(region), Some(size)) => region.queue(index, size)?,
-            _ => None,
+        let packed = common.features.packed();
+        let at = self.map(index, &common.memory, packed)?;
+        let (size, base) = (self.size.unwrap_or_default(), self.base(packed));
+        if packed && !is_base(base, size) {
+            return Err(DeviceError::RingBase { ring: index, base });
+        }
+        let inflight = match &common.inflight {
+            Some(region) => region.queue(index, size, packed)?,
+            None => None,
         };
-        let start = Start { base: self.base, negotiated: common.features, inflight };
+        let start = Start { base, negotiated: common.features, inflight };
         self.queue = Some(AnyDeviceQueue::new(at, start));
         self.set_log(common);
         Ok(())
+    }
+
+    /// Where the ring stands.
+    fn base(&self, packed: bool) -> u32 {
+        self.base.unwrap_or(if packed { BASE } else { 0 })
     }
 
     /// Tells a running ring what it logs.
@@ -118,7 +138,7 @@ impl Ring {
     pub(super) fn stop(&mut self) {
         self.waits_for = None;
         if let Some(queue) = self.queue.take() {
-            self.base = queue.base();
+            self.base = Some(queue.base());
         }
     }
 
@@ -134,12 +154,12 @@ impl Ring {
     }
 
     /// The ring goes on in another table, or waits for its memory if the table does not have it.
-    fn moves(&mut self, index: usize, memory: &MemoryTable) {
+    fn moves(&mut self, index: usize, common: &Common) {
         let Some(queue) = self.queue.take() else { return };
-        match self.map(index, memory) {
-            Ok(at) => self.queue = Some(queue.moved(at)),
+        match self.map(index, &common.memory, common.features.packed()) {
+            Ok(at) => self.queue = queue.moved(at),
             Err(e) => {
-                self.base = queue.base();
+                self.base = Some(queue.base());
                 let addr = if let DeviceError::RingAddress { addr, .. } = e { addr } else { 0 };
                 self.waits_for = Some(addr);
             }
@@ -151,9 +171,10 @@ impl Ring {
         if self.queue.is_some() { Err(DeviceError::Running { what, ring: index }) } else { Ok(self) }
     }
 
-    pub(super) fn set_size(&mut self, index: usize, size: u32) -> Result<(), DeviceError> {
+    pub(super) fn set_size(&mut self, index: usize, size: u32, packed: bool) -> Result<(), DeviceError> {
         let ring = self.stopped(index, "SET_VRING_NUM")?;
-        let ok = u16::try_from(size).ok().filter(|n| n.is_power_of_two() && *n <= SplitLayout::MAX_SIZE);
+        let possible = |n: &u16| (1..=MAX_SIZE).contains(n) && (packed || n.is_power_of_two());
+        let ok = u16::try_from(size).ok().filter(possible);
         ring.size = Some(ok.ok_or(DeviceError::RingSize { size })?);
         Ok(())
     }
@@ -175,9 +196,12 @@ impl Ring {
         Ok(())
     }
 
-    pub(super) fn set_base(&mut self, index: usize, base: u32) -> Result<(), DeviceError> {
+    pub(super) fn set_base(&mut self, index: usize, base: u32, packed: bool) -> Result<(), DeviceError> {
         let ring = self.stopped(index, "SET_VRING_BASE")?;
-        ring.base = u16::try_from(base).map_err(|_| DeviceError::RingBase { ring: index, base })?.into();
+        if !packed && u16::try_from(base).is_err() {
+            return Err(DeviceError::RingBase { ring: index, base });
+        }
+        ring.base = Some(base);
         Ok(())
     }
 
@@ -213,11 +237,11 @@ impl Ring {
     }
 
     /// Stops the ring and says where it stopped. Its buffers are not touched again.
-    pub(super) fn get_base(&mut self) -> u32 {
+    pub(super) fn get_base(&mut self, packed: bool) -> u32 {
         self.stop();
         self.kick = None;
         self.call = None;
-        self.base
+        self.base(packed)
     }
 }
 
@@ -289,7 +313,7 @@ impl Pair {
     pub(super) fn set_memory(&mut self, first: usize, common: &Common) {
         let old = std::mem::replace(&mut self.memory, Arc::clone(&common.memory));
         for (side, ring) in self.rings.iter_mut().enumerate() {
-            ring.moves(first + side, &common.memory);
+            ring.moves(first + side, common);
             // What fails here waits for the next table.
             if ring.waits_for.is_some() && common.memory.lost() == 0 && ring.start(first + side, common).is_ok() {
                 ring.waits_for = None;

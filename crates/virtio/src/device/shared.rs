@@ -304,6 +304,11 @@ impl Shared {
         self.front().status = status;
     }
 
+    /// Whether the front end's rings are packed.
+    pub(super) fn packed(&self) -> bool {
+        self.front().common.features.packed()
+    }
+
     pub(super) fn set_features(&self, features: u64) -> Result<(), DeviceError> {
         let extra = features & !self.offered;
         if extra != 0 {
@@ -451,7 +456,7 @@ mod tests {
         let (done, ended) = channel();
         thread::scope(|s| {
             let shared = &shared;
-            s.spawn(move || done.send(shared.ring(3, |ring| ring.get_base())).unwrap());
+            s.spawn(move || done.send(shared.ring(3, |ring| ring.get_base(false))).unwrap());
             assert_eq!(ended.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), 0);
         });
     }

@@ -88,9 +88,6 @@ fn take<S: Side>(
     scratch: &mut Scratch,
     wire: &mut [u8],
 ) -> Result<Option<Head<S::At>>, DriverFault> {
-    if !q.available() {
-        return Ok(None);
-    }
     if q.plain()
         && let Some((head, host)) = q.whole(memory, VnetHdr::LEN, wire.len())
     {
@@ -99,6 +96,9 @@ fn take<S: Side>(
             unsafe { copy_out(host, &mut wire[..head.bytes()]) };
         }
         return Ok(Some(head));
+    }
+    if !q.available() {
+        return Ok(None);
     }
     chain(q, memory, copied, scratch, wire)
 }

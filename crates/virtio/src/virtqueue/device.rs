@@ -35,8 +35,10 @@ use crate::device::log::DirtyLog;
 use crate::device::memory::{MemoryTable, View};
 use crate::net::VnetHdr;
 
+mod packed;
 mod split;
 
+pub(crate) use self::packed::{BASE, MappedRing, PackedSide, is_base};
 pub(crate) use self::split::SplitSide;
 
 /// What the buffers of a chain must be.
@@ -562,6 +564,8 @@ fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<
 pub(crate) enum AnyRing {
     /// A split ring.
     Split(SplitRing),
+    /// A packed ring.
+    Packed(MappedRing),
 }
 
 /// A running queue of either format. A pass chooses once.
@@ -569,6 +573,8 @@ pub(crate) enum AnyRing {
 pub(crate) enum AnyDeviceQueue {
     /// Of a split ring.
     Split(DeviceQueue<SplitSide>),
+    /// Of a packed ring.
+    Packed(DeviceQueue<PackedSide>),
 }
 
 /// Does the same with the queue of either format.
@@ -576,6 +582,7 @@ macro_rules! each {
     ($queue:expr, $q:ident => $do:expr) => {
         match $queue {
             $crate::virtqueue::device::AnyDeviceQueue::Split($q) => $do,
+            $crate::virtqueue::device::AnyDeviceQueue::Packed($q) => $do,
         }
     };
 }
@@ -586,13 +593,16 @@ impl AnyDeviceQueue {
     pub(crate) fn new(ring: AnyRing, start: Start) -> Self {
         match ring {
             AnyRing::Split(ring) => Self::Split(DeviceQueue::new(ring, start)),
+            AnyRing::Packed(ring) => Self::Packed(DeviceQueue::new(ring, start)),
         }
     }
 
-    /// The same queue at other addresses.
-    pub(crate) fn moved(self, ring: AnyRing) -> Self {
+    /// The same queue at other addresses. None if `ring` is of another format.
+    pub(crate) fn moved(self, ring: AnyRing) -> Option<Self> {
         match (self, ring) {
-            (Self::Split(q), AnyRing::Split(ring)) => Self::Split(q.moved(ring)),
+            (Self::Split(q), AnyRing::Split(ring)) => Some(Self::Split(q.moved(ring))),
+            (Self::Packed(q), AnyRing::Packed(ring)) => Some(Self::Packed(q.moved(ring))),
+            _ => None,
         }
     }
 

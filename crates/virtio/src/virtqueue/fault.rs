@@ -173,6 +173,12 @@ pub enum DriverFault {
         /// The descriptor of the outer table.
         id: u16,
     },
+    /// A chain of a packed ring whose next descriptor is not available.
+    #[error("the chain goes on behind descriptor {id}, and nothing is available there")]
+    Unfinished {
+        /// The descriptor.
+        id: u16,
+    },
     /// A descriptor without bytes.
     #[error("descriptor {id} has no bytes")]
     ZeroLength {
@@ -227,7 +233,7 @@ pub enum DriverFault {
 
 impl DriverFault {
     /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in the order of [`Self::index`].
-    pub const NAMES: [&'static str; 15] = [
+    pub const NAMES: [&'static str; 16] = [
         "avail_jump",
         "head_out_of_range",
         "next_out_of_range",
@@ -243,6 +249,7 @@ impl DriverFault {
         "indirect_next",
         "indirect_length",
         "indirect_nested",
+        "unfinished",
     ];
 
     /// Which of [`Self::NAMES`] it is.
@@ -264,6 +271,7 @@ impl DriverFault {
             Self::IndirectNext { .. } => 12,
             Self::IndirectLength { .. } => 13,
             Self::IndirectNested { .. } => 14,
+            Self::Unfinished { .. } => 15,
         }
     }
 }
@@ -293,6 +301,16 @@ impl DriverFault {
     #[inline(always)]
     pub(crate) fn inside<T>(id: u16, addr: u64, len: u32, found: Option<T>) -> Result<T, Self> {
         found.ok_or(Self::OutsideTable { id, addr, len })
+    }
+
+    /// A chain of a packed ring of `size` entries has `span` descriptors, and began `span - 1` before descriptor `id`.
+    pub(crate) fn span(id: u16, span: u16, size: u16) -> Result<u16, Self> {
+        if span <= size { Ok(span) } else { Err(Self::ChainTooLong { head: id, size }) }
+    }
+
+    /// Behind descriptor `id`, which does not end its chain, there is `next`, if it is available.
+    pub(crate) fn finished<T>(id: u16, next: Option<T>) -> Result<T, Self> {
+        next.ok_or(Self::Unfinished { id })
     }
 
     /// The command at `head` has `answer` for its answer.

@@ -259,7 +259,12 @@ impl Front {
     }
 
     pub fn set_vring_base(&self, ring: usize, base: u16) -> Result<()> {
-        self.tell(request::SET_VRING_BASE, &u32s([ring as u32, base.into()]), &[])
+        self.set_vring_base_bits(ring, base.into())
+    }
+
+    /// All 32 bits, of which a packed ring uses the upper half, too.
+    pub fn set_vring_base_bits(&self, ring: usize, base: u32) -> Result<()> {
+        self.tell(request::SET_VRING_BASE, &u32s([ring as u32, base]), &[])
     }
 
     pub fn set_vring_addr(&self, ring: usize, at: Addresses) -> Result<()> {

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod front;
+pub mod rings;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +25,7 @@ pub const GUEST: u64 = 0x1_0000_0000;
 pub const USER: u64 = 0x7000_0000_0000;
 pub const MEMORY: usize = 16 << 20;
 /// Where ring `i` lies; buffers begin after eight of them.
-const RING_ROOM: usize = 64 << 10;
+pub const RING_ROOM: usize = 64 << 10;
 pub const BUFFERS: usize = 8 * RING_ROOM;
 
 pub fn memfd(len: usize) -> File {

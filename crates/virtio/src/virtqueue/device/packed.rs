@@ -1,0 +1,340 @@
+//! The device's side of a packed ring.
+//!
+//! A used descriptor is written where its chain began, so the device never overwrites a chain that it has not given back. A
+//! batch of used descriptors becomes visible as a whole: the flags of the first one are written last, and a driver looks at
+//! descriptors in their order.
+
+use super::super::Armed;
+use super::super::event::{full_fence, passed_packed};
+use super::super::fault::DriverFault;
+use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
+use super::{GROUP, Link, Logged, Side, Start, Whole};
+use crate::device::inflight::PackedInflight;
+use crate::device::memory::View;
+
+/// A packed ring, and where its parts lie in the guest's addresses.
+#[derive(Debug)]
+pub(crate) struct MappedRing {
+    pub(crate) ring: PackedRing,
+    /// Of the descriptor ring, for the dirty log.
+    pub(crate) descriptors: u64,
+    /// Of the device's event structure, for the dirty log.
+    pub(crate) event: u64,
+}
+
+/// Positions count descriptors.
+#[derive(Debug)]
+pub(crate) struct PackedSide {
+    ring: PackedRing,
+    descriptors: u64,
+    event: u64,
+    size: u16,
+    event_idx: bool,
+    /// The next chain to lend.
+    next: Position,
+    /// Whether it was available at the last `refresh`.
+    seen: bool,
+    /// Where the next used descriptor goes.
+    used: Position,
+    /// The used position that the driver sees.
+    published: Position,
+    /// The first used descriptor behind `published`, which is written last.
+    held: Option<PackedDesc>,
+    /// The last chain of a batch, and the descriptors of the batch.
+    batch: (u16, u16),
+    /// Descriptors published since the driver's wish was last looked at.
+    fresh: u32,
+    /// Where no chain was available for the frame at hand.
+    starved_at: Option<Position>,
+    inflight: Option<PackedInflight>,
+}
+
+impl PackedSide {
+    /// The descriptor at `at`, if the driver has made it available.
+    #[inline(always)]
+    fn desc(&self, at: Position) -> Option<PackedDesc> {
+        let d = self.ring.desc(at.offset());
+        d.is_available(at).then_some(d)
+    }
+
+    /// Whether the driver has made the descriptor at `at` available.
+    #[inline(always)]
+    fn is_available(&self, at: Position) -> bool {
+        self.ring.used_desc(at.offset()).is_available(at)
+    }
+
+    /// Writes a used descriptor, or keeps it if it is the first that the driver does not see.
+    #[inline(always)]
+    fn put(&mut self, id: u16, span: u16, len: u32) {
+        let written = if len > 0 { DESC_WRITE } else { 0 };
+        let d = PackedDesc { addr: 0, len, id, flags: self.used.used() | written };
+        if self.used == self.published {
+            self.held = Some(d);
+        } else if let Some(inflight) = &mut self.inflight {
+            inflight.hold(self.used, d);
+        } else {
+            self.ring.set_used_desc(self.used.offset(), d);
+        }
+        self.used = self.used.step(span, self.size);
+    }
+
+    /// The first place from `next` on where no descriptor is available. None if all are.
+    fn end(&self) -> Option<Position> {
+        let mut at = self.next;
+        for _ in 0..self.size {
+            if !self.is_available(at) {
+                return Some(at);
+            }
+            at = at.step(1, self.size);
+        }
+        None
+    }
+
+    /// The used descriptors of a batch have become one: it is at the place of the first, and names the last chain. The
+    /// driver skips the others.
+    #[inline(always)]
+    fn end_batch(&mut self) {
+        if let (id, span @ 1..) = self.batch {
+            self.batch = (0, 0);
+            self.put(id, span, 0);
+        }
+    }
+}
+
+impl Side for PackedSide {
+    type Ring = MappedRing;
+    type At = Position;
+
+    fn new(mapped: MappedRing, start: Start) -> Self {
+        let MappedRing { ring, descriptors, event } = mapped;
+        let (size, [mut next, mut used]) = (ring.size(), positions(start.base));
+        let inflight = start.inflight.map(|part| {
+            let inflight = PackedInflight::new(part, &ring, [next, used]);
+            (next, used) = inflight.start();
+            inflight
+        });
+        Self {
+            ring,
+            descriptors,
+            event,
+            size,
+            event_idx: start.negotiated.event_idx(),
+            next,
+            seen: false,
+            used,
+            published: used,
+            held: None,
+            batch: (0, 0),
+            fresh: 0,
+            starved_at: None,
+            inflight,
+        }
+    }
+
+    fn moved(self, mapped: MappedRing) -> Self {
+        let MappedRing { ring, descriptors, event } = mapped;
+        Self { ring, descriptors, event, ..self }
+    }
+
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn base(&self) -> u32 {
+        u32::from(self.next.bits()) | u32::from(self.used.bits()) << 16
+    }
+
+    #[inline]
+    fn refresh(&mut self) -> Result<bool, DriverFault> {
+        self.seen = self.available();
+        Ok(self.seen)
+    }
+
+    #[inline(always)]
+    fn available(&self) -> bool {
+        self.is_available(self.next) || self.inflight.as_ref().is_some_and(PackedInflight::has_again)
+    }
+
+    #[inline(always)]
+    fn next(&self) -> Position {
+        self.next
+    }
+
+    #[inline(always)]
+    fn behind(&self, at: Position, span: u16) -> Position {
+        at.step(span, self.size)
+    }
+
+    #[inline(always)]
+    fn first(&self, at: Position) -> Result<Option<Link<Position>>, DriverFault> {
+        let again =
+            self.inflight.as_ref().and_then(|inflight| inflight.again(at)).and_then(|chain| chain.first().copied());
+        Ok(again.or_else(|| self.desc(at)).map(|d| link(at, at, &d, 1)))
+    }
+
+    fn follow(&self, last: &Link<Position>) -> Result<Link<Position>, DriverFault> {
+        // A chain that goes around the whole ring ends here, and not at its own first descriptor.
+        let span = DriverFault::span(last.index, last.span + 1, self.size)?;
+        let at = last.at.step(last.span, self.size);
+        let d = match self.inflight.as_ref().and_then(|inflight| inflight.again(last.at)) {
+            Some(chain) => chain.get(usize::from(last.span)).copied(),
+            None => self.desc(at),
+        };
+        let d = DriverFault::finished(last.index, d)?;
+        Ok(link(last.at, at, &d, span))
+    }
+
+    #[inline(always)]
+    fn id(&self, last: &Link<Position>) -> Result<u16, DriverFault> {
+        DriverFault::head(last.id, self.size)
+    }
+
+    #[inline(always)]
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize {
+        let most = usize::from(most).min(GROUP).min(self.size.into());
+        let (mut n, mut at) = (0, self.next);
+        while n < most {
+            let d = self.ring.desc(at.offset());
+            if !d.is_available(at) || d.flags & PackedDesc::KIND != DESC_WRITE || d.len == 0 {
+                break;
+            }
+            let Ok(id) = DriverFault::head(d.id, self.size) else { break };
+            let Some(host) = memory.translate(d.addr, d.len) else { break };
+            found[n] = Whole { host, len: d.len, id };
+            n += 1;
+            at = at.step(1, self.size);
+        }
+        n
+    }
+
+    #[inline(always)]
+    fn give_back(&mut self, id: u16, span: u16, len: u32) {
+        self.put(id, span, len);
+        self.next = self.next.step(span, self.size);
+    }
+
+    #[inline(always)]
+    fn give_back_read(&mut self, id: u16, span: u16) {
+        self.batch = (id, self.batch.1 + span);
+        self.next = self.next.step(span, self.size);
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.end_batch();
+        if let Some(first) = self.held.take() {
+            self.ring.set_used_desc(self.published.offset(), first);
+            self.fresh = self.fresh.saturating_add(self.used.since(self.published, self.size));
+            self.published = self.used;
+        }
+    }
+
+    fn publish_watched(&mut self, log: Option<&Logged>) -> bool {
+        let from = self.published;
+        if let (Some(inflight), Some(_)) = (&mut self.inflight, self.held) {
+            inflight.before(&self.ring, from, self.used);
+        }
+        self.publish();
+        if let Some(inflight) = &mut self.inflight {
+            inflight.after();
+        }
+        if let Some(Logged { log, used: Some(_) }) = log {
+            // A batch that goes around the end is two runs.
+            let (first, count) = (from.offset(), self.published.since(from, self.size));
+            let straight = count.min(u32::from(self.size - first));
+            let bytes = |n: u32| u64::from(n) * Desc::LEN as u64;
+            log.mark(self.descriptors.wrapping_add(bytes(first.into())), bytes(straight));
+            log.mark(self.descriptors, bytes(count - straight));
+        }
+        self.inflight.as_ref().is_some_and(PackedInflight::has_again)
+    }
+
+    fn should_notify(&mut self) -> bool {
+        let fresh = std::mem::take(&mut self.fresh);
+        if fresh == 0 {
+            return false;
+        }
+        full_fence();
+        let event = self.ring.driver_event();
+        match event.kind() {
+            Event::DISABLE => false,
+            // A turn or more has passed every event.
+            Event::AT if self.event_idx && fresh < self.size.into() => {
+                let old = self.published.step(self.size, self.size).step(self.size - fresh as u16, self.size);
+                passed_packed(Position::from_bits(event.position), old, self.published, self.size)
+            }
+            _ => true,
+        }
+    }
+
+    /// The event is the first descriptor that is not available. Finding it costs a load for each one that is.
+    fn arm(&mut self) -> Armed {
+        let end = self.end();
+        let event = match end {
+            Some(at) if self.event_idx => Event { position: at.bits(), flags: Event::AT },
+            _ => Event { position: 0, flags: Event::ENABLE },
+        };
+        self.ring.set_device_event(event);
+        full_fence();
+        // A chain that came after the last look may be before the event.
+        let came = end.is_some_and(|at| self.is_available(at)) || !self.seen && self.available();
+        if came { Armed::Work } else { Armed::Waits }
+    }
+
+    fn disarm(&mut self) {
+        self.ring.set_device_event(Event { position: 0, flags: Event::DISABLE });
+    }
+
+    fn log_event(&self, Logged { log, used }: &Logged) {
+        if used.is_some() {
+            log.mark(self.event, 4);
+        }
+    }
+
+    fn starve(&mut self, at: Position) {
+        self.starved_at = Some(at);
+    }
+
+    #[inline(always)]
+    fn starved(&mut self) -> bool {
+        match self.starved_at {
+            Some(at) if !self.is_available(at) => true,
+            _ => {
+                self.starved_at = None;
+                false
+            }
+        }
+    }
+
+    /// The flags say nothing of a successor: the descriptors of a table follow each other to its end.
+    fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc {
+        let word = u128::from_le_bytes(bytes);
+        let flags = (word >> 112) as u16 & PackedDesc::KIND & !DESC_NEXT;
+        let more = if number + 1 < entries { DESC_NEXT } else { 0 };
+        Desc { addr: word as u64, len: (word >> 64) as u32, flags: flags | more, next: number + 1 }
+    }
+}
+
+/// A descriptor at `at` of the chain at `first`.
+#[inline(always)]
+fn link(first: Position, at: Position, d: &PackedDesc, span: u16) -> Link<Position> {
+    let desc = Desc { addr: d.addr, len: d.len, flags: d.flags & PackedDesc::KIND, next: 0 };
+    Link { desc, index: at.offset(), at: first, id: d.id, span }
+}
+
+/// What `GET_VRING_BASE` says of a packed ring that has not run.
+pub(crate) const BASE: u32 = Position::START.bits() as u32 * 0x1_0001;
+
+/// The available and the used position of a ring whose front end says `base`.
+///
+/// Some front ends send the available position alone, because that is what some back ends answer. The used position is the
+/// same then.
+fn positions(base: u32) -> [Position; 2] {
+    let (available, used) = (base as u16, (base >> 16) as u16);
+    [available, if used == 0 { available } else { used }].map(Position::from_bits)
+}
+
+/// Whether a ring of `size` entries has the positions of `base`.
+pub(crate) fn is_base(base: u32, size: u16) -> bool {
+    positions(base).iter().all(|at| at.offset() < size)
+}

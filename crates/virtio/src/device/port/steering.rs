@@ -1,5 +1,5 @@
-//! One port for several queues: which queue a frame goes to is looked up by its UDP destination port, in a table that anybody
-//! may change at any time.
+//! One port for several queues: which queue a frame goes to is looked up by its UDP destination port, in a table that any
+//! thread may change at any time.
 //!
 //! ```text
 //!   port ──► look at the frame ──► table[destination] ──► backlog of queue 0 ──► ring 0

@@ -36,7 +36,8 @@ fuzz_target!(|data: &[u8]| {
 fn stream(mut input: Input) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let fds: Vec<OwnedFd> = (0..input.below(12).saturating_sub(8)).map(|_| file(0)).collect();
-    let offered = feature::VERSION_1 | feature::MRG_RXBUF | feature::CSUM;
+    let fields = feature::MAC | feature::STATUS | feature::MTU | feature::SPEED_DUPLEX;
+    let offered = feature::VERSION_1 | feature::MRG_RXBUF | feature::CSUM | fields;
     let offered = offered | if input.u8() & 1 == 0 { 0 } else { feature::VHOST_USER_PROTOCOL };
     let mut bytes = Vec::new();
     // The answers that lead on are right, until the bytes say otherwise.
@@ -48,8 +49,14 @@ fn stream(mut input: Input) {
         };
         match choice {
             0..48 => answer(1, offered),
-            48..96 => answer(15, input.number(&[9, 0x1_0019, 0x1_1019])),
-            96..112 => answer(17, input.number(&[1, 0x8000])),
+            48..96 => answer(15, input.number(&[9, 0x1_0019, 0x1_1019, 0x219, 0x1_0219])),
+            96..108 => answer(17, input.number(&[1, 0x8000])),
+            108..112 => {
+                // The configuration space, of its length or another.
+                let len = if choice < 111 { 17 } else { input.below(32) };
+                bytes.extend([24, 5, 12 + len as u32, 0, len as u32, 0].into_iter().flat_map(u32::to_ne_bytes));
+                bytes.extend(input.bytes(len));
+            }
             112..224 => answer(u32::from(choice - 112) % 48, input.number(&[15])),
             _ => {
                 let n = input.below(32);

@@ -130,6 +130,27 @@ fn the_device_follows_no_offload() {
     }
 }
 
+/// The driver gets no frame whose header speaks of an offload that it did not accept: the device does the work itself.
+#[test]
+fn the_device_passes_no_offload_on() {
+    for (_, bits, asks) in offloads() {
+        let (mut device, mut driver, features) = device(bits);
+        driver.post_rx(0, 0, 16, 2048);
+        device.ports()[0].frames.push_back(wire(asks.header, &asks.frame));
+        poll_until(&mut device, || driver.rings[0].ring.used_idx() > 0 || !driver.drops().is_empty());
+        let mut frames = 0;
+        while let Some((head, len)) = driver.rings[0].take() {
+            let (_, at) = driver.buffer(0, head as u16, 2048);
+            let header = VnetHdr::from_bytes(driver.memory.read(at, 12).try_into().unwrap());
+            let checked = Offloads::received(features).check(header, len as usize - 12);
+            assert_eq!(checked, Ok(header), "{}", feature::name(bits));
+            frames += 1;
+        }
+        assert!(frames > 0 || asks.header.gso_type == VnetHdr::GSO_UDP, "{} is dropped", feature::name(bits));
+        assert!(driver.drops().is_empty() || frames == 0);
+    }
+}
+
 /// A frame without mergeable buffers is in one buffer, or nowhere.
 #[test]
 fn the_device_merges_no_buffers() {

@@ -6,8 +6,11 @@ mod command;
 mod skip;
 
 use command::*;
+use netmem::{NetOptions, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
 use rustix::process::{Resource, Rlimit, prlimit};
 use skip::skip;
+use std::collections::BTreeMap;
+use std::fs::DirEntry;
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -242,4 +245,38 @@ fn two_devices_with_one_tap_are_warned() {
     assert!(status == Some(0) && err.contains("other processes have 2 of its 4 queues"), "{err}");
     first.signal("-TERM");
     assert_eq!(first.0.wait().unwrap().code(), Some(0));
+}
+
+/// Voluntary and other context switches of each thread of a process.
+fn switches(pid: u32) -> BTreeMap<String, Vec<String>> {
+    let of = |task: std::io::Result<DirEntry>| {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let name = status.lines().next().unwrap().to_owned();
+        (name, status.lines().filter(|line| line.contains("ctxt_switches")).map(str::to_owned).collect())
+    };
+    Path::new("/proc").join(pid.to_string()).join("task").read_dir().unwrap().map(of).collect()
+}
+
+/// An idle device executes nothing: with 16 queue pairs on two threads and a driver that is connected and idle, no thread of the
+/// process is scheduled in ten seconds.
+#[test]
+fn an_idle_device_makes_no_context_switches() {
+    let device = Device::start(&["--port", "echo", "--queues", "16", "--threads", "2"]);
+    let backend = VhostUser::connect(&device.socket).unwrap();
+    let (net, mut pairs) = VirtioNet::probe(backend, NetOptions::new(RxMode::Mergeable).pairs(16)).unwrap();
+    for pair in &mut pairs {
+        // Buffers are posted, and the device is told.
+        pair.rx.poll(|poll| poll.receive(64, &mut |_| ()));
+    }
+    let count = |name: &str| device.stats()["counters"][name].as_u64().unwrap();
+    await_that(|| count("sleeps") - count("wakes") == 2);
+    // The thread that answers the requests for statistics falls asleep as well.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = switches(device.process.0.id());
+    assert!(before.len() >= 4, "main thread, two of the device, one for messages: {before:?}");
+    std::thread::sleep(Duration::from_secs(10));
+    assert_eq!(switches(device.process.0.id()), before);
+    drop((pairs, net));
+    await_that(|| count("woken_by_control") > 0);
+    device.ends_at("-TERM");
 }

@@ -281,6 +281,11 @@ impl Front {
         self.set_fd(request::SET_VRING_KICK, ring, fd)
     }
 
+    /// The ring has no kick descriptor: its driver notifies nobody.
+    pub fn set_vring_kick_none(&self, ring: usize) -> Result<()> {
+        self.tell(request::SET_VRING_KICK, &u64s([ring as u64 | 1 << 8]), &[])
+    }
+
     pub fn set_vring_call(&self, ring: usize, fd: &impl AsFd) -> Result<()> {
         self.set_fd(request::SET_VRING_CALL, ring, fd)
     }

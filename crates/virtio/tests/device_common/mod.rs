@@ -289,9 +289,13 @@ pub fn until(mut done: impl FnMut() -> bool) {
 
 /// How many threads of the device sleep.
 pub fn asleep(stats: &Stats) -> u64 {
-    // In this order: a thread that wakes up in between counts as awake.
-    let wakes = stats.wakes.load(SeqCst);
-    stats.sleeps.load(SeqCst) - wakes
+    loop {
+        let sleeps = stats.sleeps.load(SeqCst);
+        let wakes = stats.wakes.load(SeqCst);
+        if stats.sleeps.load(SeqCst) == sleeps {
+            return sleeps - wakes;
+        }
+    }
 }
 
 pub fn one_pair() -> Options {

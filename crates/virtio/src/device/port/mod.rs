@@ -82,7 +82,8 @@ pub trait Port: Send {
         0
     }
 
-    /// What becomes readable when a frame comes; none where frames do not come by themselves.
+    /// What becomes readable when a frame comes, and when the port fails; none where frames do not come by themselves. A thread
+    /// that sleeps is woken by nothing else of the port.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

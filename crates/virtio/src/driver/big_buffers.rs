@@ -7,9 +7,9 @@
 
 use super::Recipe;
 use super::panics::Panics;
-use super::posted::Slot;
 use super::receive::{Buffers, PLAIN, prefetch};
 use crate::net::VnetHdr;
+use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;
 use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PagePool, PeerMemory, RegionProvider};
 use std::sync::Arc;
@@ -22,22 +22,11 @@ struct Link<M: PeerMemory> {
 /// The pages of a buffer, as many as it has.
 pub(super) struct Chain<M: PeerMemory> {
     links: Vec<Link<M>>,
-    posted: bool,
 }
 
 impl<M: PeerMemory> Default for Chain<M> {
     fn default() -> Self {
-        Self { links: Vec::new(), posted: false }
-    }
-}
-
-impl<M: PeerMemory> Slot for Chain<M> {
-    fn is_posted(&self) -> bool {
-        self.posted
-    }
-
-    fn set_posted(&mut self, posted: bool) {
-        self.posted = posted;
+        Self { links: Vec::new() }
     }
 }
 
@@ -122,7 +111,7 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
         }
     }
 
-    fn fill(&mut self, chain: &mut Chain<M>, _: &mut Napi<'_, M>, place: impl FnMut(u16, u64)) -> bool {
+    fn fill(&mut self, chain: &mut Chain<M>, _: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
         match self.complete_chain(chain) {
             Ok(true) => {}
             Ok(false) => return false,
@@ -132,19 +121,15 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
             }
         }
         // All of them: pages that a frame left have moved to the front of the chain.
-        Self::place(chain, place);
+        for (i, link) in chain.links.iter().enumerate() {
+            segments.set(i, link.dma);
+        }
         if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
             for link in &chain.links {
                 domain.sync_for_device(link.dma, self.page_size, Direction::FromDevice);
             }
         }
         true
-    }
-
-    fn place(chain: &Chain<M>, mut place: impl FnMut(u16, u64)) {
-        for (segment, link) in (0..).zip(&chain.links) {
-            place(segment, link.dma);
-        }
     }
 
     fn open(&mut self, chain: &Chain<M>, len: u32, _: &Napi<'_, M>) -> [u8; VnetHdr::LEN] {
@@ -175,13 +160,13 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
     }
 
     fn recover(&mut self, chain: &mut Chain<M>, panics: &mut Panics) {
-        let Chain { links, .. } = std::mem::take(chain);
+        let Chain { links } = std::mem::take(chain);
         self.unmap(&links, panics);
         panics.call(|| drop(links));
     }
 
     fn quarantine(&mut self, chain: &mut Chain<M>, _: &mut PagePool<M>, panics: &mut Panics) {
-        let Chain { links, .. } = std::mem::take(chain);
+        let Chain { links } = std::mem::take(chain);
         self.unmap(&links, panics);
         for link in links {
             panics.call(|| self.supply.quarantine(link.page));

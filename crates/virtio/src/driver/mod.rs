@@ -17,7 +17,6 @@ mod headers;
 mod options;
 mod page_buffers;
 mod panics;
-mod posted;
 mod queues;
 mod receive;
 mod reconnect;
@@ -62,7 +61,7 @@ use page_buffers::BufferLayout;
 use receive::Header;
 use reserve::Reserve;
 use restart::Stop;
-use ring::{Alarm, Place, RingHandle};
+use ring::{Place, RingHandle};
 use space::Memory;
 use std::fmt;
 use std::ops::Range;
@@ -520,7 +519,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             let ring = link.lock().rings.queue(plan, tx_index, &link.alarms)?;
             let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
             link.with(|b| {
-                for (index, ring) in [(rx_index, rx.ring().handle()), (tx_index, tx.handle())] {
+                for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.handle())] {
                     b.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
                     b.enable_ring(index, pair == 0 || with_control)?;
                 }

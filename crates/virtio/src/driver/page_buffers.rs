@@ -10,9 +10,9 @@
 
 use super::Recipe;
 use super::panics::Panics;
-use super::posted::Slot;
 use super::receive::{Buffers, Header, PLAIN, Pools, prefetch};
 use crate::net::VnetHdr;
+use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;
 use netmem_pool::{Napi, Page, PagePool, PeerMemory, PoolClosed};
 
@@ -48,24 +48,11 @@ pub(super) struct PageSlot<M: PeerMemory> {
     front: usize,
     /// Where in the page the buffer begins.
     start: u32,
-    posted: bool,
 }
 
 impl<M: PeerMemory> Default for PageSlot<M> {
     fn default() -> Self {
-        Self { page: None, front: 0, start: 0, posted: false }
-    }
-}
-
-impl<M: PeerMemory> Slot for PageSlot<M> {
-    #[inline(always)]
-    fn is_posted(&self) -> bool {
-        self.posted
-    }
-
-    #[inline(always)]
-    fn set_posted(&mut self, posted: bool) {
-        self.posted = posted;
+        Self { page: None, front: 0, start: 0 }
     }
 }
 
@@ -119,7 +106,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut PageSlot<M>, napi: &mut Napi<'_, M>, mut place: impl FnMut(u16, u64)) -> bool {
+    fn fill(&mut self, slot: &mut PageSlot<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
         if slot.page.is_none() {
             let page = match self.layout.per_page {
                 1 => napi.alloc(),
@@ -127,20 +114,14 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
             };
             let Some(page) = page else { return false };
             let start = self.layout.start(&page);
-            place(0, page.dma_addr() + u64::from(start));
+            segments.set(0, page.dma_addr() + u64::from(start));
             let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
-            *slot = PageSlot { page: Some(page), front, start, posted: false };
+            *slot = PageSlot { page: Some(page), front, start };
         }
         if let (true, Some(page)) = (self.needs_sync, &slot.page) {
             napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);
         }
         true
-    }
-
-    fn place(slot: &PageSlot<M>, mut place: impl FnMut(u16, u64)) {
-        if let Some(page) = &slot.page {
-            place(0, page.dma_addr() + u64::from(slot.start));
-        }
     }
 
     #[inline(always)]

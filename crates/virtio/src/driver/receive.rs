@@ -23,11 +23,11 @@
 //! posted or on the free list, and the next poll fills and posts what is free.
 
 use super::panics::Panics;
-use super::posted::{Posted, Slot};
-use super::ring::DriverRing;
+use super::ring::{RingHandle, RingQueue};
 use super::stats::{DeviceFault, RxStats};
 use super::{Link, restart::Stopped};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
+use crate::virtqueue::driver::{DriverFormat, DriverQueue, Segments, with_queue};
 use netmem_packet::{Checksum, MAX_FRAGS, Meta};
 use netmem_pool::{Page, PeerMemory};
 
@@ -61,7 +61,7 @@ pub(super) trait Buffers {
     type Pools: Pools;
     /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was dropped and is posted
     /// again, or a chain of which some pages are missing.
-    type Slot: Slot;
+    type Slot: Default;
     /// A received frame.
     type Frame: Frame;
 
@@ -71,13 +71,10 @@ pub(super) trait Buffers {
     /// Asks for the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
     fn prefetch(slot: &Self::Slot);
 
-    /// Completes the memory of a slot and hands it to the device (sync). Calls `place(segment, address)` for each segment
-    /// whose device address is not the one that it had when the slot was posted last. False if there is no memory; what
-    /// was found by then stays in the slot. User code may panic in it, with the same effect.
-    fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, place: impl FnMut(u16, u64)) -> bool;
-
-    /// Calls `place(segment, address)` for each segment that the slot has: the ring is new, and describes none of them.
-    fn place(slot: &Self::Slot, place: impl FnMut(u16, u64));
+    /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each segment whose device
+    /// address is not the one that it had when the slot was filled last. False if there is no memory; what was found by then
+    /// stays in the slot. User code may panic in it, with the same effect.
+    fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
 
     /// Makes `len` bytes of a slot that the device has used readable (sync): at least a header, and at most the length of a
     /// buffer. Returns the virtio-net header, or [`PLAIN`] if the header has no meaning.
@@ -145,7 +142,12 @@ pub(super) trait Sink<B: Buffers> {
 
 /// A receive queue without its pools.
 pub(super) struct Receive<B: Buffers> {
-    posted: Posted<B::Slot>,
+    ring: RingQueue<B::Slot>,
+    work: Work<B>,
+}
+
+/// The part of a receive queue that does not depend on the format of the ring.
+struct Work<B> {
     buffers: B,
     header: Header,
     offloads: Offloads,
@@ -154,53 +156,111 @@ pub(super) struct Receive<B: Buffers> {
 
 impl<B: Buffers> Receive<B> {
     /// A queue in which nothing is posted yet. [`refill`](Self::refill) posts.
-    pub(super) fn new(ring: DriverRing, buffers: B, header: Header, offloads: Offloads) -> Self {
-        let posted = Posted::new(ring, &buffers.segments());
-        Self { posted, buffers, header, offloads, stats: RxStats::default() }
+    pub(super) fn new(ring: RingHandle, buffers: B, header: Header, offloads: Offloads) -> Self {
+        let ring = RingQueue::shaped(ring, &buffers.segments());
+        Self { ring, work: Work { buffers, header, offloads, stats: RxStats::default() } }
     }
 
-    pub(super) fn ring(&self) -> &DriverRing {
-        self.posted.ring()
+    pub(super) fn ring(&self) -> &RingQueue<B::Slot> {
+        &self.ring
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
-        self.posted.ring_mut()
+    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<B::Slot> {
+        &mut self.ring
     }
 
     pub(super) fn stats(&self) -> RxStats {
-        self.stats
+        self.work.stats
     }
 
     pub(super) fn buffers(&self) -> &B {
-        &self.buffers
+        &self.work.buffers
     }
 
     /// Buffers that the device has.
     pub(super) fn posted(&self) -> usize {
-        self.posted.count()
+        self.ring.queue.posted()
     }
 
     /// Whether the device has buffers for a frame of any length.
     pub(super) fn can_receive(&self) -> bool {
-        let longest = if self.header == Header::Mergeable { MAX_FRAGS + 1 } else { 1 };
-        self.posted() >= longest.min(self.posted.room())
+        let longest = if self.work.header == Header::Mergeable { MAX_FRAGS + 1 } else { 1 };
+        self.posted() >= longest.min(self.ring.queue.holds())
     }
 
     /// Goes on with a new ring, in which nothing is posted. The memory that was posted stays in its slots, and is posted.
     #[cold]
-    pub(super) fn adopt(&mut self, ring: DriverRing, napi: &mut Napi<'_, B>) {
-        self.stats.restart(self.posted.ring());
-        let Self { posted, buffers, .. } = self;
-        posted.adopt(ring, &buffers.segments(), |slot, place| B::place(slot, place));
+    pub(super) fn adopt(&mut self, ring: RingHandle, napi: &mut Napi<'_, B>) {
+        self.work.stats.restart(self.ring.queue.unread());
+        self.ring.replace(ring);
         self.refill(napi);
     }
 
     /// Receives up to `budget` frames, gives each to `sink`, and posts new buffers. Returns how many frames there were.
     #[inline]
     pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl Sink<B>) -> usize {
+        let Self { ring, work } = self;
+        let done = with_queue!(&mut ring.queue, queue => work.receive(queue, napi, budget, sink));
+        sink.flush();
+        ring.notify();
+        done
+    }
+
+    /// Posts every free slot for which there is memory.
+    pub(super) fn refill(&mut self, napi: &mut Napi<'_, B>) {
+        let Self { ring, work } = self;
+        with_queue!(&mut ring.queue, queue => work.refill(queue, napi));
+    }
+
+    /// Stops the queue and closes its pools. What the device had comes home; it is quarantined if the device does not
+    /// confirm that it has stopped. `None` if user code has panicked while this thread unwinds already.
+    pub(super) fn stop(
+        &mut self,
+        mut pools: B::Pools,
+        link: &Link<B::Mem>,
+        queue: usize,
+    ) -> Option<Stopped<<B::Pools as Pools>::Closed>> {
+        let mut panics = Panics::default();
+        let confirmed = link.stop_ring(queue, self.ring.handle());
+        if let Err(error) = &confirmed {
+            panics.call(
+                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
+            );
+            pools.device_gone(&mut panics);
+        }
+        let Self { ring, work: Work { buffers, .. } } = self;
+        let unread = ring.queue.unread();
+        let lost = |posted: bool| posted && confirmed.is_err();
+        pools.poll(|_| {
+            // First, so that no part of a page is left here when another part of the page is quarantined.
+            panics.call(|| buffers.clear());
+            with_queue!(&mut ring.queue, queue => {
+                let slots = queue.slots().filter(|&(posted, _)| !lost(posted));
+                slots.for_each(|(_, slot)| buffers.recover(slot, &mut panics));
+            });
+        });
+        with_queue!(&mut ring.queue, queue => {
+            let slots = queue.slots().filter(|&(posted, _)| lost(posted));
+            slots.for_each(|(_, slot)| buffers.quarantine(slot, &mut pools, &mut panics));
+        });
+        let closed = pools.close(&mut panics);
+        panics.resume();
+        Some(Stopped { closed: closed?, unread, confirmed })
+    }
+}
+
+impl<B: Buffers> Work<B> {
+    #[inline]
+    fn receive<F: DriverFormat>(
+        &mut self,
+        queue: &mut DriverQueue<F, B::Slot>,
+        napi: &mut Napi<'_, B>,
+        budget: usize,
+        sink: &mut impl Sink<B>,
+    ) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
-            let (frames, outcome) = self.batch(napi, budget - done, sink);
+            let (frames, outcome) = self.batch(queue, napi, budget - done, sink);
             done += frames;
             if let Err(fault) = outcome {
                 self.stats.stop(fault);
@@ -209,28 +269,27 @@ impl<B: Buffers> Receive<B> {
                 break;
             }
         }
-        sink.flush();
-        self.posted.notify();
         done
     }
 
     /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
     /// the device did wrong after them.
     #[inline]
-    fn batch(
+    fn batch<F: DriverFormat>(
         &mut self,
+        queue: &mut DriverQueue<F, B::Slot>,
         napi: &mut Napi<'_, B>,
         budget: usize,
         sink: &mut impl Sink<B>,
     ) -> (usize, Result<(), DeviceFault>) {
-        let pending = match self.posted.pending() {
+        let pending = match queue.pending() {
             Ok(pending) => pending,
             Err(fault) => return (0, Err(fault)),
         };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
         for i in 0..n {
             // A bad id is found when the buffer is taken. Here it prefetches nothing.
-            if let Some(slot) = self.posted.peek(i) {
+            if let Some(slot) = queue.peek(i) {
                 B::prefetch(slot);
             }
         }
@@ -240,7 +299,7 @@ impl<B: Buffers> Receive<B> {
             if buffers >= n {
                 break Ok(());
             }
-            match self.frame(napi, pending - buffers, sink) {
+            match self.frame(queue, napi, pending - buffers, sink) {
                 Ok(used) => {
                     buffers += used;
                     frames += 1;
@@ -250,16 +309,22 @@ impl<B: Buffers> Receive<B> {
         };
         // Also without frames, and after a fault. A slot that found no memory earlier may find some now, and with nothing
         // posted no frame would come that could trigger another try.
-        if self.posted.has_free() {
-            self.refill(napi);
+        if queue.has_free() {
+            self.refill(queue, napi);
         }
         (frames, outcome)
     }
 
     /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
     #[inline(always)]
-    fn frame(&mut self, napi: &mut Napi<'_, B>, pending: u16, sink: &mut impl Sink<B>) -> Result<u16, DeviceFault> {
-        let (id, len, slot) = self.posted.take()?;
+    fn frame<F: DriverFormat>(
+        &mut self,
+        queue: &mut DriverQueue<F, B::Slot>,
+        napi: &mut Napi<'_, B>,
+        pending: u16,
+        sink: &mut impl Sink<B>,
+    ) -> Result<u16, DeviceFault> {
+        let (id, len, slot) = queue.take()?;
         if (len as usize) < VnetHdr::LEN + ETHERNET {
             // The memory stays in its slot, and is posted again as it is.
             self.stats.short += 1;
@@ -273,7 +338,7 @@ impl<B: Buffers> Receive<B> {
         };
         // The usual frame: one buffer, no segments, and a checksum that is in its place.
         if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
-            return self.unusual(napi, id, len, header, buffers, pending, sink);
+            return self.unusual(queue, napi, id, len, header, buffers, pending, sink);
         }
         // The memory is there, because the slot was posted.
         let Some(mut frame) = self.buffers.complete(slot, len) else { return Ok(1) };
@@ -281,7 +346,7 @@ impl<B: Buffers> Receive<B> {
             frame.meta().checksum = Checksum::Vouched;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
-            self.buffers.keep(self.posted.slot(id), page);
+            self.buffers.keep(slot, page);
         }
         Ok(1)
     }
@@ -290,8 +355,9 @@ impl<B: Buffers> Receive<B> {
     #[cold]
     #[inline(never)]
     #[allow(clippy::too_many_arguments, reason = "what is known of one frame")]
-    fn unusual(
+    fn unusual<F: DriverFormat>(
         &mut self,
+        queue: &mut DriverQueue<F, B::Slot>,
         napi: &mut Napi<'_, B>,
         id: u16,
         len: u32,
@@ -304,15 +370,15 @@ impl<B: Buffers> Receive<B> {
         if buffers == 1 {
             // Before the memory leaves its slot: if the frame is refused, the memory is posted again as it is.
             let Some(meta) = self.judge(header, len as usize - VnetHdr::LEN) else { return Ok(1) };
-            let Some(mut frame) = self.buffers.complete(self.posted.slot(id), len) else { return Ok(1) };
+            let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Ok(1) };
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
             return Ok(1);
         }
         let buffers = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending)?;
-        let Some(mut frame) = self.buffers.complete(self.posted.slot(id), len) else { return Ok(1) };
+        let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Ok(1) };
         for _ in 1..buffers {
-            let (_, len, slot) = self.posted.take()?;
+            let (_, len, slot) = queue.take()?;
             self.buffers.append(slot, len, napi, &mut frame);
         }
         if let Some(meta) = self.judge(header, frame.len()) {
@@ -340,53 +406,19 @@ impl<B: Buffers> Receive<B> {
     }
 
     /// Posts every free slot for which there is memory.
-    pub(super) fn refill(&mut self, napi: &mut Napi<'_, B>) {
+    #[inline]
+    fn refill<F: DriverFormat>(&mut self, queue: &mut DriverQueue<F, B::Slot>, napi: &mut Napi<'_, B>) {
         let mut posted = false;
-        while self.posted.has_free() {
-            let Self { posted: queue, buffers, .. } = self;
-            if queue.post(|slot, place| buffers.fill(slot, napi, |segment, addr| place.at(segment, addr))) == 0 {
+        while queue.has_free() {
+            if queue.refill(|slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
                 self.stats.starved += 1;
                 break;
             }
             posted = true;
         }
         if posted {
-            self.posted.publish();
+            queue.publish();
         }
-    }
-
-    /// Stops the queue and closes its pools. What the device had comes home; it is quarantined if the device does not
-    /// confirm that it has stopped. `None` if user code has panicked while this thread unwinds already.
-    pub(super) fn stop(
-        &mut self,
-        mut pools: B::Pools,
-        link: &Link<B::Mem>,
-        queue: usize,
-    ) -> Option<Stopped<<B::Pools as Pools>::Closed>> {
-        let mut panics = Panics::default();
-        let confirmed = link.stop_ring(queue, self.ring());
-        if let Err(error) = &confirmed {
-            panics.call(
-                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
-            );
-            pools.device_gone(&mut panics);
-        }
-        let unread = self.posted.pending().unwrap_or(0);
-        let Self { posted, buffers, .. } = self;
-        pools.poll(|_| {
-            // First, so that no part of a page is left here when another part of the page is quarantined.
-            panics.call(|| buffers.clear());
-            for slot in posted.slots().filter(|slot| confirmed.is_ok() || !slot.is_posted()) {
-                buffers.recover(slot, &mut panics);
-            }
-        });
-        for slot in posted.slots().filter(|slot| slot.is_posted()) {
-            buffers.quarantine(slot, &mut pools, &mut panics);
-            slot.set_posted(false);
-        }
-        let closed = pools.close(&mut panics);
-        panics.resume();
-        Some(Stopped { closed: closed?, unread, confirmed })
     }
 }
 

@@ -11,7 +11,7 @@
 //!
 //! Everything that can fail for want of memory is done first, while the queue still runs.
 
-use super::ring::{DriverRing, Events, RingHandle};
+use super::ring::{Events, RingHandle};
 use super::rx::VirtioRx;
 use super::split_buffers::SplitPools;
 use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
@@ -81,7 +81,7 @@ pub(super) trait Stop {
     type PoolClosed;
     fn index(&self) -> usize;
     fn link(&self) -> &Arc<Link<Self::Mem>>;
-    fn ring(&self) -> &DriverRing;
+    fn ring(&self) -> &RingHandle;
     /// None if it was stopped before.
     fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;
 }

@@ -1,12 +1,9 @@
 //! The ring of a queue as the back end knows it: its place in memory, its event descriptors, and the connection that it
 //! belongs to. What is in the ring is the [queue](crate::virtqueue)'s.
 
-use super::stats::DeviceFault;
 use crate::notify::{Kick, Kicks, Notifier, NotifyError};
 use crate::vhost_user::RingAddresses;
 use crate::virtqueue::driver::{AnyDriverQueue, AnyRing, Tables, with_queue};
-use crate::virtqueue::event::full_fence;
-use crate::virtqueue::{AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Desc, USED_NO_NOTIFY};
 use crate::virtqueue::{Negotiated, PackedLayout, PackedRing, Position, SplitLayout, SplitRing};
 use netmem_packet::Armed;
 use netmem_pool::{PeerShared, Region};
@@ -170,7 +167,6 @@ pub(crate) struct RingQueue<B> {
 
 impl<B: Default> RingQueue<B> {
     /// A queue whose buffers all consist of writable segments of these lengths.
-    #[allow(dead_code, reason = "receive queues move onto it next")]
     pub(crate) fn shaped(handle: RingHandle, lens: &[u32]) -> Self {
         Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens), handle }
     }
@@ -234,142 +230,5 @@ impl<B> Alarm for RingQueue<B> {
     }
     fn disarm(&mut self) {
         self.disarm();
-    }
-}
-
-impl Alarm for DriverRing {
-    fn handle(&self) -> &RingHandle {
-        &self.handle
-    }
-    fn notify(&mut self) {
-        self.notify();
-    }
-    fn arm(&mut self) -> Armed {
-        DriverRing::arm(self)
-    }
-    fn disarm(&mut self) {
-        DriverRing::disarm(self);
-    }
-}
-
-/// A split ring of a receive queue.
-pub(crate) struct DriverRing {
-    handle: RingHandle,
-    ring: SplitRing,
-    /// Heads as written into the available ring, so that one which stays is not written again.
-    heads: Box<[u16]>,
-    next_avail: u16,
-    next_used: u16,
-    /// `next_avail` as of the last look at whether the device sleeps.
-    notified: u16,
-}
-
-impl std::ops::Deref for DriverRing {
-    type Target = RingHandle;
-
-    fn deref(&self) -> &RingHandle {
-        &self.handle
-    }
-}
-
-impl DriverRing {
-    pub(crate) fn on(handle: RingHandle) -> Self {
-        let AnyRing::Split(ring) = handle.words() else { unreachable!("packed rings are not negotiated") };
-        ring.set_avail_flags(AVAIL_NO_INTERRUPT);
-        let heads = vec![u16::MAX; usize::from(ring.size())].into();
-        Self { handle, ring, heads, next_avail: 0, next_used: 0, notified: 0 }
-    }
-
-    pub(crate) fn size(&self) -> u16 {
-        self.ring.size()
-    }
-
-    /// Writes descriptor `id`: `next` chains it to another.
-    pub(crate) fn describe(&self, id: u16, addr: u64, len: u32, writable: bool, next: Option<u16>) {
-        let flags = if writable { DESC_WRITE } else { 0 } | if next.is_some() { DESC_NEXT } else { 0 };
-        self.ring.set_desc(id, Desc { addr, len, flags, next: next.unwrap_or(0) });
-    }
-
-    /// Changes where descriptor `id` points; the rest of it stays as it was described.
-    #[inline]
-    pub(crate) fn point(&self, id: u16, addr: u64) {
-        self.ring.set_desc_addr(id, addr);
-    }
-
-    /// Adds the chains that begin at `heads` to what the device will see at the next [`publish`](Self::publish).
-    #[inline]
-    pub(crate) fn expose_all(&mut self, heads: &[u16]) {
-        let mut at = self.next_avail;
-        for &head in heads {
-            let slot = &mut self.heads[usize::from(at & (self.ring.size() - 1))];
-            if *slot != head {
-                *slot = head;
-                self.ring.set_avail_entry(at, head);
-            }
-            at = at.wrapping_add(1);
-        }
-        self.next_avail = at;
-    }
-
-    /// Lets the device see what was exposed. A device that polls needs no more; [`notify`](Self::notify) wakes one that
-    /// sleeps.
-    #[inline]
-    pub(crate) fn publish(&self) {
-        self.ring.set_avail_idx(self.next_avail);
-    }
-
-    /// Wakes the device if it sleeps. To be called before a thread waits for what was published. It empties the store
-    /// buffer, so it is not called for every batch.
-    #[inline]
-    pub(crate) fn notify(&mut self) {
-        if self.notified == self.next_avail {
-            return;
-        }
-        self.notified = self.next_avail;
-        full_fence();
-        if self.ring.used_flags() & USED_NO_NOTIFY == 0 {
-            self.wake();
-        }
-    }
-
-    /// Asks the device for a signal when it gives the next chain back, and looks whether it has done so already. Then the
-    /// ring is not armed.
-    ///
-    /// We write our flag, then look at the device's index; the device writes its index, then looks at our flag. Both execute
-    /// a full fence in between, so at least one of the two looks sees what the other side wrote before.
-    pub(crate) fn arm(&self) -> Armed {
-        self.ring.set_avail_flags(0);
-        full_fence();
-        // A jump of the index is for the next poll to find.
-        if self.ring.used_idx() == self.next_used {
-            return Armed::Waits;
-        }
-        self.disarm();
-        Armed::Work
-    }
-
-    /// Asks the device for no signals: the ring is polled.
-    pub(crate) fn disarm(&self) {
-        self.ring.set_avail_flags(AVAIL_NO_INTERRUPT);
-    }
-
-    /// Chains that the device has given back and that were not consumed yet.
-    #[inline]
-    pub(crate) fn pending(&self) -> Result<u16, DeviceFault> {
-        let by = self.ring.used_idx().wrapping_sub(self.next_used);
-        let posted = self.next_avail.wrapping_sub(self.next_used);
-        DeviceFault::ahead(by, posted)
-    }
-
-    /// The `i`th of them: head and length as the device claims them.
-    #[inline]
-    pub(crate) fn used(&self, i: u16) -> (u32, u32) {
-        self.ring.used_entry(self.next_used.wrapping_add(i))
-    }
-
-    /// Is done with the first `n` of them.
-    #[inline]
-    pub(crate) fn consume(&mut self, n: u16) {
-        self.next_used = self.next_used.wrapping_add(n);
     }
 }

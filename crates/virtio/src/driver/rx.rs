@@ -7,7 +7,7 @@ use super::frame::Frames;
 use super::page_buffers::PageBuffers;
 use super::receive::{Header, Receive};
 use super::restart::{Stop, Stopped};
-use super::ring::{DriverRing, RingHandle};
+use super::ring::{Alarm, RingHandle};
 use super::stats::{RxStats, state};
 use netmem_packet::{Handler, Poll, RxQueue};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
@@ -48,7 +48,7 @@ pub struct VirtioRx<M: PeerMemory = PeerShared> {
 impl<M: PeerMemory> VirtioRx<M> {
     pub(super) fn new(ring: RingHandle, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
         let buffers = PageBuffers::new(&link.recipe, &pool);
-        let rx = Receive::new(DriverRing::on(ring), buffers, link.recipe.header, link.recipe.offloads);
+        let rx = Receive::new(ring, buffers, link.recipe.header, link.recipe.offloads);
         Self::filled(Ring::Pages(rx), pool, index, link)
     }
 
@@ -60,7 +60,7 @@ impl<M: PeerMemory> VirtioRx<M> {
         index: usize,
         link: Arc<Link<M>>,
     ) -> Self {
-        let rx = Receive::new(DriverRing::on(ring), buffers, Header::Offloads, link.recipe.offloads);
+        let rx = Receive::new(ring, buffers, Header::Offloads, link.recipe.offloads);
         Self::filled(Ring::Big(rx), pool, index, link)
     }
 
@@ -96,7 +96,7 @@ impl<M: PeerMemory> VirtioRx<M> {
         each!(&self.ring, rx => rx.can_receive())
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+    pub(super) fn ring_mut(&mut self) -> &mut dyn Alarm {
         each!(&mut self.ring, rx => rx.ring_mut())
     }
 
@@ -104,7 +104,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     #[cold]
     fn adopt(&mut self) {
         let Self { pool: Some(pool), ring, index, link, .. } = self else { return };
-        let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
+        let Some(new) = link.take_ring(*index) else { return };
         pool.poll(|napi| each!(ring, rx => rx.adopt(new, napi)));
     }
 
@@ -126,8 +126,8 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
         &self.link
     }
 
-    fn ring(&self) -> &DriverRing {
-        each!(&self.ring, rx => rx.ring())
+    fn ring(&self) -> &RingHandle {
+        each!(&self.ring, rx => rx.ring().handle())
     }
 
     fn stop(&mut self) -> Option<Stopped<PoolClosed>> {

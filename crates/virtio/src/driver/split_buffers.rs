@@ -13,10 +13,10 @@ use super::NetError;
 use super::Recipe;
 use super::page_buffers::part;
 use super::panics::Panics;
-use super::posted::Slot;
 use super::receive::{Buffers, ETHERNET, Frame, PLAIN, Pools, prefetch};
 use super::split_rx::{SplitClosed, SplitOptions};
 use crate::net::VnetHdr;
+use crate::virtqueue::driver::Segments;
 use netmem_packet::{Meta, SplitFrame};
 use netmem_pool::{Device, Napi, Page, PagePool, PeerMemory, PoolOptions, PoolStats};
 
@@ -94,24 +94,11 @@ fn stride(header_bytes: u16) -> u32 {
 pub(super) struct SplitSlot<M: PeerMemory> {
     part: Option<Page<M>>,
     page: Option<Page<Device>>,
-    posted: bool,
 }
 
 impl<M: PeerMemory> Default for SplitSlot<M> {
     fn default() -> Self {
-        Self { part: None, page: None, posted: false }
-    }
-}
-
-impl<M: PeerMemory> Slot for SplitSlot<M> {
-    #[inline(always)]
-    fn is_posted(&self) -> bool {
-        self.posted
-    }
-
-    #[inline(always)]
-    fn set_posted(&mut self, posted: bool) {
-        self.posted = posted;
+        Self { part: None, page: None }
     }
 }
 
@@ -158,37 +145,28 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
 
     #[inline(always)]
     fn prefetch(slot: &SplitSlot<M>) {
-        if let SplitSlot { part: Some(part), page: Some(page), .. } = slot {
+        if let SplitSlot { part: Some(part), page: Some(page) } = slot {
             prefetch(part.as_ptr().addr());
             page.prefetch();
         }
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut SplitSlot<M>, napi: &mut SplitNapi<'_, M>, mut place: impl FnMut(u16, u64)) -> bool {
+    fn fill(&mut self, slot: &mut SplitSlot<M>, napi: &mut SplitNapi<'_, M>, segments: &mut Segments<'_>) -> bool {
         if slot.part.is_none() {
             let Some(part) = part(&mut self.parts, self.per_page, &mut napi.host) else { return false };
-            place(0, part.dma_addr());
+            segments.set(0, part.dma_addr());
             slot.part = Some(part);
         }
         if slot.page.is_none() {
             let Some(page) = napi.device.alloc() else { return false };
-            place(1, page.dma_addr());
+            segments.set(1, page.dma_addr());
             slot.page = Some(page);
         }
         if let (true, Some(part)) = (self.needs_sync, &slot.part) {
             napi.host.sync_for_device(part, 0..self.head as usize);
         }
         true
-    }
-
-    fn place(slot: &SplitSlot<M>, mut place: impl FnMut(u16, u64)) {
-        if let Some(part) = &slot.part {
-            place(0, part.dma_addr());
-        }
-        if let Some(page) = &slot.page {
-            place(1, page.dma_addr());
-        }
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use super::Link;
 use super::alive::Quiet;
 use super::receive::{Header, Pools, Receive, Sink};
 use super::restart::{Stop, Stopped};
-use super::ring::{DriverRing, RingHandle};
+use super::ring::{Alarm, RingHandle};
 use super::split_buffers::{SplitBuffers, SplitNapi, SplitPools};
 use super::stats::{RxStats, state};
 use crate::net::VnetHdr;
@@ -80,8 +80,7 @@ pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
 
 impl<M: PeerMemory> VirtioSplitRx<M> {
     pub(super) fn new(ring: RingHandle, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let ring =
-            Receive::new(DriverRing::on(ring), SplitBuffers::new(&pools), Header::Offloads, link.recipe.offloads);
+        let ring = Receive::new(ring, SplitBuffers::new(&pools), Header::Offloads, link.recipe.offloads);
         let mut this = Self { pools: Some(pools), ring, index, quiet: Quiet::default(), link };
         // A queue is full before its first poll.
         this.poll(|poll| poll.ring.refill(&mut poll.napi));
@@ -107,7 +106,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     #[cold]
     fn adopt(&mut self) {
         let Self { pools: Some(pools), ring, index, link, .. } = self else { return };
-        let Some(new) = link.take_ring(*index).map(DriverRing::on) else { return };
+        let Some(new) = link.take_ring(*index) else { return };
         pools.poll(|napi| ring.adopt(new, napi));
     }
 
@@ -140,7 +139,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         self.ring.can_receive()
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut DriverRing {
+    pub(super) fn ring_mut(&mut self) -> &mut dyn Alarm {
         self.ring.ring_mut()
     }
 
@@ -162,8 +161,8 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
         &self.link
     }
 
-    fn ring(&self) -> &DriverRing {
-        self.ring.ring()
+    fn ring(&self) -> &RingHandle {
+        self.ring.ring().handle()
     }
 
     fn stop(&mut self) -> Option<Stopped<SplitClosed>> {

@@ -1,6 +1,5 @@
 //! What the driver counts.
 
-use super::ring::DriverRing;
 pub use crate::virtqueue::fault::DeviceFault;
 use std::fmt;
 
@@ -51,9 +50,9 @@ impl RxStats {
     }
 
     /// The queue leaves this ring for one of a new connection.
-    pub(crate) fn restart(&mut self, old: &DriverRing) {
+    pub(crate) fn restart(&mut self, unread: u16) {
         self.restarts += 1;
-        self.unread += old.pending().map_or(0, u64::from);
+        self.unread += u64::from(unread);
         self.stopped = None;
     }
 

@@ -85,7 +85,7 @@ impl Alarms {
 
 impl<M: PeerMemory> Link<M> {
     /// Arms a queue: see the module. `polls`: whether the owner is to poll for another reason.
-    fn arm(&self, queue: usize, ring: &mut impl Alarm, polls: bool) -> Armed {
+    fn arm(&self, queue: usize, ring: &mut dyn Alarm, polls: bool) -> Armed {
         let hung_up = self.alarms.of(queue).clear();
         if hung_up {
             self.hung_up(ring.handle().connection());

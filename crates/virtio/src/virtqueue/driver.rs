@@ -549,6 +549,11 @@ impl<B> AnyDriverQueue<B> {
         with_queue!(self, queue => queue.posted())
     }
 
+    /// The most buffers that the device can have at a time.
+    pub(crate) fn holds(&self) -> usize {
+        with_queue!(self, queue => queue.slots.len())
+    }
+
     /// See [`DriverQueue::unread`].
     pub(crate) fn unread(&mut self) -> u16 {
         with_queue!(self, queue => queue.unread())

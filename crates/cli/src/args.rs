@@ -3,6 +3,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem::virtio::Spin;
+use netmem::virtio::net::feature;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -82,6 +83,9 @@ pub(crate) struct PerfArgs {
     /// Entries in each ring: a power of two
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) ring: u16,
+    /// What rings are like, which the device must be able to do: split or packed, and event-idx, indirect, in-order
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split")]
+    pub(crate) ring_features: Vec<RingArg>,
     /// Lock the memory of pages in RAM
     #[arg(long)]
     pub(crate) lock: bool,
@@ -123,6 +127,9 @@ pub(crate) struct DeviceArgs {
     /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
+    /// Offer only these features of rings, beside split rings: packed, event-idx, indirect, in-order [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) ring_features: Option<Vec<RingArg>>,
     /// Queue pairs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queues: u16,
@@ -269,6 +276,29 @@ pub(crate) enum ModeArg {
     Mergeable,
     Big,
     All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RingArg {
+    Split,
+    Packed,
+    EventIdx,
+    Indirect,
+    InOrder,
+}
+
+impl RingArg {
+    /// The features of a list.
+    pub(crate) fn features(list: &[Self]) -> u64 {
+        let feature = |ring: &Self| match ring {
+            Self::Split => 0,
+            Self::Packed => feature::RING_PACKED,
+            Self::EventIdx => feature::EVENT_IDX,
+            Self::Indirect => feature::INDIRECT_DESC,
+            Self::InOrder => feature::IN_ORDER,
+        };
+        list.iter().map(feature).fold(0, |all, one| all | one)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

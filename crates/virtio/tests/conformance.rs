@@ -16,7 +16,7 @@ use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet};
 use netmem_virtio::net::config::{self, NetConfig};
 use netmem_virtio::net::{ctrl, feature};
-use netmem_virtio::virtqueue::DESC_WRITE;
+use netmem_virtio::virtqueue::{DESC_WRITE, Negotiated};
 use netmem_virtio::{VhostUser, VhostUserError};
 
 const MAC: [u8; 6] = [2, 1, 2, 3, 4, 5];
@@ -272,7 +272,8 @@ fn every_feature_bit() {
         modes.into_iter().flat_map(|mode| {
             let new = || NetOptions::new(mode).pairs(2);
             let late = (mode == RxMode::Small).then(|| new().late_device_memory());
-            [new(), NetOptions::new(mode), new().max_frame(mode.max_frame())].into_iter().chain(late)
+            let rings = new().ring_features(Negotiated::RING);
+            [new(), NetOptions::new(mode), new().max_frame(mode.max_frame()), rings].into_iter().chain(late)
         })
     };
     let (mut sometimes, mut always) = (0, u64::MAX);

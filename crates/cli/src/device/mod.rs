@@ -4,7 +4,7 @@ mod fronts;
 mod report;
 pub(crate) mod socket;
 
-use crate::args::{BadArgument, DeviceArgs, PortArg};
+use crate::args::{BadArgument, DeviceArgs, PortArg, RingArg};
 use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
@@ -12,6 +12,7 @@ use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, Ta
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
 use netmem::virtio::Spin;
 use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
+use netmem::virtio::virtqueue::Negotiated;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Instant;
@@ -108,6 +109,7 @@ fn serve<P: Port>(
         max_pairs: args.queues.into(),
         mac: args.mac,
         mtu: args.mtu,
+        withhold: args.ring_features.as_ref().map_or(0, |list| Negotiated::RING & !RingArg::features(list)),
         require_sealed: args.require_sealed,
         max_memory: args.max_memory,
         ..Options::default()

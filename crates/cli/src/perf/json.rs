@@ -7,6 +7,7 @@ use crate::args::DeviceArg;
 use crate::machine::Machine;
 use crate::stats::{Change, Spread};
 use netmem::pool::PoolStats;
+use netmem::virtio::net::feature;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -40,6 +41,7 @@ pub(crate) struct Params {
     pub(crate) warmup_s: f64,
     pub(crate) runs: u32,
     pub(crate) ring: u16,
+    pub(crate) ring_features: Vec<&'static str>,
     pub(crate) lock: bool,
 }
 
@@ -203,6 +205,11 @@ impl Params {
             warmup_s: plan.warmup.as_secs_f64(),
             runs: plan.runs,
             ring: plan.ring,
+            ring_features: (0..64)
+                .map(|bit| plan.ring_features & 1 << bit)
+                .filter(|&mask| mask != 0)
+                .map(feature::name)
+                .collect(),
             lock: plan.lock,
         }
     }

@@ -1,6 +1,6 @@
 //! What is to be measured: the arguments, checked, and the variants that follow from them.
 
-use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, XdpArg};
+use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
 use crate::cpus::{self, Placement};
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
@@ -88,6 +88,8 @@ pub(crate) struct Plan {
     /// Where nobody said how many runs: how long all of them may take.
     pub(crate) budget: Option<Duration>,
     pub(crate) ring: u16,
+    /// Features of rings that the device must have.
+    pub(crate) ring_features: u64,
     pub(crate) lock: bool,
     pub(crate) json: bool,
 }
@@ -125,6 +127,7 @@ impl Plan {
             runs: args.runs.unwrap_or(if listens { 1 } else { 25 }),
             budget: (args.runs.is_none() && args.duration.is_none() && !listens).then_some(BUDGET),
             ring: args.ring,
+            ring_features: RingArg::features(&args.ring_features),
             lock: args.lock,
             json: args.json,
             port,
@@ -157,6 +160,9 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     }
     if !args.ring.is_power_of_two() || !(32..=32768).contains(&args.ring) {
         return BadArgument::new(format!("--ring {}: a power of two from 32 to 32768 is needed", args.ring));
+    }
+    if [RingArg::Split, RingArg::Packed].iter().all(|format| args.ring_features.contains(format)) {
+        return BadArgument::new("--ring-features: rings are either split or packed");
     }
     let most = if foreign { u16::MAX / 2 } else { MAX_PAIRS as u16 };
     if let Some(queues) = args.queues.iter().find(|&&queues| queues == 0 || queues > most) {
@@ -316,6 +322,8 @@ mod tests {
             ("--runs 0", "--runs"),
             ("--ring 100", "power of two"),
             ("--ring 16", "32"),
+            ("--ring-features split,packed", "either"),
+            ("--ring-features round", "packed"),
             ("--port sink", "sink"),
             ("--port gen --device vhost-user:/x", "--port"),
             ("--fd 3 --device vhost-user:/x", "--device"),

@@ -190,6 +190,12 @@ pub enum NetError {
         /// Pairs there can be.
         max: u16,
     },
+    /// Features were asked for that are not features of rings.
+    #[error("features {extra:#x} are not features of rings")]
+    RingFeatures {
+        /// The others.
+        extra: u64,
+    },
     /// The device said no on the control queue.
     #[error("the device refused to use {pairs} queue pairs")]
     ControlRefused {
@@ -448,6 +454,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         if options.checksums() {
             backend.require(options::CHECKSUMS, "device memory needs, which this process cannot checksum")?;
         }
+        backend.require(options.rings, "was asked for")?;
         backend.negotiate(features.bits(), why, options.mtu())?;
 
         let header = match options.mode {

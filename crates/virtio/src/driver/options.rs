@@ -3,7 +3,7 @@
 use super::NetError;
 use super::page_buffers::BufferLayout;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
-use crate::virtqueue::SplitLayout;
+use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;
 use netmem_pool::{
     Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, Provider, Region, RegionError, RegionOptions,
@@ -80,6 +80,8 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) domain: Option<WrapDomain>,
     pub(super) device_memory: Vec<Arc<Region<Device>>>,
     pub(super) late: bool,
+    /// Features of rings that are asked for.
+    pub(super) rings: u64,
     /// Makes a region of memory from the system one of this kind: the user's promise, if it needs one.
     kind: fn(Region<PeerShared>) -> Region<M>,
 }
@@ -159,6 +161,7 @@ impl<M: PeerMemory> NetOptions<M> {
             domain: None,
             device_memory: Vec::new(),
             late: false,
+            rings: 0,
             kind,
         }
     }
@@ -175,6 +178,28 @@ impl<M: PeerMemory> NetOptions<M> {
     #[must_use]
     pub fn ring_size(mut self, entries: u16) -> Self {
         self.ring_size = entries;
+        self
+    }
+
+    /// Asks for these features of rings ([`Negotiated::RING`]): packed rings, event index, tables of descriptors, use in order,
+    /// in any combination. The device must have all of them. By default rings are split, and have none of these features.
+    ///
+    /// ```
+    /// use netmem_virtio::driver::{NetOptions, RxMode};
+    /// use netmem_virtio::net::feature;
+    ///
+    /// let options = NetOptions::new(RxMode::Mergeable).ring_features(feature::RING_PACKED | feature::EVENT_IDX);
+    /// ```
+    ///
+    /// | feature | what it changes |
+    /// | --- | --- |
+    /// | `RING_PACKED` | descriptors, available and used entries share cache lines |
+    /// | `EVENT_IDX` | a queue that sleeps is woken at the next used buffer only, and a device that sleeps likewise |
+    /// | `INDIRECT_DESC` | a transmitted packet of several fragments takes one entry of the ring |
+    /// | `IN_ORDER` | the device may use a batch of buffers with one entry |
+    #[must_use]
+    pub fn ring_features(mut self, mask: u64) -> Self {
+        self.rings = mask;
         self
     }
 
@@ -303,9 +328,12 @@ impl<M: PeerMemory> NetOptions<M> {
 
     pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
         let min = if self.mode == RxMode::Big { 32 } else { 2 };
-        let max = SplitLayout::MAX_SIZE;
+        let max = virtqueue::MAX_SIZE;
         if !self.ring_size.is_power_of_two() || self.ring_size < min || self.ring_size > max {
             return Err(NetError::RingSize { size: self.ring_size, min, max });
+        }
+        if self.rings & !Negotiated::RING != 0 {
+            return Err(NetError::RingFeatures { extra: self.rings & !Negotiated::RING });
         }
         if self.mode == RxMode::Big && self.memory.is_some() {
             return Err(NetError::GivenMemory);
@@ -378,7 +406,7 @@ impl<M: PeerMemory> NetOptions<M> {
     /// The features that are needed; those that are taken if they can be had.
     pub(super) fn features(&self, control: bool) -> (u64, u64) {
         let segments = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
-        let mut need = feature::VERSION_1;
+        let mut need = feature::VERSION_1 | self.rings;
         let mut want = match self.offloads {
             Offload::None => 0,
             Offload::Checksum => feature::CSUM,

@@ -18,7 +18,6 @@
 //! | `model.rs` | loom's models of `arm` against `publish` |
 
 pub(crate) mod device;
-#[allow(dead_code, reason = "the driver's queues move onto it one by one")]
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod fault;

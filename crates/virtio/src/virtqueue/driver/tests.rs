@@ -549,3 +549,27 @@ fn a_whole_turn_passes_every_event() {
         });
     }
 }
+
+/// A buffer of many descriptors that is used twice does not take the driver beyond what it has posted.
+#[test]
+fn a_long_chain_that_is_used_twice() {
+    for negotiated in combinations().filter(|n| !n.in_order()) {
+        let memory = Memory::new();
+        let mut device = Device::new(&memory, negotiated);
+        let mut queue = AnyDriverQueue::<u8>::new(memory.ring(negotiated), negotiated, None);
+        with_queue!(&mut queue, queue => {
+            for n in [1, 5] {
+                queue.post(|_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
+            }
+            queue.publish();
+            device.poll();
+            let long = device.taken[1].id;
+            device.use_any(1, 0);
+            device.answer(long.into(), 0, 1, 5);
+            queue.pending().unwrap();
+            let (slot, ..) = queue.take().unwrap();
+            let fault = queue.pending().and_then(|_| Ok(queue.take()?.0)).unwrap_err();
+            assert_eq!(fault, DeviceFault::NotPosted { id: slot }, "{negotiated:?}");
+        });
+    }
+}

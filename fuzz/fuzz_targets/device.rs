@@ -10,7 +10,7 @@ use netmem_virtio::device::port::{Echo, Gen, Port, PortError, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::fuzz::FrontEnd;
 use netmem_virtio::net::feature;
-use netmem_virtio::virtqueue::{Desc, SplitLayout, SplitRing};
+use netmem_virtio::virtqueue::{Desc, Event, PackedDesc, PackedLayout, PackedRing, Position, SplitLayout, SplitRing};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -41,14 +41,16 @@ fuzz_target!(|data: &[u8]| {
         mtu: Some(1500),
         ..Options::default()
     };
+    let bits = [feature::RING_PACKED, feature::EVENT_IDX, feature::INDIRECT_DESC, feature::IN_ORDER];
+    let ring = bits.iter().enumerate().filter(|(i, _)| shape >> (4 + i) & 1 != 0).map(|(_, bit)| bit).sum();
     match shape >> 2 & 3 {
-        0 => run(&mut input, options, |_| Gen::new(1500, None)),
+        0 => run(&mut input, options, ring, |_| Gen::new(1500, None)),
         1 => {
             let mut ports = Steering::new().spread(Echo::new(), options.max_pairs).into_iter();
-            run(&mut input, options, |_| Ok(ports.next().expect("a port for each pair")));
+            run(&mut input, options, ring, |_| Ok(ports.next().expect("a port for each pair")));
         }
-        2 => run(&mut input, options, |_| Gen::new(9000, Some(40))),
-        _ => run(&mut input, options, |_| Ok(Echo::new())),
+        2 => run(&mut input, options, ring, |_| Gen::new(9000, Some(40))),
+        _ => run(&mut input, options, ring, |_| Ok(Echo::new())),
     }
     assert_eq!(next_descriptor(), before, "a descriptor was left open");
 });
@@ -83,6 +85,12 @@ impl Memory {
         assert!(SplitLayout::new(SIZE).total <= RING);
         // SAFETY: inside of the mapping, aligned, and only used while it is there.
         unsafe { SplitRing::from_layout(self.base.add(BEGIN + index * RING), SIZE) }
+    }
+
+    fn packed(&self, index: usize) -> PackedRing {
+        assert!(PackedLayout::new(SIZE).total <= RING);
+        // SAFETY: as above.
+        unsafe { PackedRing::from_layout(self.base.add(BEGIN + index * RING), SIZE) }
     }
 
     fn write(&self, at: usize, bytes: &[u8]) {
@@ -120,6 +128,8 @@ fn u64s(words: &[u64]) -> Vec<u8> {
 struct Driver<'a> {
     front: FrontEnd,
     memory: &'a Memory,
+    packed: bool,
+    /// The available index, or the bits of the position of a packed ring.
     avail: [u16; RINGS],
     /// Whether a message could have made memory known that is not the driver's.
     tainted: bool,
@@ -148,12 +158,19 @@ impl Driver<'_> {
     }
 
     fn start(&mut self, ring: usize, base: u16) {
-        let (index, at, layout) = (ring as u32, USER + (ring * RING) as u64, SplitLayout::new(SIZE));
-        self.avail[ring] = base;
-        self.memory.ring(ring).set_avail_idx(base);
+        let (index, at) = (ring as u32, USER + (ring * RING) as u64);
+        let (split, packed) = (SplitLayout::new(SIZE), PackedLayout::new(SIZE));
+        let (used, avail) = if self.packed { (packed.device, packed.driver) } else { (split.used, split.avail) };
+        if self.packed {
+            // A position that the ring has, most likely.
+            self.avail[ring] = base & !0x7fff | base % SIZE | if base == 0 { 0x8000 } else { 0 };
+        } else {
+            self.avail[ring] = base;
+            self.memory.ring(ring).set_avail_idx(base);
+        }
         self.front.send(8, &u32s(&[index, SIZE.into()]), vec![]);
-        self.front.send(10, &u32s(&[index, base.into()]), vec![]);
-        let parts = u64s(&[at, at + layout.used as u64, at + layout.avail as u64, 0]);
+        self.front.send(10, &u32s(&[index, self.avail[ring].into()]), vec![]);
+        let parts = u64s(&[at, at + used as u64, at + avail as u64, 0]);
         self.front.send(9, &[u32s(&[index, 0]), parts].concat(), vec![]);
         let event = || vec![eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")];
         if ring < 2 {
@@ -207,7 +224,6 @@ impl Driver<'_> {
 
     fn describe(&mut self, input: &mut Input, rings: usize) {
         let index = input.below(rings);
-        let ring = self.memory.ring(index);
         let near = [GUEST, GUEST + (END - BEGIN) as u64, GUEST + BUFFERS as u64, USER, 12, 26, 1500];
         let id = u16::from(input.u8()) % SIZE;
         let shape = input.u8();
@@ -220,8 +236,20 @@ impl Driver<'_> {
         };
         // Most buffers are written by the device on even rings, and read on odd ones.
         let write = if index % 2 == 0 { 2 } else { 0 };
-        let flags = if shape & 48 == 0 { input.u16() } else { write | u16::from(shape & 64 != 0) };
+        // Every eighth or so refers to a table, which is what `Input` has written there.
+        let table = if shape & 48 == 32 && shape & 12 == 4 { 4 } else { 0 };
+        let flags = if shape & 48 == 0 { input.u16() } else { write | table | u16::from(shape & 64 != 0) };
         let next = if shape & 128 == 0 { id.wrapping_add(1) % SIZE } else { input.number(&[SIZE.into()]) as u16 };
+        if self.packed {
+            let (ring, at) = (self.memory.packed(index), Position::from_bits(self.avail[index]));
+            let turn = if shape & 48 == 0 { 0 } else { at.available() };
+            ring.set_desc(at.offset(), PackedDesc { addr, len, id: next, flags: flags | turn });
+            if shape & 16 != 0 || flags & 1 != 0 {
+                self.avail[index] = at.step(1, SIZE).bits();
+            }
+            return;
+        }
+        let ring = self.memory.ring(index);
         ring.set_desc(id, Desc { addr, len, flags, next });
         if shape & 16 != 0 {
             ring.set_avail_entry(self.avail[index], id);
@@ -231,20 +259,22 @@ impl Driver<'_> {
     }
 }
 
-fn run<P: Port>(input: &mut Input, options: Options, port: impl FnMut(usize) -> Result<P, PortError>) {
-    MEMORY.with(|memory| session(input, options, port, memory));
+fn run<P: Port>(input: &mut Input, options: Options, ring: u64, port: impl FnMut(usize) -> Result<P, PortError>) {
+    MEMORY.with(|memory| session(input, options, ring, port, memory));
 }
 
 fn session<P: Port>(
     input: &mut Input,
     options: Options,
+    ring: u64,
     port: impl FnMut(usize) -> Result<P, PortError>,
     memory: &Memory,
 ) {
     let rings = 2 * options.max_pairs + usize::from(options.serve_control);
     let mut device = NetDevice::new(options, port).expect("a device");
     let front = FrontEnd::new(&device);
-    let mut driver = Driver { front, memory, avail: [0; RINGS], tainted: false };
+    let packed = ring & feature::RING_PACKED != 0;
+    let mut driver = Driver { front, memory, packed, avail: [0; RINGS], tainted: false };
     let shape = input.u8();
     if shape & 1 == 0 {
         // The protocol features of a front end that wants all of them.
@@ -255,7 +285,7 @@ fn session<P: Port>(
     let merge = if shape & 4 == 0 { feature::MRG_RXBUF } else { 0 };
     let control = if shape & 8 == 0 { feature::MQ | feature::CTRL_VQ } else { 0 };
     let offered = device.control().offered();
-    driver.features((feature::VERSION_1 | feature::VHOST_USER_PROTOCOL | offloads | merge | control) & offered);
+    driver.features((feature::VERSION_1 | feature::VHOST_USER_PROTOCOL | offloads | merge | control | ring) & offered);
     driver.table(1 + usize::from(shape >> 4 & 3));
     for ring in 0..rings {
         driver.start(ring, 0);
@@ -278,7 +308,21 @@ fn session<P: Port>(
                 driver.start(ring, base);
             }
             14 => {
-                let (ring, shape) = (memory.ring(input.below(rings)), input.u8());
+                let (index, shape) = (input.below(rings), input.u8());
+                if packed {
+                    let (ring, word) = (memory.packed(index), input.u16());
+                    match shape & 1 {
+                        0 => ring.set_driver_event(Event { position: word, flags: u16::from(shape >> 1 & 3) }),
+                        _ => {
+                            // Flags that flip.
+                            let d = ring.used_desc(word % SIZE);
+                            let turn = PackedDesc::AVAIL | PackedDesc::USED;
+                            ring.set_used_desc(word % SIZE, PackedDesc { flags: d.flags ^ (word & turn), ..d });
+                        }
+                    }
+                    continue;
+                }
+                let ring = memory.ring(index);
                 match shape & 3 {
                     0 => ring.set_avail_idx(input.u16()),
                     1 => ring.set_avail_flags(input.u16()),

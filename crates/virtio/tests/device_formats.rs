@@ -348,13 +348,33 @@ fn indirect_tables_are_judged() {
             };
             with("indirect_nested", &|good| (good, 32, DESC_INDIRECT, 0));
             with("zero_length", &|good| (good, 0, write, 0));
-            with("wrong_direction", &|good| (good, 64, write ^ WRITE, 0));
+            if index == 0 {
+                with("wrong_direction", &|good| (good, 64, 0, 0));
+            }
             with("outside_table", &|_| (end - 1, 2, write, 0));
             if !packed {
                 with("chain_too_long", &|good| (good, 64, write | DESC_NEXT, 0));
                 with("next_out_of_range", &|good| (good, 64, write | DESC_NEXT, 2));
             }
         }
+    }
+}
+
+/// DPDK's virtio_user calls some buffers in the tables of its packed transmit rings writable. They are read.
+#[test]
+fn a_table_that_is_only_read_may_call_buffers_writable() {
+    for format in [0, feature::RING_PACKED] {
+        let features = format | feature::INDIRECT_DESC;
+        let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
+        let mut driver = Driver::connect(&device, PLAIN | features);
+        driver.share_memory();
+        let mut tx = Queue::start(&mut driver, 1, 64, features);
+        let addr = tx.buffer(0);
+        tx.post(&driver.memory, 0, &[(addr, 12, WRITE), (addr + 12, 64, 0), (addr + 76, 64, WRITE)], true);
+        poll_until(&mut device, || tx.take() == [(0, 0)]);
+        assert_eq!(driver.stats.tx_bytes.load(Relaxed), 128);
+        assert!(driver.queue_errors().is_empty());
+        driver.hang_up();
     }
 }
 

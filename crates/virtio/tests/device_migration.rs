@@ -13,11 +13,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use device_common::front::{request, u64s};
+use device_common::rings::*;
 use device_common::*;
 use netmem_virtio::device::port::{Gen, Port, Sink};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::virtqueue::DESC_WRITE;
+use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, PackedLayout, Position};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A port that keeps what the driver sends, and counts the front ends that left.
@@ -662,4 +663,112 @@ fn killed_under_traffic() {
         drop(process);
     }
     assert_eq!(back, [0, 1].map(|index: usize| u64::from(driver.rings[index].avail) + (back[index] & !0xffff)));
+}
+
+/// The dirty log of packed rings: the pages of the descriptors and of the device's event structure, where the memory table says
+/// that they are, and the pages of the payload.
+#[test]
+fn the_dirty_log_of_packed_rings() {
+    let features = PLAIN | feature::RING_PACKED | feature::LOG_ALL;
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let mut driver = Driver::connect(&device, features);
+    driver.share_memory();
+    // Descriptors of four pages.
+    let mut rx = Queue::start(&mut driver, 0, 1024, feature::RING_PACKED);
+    let log = Shared::log(LOG);
+    log.set(&driver.front).unwrap();
+    let at = USER;
+    let layout = PackedLayout::new(1024);
+    let (used, avail) = (at + layout.device as u64, at + layout.driver as u64);
+    let addresses = |log| Addresses { desc: at, used, avail, log };
+    let page = |addr: u64| addr / PAGE as u64;
+    for logged in [false, true] {
+        // Front ends do not agree on this address, and the device does not use it.
+        driver.front.set_vring_addr(0, addresses(logged.then_some(GUEST + (8 << 20)))).unwrap();
+        for turn in 0..30u16 {
+            let first = rx.position().offset();
+            let mut want = BTreeSet::new();
+            log.fill(|_| 0);
+            for id in 0..100 {
+                rx.post_as_is(id, &[(rx.buffer(id), 2048, WRITE)]);
+                want.insert(page(rx.buffer(id) - GUEST));
+            }
+            if logged {
+                want.extend((0..100).map(|n| page(16 * u64::from((first + n) % 1024))));
+            }
+            poll_until(&mut device, || rx.entries().len() == 100);
+            assert_eq!(rx.take().len(), 100);
+            assert_eq!(log.pages().into_iter().map(|p| p as u64).collect::<BTreeSet<_>>(), want, "{turn}");
+        }
+    }
+    driver.hang_up();
+}
+
+/// A driver whose packed ring was run by another back end, which had taken five chains, and had given back the third of them.
+#[test]
+fn packed_chains_in_flight_are_taken_again() {
+    const SIZE: u16 = 64;
+    let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
+    let want = device.ports()[0].frame().to_vec();
+    let driver = Driver::connect(&device, PLAIN | feature::RING_PACKED);
+    driver.share_memory();
+    let mut answer = driver.front.ask(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
+    let len = u64::from_le_bytes(answer.body[..8].try_into().unwrap()) as usize;
+    assert_eq!(len, 2 * (32 + 32 * usize::from(SIZE)).next_multiple_of(64));
+    let region = Shared::new(answer.fds.pop().unwrap().into(), len);
+    let mut rx = Queue::laid_out(&driver.memory, 0, SIZE, feature::RING_PACKED);
+    // Ids, places and descriptors of the chains; the last one is not taken yet.
+    let chains = [(10, 0, 1), (11, 1, 2), (12, 3, 1), (13, 4, 1), (14, 5, 2), (15, 7, 1)];
+    for (id, _, descs) in chains {
+        let parts = [(rx.buffer(id), 40, WRITE), (rx.buffer(id) + 40, 2048, WRITE)];
+        rx.post_as_is(id, if descs == 1 { &parts[1..] } else { &parts });
+    }
+    let copy = |at: u16| rx.packed().desc(at);
+    for (n, &(_, at, descs)) in chains[..5].iter().enumerate() {
+        let entry = |at: u16| 32 + 32 * usize::from(at);
+        for at in at..at + descs {
+            let d = copy(at);
+            for (i, word) in [d.id, d.flags, d.len as u16, (d.len >> 16) as u16].into_iter().enumerate() {
+                region.set_u16(entry(at) + 16 + 2 * i, word);
+            }
+            (0..4).for_each(|i| region.set_u16(entry(at) + 24 + 2 * i, (d.addr >> (16 * i)) as u16));
+            region.set_u16(entry(at) + 2, at + 1);
+        }
+        region.set_u16(entry(at), u16::from(n != 2));
+        region.set_u16(entry(at) + 4, at + descs - 1);
+        region.set_u16(entry(at) + 6, descs);
+        region.set_u16(entry(at) + 8, 100 + n as u16);
+    }
+    // The third chain's entry is free, and the first used descriptor is its.
+    region.set_u16(32 + 32 * 3 + 2, 7);
+    (7..SIZE).for_each(|e| region.set_u16(32 + 32 * usize::from(e) + 2, e + 1));
+    // Version, entries, free list and used position, twice.
+    for (at, value) in [(8, 1), (10, SIZE), (12, 3), (14, 3), (16, 1), (18, 1), (20, 0x0101)] {
+        region.set_u16(at, value);
+    }
+    let turn = PackedDesc::AVAIL | PackedDesc::USED;
+    rx.packed().set_used_desc(0, PackedDesc { addr: 0, len: 76, id: 12, flags: turn | WRITE });
+    let body = inflight_body(len as u64, 2, SIZE);
+    driver.front.tell(request::SET_INFLIGHT_FD, &body, &[region.file.as_fd()]).unwrap();
+    rx.describe(&driver, 0x8007_8007);
+    poll_until(&mut device, || frames(&driver.stats).0 == 5);
+    for (id, at, back) in [(10, 1, 40), (11, 2, 0), (13, 4, 40), (14, 5, 0), (15, 7, 40)] {
+        let d = rx.packed().used_desc(at);
+        assert_eq!((d.id, d.len, d.flags & turn), (id, 76, turn));
+        assert_eq!(driver.memory.read(rx.offset(id) + back + 12, 64), want, "chain {id}");
+    }
+    let marked = (0..usize::from(SIZE)).filter(|e| region.bytes()[32 + 32 * e] != 0).count();
+    assert_eq!((marked, region.u16(16), region.u16(18), region.u16(20)), (0, 8, 8, 0x0101));
+    // It goes on, many times around.
+    let mut at = Position::START.step(8, SIZE);
+    for id in (0..SIZE).cycle().take(1000) {
+        let d = PackedDesc { addr: rx.buffer(id), len: 2048, id, flags: WRITE | at.available() };
+        rx.packed().set_desc(at.offset(), d);
+        poll_until(&mut device, || rx.packed().used_desc(at.offset()).is_used(at));
+        assert_eq!(rx.packed().used_desc(at.offset()).id, id);
+        at = at.step(1, SIZE);
+    }
+    assert_eq!(driver.front.get_vring_base(0).unwrap(), u32::from(at.bits()) * 0x1_0001);
+    assert_eq!((region.u16(16), region.u16(18)), (at.offset(), at.offset()));
+    driver.hang_up();
 }

@@ -501,3 +501,148 @@ fn roll_back(ring: &PackedRing, old: Position, new: Position) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtqueue::{DESC_NEXT, DESC_WRITE, PackedLayout};
+
+    const SIZE: u16 = 16;
+
+    /// A packed ring, and an in-flight region for it.
+    struct Bench {
+        block: Vec<u64>,
+        region: InflightRegion,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let file = rustix::fs::memfd_create(c"netmem-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+            let bytes = InflightRegion::bytes(1, SIZE, true);
+            rustix::fs::ftruncate(&file, bytes).unwrap();
+            let map = Mapping::new("a test", &file, 0, bytes).unwrap();
+            let block = vec![0; PackedLayout::new(SIZE).total / 8 + 16];
+            Self { block, region: InflightRegion::new(map, 1, SIZE, true).unwrap() }
+        }
+
+        fn ring(&self) -> PackedRing {
+            let base = self.block.as_ptr().cast_mut().cast::<u8>();
+            let base = base.wrapping_add(base.align_offset(PackedLayout::ALIGN));
+            // SAFETY: the block is large enough, aligned, and outlives the rings of the tests.
+            unsafe { PackedRing::from_layout(base, SIZE) }
+        }
+
+        fn part(&self) -> Part {
+            self.region.queue(0, SIZE, true).unwrap().unwrap()
+        }
+
+        fn inflight(&self) -> PackedInflight {
+            PackedInflight::new(self.part(), &self.ring(), [Position::START; 2])
+        }
+
+        /// Makes a chain of descriptors available at `at`, of which the first has address `addr`.
+        fn post(&self, at: Position, addr: u64, id: u16, descs: u16) {
+            for n in (0..descs).rev() {
+                let (at, more) = (at.step(n, SIZE), if n + 1 < descs { DESC_NEXT } else { 0 });
+                let flags = DESC_WRITE | more | at.available();
+                self.ring().set_desc(at.offset(), PackedDesc { addr: addr + u64::from(n), len: 100, id, flags });
+            }
+        }
+
+        fn marks(&self) -> usize {
+            let part = self.part();
+            (0..SIZE)
+                .filter(|&e| part.at::<AtomicU8>(PACKED + PACKED * usize::from(e)).load(Ordering::Relaxed) != 0)
+                .count()
+        }
+    }
+
+    /// The used descriptor that the device writes at `at`.
+    fn used(at: Position, id: u16) -> PackedDesc {
+        PackedDesc { addr: 0, len: 50, id, flags: at.used() | DESC_WRITE }
+    }
+
+    /// A back end ends at each point of a batch of three chains, anywhere in the ring: the next one takes all of them
+    /// again, with the addresses that the driver wrote, or none.
+    #[test]
+    fn a_batch_that_was_cut_off_is_rolled_back_or_shown() {
+        for start in 0..2 * SIZE {
+            for shown in [false, true] {
+                let bench = Bench::new();
+                // Chains of one descriptor, one after the other, up to where the batch begins.
+                let mut at = Position::START;
+                let mut inflight = bench.inflight();
+                for _ in 0..start {
+                    inflight.before(&bench.ring(), at, at.step(1, SIZE));
+                    inflight.after();
+                    at = at.step(1, SIZE);
+                }
+                let places = [(at, 7, 1), (at.step(1, SIZE), 3, 2), (at.step(3, SIZE), 9, 1)];
+                for (at, id, descs) in places {
+                    bench.post(at, 1000 * u64::from(id), id, descs);
+                }
+                for &(at, id, _) in &places[1..] {
+                    inflight.hold(at, used(at, id));
+                }
+                let end = at.step(4, SIZE);
+                inflight.before(&bench.ring(), at, end);
+                assert_eq!(bench.marks(), 3);
+                if shown {
+                    bench.ring().set_used_desc(at.offset(), used(at, 7));
+                }
+                drop(inflight);
+                let next = bench.inflight();
+                if shown {
+                    assert_eq!((next.start(), next.has_again(), bench.marks()), ((end, end), false, 0));
+                    continue;
+                }
+                assert_eq!(next.start(), (at, at));
+                for (at, id, descs) in places {
+                    let chain = next.again(at).unwrap();
+                    assert_eq!(chain.len(), usize::from(descs));
+                    assert_eq!((chain[0].addr, chain[chain.len() - 1].id), (1000 * u64::from(id), id));
+                    let d = bench.ring().used_desc(at.offset());
+                    assert!(!d.is_used(at), "the driver would take it for used");
+                }
+                // They are given back one at a time.
+                let mut next = next;
+                for (n, (at, _, descs)) in places.into_iter().enumerate() {
+                    next.before(&bench.ring(), at, at.step(descs, SIZE));
+                    next.after();
+                    assert_eq!((bench.marks(), next.has_again()), (2 - n, n < 2));
+                }
+                drop(next);
+                assert_eq!(bench.inflight().start(), (end, end));
+            }
+        }
+    }
+
+    /// A region of any bytes gives chains that the ring can have, and no more.
+    #[test]
+    fn a_packed_region_that_lies() {
+        let mut word = 0x1234_5678_9abc_def1_u64;
+        let mut random = move || {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            word >> 8
+        };
+        let mut chains = 0;
+        for _ in 0..3000 {
+            let bench = Bench::new();
+            let part = bench.part();
+            for at in (0..PACKED + PACKED * usize::from(SIZE)).step_by(2) {
+                // Small numbers, mostly, so that some are believed.
+                let value = if random() % 8 == 0 { random() } else { random() % 4 } as u16;
+                part.at::<AtomicU16>(at).store(value, Ordering::Relaxed);
+            }
+            part.version().store(VERSION, Ordering::Relaxed);
+            let inflight = bench.inflight();
+            let descs: usize = inflight.again.iter().map(|again| again.chain.len()).sum();
+            assert!(descs <= usize::from(SIZE));
+            assert!(inflight.start.0.offset() < SIZE && inflight.start.1.offset() < SIZE);
+            chains += inflight.again.len();
+        }
+        assert!(chains > 100, "{chains}");
+    }
+}

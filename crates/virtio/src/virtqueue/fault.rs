@@ -379,11 +379,15 @@ impl ChainJudge {
     }
 
     /// The next buffer is that of `d`, in the table of descriptor `id`.
+    ///
+    /// `WRITE` is ignored where buffers are only read: reading one that the driver calls writable does no harm, and
+    /// DPDK's virtio_user (22.11 to 24.11) leaves the flag in some entries of the tables that it transmits from packed rings.
     pub(crate) fn entry(&mut self, id: u16, d: &Desc) -> Result<(), DriverFault> {
         if d.flags & DESC_INDIRECT != 0 {
             return Err(DriverFault::IndirectNested { id });
         }
-        self.buffer(id, d)
+        let ignored = if self.direction == Direction::Read { DESC_WRITE } else { 0 };
+        self.buffer(id, &Desc { flags: d.flags & !ignored, ..*d })
     }
 
     /// Bytes of the chain. [`buffer`](Self::buffer) has checked that they fit.

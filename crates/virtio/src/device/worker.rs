@@ -261,3 +261,62 @@ fn after(
         ring.broken(index, fault, stats);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::{NetDevice, Options};
+
+    /// Counts the passes over its pair.
+    struct Passes(Arc<AtomicU64>);
+
+    impl Port for Passes {
+        const WANTS_BYTES: bool = false;
+        const FEATURES: u64 = 0;
+
+        fn peek(&mut self) -> Option<&[u8]> {
+            None
+        }
+
+        fn consume(&mut self) {}
+
+        fn send(&mut self, _: &[u8]) -> bool {
+            true
+        }
+
+        fn served(&mut self, _: bool) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// While a message changes one pair, the thread that serves it goes on with the others.
+    #[test]
+    fn passes_beside_a_message() {
+        let passes = [0; 3].map(|_| Arc::new(AtomicU64::new(0)));
+        let port = |pair: usize| Ok(Passes(Arc::clone(&passes[pair])));
+        let mut device = NetDevice::new(Options { max_pairs: 3, ..Options::default() }, port).unwrap();
+        let shared = Arc::clone(&device.worker.shared);
+        let ((entered, in_change), (let_go, go_on)) = (channel(), channel::<()>());
+        let message = thread::spawn(move || {
+            shared.ring(2, |_| {
+                entered.send(()).unwrap();
+                go_on.recv_timeout(Duration::from_secs(60)).unwrap();
+            })
+        });
+        in_change.recv_timeout(Duration::from_secs(60)).unwrap();
+        let count = || [0, 1, 2].map(|pair: usize| passes[pair].load(Ordering::Relaxed));
+        for n in 1..10 {
+            device.poll();
+            assert_eq!(count(), [n, 0, n]);
+        }
+        let_go.send(()).unwrap();
+        message.join().unwrap().unwrap();
+        device.poll();
+        assert_eq!(count(), [10, 1, 10]);
+    }
+}

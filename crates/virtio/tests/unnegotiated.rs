@@ -229,9 +229,12 @@ fn the_device_writes_no_log() {
     );
 }
 
+/// What split rings can have.
+const RINGS: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX | feature::IN_ORDER;
+
 /// A driver of a back end that has everything but `without`, in split rings.
 fn driver(without: u64, options: NetOptions) -> Bench {
-    let every = Speaks::FEATURES | FEATURES | feature::INDIRECT_DESC | feature::EVENT_IDX | feature::IN_ORDER;
+    let every = Speaks::FEATURES | FEATURES | RINGS;
     Bench::with(Behaviour { features: every & !without, ..Behaviour::default() }, options)
 }
 
@@ -302,7 +305,7 @@ fn the_driver_merges_no_buffers() {
 /// The driver describes buffers by chains, never by a table.
 #[test]
 fn the_driver_writes_no_tables() {
-    let mut bench = driver(feature::INDIRECT_DESC, large());
+    let mut bench = driver(feature::INDIRECT_DESC, large().ring_features(RINGS & !feature::INDIRECT_DESC));
     bench.deliver(&vec![7; 9000]);
     let packet = take(&mut bench.pair.rx).remove(0);
     bench.pair.tx.send(packet).unwrap();
@@ -319,7 +322,8 @@ fn the_driver_writes_no_tables() {
 #[test]
 fn the_driver_knows_no_event_index() {
     for (flags, wanted) in [(0, true), (1, false)] {
-        let mut bench = driver(feature::EVENT_IDX, NetOptions::new(RxMode::Small));
+        let mut bench =
+            driver(feature::EVENT_IDX, NetOptions::new(RxMode::Small).ring_features(RINGS & !feature::EVENT_IDX));
         bench.deliver(&frame(1, 100));
         let packet = take(&mut bench.pair.rx).remove(0);
         bench.tx.ring.set_used_flags(flags);
@@ -358,7 +362,7 @@ impl EventFdOf<'_> {
 /// A used entry stands for its own buffer, and not for those before it.
 #[test]
 fn the_driver_takes_no_batches() {
-    let mut bench = driver(feature::IN_ORDER, NetOptions::new(RxMode::Small));
+    let mut bench = driver(feature::IN_ORDER, NetOptions::new(RxMode::Small).ring_features(RINGS & !feature::IN_ORDER));
     for n in 0..4 {
         bench.deliver(&frame(n, 100));
     }

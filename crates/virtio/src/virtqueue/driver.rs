@@ -177,6 +177,20 @@ impl Free {
         usize::from(self.head.wrapping_add(n)) & (self.ids.len() - 1)
     }
 
+    /// Up to `most` of the oldest, which lie next to each other. None if none is free.
+    #[inline(always)]
+    fn oldest(&self, most: usize) -> &[u16] {
+        let oldest = &self.ids[self.place(0)..];
+        &oldest[..most.min(usize::from(self.len)).min(oldest.len())]
+    }
+
+    /// Takes the `n` oldest.
+    #[inline(always)]
+    fn skip(&mut self, n: u16) {
+        self.head = self.head.wrapping_add(n);
+        self.len -= n;
+    }
+
     /// The next to be taken.
     #[inline(always)]
     fn next(&self) -> Option<u16> {
@@ -269,7 +283,10 @@ struct Slot<B> {
 
 /// The addresses of the buffer that [`DriverQueue::refill`] is about to post.
 pub(crate) struct Segments<'q> {
+    /// Those of all slots.
     addrs: &'q mut [u64],
+    /// Where those of this slot begin.
+    first: usize,
     changed: &'q mut bool,
 }
 
@@ -277,7 +294,7 @@ impl Segments<'_> {
     /// Segment `i` is at `addr`. To be said of each that is elsewhere than when its slot was filled last.
     #[inline(always)]
     pub(crate) fn set(&mut self, i: usize, addr: u64) {
-        self.addrs[i] = addr;
+        self.addrs[self.first + i] = addr;
         *self.changed = true;
     }
 }
@@ -379,31 +396,28 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// If `fill` panics, nothing of the batch is posted, and the next call continues with what is in the slots.
     #[inline(always)]
     pub(crate) fn refill(&mut self, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
-        let mut batch = [0; BATCH];
-        let n = self.shape.lens.len();
+        let Self { format, slots, free, shape, .. } = self;
+        let n = shape.lens.len();
+        let oldest = free.oldest(BATCH);
         let mut got = 0;
-        while got < BATCH.min(usize::from(self.free.len)) {
-            let id = self.free.ids[self.free.place(got as u16)];
-            let slot = &mut self.slots[usize::from(id)];
-            let addrs = &mut self.shape.addrs[usize::from(id) * n..][..n];
-            if !fill(&mut slot.buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
+        for &id in oldest {
+            let slot = &mut slots[usize::from(id)];
+            let (addrs, first, changed) = (&mut shape.addrs[..], usize::from(id) * n, &mut slot.changed);
+            if !fill(&mut slot.buffer, &mut Segments { addrs, first, changed }) {
                 break;
             }
-            batch[got] = id;
             got += 1;
         }
-        let batch = &batch[..got];
+        let batch = &oldest[..got];
         for &id in batch {
-            let slot = &mut self.slots[usize::from(id)];
+            let slot = &mut slots[usize::from(id)];
             slot.posted = true;
-            if slot.changed {
-                slot.changed = false;
-                self.format.point(id, &self.shape);
+            if std::mem::take(&mut slot.changed) {
+                format.point(id, shape);
             }
         }
-        self.format.expose(batch, &self.shape);
-        self.free.head = self.free.head.wrapping_add(got as u16);
-        self.free.len -= got as u16;
+        format.expose(batch, shape);
+        free.skip(got as u16);
         self.posted += got as u16;
         got
     }
@@ -478,7 +492,9 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         let number = self.format.slot(id).filter(|&n| (n as usize) < self.slots.len());
         let number = number.ok_or(DeviceFault::BadId { id })?;
         let slot = &mut self.slots[number as usize];
-        DeviceFault::posted(id as u16, slot.posted.then_some(()))?;
+        if !slot.posted {
+            return DeviceFault::posted(id as u16, None);
+        }
         slot.posted = false;
         self.posted -= 1;
         self.format.consume(number as u16, &mut self.free);

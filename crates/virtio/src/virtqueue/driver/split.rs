@@ -136,6 +136,9 @@ impl DriverFormat for Split {
 
     #[inline(always)]
     fn point(&mut self, slot: u16, shape: &Shape) {
+        if self.per_slot == 1 {
+            return self.ring.set_desc_addr(slot, shape.addrs[usize::from(slot)]);
+        }
         for (id, &addr) in (slot * self.per_slot..).zip(shape.addrs(slot)) {
             self.ring.set_desc_addr(id, addr);
         }

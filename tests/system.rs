@@ -59,6 +59,17 @@ fn kernel_traffic_is_accounted_for() {
     script("tests/kernel/flood.sh", &[]);
 }
 
+/// TCP of the kernel between two namespaces, through two devices and our driver between them, with offloads on either side, both or
+/// none: bytes arrive as they were sent. Prints the throughput of each, and the ratio. Proves NET-9.
+#[test]
+fn forwarding_between_two_taps() {
+    // Beside the binary, where the script looks for it.
+    let build = ["build", "--quiet", "--offline", "--package", "netmem", "--example", "forward"];
+    let built = Command::new(env!("CARGO")).args(build).current_dir(TREE).status().unwrap();
+    assert!(built.success());
+    script("tests/kernel/forward.sh", &[]);
+}
+
 /// Where both guest tests find the guest; what is missing of it is made by the first.
 const GUEST: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/guest");
 

@@ -122,10 +122,10 @@ pub use netmem_pool as pool;
 pub use netmem_refs as refs;
 pub use netmem_virtio as virtio;
 
-pub use packet::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
+pub use packet::{Gro, Handler, Packet, Poll, RxQueue, SoftwareTx, TxBulk, TxQueue, Verdict, XdpFrame};
 pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
     RegionOptions, RegionProvider, SharedPool,
 };
-pub use virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
+pub use virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 pub use virtio::{VhostUser, device};

@@ -77,6 +77,12 @@ where
         self.stats
     }
 
+    /// Segments that the queue had no room for so far.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// The queue. Packets that are sent here overtake segments that wait.
     pub fn queue(&mut self) -> &mut T {
         &mut self.queue
@@ -187,7 +193,9 @@ where
             self.room = Room::Now;
         }
         if !self.waiting.is_empty() {
+            // The caller may have nothing to send, and so no reason to flush.
             self.drain();
+            self.queue.flush();
         }
         completed
     }

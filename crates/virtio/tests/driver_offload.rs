@@ -221,6 +221,24 @@ fn a_port_without_offloads() {
     assert_eq!(pool.stats().inflight, 0);
 }
 
+/// Proves NET-7: neither side agrees to an offload without those that it needs, whatever the other says.
+#[test]
+fn offloads_come_with_what_they_need() {
+    let lacks = [feature::CSUM | feature::GUEST_CSUM, feature::GUEST_USO4, feature::GUEST_TSO4 | feature::GUEST_TSO6];
+    for lacks in lacks {
+        let offered = feature::with_needs(ALL_OFFLOADS & !lacks);
+        assert_ne!(offered, ALL_OFFLOADS & !lacks);
+        let device = NetDevice::new(Options { withhold: lacks, ..Options::default() }, |_| Ok(Echo::new())).unwrap();
+        assert_eq!(device.control().offered() & ALL_OFFLOADS, offered);
+        let features = hostile::FEATURES | ALL_OFFLOADS & !lacks;
+        let behaviour = hostile::Behaviour { features: features & !lacks, ..hostile::Behaviour::default() };
+        let (device, backend) = hostile::Hostile::new(behaviour);
+        let probed = VirtioNet::probe(backend, NetOptions::new(RxMode::Mergeable).max_frame(OFFLOAD_FRAME)).unwrap();
+        assert_eq!(device.negotiated() & ALL_OFFLOADS, offered);
+        drop(probed);
+    }
+}
+
 /// Runs a test on a thread in a network namespace of its own, which ends with the thread and what it has opened; says so if there
 /// can be none.
 fn in_namespace(test: fn()) {

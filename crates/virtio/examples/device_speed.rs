@@ -9,11 +9,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use device_common::rings::{Queue, WRITE};
 use device_common::*;
 use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::PortError;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
-use netmem_virtio::virtqueue::DESC_WRITE;
+use netmem_virtio::net::feature;
+use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, Position};
 
 const RING: u16 = 1024;
 const BUFFER: usize = 2048;
@@ -119,6 +121,67 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
     report(what, start, &driver, posting);
 }
 
+/// The same as [`repost`] in a packed ring, whose chains have one descriptor each: it becomes available again at its place.
+fn repost_packed(q: &Queue, at: &mut Position, post: PackedDesc) -> u64 {
+    let mut n = 0;
+    loop {
+        let d = q.packed().used_desc(at.offset());
+        if !d.is_used(*at) {
+            return n;
+        }
+        let next = at.step(RING, RING);
+        // The address is still there.
+        let flags = post.flags | next.available();
+        q.packed().set_used_desc(at.offset(), PackedDesc { id: at.offset(), flags, ..post });
+        *at = at.step(1, RING);
+        n += 1;
+    }
+}
+
+/// One packed ring: to the driver with a generator, or from it with a sink.
+fn packed<P: Port>(what: &str, size: usize, ring: u64, rx: bool, port: impl FnMut(usize) -> Result<P, PortError>) {
+    let features = feature::RING_PACKED | ring;
+    let mut device = NetDevice::new(one_pair(), port).unwrap();
+    let mut driver = Driver::connect(&device, PLAIN | features);
+    driver.share_memory();
+    let queue = Queue::start(&mut driver, usize::from(!rx), RING, features);
+    let len = if rx { BUFFER as u32 } else { size as u32 + 12 };
+    let post = PackedDesc { addr: 0, len, id: 0, flags: if rx { WRITE } else { 0 } };
+    for id in 0..RING {
+        let addr = GUEST + BUFFERS as u64 + u64::from(id) * BUFFER as u64;
+        let flags = post.flags | Position::START.available();
+        queue.packed().set_desc(id, PackedDesc { addr, len, id, flags });
+    }
+    let total = (20_000_000 * 64 / size.max(64) as u64).max(200_000);
+    let (start, mut posting, mut at) = (Instant::now(), 0u64, Position::START);
+    let mut moved = 0;
+    while moved < total {
+        moved += device.poll() as u64;
+        let t = Instant::now();
+        if ring & feature::IN_ORDER != 0 && !rx {
+            // The whole batch is one used descriptor, and its chains are posted again.
+            while let d = queue.packed().used_desc(at.offset())
+                && d.is_used(at)
+            {
+                loop {
+                    let (offset, next) = (at.offset(), at.step(RING, RING));
+                    queue
+                        .packed()
+                        .set_used_desc(offset, PackedDesc { id: offset, flags: post.flags | next.available(), ..post });
+                    at = at.step(1, RING);
+                    if offset == d.id {
+                        break;
+                    }
+                }
+            }
+        } else {
+            repost_packed(&queue, &mut at, post);
+        }
+        posting += t.elapsed().as_nanos() as u64;
+    }
+    report(what, start, &driver, posting);
+}
+
 fn report(what: &str, start: Instant, driver: &Driver, posting: u64) {
     let wall = start.elapsed().as_nanos() as f64;
     let (rx, tx) = frames(&driver.stats);
@@ -135,6 +198,10 @@ fn main() {
     receive_across("gen 64 small, two threads", 64, PLAIN);
     receive_across("gen 64 mergeable, two threads", 64, MERGEABLE);
     receive_across("gen 1500 merg., two threads", 1500, MERGEABLE);
+    packed("gen 64 small, packed", 64, 0, true, |_| Gen::new(64, None));
+    packed("gen 1500 small, packed", 1500, 0, true, |_| Gen::new(1500, None));
+    packed("sink 64, packed", 64, 0, false, |_| Ok(Sink));
+    packed("sink 64, packed in order", 64, feature::IN_ORDER, false, |_| Ok(Sink));
     transmit("sink 64", 64, |_| Ok(Sink));
     transmit("echo 64, both ways", 64, |_| Ok(Echo::new()));
 }

@@ -193,6 +193,13 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize;
     /// The next chain goes back; the driver sees it after `publish`.
     fn give_back(&mut self, id: u16, span: u16, len: u32);
+    /// The same of several chains of one descriptor each.
+    #[inline(always)]
+    fn give_back_group(&mut self, chains: &[Whole]) {
+        for w in chains {
+            self.give_back(w.id, 1, w.len);
+        }
+    }
     /// The same of a chain that was only read, and may be batched.
     fn give_back_read(&mut self, id: u16, span: u16);
     /// See [`DeviceQueue::publish`].
@@ -355,9 +362,7 @@ impl<S: Side> DeviceQueue<S> {
     /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
     #[inline(always)]
     pub(crate) fn give_back_group(&mut self, group: &mut Group, taken: usize) {
-        for w in &group.chains[..taken] {
-            self.side.give_back(w.id, 1, w.len);
-        }
+        self.side.give_back_group(&group.chains[..taken]);
         group.found = 0;
     }
 

@@ -116,6 +116,8 @@ impl PackedDesc {
     /// The flags that say what the buffer is.
     pub const KIND: u16 = DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
     const TURN: u16 = Self::AVAIL | Self::USED;
+    /// All flags that mean anything.
+    pub(crate) const MEANING: u16 = Self::KIND | Self::TURN;
 
     /// Whether the driver has made this descriptor, read at `position`, available.
     #[inline]

@@ -194,15 +194,20 @@ impl Side for PackedSide {
         let most = usize::from(most).min(GROUP).min(self.size.into());
         let (mut n, mut at) = (0, self.next);
         while n < most {
-            let d = self.ring.desc(at.offset());
-            if !d.is_available(at) || d.flags & PackedDesc::KIND != DESC_WRITE || d.len == 0 {
-                break;
+            // Up to the end of the ring, the flags are the same.
+            let run = (most - n).min(usize::from(self.size - at.offset()));
+            let (wanted, first) = (DESC_WRITE | at.available(), n);
+            while n < first + run {
+                let d = self.ring.desc(at.offset() + (n - first) as u16);
+                if d.flags & PackedDesc::MEANING != wanted || d.len == 0 {
+                    return n;
+                }
+                let Ok(id) = DriverFault::head(d.id, self.size) else { return n };
+                let Some(host) = memory.translate(d.addr, d.len) else { return n };
+                found[n] = Whole { host, len: d.len, id };
+                n += 1;
             }
-            let Ok(id) = DriverFault::head(d.id, self.size) else { break };
-            let Some(host) = memory.translate(d.addr, d.len) else { break };
-            found[n] = Whole { host, len: d.len, id };
-            n += 1;
-            at = at.step(1, self.size);
+            at = at.step(run as u16, self.size);
         }
         n
     }
@@ -211,6 +216,25 @@ impl Side for PackedSide {
     fn give_back(&mut self, id: u16, span: u16, len: u32) {
         self.put(id, span, len);
         self.next = self.next.step(span, self.size);
+    }
+
+    /// The position stays in registers: kept in memory, it would be waited for at each chain.
+    #[inline(always)]
+    fn give_back_group(&mut self, chains: &[Whole]) {
+        let Some((first, rest)) = chains.split_first() else { return };
+        self.give_back(first.id, 1, first.len);
+        if self.inflight.is_some() {
+            return rest.iter().for_each(|w| self.give_back(w.id, 1, w.len));
+        }
+        let mut at = self.used;
+        for w in rest {
+            let written = if w.len > 0 { DESC_WRITE } else { 0 };
+            let d = PackedDesc { addr: 0, len: w.len, id: w.id, flags: at.used() | written };
+            self.ring.set_used_desc(at.offset(), d);
+            at = at.step(1, self.size);
+        }
+        self.used = at;
+        self.next = self.next.step(rest.len() as u16, self.size);
     }
 
     #[inline(always)]

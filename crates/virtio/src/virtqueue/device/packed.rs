@@ -239,6 +239,10 @@ impl Side for PackedSide {
 
     #[inline(always)]
     fn give_back_read(&mut self, id: u16, span: u16) {
+        // A driver that changes its flags meanwhile can have more descriptors than the ring.
+        if self.batch.1 > self.size - span {
+            self.end_batch();
+        }
         self.batch = (id, self.batch.1 + span);
         self.next = self.next.step(span, self.size);
     }

@@ -7,15 +7,20 @@ NETMEM=${NETMEM:-$(dirname "${BASH_SOURCE[0]}")/../../target/release/netmem}
 DRIVER_CPU=${DRIVER_CPU:-0}                            # where the side under test polls
 DEVICE_CPU=${DEVICE_CPU:-1}                            # where its back end polls
 
-# virtio_user's split-ring receive paths. in_order=1 is its default and wins over vectorized=1 without a word; mrg_rxbuf=1, the
-# other default, rules it out too. Each run therefore checks in the log which path was really taken.
+# virtio_user's receive paths. On a split ring, in_order=1 is its default and wins over vectorized=1 without a word; mrg_rxbuf=1, the
+# other default, rules it out too. On a packed ring vectors need in_order=1, and AVX-512. Each run therefore checks in the log which
+# path was really taken.
 declare -A VIRTIO_USER=(
     [virtio_user]=""
     [virtio_user_vec]=",mrg_rxbuf=0,in_order=0,vectorized=1"
+    [virtio_user_packed]=",packed_vq=1,mrg_rxbuf=0"
+    [virtio_user_packed_vec]=",packed_vq=1,mrg_rxbuf=0,in_order=1,vectorized=1"
 )
 declare -A RX_PATH=(
     [virtio_user]="inorder|mergeable buffer"           # in order if the back end offers it, as DPDK's does
     [virtio_user_vec]="vectorized"
+    [virtio_user_packed]="packed ring standard"
+    [virtio_user_packed_vec]="packed ring vectorized"
 )
 
 skip() { echo "skipped: $*"; exit 0; }
@@ -27,6 +32,7 @@ declare -A PID=()                                      # background processes by
 TMP=
 HUGEPAGES=/sys/kernel/mm/hugepages/hugepages-2048kB
 HUGEPAGES_BEFORE=
+EAL=()                                                 # more options for DPDK
 NETNS=()                                               # `ip netns exec NAME` where a side must run in one
 
 cleanup() {
@@ -127,7 +133,7 @@ testpmd() {
     shift 4
     # By lines, or its tables would only reach a file when it ends.
     start "$name" "${NETNS[@]}" stdbuf -oL dpdk-testpmd -l "$main,$cpu" --main-lcore "$main" --no-pci --no-telemetry -m 128 --in-memory \
-        --single-file-segments --file-prefix="netmem-$$-$name" --log-level='pmd.net.virtio.init:info' "${vdevs[@]/#/--vdev=}" \
+        "${EAL[@]}" --single-file-segments --file-prefix="netmem-$$-$name" --log-level='pmd.net.virtio.init:info' "${vdevs[@]/#/--vdev=}" \
         -- -i --total-num-mbufs=16384 --nb-cores=1 --forward-mode="$mode" --record-core-cycles "$@"
     await "$name" '^testpmd>'
     tell "$name" start
@@ -149,7 +155,9 @@ netmem_device() {
 
 # run_virtio_user KIND SOCKET
 run_virtio_user() {
-    local log=$TMP/front.log pps cycles mhz
+    local log=$TMP/front.log pps cycles mhz EAL=()
+    # Vectors of 512 bits are only used where they are asked for.
+    [[ $1 != virtio_user_packed_vec ]] || EAL=(--force-max-simd-bitwidth=512)
     testpmd front "$DRIVER_CPU" "virtio_user0,path=$2,queues=1,queue_size=1024${VIRTIO_USER[$1]}" rxonly
     await front "using (${RX_PATH[$1]}) Rx path"
     sleep 1
@@ -172,7 +180,7 @@ run_virtio_user() {
 # netmem_perf DEVICE ALLOC: the JSON report.
 netmem_perf() {
     "$NETMEM" perf --device "$1" --mode "${MODE:-small}" --size 64 --alloc "$2" --queues 1 --consumer same \
-        --xdp "${XDP:-drop}" --ring "${RING:-1024}" --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
+        --xdp "${XDP:-drop}" --ring "${RING:-1024}" ${RING_FEATURES:+--ring-features "$RING_FEATURES"} --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
 }
 
 # netmem_row ALLOC: from that report, if every page came home.

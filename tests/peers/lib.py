@@ -232,7 +232,7 @@ class Device:
     """`netmem device`, listening on `TMP/NAME.sock` or connecting to it."""
 
     def __init__(self, name, port, connect=False, words=(), queues=1):
-        self.name, self.port, self.connect, self.words = name, port, connect, ["--queues", queues, *words]
+        self.name, self.port, self.connect, self.words = name, port, connect, ["--queues", queues, "--threads", queues, *words]
         self.socket = TMP / f"{name}.sock"
         self.start()
 

@@ -155,6 +155,12 @@ fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], tota
 #[cold]
 fn header(offloads: Offloads, wire: &mut [u8]) -> Result<(), DropReason> {
     let (bytes, frame) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
+    // Without any offload the header says nothing, and not every driver clears it: DPDK's vectorised transmission sends what a buffer
+    // had there from its last use.
+    if offloads == Offloads::default() {
+        *bytes = VnetHdr::PLAIN.to_bytes();
+        return Ok(());
+    }
     let checked = offloads.check(VnetHdr::from_bytes(*bytes), frame.len()).map_err(|fault| match fault {
         HeaderFault::NotNegotiated => DropReason::NotNegotiated,
         HeaderFault::Nonsense => DropReason::BadHeader,

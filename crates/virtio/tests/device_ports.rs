@@ -431,6 +431,24 @@ fn queues_of_other_processes_are_counted() {
     drop(mine);
 }
 
+/// A queue whose pair the driver has given up is detached, and its flows' frames come by the queues that are left. The first stays.
+#[test]
+fn a_queue_that_is_not_served_gets_no_frames() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 3, false).unwrap();
+    let Some(3) = Tap::attached(&name) else { return skip("no sysfs") };
+    for (queue, served, attached) in
+        [(1, false, 2), (1, false, 2), (2, false, 1), (0, false, 1), (2, true, 2), (0, true, 2), (1, true, 3)]
+    {
+        taps[queue].served(served);
+        assert_eq!(Tap::attached(&name), Some(attached), "queue {queue}, served: {served}");
+    }
+    assert!(taps.iter_mut().all(|tap| tap.take_error().is_none() && tap.peek().is_none()));
+}
+
 /// A pipe is read as far as its writer goes, and a pipe without one is named instead of waited for.
 #[test]
 fn captures_from_pipes() {

@@ -68,6 +68,8 @@ pub struct Tap {
     dead: bool,
     /// Whether the queue's ring takes frames, so that this queue is read.
     served: bool,
+    /// Whether the kernel gives frames to this queue; None for the first queue of a tap, which always has some.
+    attached: Option<bool>,
 }
 
 impl Tap {
@@ -88,7 +90,8 @@ impl Tap {
             if !(1..=256).contains(&queues) {
                 return Err(TapError::Queues { asked: queues });
             }
-            let taps = (0..queues).map(|_| Self::queue(name, queues > 1)).collect::<Result<Vec<_>, _>>()?;
+            let mut taps = (0..queues).map(|_| Self::queue(name, queues > 1)).collect::<Result<Vec<_>, _>>()?;
+            taps.iter_mut().skip(1).for_each(|tap| tap.attached = Some(true));
             if up {
                 link_up(name)?;
             }
@@ -137,6 +140,7 @@ impl Tap {
             error: None,
             dead: false,
             served: false,
+            attached: None,
         };
         tap.offload(0)?;
         Ok(tap)
@@ -165,6 +169,20 @@ impl Tap {
                 false
             }
         }
+    }
+
+    /// Has the kernel give frames to this queue, or to the others only. The kernel sends a flow's frames to the queue that the flow last
+    /// came from, so without this they would wait in the queue of a pair that the driver has just given up.
+    #[cold]
+    fn attach(&mut self, attach: bool) {
+        let mut request = request("");
+        let flag = if attach { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
+        request.ifr_ifru.ifru_flags = flag as libc::c_short;
+        if let Err(e) = ioctl(&self.file, "TUNSETQUEUE", libc::TUNSETQUEUE, &mut request) {
+            let verb = if attach { "attached" } else { "detached" };
+            tracing::warn!("tap {}: a queue could not be {verb}: {e}", self.name);
+        }
+        self.attached = Some(attach);
     }
 
     /// How many queues of the interface `name` processes have attached, this one's included; none if sysfs does not show
@@ -278,8 +296,12 @@ impl Port for Tap {
         (!self.dead).then(|| self.file.as_fd())
     }
 
+    #[inline]
     fn served(&mut self, served: bool) {
         self.served = served;
+        if self.attached.is_some_and(|attached| attached != served) {
+            self.attach(served);
+        }
     }
 
     fn left(&mut self) -> u64 {

@@ -18,7 +18,7 @@ SOL_PACKET, PACKET_VNET_HDR = 263, 15
 NEEDS_CSUM, TCPV4, TCPV6 = 1, 1, 4
 SEGMENT = 800
 # Features of the ring, as virtio_user asks for them.
-ROWS = {"split": "packed_vq=0,in_order=0"}
+ROWS = {"split": "packed_vq=0,in_order=0", "packed": "packed_vq=1,in_order=0"}
 
 
 def checksum(data):

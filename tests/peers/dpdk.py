@@ -21,8 +21,18 @@ ROWS = {
     "split": ("mrg_rxbuf=1,in_order=0", "mergeable buffer", "standard"),
     "split-small": ("mrg_rxbuf=0,in_order=0", "standard", "standard"),
     "split-vectorized": ("mrg_rxbuf=0,in_order=0,vectorized=1", "vectorized", "standard"),
+    "split-in-order": ("mrg_rxbuf=1,in_order=1", "inorder", "inorder"),
+    "split-in-order-small": ("mrg_rxbuf=0,in_order=1", "inorder", "inorder"),
+    "packed": ("packed_vq=1,mrg_rxbuf=1,in_order=0", "packed ring mergeable buffer", "packed ring standard"),
+    "packed-small": ("packed_vq=1,mrg_rxbuf=0,in_order=0", "packed ring standard", "packed ring standard"),
+    "packed-in-order": ("packed_vq=1,mrg_rxbuf=1,in_order=1", "packed ring mergeable buffer", "packed ring standard"),
+    "packed-in-order-small": ("packed_vq=1,mrg_rxbuf=0,in_order=1", "packed ring standard", "packed ring standard"),
+    # Only with AVX-512, with in-order, and each ring by itself: a mergeable receive ring is not vectorised, and its transmit ring is.
+    "packed-vectorized": ("packed_vq=1,mrg_rxbuf=0,in_order=1,vectorized=1", "packed ring vectorized", "packed ring vectorized"),
+    "packed-vectorized-tx": ("packed_vq=1,mrg_rxbuf=1,in_order=1,vectorized=1", "packed ring mergeable buffer", "packed ring vectorized"),
     # virtio_user listens, and the device connects.
     "split-server": ("server=1,mrg_rxbuf=1,in_order=0", "mergeable buffer", "standard"),
+    "packed-server": ("server=1,packed_vq=1,mrg_rxbuf=1,in_order=0", "packed ring mergeable buffer", "packed ring standard"),
 }
 
 

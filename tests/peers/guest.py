@@ -25,7 +25,9 @@ PLAIN = "csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,
 PAIRS = "mq=on,vectors=6,host_mtu=9000,event_idx=on"
 # Name: queue pairs, the MTU, properties of the card.
 CARDS = {
+    "packed": (2, 9000, f"packed=on,{PAIRS}"),
     "split": (2, 9000, f"packed=off,{PAIRS}"),
+    "packed-plain": (1, 1500, f"packed=on,event_idx=off,mrg_rxbuf=off,vectors=0,{PLAIN}"),
     "split-plain": (1, 1500, f"packed=off,event_idx=off,vectors=0,{PLAIN}"),
 }
 # What `ethtool -k` of a card with offloads has on.
@@ -100,8 +102,8 @@ for index, (name, (queues, mtu, card)) in enumerate(CARDS.items()):
     if index > 0:
         options += card_at(devices[name].socket, "reconnect-ms=100", f"mac=02:00:00:00:00:{index:02},romfile=,{card}", index, queues)
 start("iperf3", *debian13("usr/bin/iperf3"), "-s")
-queues, _, card = CARDS["split"]
-guest = Guest("guest", devices["split"].socket, card=f",romfile=,{card}", options=options, queues=queues, cpus=2)
+queues, _, card = CARDS["packed"]
+guest = Guest("guest", devices["packed"].socket, card=f",romfile=,{card}", options=options, queues=queues, cpus=2)
 print(guest.said("READY")[0])
 # Addresses are used at once: duplicates are not looked for.
 guest.sh("for file in /proc/sys/net/ipv6/conf/*/accept_dad; do echo 0 > $file; done; echo 0 > /proc/sys/net/ipv6/conf/all/disable_ipv6")
@@ -116,7 +118,7 @@ for index, (name, (queues, mtu, card)) in enumerate(CARDS.items()):
         echoes(address, 200)
     guest.sh(f"ip addr add {address6}/64 dev {eth}")
     features = guest.sh(f"cat /sys/class/net/{eth}/device/features")
-    for bit, word in [(PACKED, "packed=on")]:
+    for bit, word in [(PACKED, "packed=on"), (EVENT_IDX, "event_idx=on")]:
         if (features[bit] == "1") != (word in card):
             fail(f"{name}: feature {bit} is {features[bit]}")
     if guest.sh(f"cat /sys/class/net/{eth}/mtu") != str(mtu):

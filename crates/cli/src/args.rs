@@ -86,6 +86,14 @@ pub(crate) struct PerfArgs {
     /// What rings are like, which the device must be able to do: split or packed, and event-idx, indirect, in-order
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split")]
     pub(crate) ring_features: Vec<RingArg>,
+    /// How long the driver polls after the last packet before it sleeps: 0 (it sleeps at once) to forever. If it sleeps,
+    /// wake-ups are measured at fixed rates, with the first mode and size [default: forever]
+    #[arg(long, value_name = "MICROSECONDS|forever")]
+    pub(crate) spin: Option<Spin>,
+    /// Packets per second that the generator sends to a driver that sleeps, one measurement for each [default:
+    /// 1000,10000,100000,1000000]
+    #[arg(long, value_name = "PPS,..", value_delimiter = ',')]
+    pub(crate) rate: Vec<u64>,
     /// Lock the memory of pages in RAM
     #[arg(long)]
     pub(crate) lock: bool,

@@ -46,6 +46,28 @@ fn balances(report: &Value) {
     }
 }
 
+/// A driver that sleeps is woken for packets at a fixed rate, whichever way it asks for signals, and the report says how often.
+#[test]
+fn a_driver_that_sleeps() {
+    let report = json(&run(&["--spin", "20", "--rate", "500", "--duration", "0.2", "--json"]));
+    let rows = report["rows"].as_array().unwrap();
+    let events: Vec<_> = rows.iter().map(|row| row["events"].as_str().unwrap()).collect();
+    assert_eq!(events, ["flag", "index"]);
+    for row in rows {
+        let [wakeups, sleeps] = ["wakeups", "sleeps"].map(|key| row[key].as_u64().unwrap());
+        assert!(wakeups > 0 && wakeups <= sleeps, "{row}");
+        assert!(row["signals_per_packet"].as_f64().unwrap() > 0.0, "{row}");
+        let q = &row["idle_to_busy_ns"];
+        let [p50, max] = ["p50", "max"].map(|key| q[key].as_u64().unwrap());
+        assert!(p50 > 100 && p50 <= max, "{row}");
+        let counted: u64 = row["histogram"].as_array().unwrap().iter().map(|step| step[1].as_u64().unwrap()).sum();
+        assert!(counted > 0 && counted <= wakeups, "{row}");
+    }
+    let output = run(&["--spin", "20", "--rate", "500", "--duration", "0.1"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("idle to busy at 500 packets/s, index:"), "{text}");
+}
+
 /// The contract of `--json`; proves PERF-3, and POOL-1 and POOL-5 as a user sees them.
 #[test]
 fn json_fulfils_the_contract_and_pages_balance() {

@@ -94,7 +94,7 @@ struct Driven {
 }
 
 /// Ends the other workers when the scope that they are in is left, however that happens.
-struct Halt<'a>(&'a AtomicBool);
+pub(super) struct Halt<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Halt<'_> {
     fn drop(&mut self) {

@@ -2,6 +2,7 @@
 //!
 //! [`plan`] checks what was asked and lists the variants; [`engine`] measures one of them once; [`suite`] runs all of them,
 //! interleaved; [`crate::stats`] makes numbers of the runs; [`table`] and [`json`] show them. [`against`] compares two builds.
+//! [`sleep`] measures a driver that sleeps, at fixed rates.
 
 mod against;
 mod driver;
@@ -9,6 +10,7 @@ mod engine;
 mod error;
 mod json;
 mod plan;
+mod sleep;
 mod suite;
 mod table;
 
@@ -26,6 +28,9 @@ pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let pairs = plan.variants.iter().map(|v| usize::from(v.queues)).max().unwrap_or(1);
     limits::descriptors(4 * (2 * pairs + 1) + 3 * pairs + 16, &format!("perf with {pairs} queue pair(s)"))?;
     let stop = signals::stop_flag()?;
+    if let Some(spin) = plan.spin {
+        return sleep::run(&plan, spin, &stop);
+    }
     if let Some(other) = &args.against {
         return against::run(other, &plan, &stop);
     }

@@ -4,6 +4,7 @@ use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfAr
 use crate::cpus::{self, Placement};
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
+use netmem::virtio::Spin;
 use netmem::virtio::net::MIN_FRAME;
 use std::time::Duration;
 
@@ -69,6 +70,8 @@ impl Variant {
     }
 }
 
+/// Packets per second to a driver that sleeps: from one that sleeps before each to one that does not get to it.
+const RATES: [u64; 4] = [1000, 10_000, 100_000, 1_000_000];
 /// How long a person waits who only wants to see it.
 const BUDGET: Duration = Duration::from_secs(27);
 
@@ -92,6 +95,10 @@ pub(crate) struct Plan {
     pub(crate) ring_features: u64,
     pub(crate) lock: bool,
     pub(crate) json: bool,
+    /// How long the driver polls before it sleeps; None: it polls only.
+    pub(crate) spin: Option<Duration>,
+    /// Packets per second to a driver that sleeps.
+    pub(crate) rates: Vec<u64>,
 }
 
 impl Plan {
@@ -114,13 +121,18 @@ impl Plan {
             );
         }
         let listens = matches!(port, PortArg::Tap(_));
+        let spin = args.spin.and_then(Spin::poll_for);
         Ok(Self {
             device: device(args),
             xdp: args.xdp,
             variants,
             cpus,
             allowed: allowed.to_vec(),
-            duration: args.duration.unwrap_or(Duration::from_millis(if listens { 10_000 } else { 50 })),
+            duration: args.duration.unwrap_or(Duration::from_millis(match (listens, spin) {
+                (true, _) => 10_000,
+                (_, Some(_)) => 1000,
+                _ => 50,
+            })),
             // Where every frame counts, all of them are counted.
             warmup: Duration::from_millis(if listens { 0 } else { 20 }),
             // Many short runs, taken in turns: what disturbs the machine for a second then disturbs both sides of a pair.
@@ -130,6 +142,8 @@ impl Plan {
             ring_features: RingArg::features(&args.ring_features),
             lock: args.lock,
             json: args.json,
+            spin,
+            rates: if args.rate.is_empty() { RATES.to_vec() } else { args.rate.clone() },
             port,
         })
     }
@@ -154,6 +168,18 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     let foreign = device(args) != DeviceArg::Embedded;
     if foreign && args.port.is_some() {
         return BadArgument::new("--port is for the embedded device; a vhost-user backend has ports of its own");
+    }
+    let sleeps = args.spin.and_then(Spin::poll_for).is_some();
+    if sleeps && (foreign || *port != PortArg::Gen || args.against.is_some()) {
+        return BadArgument::new(
+            "--spin: wake-ups are measured with the embedded device and its generator, without --against",
+        );
+    }
+    if !args.rate.is_empty() && !sleeps {
+        return BadArgument::new("--rate is for a driver that sleeps; say after how long, with --spin MICROSECONDS");
+    }
+    if args.rate.iter().any(|rate| !(1..=100_000_000).contains(rate)) {
+        return BadArgument::new("--rate: 1 to 100000000 packets per second are possible");
     }
     if args.runs == Some(0) {
         return BadArgument::new("--runs 0: at least one run is needed");
@@ -336,6 +362,11 @@ mod tests {
             ("--duration 3m", "suffix `m`"),
             ("--device xsk:eth0", "AF_XDP"),
             ("--alloc pool --mode big", "no pool"),
+            ("--spin 50 --port tap:t", "embedded device"),
+            ("--spin x", "forever"),
+            ("--rate 1000", "--spin"),
+            ("--spin forever --rate 1000", "--spin"),
+            ("--spin 50 --rate 0", "--rate"),
         ] {
             let error = plan(args).unwrap_err();
             assert!(error.contains(says), "{args}: {error}");

@@ -1,0 +1,391 @@
+//! `netmem perf --spin`: a driver that sleeps, at fixed rates. How often it is woken, for how many packets, and how long the first
+//! packet of a wake-up was on its way.
+//!
+//! ```text
+//!   CPU device   NetDevice::poll ── Paced: a frame each 1/rate s, with the time in it ── rings ──┐
+//!   CPU net      PollThenSleep: polls, sleeps, is woken ── the first frame after a wake-up ◄──────┘ its age: idle to busy
+//! ```
+//!
+//! The embedded device polls all the time, so what is measured is the driver's side: the policy is the same in every row, and
+//! only the rate and the kind of events differ.
+
+use super::error::PerfError;
+use super::plan::Plan;
+use crate::cpus::pin;
+use crate::machine::Machine;
+use comfy_table::{CellAlignment, Table, presets};
+use hdrhistogram::Histogram;
+use netmem::device::port::{Gen, Port, PortError};
+use netmem::device::{NetDevice, Options, Stats};
+use netmem::packet::{PollThenSleep, SleepStats, Turn};
+use netmem::virtio::net::{VnetHdr, feature};
+use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+use quanta::Clock;
+use serde::Serialize;
+use std::fmt::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Frames that a poll takes at most.
+const BUDGET: usize = 256;
+/// Where a frame has the time at which it was sent: behind the headers of Ethernet, IPv4 and UDP.
+const STAMP: usize = 42;
+/// How the driver asks for signals, and the feature of rings for that.
+const EVENTS: [(&str, u64); 2] = [("flag", 0), ("index", feature::EVENT_IDX)];
+/// The longest sleep, for a look at the time and at signals.
+const NAP: Duration = Duration::from_millis(50);
+/// The longest age that is told from longer ones.
+const AGE_NS: u64 = 1_000_000_000;
+/// A generator that is so far behind its rate does not catch up.
+const BEHIND_NS: u64 = 2_000_000;
+
+/// Sends the generator's frame at a fixed rate, with the time in it.
+struct Paced {
+    wire: Box<[u8]>,
+    clock: Clock,
+    begin: u64,
+    interval_ns: f64,
+    /// When the next frame is due, in ns since `begin`.
+    due_ns: f64,
+}
+
+impl Paced {
+    fn new(size: usize, rate: u64, clock: &Clock) -> Result<Self, PortError> {
+        let mut wire = VnetHdr::PLAIN.to_bytes().to_vec();
+        wire.extend_from_slice(Gen::new(size, None)?.frame());
+        // The UDP checksum, which would be wrong: none.
+        wire[VnetHdr::LEN + 40..VnetHdr::LEN + 42].fill(0);
+        let interval_ns = 1e9 / rate.max(1) as f64;
+        Ok(Self { wire: wire.into(), clock: clock.clone(), begin: clock.raw(), interval_ns, due_ns: 0.0 })
+    }
+}
+
+impl Port for Paced {
+    const WANTS_BYTES: bool = false;
+    const FEATURES: u64 = Gen::FEATURES;
+
+    #[inline]
+    fn peek(&mut self) -> Option<&[u8]> {
+        let now = self.clock.raw();
+        let behind_ns = self.clock.delta_as_nanos(self.begin, now) as f64 - self.due_ns;
+        if behind_ns < 0.0 {
+            return None;
+        }
+        if behind_ns > BEHIND_NS as f64 {
+            self.due_ns += behind_ns;
+        }
+        self.wire[VnetHdr::LEN + STAMP..][..8].copy_from_slice(&now.to_le_bytes());
+        Some(&self.wire)
+    }
+
+    #[inline]
+    fn consume(&mut self) {
+        self.due_ns += self.interval_ns;
+    }
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        true
+    }
+}
+
+/// What is measured in a row.
+struct Variant {
+    rate: u64,
+    events: &'static str,
+    features: u64,
+}
+
+/// What a row has measured.
+struct Measured {
+    seconds: f64,
+    frames: u64,
+    sleeps: SleepStats,
+    /// Signals that the device has sent.
+    signals: u64,
+    /// Time that the driver's thread ran.
+    busy_s: f64,
+    /// Ages of the packets that ended a sleep, in nanoseconds.
+    idle_to_busy: Histogram<u64>,
+}
+
+/// A row of the report.
+#[derive(Debug, Serialize)]
+struct Row {
+    rate: u64,
+    events: &'static str,
+    received_per_s: f64,
+    sleeps: u64,
+    wakeups: u64,
+    packets_per_wakeup: f64,
+    signals_per_packet: f64,
+    cpu_pct: f64,
+    idle_to_busy_ns: Quantiles,
+    /// Upper bound in ns, and how many were up to it and above the one before.
+    histogram: Vec<(u64, u64)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Quantiles {
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    p999: u64,
+    max: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    netmem: &'static str,
+    command: &'static str,
+    machine: Machine,
+    spin_us: u128,
+    size: usize,
+    rows: Vec<Row>,
+}
+
+/// Measures a driver that sleeps after `spin` without packets, at each of the plan's rates.
+pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Result<()> {
+    let (mode, size) = plan.variants.first().map_or((RxMode::Small, 64), |v| (v.mode, v.size.unwrap_or(64)));
+    let clock = Clock::new();
+    let mut report = Report {
+        netmem: env!("CARGO_PKG_VERSION"),
+        command: "perf",
+        machine: Machine::new("as available".into()),
+        spin_us: spin.as_micros(),
+        size,
+        rows: Vec::new(),
+    };
+    for &rate in &plan.rates {
+        for (events, features) in EVENTS {
+            let variant = Variant { rate, events, features };
+            let measured = measure(plan, &variant, mode, size, spin, &clock, stop)?;
+            report.rows.push(Row::new(&variant, &measured));
+        }
+    }
+    if plan.json { crate::output::json(&report) } else { crate::output::print(&render(plan, &report)) }
+}
+
+fn measure(
+    plan: &Plan,
+    v: &Variant,
+    mode: RxMode,
+    size: usize,
+    spin: Duration,
+    clock: &Clock,
+    stop: &AtomicBool,
+) -> Result<Measured, PerfError> {
+    let io = |what| move |source| PerfError::Io { what, source };
+    let mut device = NetDevice::new(Options::default(), |_| Paced::new(size, v.rate, clock))?;
+    let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
+    let connection = device.control().serve(back)?;
+    let (stats, halt) = (device.stats(), AtomicBool::new(false));
+    let cpus = plan.cpus;
+    let measured = std::thread::scope(|scope| {
+        let generator = || {
+            pin(cpus.device);
+            while !halt.load(Ordering::Relaxed) {
+                device.poll();
+                super::driver::idle(cpus.device == cpus.net);
+            }
+        };
+        std::thread::Builder::new()
+            .name("netmem-device".into())
+            .spawn_scoped(scope, generator)
+            .map_err(io("a thread"))?;
+        let _ends = super::engine::Halt(&halt);
+        pin(cpus.net);
+        drive(plan, v, mode, size, spin, clock, stop, front, &stats)
+    });
+    drop(connection);
+    measured
+}
+
+#[allow(clippy::too_many_arguments, reason = "one measurement")]
+fn drive(
+    plan: &Plan,
+    v: &Variant,
+    mode: RxMode,
+    size: usize,
+    spin: Duration,
+    clock: &Clock,
+    stop: &AtomicBool,
+    front: UnixStream,
+    stats: &Stats,
+) -> Result<Measured, PerfError> {
+    let io = |what| move |source| PerfError::Io { what, source };
+    let name = || format!("{mode}-{size} at {}/s", v.rate);
+    let options = NetOptions::new(mode)
+        .ring_size(plan.ring)
+        .max_frame(size)
+        .lock(plan.lock)
+        .ring_features(plan.ring_features & !feature::EVENT_IDX | v.features);
+    let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
+    let (_net, mut pairs) =
+        VirtioNet::probe(backend, options).map_err(|source| PerfError::Driver { variant: name(), source })?;
+    let rx = &mut pairs[0].rx;
+    let mut pause = PollThenSleep::new(spin);
+    let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
+    // A tenth of the time before the counters are looked at, and two packets at least.
+    let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
+    let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
+    let mut woken = false;
+    loop {
+        let (mut first, mut frames) = (None, 0);
+        rx.poll(|poll| {
+            frames = poll.receive(BUDGET, &mut |packet: Packet<PeerShared>| {
+                if woken && first.is_none() {
+                    let mut stamp = [0; 8];
+                    let sent = packet.copy_to(STAMP, &mut stamp).map(|()| u64::from_le_bytes(stamp));
+                    first = sent.ok().map(|sent| clock.delta_as_nanos(sent, clock.raw()));
+                }
+            });
+        });
+        if let Some(age) = first {
+            woken = false;
+            if warm {
+                ages.saturating_record(age.max(1));
+            }
+        }
+        let elapsed = clock.delta_as_nanos(begin, clock.raw());
+        if !warm && elapsed >= run_ns / 10 {
+            (warm, begin) = (true, clock.raw());
+            before = Before::now(rx.stats().frames, pause.stats(), stats);
+        } else if warm && elapsed >= run_ns {
+            break;
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(PerfError::Interrupted);
+        }
+        if let Some(source) = rx.stats().stopped {
+            return Err(PerfError::Broken { variant: name(), source });
+        }
+        woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(io("poll"))? == Turn::Woken;
+    }
+    let seconds = clock.delta_as_nanos(begin, clock.raw()) as f64 / 1e9;
+    let after = Before::now(rx.stats().frames, pause.stats(), stats);
+    let mut sleeps = after.sleeps;
+    sleeps.sleeps -= before.sleeps.sleeps;
+    sleeps.wakeups -= before.sleeps.wakeups;
+    Ok(Measured {
+        seconds,
+        frames: after.frames - before.frames,
+        sleeps,
+        signals: after.signals - before.signals,
+        busy_s: after.busy_s - before.busy_s,
+        idle_to_busy: ages,
+    })
+}
+
+/// Counters at the beginning of a measurement.
+#[derive(Default)]
+struct Before {
+    frames: u64,
+    sleeps: SleepStats,
+    signals: u64,
+    busy_s: f64,
+}
+
+impl Before {
+    fn now(frames: u64, sleeps: SleepStats, stats: &Stats) -> Self {
+        Self { frames, sleeps, signals: stats.calls.load(Ordering::Relaxed), busy_s: thread_s() }
+    }
+}
+
+/// How long this thread has run, in seconds.
+fn thread_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+impl Row {
+    fn new(v: &Variant, m: &Measured) -> Self {
+        let at = |quantile| m.idle_to_busy.value_at_quantile(quantile);
+        let per = |n: u64, of: u64| if of == 0 { 0.0 } else { n as f64 / of as f64 };
+        let steps = m.idle_to_busy.iter_log(1000, 2.0);
+        Self {
+            rate: v.rate,
+            events: v.events,
+            received_per_s: m.frames as f64 / m.seconds,
+            sleeps: m.sleeps.sleeps,
+            wakeups: m.sleeps.wakeups,
+            packets_per_wakeup: per(m.frames, m.sleeps.wakeups),
+            signals_per_packet: per(m.signals, m.frames),
+            cpu_pct: m.busy_s / m.seconds * 100.0,
+            idle_to_busy_ns: Quantiles {
+                p50: at(0.5),
+                p90: at(0.9),
+                p99: at(0.99),
+                p999: at(0.999),
+                max: m.idle_to_busy.max(),
+            },
+            histogram: steps
+                .map(|step| (step.value_iterated_to() + 1, step.count_since_last_iteration()))
+                .skip_while(|step| step.1 == 0)
+                .collect(),
+        }
+    }
+}
+
+fn render(plan: &Plan, report: &Report) -> String {
+    let (m, cpus) = (&report.machine, plan.cpus);
+    let mut out = format!(
+        "netmem {} · {} CPUs (net {}, device {}) · Linux {} · frames of {} bytes\n\
+         the driver polls for {} us after the last packet, then sleeps; {} s for each row\n\n",
+        report.netmem,
+        m.cpus,
+        cpus.net,
+        cpus.device,
+        m.kernel,
+        report.size,
+        report.spin_us,
+        plan.duration.as_secs_f64(),
+    );
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "rate",
+        "events",
+        "received/s",
+        "wake-ups",
+        "packets each",
+        "signals/pkt",
+        "CPU",
+        "idle to busy, us",
+    ]);
+    for row in &report.rows {
+        let us = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
+        let q = &row.idle_to_busy_ns;
+        let latency = match row.histogram.is_empty() {
+            true => "never asleep".into(),
+            false => format!("{} (99 %: {}, max {})", us(q.p50), us(q.p99), us(q.max)),
+        };
+        table.add_row([
+            row.rate.to_string(),
+            row.events.into(),
+            format!("{:.0}", row.received_per_s),
+            row.wakeups.to_string(),
+            if row.wakeups == 0 { "-".into() } else { format!("{:.1}", row.packets_per_wakeup) },
+            format!("{:.3}", row.signals_per_packet),
+            format!("{:.1} %", row.cpu_pct),
+            latency,
+        ]);
+    }
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if (2..7).contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let _ = writeln!(out, "{table}");
+    // Where the driver sleeps most.
+    for row in report.rows.iter().filter(|row| row.rate == report.rows[0].rate && !row.histogram.is_empty()) {
+        let _ = writeln!(out, "\nidle to busy at {} packets/s, {}:", row.rate, row.events);
+        let most = row.histogram.iter().map(|step| step.1).max().unwrap_or(1).max(1);
+        for &(bound, count) in &row.histogram {
+            let bar = "#".repeat(usize::try_from(count * 50 / most).unwrap_or(0));
+            let _ = writeln!(out, "{:>8} us {count:>8} {bar}", format!("< {}", bound / 1000));
+        }
+    }
+    out
+}

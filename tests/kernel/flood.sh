@@ -25,8 +25,9 @@ ip netns add "$ns"
 NETNS=(ip netns exec "$ns")
 "${NETNS[@]}" sysctl -qw net.ipv6.conf.default.disable_ipv6=1
 
-# It runs until it is told to end, however long sending takes here.
-"${NETNS[@]}" "$NETMEM" perf --device embedded --port "tap:$tap" --mode mergeable --alloc pool --consumer same \
+# In small mode the tap gets no segmentation offload, so that each frame of a segmented send counts once here and there. The run ends
+# when it is told to, however long sending takes here.
+"${NETNS[@]}" "$NETMEM" perf --device embedded --port "tap:$tap" --mode small --alloc pool --consumer same \
     --duration 3600 --runs 1 --json > "$TMP/perf.json" 2> "$TMP/perf.log" &
 PID[perf]=$!
 until [[ -n $(ip -n "$ns" link show "$tap" 2> /dev/null) ]]; do

@@ -143,6 +143,12 @@ mod peers {
         script("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
+    /// The same with packed rings, whose position and wrap counters move with the guest. Proves NET-7 and NET-11.
+    #[test]
+    fn a_guest_with_packed_rings_migrates() {
+        script("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
+    }
+
     /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and listening: what the device sends
     /// back is byte for byte what was sent. Proves NET-7.
     #[test]

@@ -16,9 +16,10 @@ dpdk_vhost "$TMP/vhost.sock"
 for ((run = 1; run <= RUNS; run++)); do
     echo "run $run of $RUNS" >&2
     for variant in "${packed[@]}" "${split[@]}"; do
+        ring=${variant#netmem_}
         case $variant in
-            netmem_*_drop) RING_FEATURES=${variant//@(netmem_|_drop)/} XDP=drop run_netmem "$TMP/vhost.sock" ;;
-            netmem_*) RING_FEATURES=${variant#netmem_} XDP=pass run_netmem "$TMP/vhost.sock" ;;
+            netmem_*_drop) RING_FEATURES=${ring%_drop} XDP=drop run_netmem "$TMP/vhost.sock" ;;
+            netmem_*) RING_FEATURES=$ring XDP=pass run_netmem "$TMP/vhost.sock" ;;
             *) run_virtio_user "$variant" "$TMP/vhost.sock" ;;
         esac
         record "$variant"

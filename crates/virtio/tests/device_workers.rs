@@ -263,7 +263,7 @@ fn the_removal_of_memory_waits_for_the_pass_that_may_use_it() {
     });
 }
 
-/// A driver that shares no kick descriptor for a ring notifies nobody of it. The thread that serves the ring polls it, and the
+/// A driver that shares no kick descriptor for a ring sends no notifications for it. The thread that serves the ring polls it, and the
 /// other one sleeps.
 #[test]
 fn a_ring_without_a_kick_is_polled() {

@@ -48,7 +48,7 @@ pub(super) struct Ring {
     used_log: Option<u64>,
     /// As the front end said it, or where the ring stopped.
     base: Option<u32>,
-    /// Watched by the thread that serves the ring while it is here. A ring without one is polled: its driver notifies nobody.
+    /// Watched by the thread that serves the ring while it is here. A ring without one is polled: its driver sends no notifications.
     kick: Option<Kick>,
     pub(super) call: Option<Notifier>,
     err: Option<Notifier>,
@@ -122,7 +122,7 @@ impl Ring {
 
     /// Asks the driver to notify the device of the next chain, after a look at the ring. Returns whether chains are available
     /// already; none if the device cannot wait for a notification, because a chain has come since the look, the driver has
-    /// broken the rules (the next pass finds that), or it notifies nobody.
+    /// broken the rules (the next pass finds that), or it sends no notifications.
     pub(super) fn arm(&mut self) -> Option<bool> {
         let Some(queue) = &mut self.queue else { return Some(false) };
         let available = queue.refresh().ok()?;

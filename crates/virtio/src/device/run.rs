@@ -9,7 +9,7 @@
 //! | a message changes a ring | the worker's own eventfd |
 //! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
 //!
-//! A driver that shares no kick descriptor for a ring notifies nobody. A worker with such a ring does not sleep.
+//! A driver that shares no kick descriptor for a ring sends no notifications. A worker with such a ring does not sleep.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,7 +125,7 @@ impl<P: Port> Worker<P> {
 
 /// What a pair that asks for notifications waits for.
 enum Idle {
-    /// There is work already, or its driver notifies nobody.
+    /// There is work already, or its driver sends no notifications.
     No,
     UntilKicked,
     /// The receive ring has buffers: a frame of the port is awaited too.

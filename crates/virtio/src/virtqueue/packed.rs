@@ -377,7 +377,7 @@ mod tests {
                 assert!(!of(stale).is_available(turn) && !of(stale).is_used(turn));
             }
         }
-        // Fresh memory is nobody's.
+        // Fresh memory is available to neither side.
         let zero = PackedDesc::default();
         assert!(!zero.is_available(Position::START) && !zero.is_used(Position::START));
     }

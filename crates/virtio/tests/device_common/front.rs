@@ -281,7 +281,7 @@ impl Front {
         self.set_fd(request::SET_VRING_KICK, ring, fd)
     }
 
-    /// The ring has no kick descriptor: its driver notifies nobody.
+    /// The ring has no kick descriptor: its driver sends no notifications.
     pub fn set_vring_kick_none(&self, ring: usize) -> Result<()> {
         self.tell(request::SET_VRING_KICK, &u64s([ring as u64 | 1 << 8]), &[])
     }

@@ -11,10 +11,10 @@ use std::thread;
 
 use driver_common::split::{DeviceMemory, assert_split_closed, bind};
 use driver_common::*;
-use flows::{Ends, FIRST_PORT, Flows, number, numbered};
+use flows::{Ends, FIRST_PORT, Flows, number};
 use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
 use netmem_pool::PeerShared;
-use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Steered, Steering};
+use netmem_virtio::device::port::{Port, Steered, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet};
 use netmem_virtio::net::VnetHdr;
@@ -214,25 +214,4 @@ fn a_slow_user_of_one_queue_stops_no_other() {
         waited += 1;
     }
     assert!(waited > 500 && waited + steering.dropped() == 5000 - 1, "{waited} {}", steering.dropped());
-}
-
-/// A driver that wants to hear of no partial checksums gets them computed.
-#[test]
-fn an_echo_computes_what_its_driver_cannot_take() {
-    let (mut echo, whole) = (Echo::new(), numbered(7, 1));
-    for accepts in [false, true] {
-        echo.negotiated(if accepts { ALL_OFFLOADS } else { 0 }).unwrap();
-        let mut frame = whole.clone();
-        let sum = frame[26..34].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum::<u32>();
-        let sum = sum + 17 + (frame.len() - 34) as u32;
-        frame[40..42].copy_from_slice(&(((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
-        let header =
-            VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, num_buffers: 0, ..VnetHdr::PLAIN };
-        assert!(echo.send(&[&header.to_bytes()[..], &frame].concat()));
-        let back = echo.peek().unwrap().to_vec();
-        let got = VnetHdr::from_bytes(*back.first_chunk().unwrap());
-        assert_eq!(got.flags, if accepts { VnetHdr::NEEDS_CSUM } else { 0 });
-        assert_eq!(back[12 + 12..], if accepts { frame } else { whole.clone() }[12..]);
-        echo.consume();
-    }
 }

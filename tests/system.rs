@@ -63,11 +63,14 @@ fn kernel_traffic_is_accounted_for() {
 /// none: bytes arrive as they were sent. Prints the throughput of each, and the ratio. Proves NET-9.
 #[test]
 fn forwarding_between_two_taps() {
-    // Beside the binary, where the script looks for it.
+    // Beside the binary of these tests. NETMEM may be another one.
     let build = ["build", "--quiet", "--offline", "--package", "netmem", "--example", "forward"];
     let built = Command::new(env!("CARGO")).args(build).current_dir(TREE).status().unwrap();
     assert!(built.success());
-    script("tests/kernel/forward.sh", &[]);
+    script(
+        "tests/kernel/forward.sh",
+        &[Path::new(env!("CARGO_BIN_EXE_netmem")).with_file_name("examples/forward").to_str().unwrap()],
+    );
 }
 
 /// Where both guest tests find the guest; what is missing of it is made by the first.

@@ -9,7 +9,8 @@
 # hash. With iperf3, the throughput of each combination is printed, and how many times that with offloads on both sides is that
 # without any. A kernel that makes and takes segments of 64 KiB has 40 times fewer frames to look at.
 #
-# Env: NETMEM, FORWARD (the example's binary), SECS (2), MIB (32), BASE (another netmem, for the devices of one more row "off off"),
+# Argument: the example's binary, if it is not beside NETMEM.
+# Env: NETMEM, SECS (2), MIB (32), BASE (another netmem, for the devices of one more row "off off"),
 # MTU (1500), DEVICE_OPTIONS (more arguments of `netmem device`).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,8 +22,8 @@ begin 0 python3 ip
 [[ $EUID == 0 ]] || skip "network namespaces and taps need root"
 [[ -c /dev/net/tun ]] || skip "there is no /dev/net/tun"
 [[ -x $NETMEM ]] || skip "no binary at $NETMEM (cargo build --release, or set NETMEM)"
-FORWARD=${FORWARD:-$(dirname "$NETMEM")/examples/forward}
-[[ -x $FORWARD ]] || skip "no binary at $FORWARD (cargo build --release -p netmem --example forward, or set FORWARD)"
+FORWARD=${1:-$(dirname "$NETMEM")/examples/forward}
+[[ -x $FORWARD ]] || skip "no binary at $FORWARD (cargo build --release -p netmem --example forward, or name it as the argument)"
 
 a=netmem-a-$$ b=netmem-b-$$
 trap 'cleanup; for ns in $a $b; do ip netns del "$ns" 2> /dev/null || true; done' EXIT

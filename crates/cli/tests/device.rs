@@ -242,7 +242,9 @@ fn two_devices_with_one_tap_are_warned() {
     assert_eq!(comes.recv_timeout(Duration::from_secs(20)), Ok(true));
     second.signal("-TERM");
     let (status, _, err) = second.end();
-    assert!(status == Some(0) && err.contains("other processes have 2 of its 4 queues"), "{err}");
+    // The first detaches the queue of its second pair, which no front end uses, if it has had the time to.
+    let told = ["1 of its 3", "2 of its 4"].map(|n| format!("other processes have {n} queues"));
+    assert!(status == Some(0) && told.iter().any(|told| err.contains(told)), "{err}");
     first.signal("-TERM");
     assert_eq!(first.0.wait().unwrap().code(), Some(0));
 }

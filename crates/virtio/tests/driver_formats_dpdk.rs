@@ -8,6 +8,7 @@
 mod driver_common;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use driver_common::testpmd::{Dpdk, Testpmd};
 use driver_common::*;
@@ -176,8 +177,25 @@ fn checksum(bytes: &[u8]) -> u16 {
 fn offloading(socket: &Path, books: &Books) -> (VirtioNet, QueuePair) {
     let options = NetOptions::new(RxMode::Mergeable).max_frame(65549).pages(4096);
     let (net, mut pairs) = VirtioNet::probe(VhostUser::connect(socket).unwrap(), books.keep(options)).unwrap();
-    (net, pairs.remove(0))
+    let mut pair = pairs.remove(0);
+    // testpmd drops what comes before it has heard that its port is up.
+    let mut sent: Option<Instant> = None;
+    until(|| {
+        if sent.is_none_or(|sent| sent.elapsed() > Duration::from_millis(100)) {
+            let mut page = pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).unwrap();
+            page.copy_from(64, &[0x88; FIRST]).unwrap();
+            pair.tx.send(Packet::new(page.freeze_range(64..64 + FIRST))).unwrap();
+            pair.tx.flush();
+            sent = Some(Instant::now());
+        }
+        pair.tx.complete();
+        !take(&mut pair.rx).is_empty()
+    });
+    (net, pair)
 }
+
+/// Bytes of the frames that are sent until one comes back. No other frame is of this length.
+const FIRST: usize = 700;
 
 /// Sends a frame with offloads and returns what comes back.
 fn bounce(pair: &mut QueuePair, bytes: &[u8], meta: Meta) -> Packet<PeerShared> {
@@ -194,7 +212,7 @@ fn bounce(pair: &mut QueuePair, bytes: &[u8], meta: Meta) -> Packet<PeerShared> 
     let mut back = Vec::new();
     until(|| {
         pair.tx.complete();
-        back.extend(take(&mut pair.rx));
+        back.extend(take(&mut pair.rx).into_iter().filter(|packet| packet.len() != FIRST));
         !back.is_empty()
     });
     assert_eq!(back.len(), 1);

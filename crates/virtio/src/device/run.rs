@@ -107,6 +107,8 @@ impl<P: Port> Worker<P> {
         }
         let [control, kick, ports @ ..] = &fds[..] else { return Ok(()) };
         let ended = |by: &PollFd<'_>| !by.revents().is_empty();
+        // Before the cause: a reader that sees the cause counted sees the thread awake.
+        stats.wakes.fetch_add(1, Ordering::Relaxed);
         if ended(control) {
             stats.woken_by_control.fetch_add(1, Ordering::Relaxed);
             waker.clear();
@@ -118,7 +120,6 @@ impl<P: Port> Worker<P> {
         if ports.iter().any(ended) {
             stats.woken_by_port.fetch_add(1, Ordering::Relaxed);
         }
-        stats.wakes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

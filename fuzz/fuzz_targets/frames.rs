@@ -244,7 +244,7 @@ fn steered(input: &mut Input) {
     assert_eq!(seen, 1, "the frame went to one queue");
 }
 
-/// A frame is echoed, and its checksum computed where the driver does not want to.
+/// A frame is echoed as it came, with its header and its addresses exchanged. What the driver does not accept, the device mends.
 fn echoed(input: &mut Input) {
     let mut echo = Echo::new();
     let features = input.u64() & ALL_OFFLOADS;
@@ -257,12 +257,8 @@ fn echoed(input: &mut Input) {
     }
     let back = echo.peek().expect("it was taken").to_vec();
     let (back_header, back) = back.split_first_chunk::<{ VnetHdr::LEN }>().expect("a header");
-    let back_header = VnetHdr::from_bytes(*back_header);
-    assert!(Offloads::received(features).check(back_header, back.len()) == Ok(back_header), "{back_header:?}");
-    assert_eq!((back.len(), back_header.num_buffers), (frame.len(), 1));
-    if header.flags == 0 {
-        assert!(back[..6] == frame[6..12] && back[6..12] == frame[..6] && back[12..] == frame[12..]);
-    }
+    assert_eq!(VnetHdr::from_bytes(*back_header), VnetHdr { num_buffers: 1, ..header });
+    assert!(back[..6] == frame[6..12] && back[6..12] == frame[..6] && back[12..] == frame[12..]);
     echo.consume();
     assert!(echo.peek().is_none());
 }

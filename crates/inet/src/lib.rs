@@ -1,0 +1,16 @@
+//! IP, UDP and TCP over the receive and transmit queues of `netmem-packet`. Payload stays where it landed: a received segment is a
+//! fragment with an offset and a length, and a sent one is a fragment that is held until it is acknowledged.
+//!
+//! ```text
+//!   queue ──► Stack::poll(now) ──► wire: headers, checked once ──► flow ──► tcp::Connection ──► recv(&mut [Fragment])
+//!                                                                                │
+//!   queue ◄── Stack::poll(now) ◄── wire: headers are written  ◄──────────────────┘◄── send(fragments)
+//! ```
+//!
+//! Nothing here reads a clock: [`Time`] is an argument. A simulated link with a seed, a replayed recording and production run the
+//! same code.
+
+pub mod tcp;
+mod time;
+
+pub use time::Time;

@@ -1,0 +1,84 @@
+//! Time, as an argument.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+use std::time::Duration;
+
+/// A moment, in microseconds from any beginning that all callers of one stack agree on.
+///
+/// The stack never asks for the time. The caller says what time it is, and the time it says must not go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+impl Time {
+    /// The beginning.
+    pub const ZERO: Self = Self(0);
+
+    /// The moment `micros` microseconds after the beginning.
+    #[inline]
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the beginning.
+    #[inline]
+    #[must_use]
+    pub const fn micros(self) -> u64 {
+        self.0
+    }
+
+    /// How long ago `earlier` was; zero if it is yet to come.
+    #[inline]
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Self;
+
+    /// The moment `after` later, or the last that there is.
+    #[inline]
+    fn add(self, after: Duration) -> Self {
+        Self(u64::try_from(after.as_micros()).map_or(u64::MAX, |micros| self.0.saturating_add(micros)))
+    }
+}
+
+impl AddAssign<Duration> for Time {
+    #[inline]
+    fn add_assign(&mut self, after: Duration) {
+        *self = *self + after;
+    }
+}
+
+impl Sub for Time {
+    type Output = Duration;
+
+    /// Like [`since`](Time::since).
+    #[inline]
+    fn sub(self, earlier: Self) -> Duration {
+        self.since(earlier)
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:06} s", self.0 / 1_000_000, self.0 % 1_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_saturates_on_both_sides() {
+        let late = Time::from_micros(u64::MAX - 1) + Duration::from_secs(5);
+        assert_eq!(late.micros(), u64::MAX);
+        assert_eq!((Time::ZERO + Duration::MAX).micros(), u64::MAX);
+        assert_eq!(Time::ZERO - late, Duration::ZERO);
+        assert_eq!(Time::from_micros(1_500_000).to_string(), "1.500000 s");
+    }
+}

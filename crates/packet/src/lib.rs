@@ -19,6 +19,7 @@ mod device;
 mod frags;
 mod gro;
 mod headers;
+pub mod link;
 mod meta;
 mod packet;
 mod queues;

@@ -1,0 +1,592 @@
+//! A bad link as a value: which packets are lost, duplicated or damaged, and when the others arrive.
+//!
+//! ```text
+//!   send ──► queue of the rate ──► lost? ──► delayed, in order ──┬──► receive
+//!            100 ms, else dropped     └────► ahead: no delay ────┘
+//! ```
+//!
+//! A [`Link`] is one direction. It has no clock and does no I/O: the caller says what time it is and how long a packet is, and gets
+//! back the packets that have arrived. A simulation and a device's port therefore have the same faults.
+//!
+//! The fate of a packet depends on the seed, the number of the link and how many packets were sent before it; not on times and not
+//! on lengths. The same seed has the same faults in every run, if the same packets come in the same order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The longest time that a packet waits for the packets before it to be sent at the link's rate. A packet that would wait longer is
+/// dropped.
+pub const MAX_WAIT: Duration = Duration::from_millis(100);
+/// The most packets on a link, duplicates included. Further ones are dropped.
+pub const MAX_PACKETS: usize = 65536;
+/// The most bytes on a link. Further packets are dropped.
+pub const MAX_BYTES: usize = 32 << 20;
+
+/// What a link does to packets. The default is a perfect link.
+///
+/// As text it is a list such as `loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7`; what is
+/// left out is as the default has it.
+///
+/// ```
+/// use netmem_packet::link::LinkOptions;
+/// use std::time::Duration;
+///
+/// let options: LinkOptions = "loss=1%,delay=10ms,rate=100M".parse()?;
+/// assert_eq!((options.loss, options.delay), (0.01, Duration::from_millis(10)));
+/// assert_eq!(options.rate.map(|rate| rate.get()), Some(100_000_000));
+/// assert_eq!("loss=0.5".parse::<LinkOptions>().unwrap_err().to_string(), "loss=0.5: a share has a percent sign, such as loss=1%");
+/// # Ok::<(), netmem_packet::link::LinkError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LinkOptions {
+    /// The share of packets that do not arrive, from 0 to 1.
+    pub loss: f64,
+    /// The time from the moment that a packet was sent, at the link's rate, to its arrival.
+    pub delay: Duration,
+    /// The delay varies by as much, up and down, evenly. The order of packets does not change: a packet arrives with the one before
+    /// it or later.
+    pub jitter: Duration,
+    /// The share of packets that are not delayed, and so overtake the packets on the link.
+    pub reorder: f64,
+    /// The share of packets that arrive twice. The two copies arrive one after the other, at the same time.
+    pub duplicate: f64,
+    /// The share of packets one bit of which is changed.
+    pub corrupt: f64,
+    /// Bits in a second. A packet takes the link for as long as its bytes take at this rate, also one that is lost later.
+    pub rate: Option<NonZeroU64>,
+    /// What the faults depend on.
+    pub seed: u64,
+}
+
+/// Why a text is no [`LinkOptions`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// Nothing was given.
+    #[error("an option is needed, such as loss=1%")]
+    Empty,
+    /// Not of the form `name=value`.
+    #[error("`{0}` is not NAME=VALUE, such as loss=1%")]
+    Form(String),
+    /// No such option.
+    #[error("`{0}` is no option; there are loss, delay, jitter, reorder, duplicate, corrupt, rate, seed")]
+    Name(String),
+    /// The option was given before.
+    #[error("`{0}` is given twice")]
+    Twice(String),
+    /// Not a share in percent.
+    #[error("{name}={value}: a share has a percent sign, such as {name}=1%")]
+    Percent {
+        /// The option.
+        name: &'static str,
+        /// What it was given.
+        value: String,
+    },
+    /// A share that is no number from 0 to 100.
+    #[error("{name}={value}: a share is from 0% to 100%")]
+    Share {
+        /// The option.
+        name: &'static str,
+        /// What it was given.
+        value: String,
+    },
+    /// Not a time.
+    #[error("{name}={value}: a time is a number and us, ms or s, at most an hour, such as {name}=10ms")]
+    Time {
+        /// The option.
+        name: &'static str,
+        /// What it was given.
+        value: String,
+    },
+    /// Not a rate.
+    #[error(
+        "rate={0}: a rate is a number of bits per second from 1000 to 1000G, such as rate=100M; there are k, M and G"
+    )]
+    Rate(String),
+    /// Not a seed.
+    #[error("seed={0}: a seed is a whole number")]
+    Seed(String),
+    /// A variation of more than the delay.
+    #[error("jitter={jitter:?} is more than delay={delay:?}: the delay varies by as much, up and down")]
+    Jitter {
+        /// The variation.
+        jitter: Duration,
+        /// The delay.
+        delay: Duration,
+    },
+    /// Packets overtake those that are delayed, and none is.
+    #[error("reorder needs a delay: packets overtake those that are delayed")]
+    NoDelay,
+}
+
+fn share(name: &'static str, text: &str) -> Result<f64, LinkError> {
+    let value = || text.to_owned();
+    let Some(number) = text.strip_suffix('%') else { return Err(LinkError::Percent { name, value: value() }) };
+    let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.map(|percent| percent / 100.0).ok_or_else(|| LinkError::Share { name, value: value() })
+}
+
+/// A number, with a suffix behind it that says how many units it counts.
+fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let (number, suffix) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let (_, unit) = units.iter().find(|(name, _)| *name == suffix)?;
+    Some(number.parse::<f64>().ok()? * unit)
+}
+
+fn time(name: &'static str, text: &str) -> Result<Duration, LinkError> {
+    let nanos = scaled(text, &[("us", 1e3), ("ms", 1e6), ("s", 1e9)]).filter(|nanos| (0.0..=3600e9).contains(nanos));
+    let nanos = nanos.ok_or_else(|| LinkError::Time { name, value: text.to_owned() })?;
+    Ok(Duration::from_nanos(nanos.round() as u64))
+}
+
+fn rate(text: &str) -> Result<Option<NonZeroU64>, LinkError> {
+    let bits =
+        scaled(text, &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)]).filter(|bits| (1e3..=1e12).contains(bits));
+    let bits = bits.and_then(|bits| NonZeroU64::new(bits.round() as u64));
+    bits.map(Some).ok_or_else(|| LinkError::Rate(text.to_owned()))
+}
+
+impl FromStr for LinkOptions {
+    type Err = LinkError;
+
+    fn from_str(text: &str) -> Result<Self, LinkError> {
+        if text.is_empty() {
+            return Err(LinkError::Empty);
+        }
+        let (mut options, mut given) = (Self::default(), Vec::new());
+        for part in text.split(',') {
+            let (name, value) = part.split_once('=').ok_or_else(|| LinkError::Form(part.to_owned()))?;
+            match name {
+                "loss" => options.loss = share("loss", value)?,
+                "delay" => options.delay = time("delay", value)?,
+                "jitter" => options.jitter = time("jitter", value)?,
+                "reorder" => options.reorder = share("reorder", value)?,
+                "duplicate" => options.duplicate = share("duplicate", value)?,
+                "corrupt" => options.corrupt = share("corrupt", value)?,
+                "rate" => options.rate = rate(value)?,
+                "seed" => options.seed = value.parse().map_err(|_| LinkError::Seed(value.to_owned()))?,
+                _ => return Err(LinkError::Name(name.to_owned())),
+            }
+            if given.contains(&name) {
+                return Err(LinkError::Twice(name.to_owned()));
+            }
+            given.push(name);
+        }
+        let Self { delay, jitter, reorder, .. } = options;
+        if jitter > delay {
+            return Err(LinkError::Jitter { jitter, delay });
+        }
+        if reorder > 0.0 && delay.is_zero() {
+            return Err(LinkError::NoDelay);
+        }
+        Ok(options)
+    }
+}
+
+/// The list that [`FromStr`] reads, with everything in it that is not as the default has it.
+impl fmt::Display for LinkOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares = |list: &[(&str, f64)]| -> Vec<String> {
+            list.iter()
+                .filter(|(_, share)| *share > 0.0)
+                .map(|(name, share)| format!("{name}={}%", (share * 1e8).round() / 1e6))
+                .collect()
+        };
+        let mut parts = shares(&[("loss", self.loss)]);
+        let times = [("delay", self.delay), ("jitter", self.jitter)];
+        let millis = |(name, time): (&str, Duration)| format!("{name}={}ms", time.as_nanos() as f64 / 1e6);
+        parts.extend(times.into_iter().filter(|(_, time)| !time.is_zero()).map(millis));
+        parts.extend(shares(&[("reorder", self.reorder), ("duplicate", self.duplicate), ("corrupt", self.corrupt)]));
+        parts.extend(self.rate.map(|rate| format!("rate={rate}")));
+        parts.push(format!("seed={}", self.seed));
+        f.write_str(&parts.join(","))
+    }
+}
+
+/// What happened to the packets of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkCounts {
+    /// Packets that were sent. Each is lost, overflowed, or arrives.
+    pub sent: u64,
+    /// Packets that did not arrive.
+    pub lost: u64,
+    /// Packets that were dropped because too many were waiting or on the link: [`MAX_WAIT`], [`MAX_PACKETS`], [`MAX_BYTES`].
+    pub overflowed: u64,
+    /// Packets that arrive twice.
+    pub duplicated: u64,
+    /// Packets that were not delayed.
+    pub reordered: u64,
+    /// Packets one bit of which is changed.
+    pub corrupted: u64,
+    /// Packets that have arrived, duplicates included.
+    pub received: u64,
+}
+
+impl LinkCounts {
+    /// Every counter by its name.
+    #[must_use]
+    pub fn by_name(self) -> [(&'static str, u64); 7] {
+        let Self { sent, lost, overflowed, duplicated, reordered, corrupted, received } = self;
+        [
+            ("sent", sent),
+            ("lost", lost),
+            ("overflowed", overflowed),
+            ("duplicated", duplicated),
+            ("reordered", reordered),
+            ("corrupted", corrupted),
+            ("received", received),
+        ]
+    }
+}
+
+/// A packet that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery<T> {
+    /// The packet, as it was sent.
+    pub packet: T,
+    /// If a bit of it is to be changed: a random number that says which ([`flip`]).
+    pub corrupt: Option<u64>,
+}
+
+/// Changes one bit of `bytes`, if there is one: bit `draw` modulo their number.
+pub fn flip(bytes: &mut [u8], draw: u64) {
+    if let Some(bit) = draw.checked_rem(8 * bytes.len() as u64) {
+        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+    }
+}
+
+/// What happens to one packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Fate {
+    lost: bool,
+    ahead: bool,
+    duplicate: bool,
+    corrupt: Option<u64>,
+    /// The share of the jitter that is added to the delay, from -1 to 1.
+    jitter: f64,
+}
+
+#[derive(Debug)]
+struct Flying<T> {
+    at: Duration,
+    len: usize,
+    delivery: Delivery<T>,
+}
+
+/// One direction of a link, and the packets on it. See the [module](self).
+///
+/// Memory is bounded: at most [`MAX_PACKETS`] packets and [`MAX_BYTES`] bytes are on a link.
+///
+/// ```
+/// use netmem_packet::link::{Link, LinkOptions};
+/// use std::time::Duration;
+///
+/// let ms = Duration::from_millis;
+/// let mut link = Link::new(LinkOptions { delay: ms(10), ..LinkOptions::default() }, 0);
+/// link.send("a packet", 8, ms(1));
+/// assert!(link.receive(ms(10)).is_none());
+/// assert_eq!(link.deadline(), Some(ms(11)));
+/// assert_eq!(link.receive(ms(11)).map(|arrived| arrived.packet), Some("a packet"));
+/// ```
+#[derive(Debug)]
+pub struct Link<T> {
+    options: LinkOptions,
+    rng: fastrand::Rng,
+    /// Packets that are delayed, and those that are not. Each of the two is in the order of arrival.
+    delayed: VecDeque<Flying<T>>,
+    ahead: VecDeque<Flying<T>>,
+    bytes: usize,
+    /// When the last packet has been sent at the link's rate.
+    free: Duration,
+    counts: LinkCounts,
+}
+
+impl<T> Link<T> {
+    /// A link without packets. Links with the same seed and other `number`s, such as the two directions, have faults of their own.
+    #[must_use]
+    pub fn new(options: LinkOptions, number: u64) -> Self {
+        Self {
+            options,
+            // Far from the seeds that are next to this one.
+            rng: fastrand::Rng::with_seed(options.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            delayed: VecDeque::new(),
+            ahead: VecDeque::new(),
+            bytes: 0,
+            free: Duration::ZERO,
+            counts: LinkCounts::default(),
+        }
+    }
+
+    /// The fate of the next packet. Takes the same number of draws for each.
+    fn fate(&mut self) -> Fate {
+        let Self { options, rng, .. } = self;
+        let [lost, ahead, duplicate, corrupt, jitter] = std::array::from_fn(|_| rng.f64());
+        let bit = rng.u64(..);
+        Fate {
+            lost: lost < options.loss,
+            ahead: ahead < options.reorder,
+            duplicate: duplicate < options.duplicate,
+            corrupt: (corrupt < options.corrupt).then_some(bit),
+            jitter: 2.0 * jitter - 1.0,
+        }
+    }
+
+    /// Sends a packet of `len` bytes. `now` is the time since a moment that the caller chooses; it does not go back.
+    pub fn send(&mut self, packet: T, len: usize, now: Duration)
+    where
+        T: Clone,
+    {
+        let fate = self.fate();
+        self.counts.sent += 1;
+        let begin = self.free.max(now);
+        let copies = if fate.duplicate { 2 } else { 1 };
+        let packets = self.delayed.len() + self.ahead.len() + copies;
+        if begin - now > MAX_WAIT || packets > MAX_PACKETS || self.bytes + copies * len > MAX_BYTES {
+            self.counts.overflowed += 1;
+            return;
+        }
+        self.free = begin + self.options.rate.map_or(Duration::ZERO, |rate| transmission(len, rate));
+        if fate.lost {
+            self.counts.lost += 1;
+            return;
+        }
+        self.counts.duplicated += u64::from(fate.duplicate);
+        self.counts.reordered += u64::from(fate.ahead);
+        self.counts.corrupted += u64::from(fate.corrupt.is_some());
+        let (queue, at) = if fate.ahead {
+            (&mut self.ahead, self.free)
+        } else {
+            let LinkOptions { delay, jitter, .. } = self.options;
+            let delay = delay.saturating_sub(jitter) + jitter.mul_f64(1.0 + fate.jitter);
+            let before = self.delayed.back().map_or(Duration::ZERO, |last| last.at);
+            (&mut self.delayed, (self.free + delay).max(before))
+        };
+        self.bytes += copies * len;
+        let delivery = Delivery { packet, corrupt: fate.corrupt };
+        if fate.duplicate {
+            let packet = delivery.packet.clone();
+            queue.push_back(Flying { at, len, delivery: Delivery { packet, corrupt: fate.corrupt } });
+        }
+        queue.push_back(Flying { at, len, delivery });
+    }
+
+    /// The queue whose first packet is the next to arrive, and when.
+    fn first(&mut self) -> Option<(Duration, &mut VecDeque<Flying<T>>)> {
+        let at = |queue: &VecDeque<Flying<T>>| queue.front().map(|flying| flying.at);
+        match (at(&self.delayed), at(&self.ahead)) {
+            (Some(delayed), Some(ahead)) if ahead > delayed => Some((delayed, &mut self.delayed)),
+            (_, Some(ahead)) => Some((ahead, &mut self.ahead)),
+            (Some(delayed), None) => Some((delayed, &mut self.delayed)),
+            (None, None) => None,
+        }
+    }
+
+    /// The next of the packets that have arrived by `now`.
+    pub fn receive(&mut self, now: Duration) -> Option<Delivery<T>> {
+        let (_, queue) = self.first().filter(|(at, _)| *at <= now)?;
+        let Flying { len, delivery, .. } = queue.pop_front()?;
+        self.bytes -= len;
+        self.counts.received += 1;
+        Some(delivery)
+    }
+
+    /// When the next packet arrives; none while no packet is on the link.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        [&self.delayed, &self.ahead].into_iter().filter_map(|queue| queue.front()).map(|flying| flying.at).min()
+    }
+
+    /// Takes all packets off the link; says how many there were.
+    pub fn clear(&mut self) -> usize {
+        self.bytes = 0;
+        self.delayed.drain(..).len() + self.ahead.drain(..).len()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn counts(&self) -> LinkCounts {
+        self.counts
+    }
+}
+
+/// How long `len` bytes take at `rate` bits in a second.
+fn transmission(len: usize, rate: NonZeroU64) -> Duration {
+    let nanos = len as u128 * 8_000_000_000 / u128::from(rate.get());
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKETS: u64 = 100_000;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn options(text: &str) -> LinkOptions {
+        text.parse().unwrap()
+    }
+
+    /// Sends `packets` of 1000 bytes, one each microsecond, and returns those that arrive, with their times.
+    fn run(options: LinkOptions, number: u64, packets: u64) -> (Vec<(Duration, u64, Option<u64>)>, LinkCounts) {
+        let (mut link, mut arrived) = (Link::new(options, number), Vec::new());
+        let mut take = |link: &mut Link<u64>, until: Option<Duration>| {
+            while let Some(at) = link.deadline().filter(|&at| until.is_none_or(|until| at <= until)) {
+                let Delivery { packet, corrupt } = link.receive(at).unwrap();
+                arrived.push((at, packet, corrupt));
+            }
+        };
+        for n in 0..packets {
+            let now = Duration::from_micros(n);
+            take(&mut link, Some(now));
+            link.send(n, 1000, now);
+        }
+        take(&mut link, None);
+        assert_eq!((link.bytes, link.clear()), (0, 0));
+        (arrived, link.counts())
+    }
+
+    #[test]
+    fn a_perfect_link_changes_nothing() {
+        let (arrived, counts) = run(LinkOptions::default(), 0, 1000);
+        let all: Vec<_> = (0..1000).map(|n| (Duration::from_micros(n), n, None)).collect();
+        assert_eq!(arrived, all);
+        assert_eq!(counts, LinkCounts { sent: 1000, received: 1000, ..LinkCounts::default() });
+    }
+
+    /// Each share is met: the deviation of `n` draws with probability `p` is the root of `n p (1 - p)`.
+    #[test]
+    fn shares_are_met() {
+        let options = options("loss=1%,delay=10ms,reorder=2%,duplicate=3%,corrupt=4%,seed=7");
+        let (arrived, counts) = run(options, 0, PACKETS);
+        for (share, count) in [
+            (0.01, counts.lost),
+            (0.02 * 0.99, counts.reordered),
+            (0.03 * 0.99, counts.duplicated),
+            (0.04 * 0.99, counts.corrupted),
+        ] {
+            let (expected, deviation) = (share * PACKETS as f64, (PACKETS as f64 * share * (1.0_f64 - share)).sqrt());
+            assert!((count as f64 - expected).abs() < 5.0 * deviation, "{count} of {expected}");
+        }
+        assert_eq!(counts.received, PACKETS - counts.lost + counts.duplicated);
+        assert_eq!(counts.received, arrived.len() as u64);
+        let ahead = arrived.iter().filter(|(at, n, _)| *at == Duration::from_micros(*n)).count() as u64;
+        assert!(ahead >= counts.reordered, "{ahead} arrived at once");
+    }
+
+    /// The same seed has the same faults, at other times and lengths too; another seed and the other direction have others.
+    #[test]
+    fn faults_depend_on_the_seed() {
+        let fates = |text: &str, number| {
+            let mut link = Link::<()>::new(options(text), number);
+            (0..1000).map(|_| link.fate()).collect::<Vec<_>>()
+        };
+        let one = "loss=10%,delay=1ms,jitter=1ms,reorder=10%,duplicate=10%,corrupt=10%,seed=7";
+        assert_eq!(fates(one, 0), fates(one, 0));
+        assert_ne!(fates(one, 0), fates(one, 1));
+        assert_ne!(fates(one, 0), fates(&one.replace("seed=7", "seed=8"), 0));
+        // What is lost does not change with the other options.
+        let lost = |text: &str| fates(text, 0).iter().map(|fate| fate.lost).collect::<Vec<_>>();
+        assert_eq!(lost(one), lost("loss=10%,rate=1M,seed=7"));
+        assert_eq!(run(options(one), 3, 1000), run(options(one), 3, 1000));
+    }
+
+    /// Packets that are not reordered stay in order, whatever the jitter, and arrive within the bounds of the delay.
+    #[test]
+    fn jitter_keeps_the_order() {
+        let (arrived, _) = run(options("delay=10ms,jitter=5ms"), 0, 10_000);
+        assert!(arrived.is_sorted_by_key(|(_, n, _)| n));
+        let delays = || arrived.iter().map(|(at, n, _)| *at - Duration::from_micros(*n));
+        assert!(delays().min() >= Some(ms(5)) && delays().max() <= Some(ms(15)));
+        assert!(delays().min() < Some(ms(7)) && delays().max() > Some(ms(14)));
+    }
+
+    #[test]
+    fn a_reordered_packet_overtakes() {
+        let mut link = Link::new(LinkOptions { delay: ms(10), ..LinkOptions::default() }, 0);
+        link.send(1, 1, ms(0));
+        link.options.reorder = 1.0;
+        link.send(2, 1, ms(3));
+        assert_eq!(link.deadline(), Some(ms(3)));
+        let order = [ms(3), ms(3), ms(9), ms(10)].map(|now| link.receive(now).map(|arrived| arrived.packet));
+        assert_eq!(order, [Some(2), None, None, Some(1)]);
+    }
+
+    /// 1000 bytes take 80 us at 100 Mbit/s. What would wait for more than 100 ms is dropped.
+    #[test]
+    fn the_rate_is_kept() {
+        let (arrived, counts) = run(options("rate=100M,delay=1ms"), 0, 10_000);
+        let step = Duration::from_micros(80);
+        assert_eq!(arrived[0].0, step + ms(1));
+        assert!(arrived.windows(2).all(|pair| pair[1].0 - pair[0].0 == step));
+        assert_eq!(counts.overflowed, 10_000 - arrived.len() as u64);
+        // 100 ms of them, and what was sent meanwhile.
+        assert!((1250..1400).contains(&arrived.len()), "{}", arrived.len());
+    }
+
+    #[test]
+    fn what_is_on_the_link_is_bounded() {
+        let options = LinkOptions { delay: ms(1000), duplicate: 1.0, ..LinkOptions::default() };
+        for (len, fit) in [(1, MAX_PACKETS / 2), (1 << 20, MAX_BYTES >> 21)] {
+            let mut link = Link::new(options, 0);
+            (0..MAX_PACKETS).for_each(|_| link.send((), len, ms(0)));
+            let counts = link.counts();
+            assert_eq!((counts.duplicated, counts.overflowed), (fit as u64, (MAX_PACKETS - fit) as u64));
+            assert_eq!(link.clear(), 2 * fit);
+            link.send((), len, ms(1));
+            assert_eq!(link.counts().overflowed, counts.overflowed);
+        }
+    }
+
+    #[test]
+    fn one_bit_is_changed() {
+        for draw in [0, 1, 17, 23, 24, u64::MAX] {
+            let mut bytes = [0u8; 3];
+            flip(&mut bytes, draw);
+            assert_eq!(bytes.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+            assert_eq!(bytes[(draw % 24 / 8) as usize], 1 << (draw % 8));
+        }
+        flip(&mut [], 5);
+    }
+
+    #[test]
+    fn options_are_read_and_shown() {
+        let all = "loss=1%,delay=10ms,jitter=1.5ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100000000,seed=7";
+        assert_eq!(options(all).to_string(), all);
+        let other = "rate=0.1G,seed=7,corrupt=0.1%,duplicate=0.1%,reorder=1%,jitter=1500us,delay=0.01s,loss=1%";
+        assert_eq!(options(all), options(other));
+        assert_eq!(options("seed=0"), LinkOptions::default());
+        assert_eq!(options("loss=100%").loss, 1.0);
+        for (text, says) in [
+            ("", "an option is needed"),
+            ("loss", "`loss` is not NAME=VALUE"),
+            ("loss=1%,", "`` is not NAME=VALUE"),
+            ("los=1%", "there are loss, delay"),
+            ("loss=1%,loss=2%", "`loss` is given twice"),
+            ("loss=1", "percent sign, such as loss=1%"),
+            ("reorder=101%", "reorder=101%: a share is from 0% to 100%"),
+            ("corrupt=-1%", "from 0%"),
+            ("corrupt=nan%", "from 0%"),
+            ("delay=10", "us, ms or s"),
+            ("delay=10m", "us, ms or s"),
+            ("delay=-1ms", "us, ms or s"),
+            ("jitter=2h", "such as jitter=10ms"),
+            ("delay=3601s", "at most an hour"),
+            ("rate=0", "rate=0: a rate is"),
+            ("rate=1T", "there are k, M and G"),
+            ("rate=infG", "there are k"),
+            ("seed=x", "whole number"),
+            ("delay=1ms,jitter=2ms", "jitter=2ms is more than delay=1ms"),
+            ("reorder=1%", "reorder needs a delay"),
+        ] {
+            let error = text.parse::<LinkOptions>().unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -12,5 +12,6 @@
 
 pub mod tcp;
 mod time;
+pub mod wire;
 
 pub use time::Time;

@@ -227,19 +227,15 @@ pub struct LinkCounts {
 }
 
 impl LinkCounts {
-    /// Every counter by its name.
+    /// The names of the counters, in the order of [`values`](Self::values).
+    pub const NAMES: [&'static str; 7] =
+        ["sent", "lost", "overflowed", "duplicated", "reordered", "corrupted", "received"];
+
+    /// Every counter.
     #[must_use]
-    pub fn by_name(self) -> [(&'static str, u64); 7] {
+    pub fn values(self) -> [u64; Self::NAMES.len()] {
         let Self { sent, lost, overflowed, duplicated, reordered, corrupted, received } = self;
-        [
-            ("sent", sent),
-            ("lost", lost),
-            ("overflowed", overflowed),
-            ("duplicated", duplicated),
-            ("reordered", reordered),
-            ("corrupted", corrupted),
-            ("received", received),
-        ]
+        [sent, lost, overflowed, duplicated, reordered, corrupted, received]
     }
 }
 

@@ -9,12 +9,15 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use device_common::*;
-use netmem_virtio::device::port::{CaptureError, Pcap, Play, Port, PortError, Tap, TapError};
+use netmem_packet::link::{Link, flip};
+use netmem_virtio::device::port::{CaptureError, LinkStats, Linked, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
 use netmem_virtio::virtqueue::DESC_WRITE;
@@ -220,7 +223,10 @@ impl Wire {
 
     /// A broadcast of a protocol for experiments.
     fn send(&self, payload: &[u8]) {
-        let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[0x88, 0xb5], payload].concat();
+        self.send_frame(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[0x88, 0xb5], payload].concat());
+    }
+
+    fn send_frame(&self, frame: &[u8]) {
         // SAFETY: the frame and the address, each with its length.
         let sent = unsafe {
             let len = size_of_val(&self.to) as u32;
@@ -302,6 +308,73 @@ fn the_kernel_at_the_other_end() {
     assert_eq!((received() - before, frames(&driver.stats).1), (100, 100));
 }
 
+/// Between the kernel and the driver is a bad link: what arrives is what the model says, in both directions.
+#[test]
+fn a_bad_link_before_the_kernel() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, false).unwrap();
+    // The kernel sends nothing by itself then.
+    if let Err(e) = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
+        return skip(&format!("no way to turn IPv6 off: {e}"));
+    }
+    let up = Command::new("ip").args(["link", "set", &name, "up"]).status();
+    let wire = match Wire::new(&name) {
+        Ok(wire) if up.is_ok_and(|up| up.success()) => wire,
+        other => return skip(&format!("no packet sockets or no `ip` here: {:?}", other.err())),
+    };
+    let (options, stats) = ("loss=10%,duplicate=5%,corrupt=5%,seed=3".parse().unwrap(), Arc::<LinkStats>::default());
+    let port = |pair| Ok(Linked::new(taps.remove(0), options, pair, Arc::clone(&stats)));
+    let mut device = NetDevice::new(one_pair(), port).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 2);
+    driver.post_rx(0, 0, SIZE, 2048);
+    // Frames that came before the driver are dropped.
+    device.poll();
+    const FRAMES: u32 = 2000;
+    let frame = |n: u32| [&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[8, 0], &n.to_be_bytes(), &[0x5a; 100]].concat();
+    let (mut model, mut expected, mut got) = (Link::new(options, 0), Vec::new(), Vec::new());
+    for n in 0..FRAMES {
+        wire.send_frame(&frame(n));
+        model.send(frame(n), 0, Duration::ZERO);
+        while let Some(mut arrived) = model.receive(Duration::ZERO) {
+            if let Some(draw) = arrived.corrupt {
+                flip(&mut arrived.packet[14..], draw);
+            }
+            expected.push(arrived.packet);
+        }
+        until(|| {
+            device.poll();
+            while let Some((id, len)) = driver.rings[0].take() {
+                got.push(driver.memory.read(driver.buffer(0, id as u16, 2048).1 + 12, len as usize - 12));
+                driver.post_rx(0, id as u16, 1, 2048);
+            }
+            got.len() >= expected.len()
+        });
+    }
+    assert!(got == expected);
+    // And back.
+    let received = || {
+        let path = format!("/sys/class/net/{name}/statistics/rx_packets");
+        std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
+    };
+    let (before, mut model) = (received(), Link::new(options, 1));
+    let (addr, at) = driver.buffer(1, 0, 2048);
+    driver.memory.write(at, &[&VnetHdr::PLAIN.to_bytes()[..], &frame(0)].concat());
+    for _ in 0..FRAMES {
+        driver.rings[1].chain(0, &[(addr, 130, 0)]);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+        model.send((), 0, Duration::ZERO);
+    }
+    device.poll();
+    while model.receive(Duration::ZERO).is_some() {}
+    let counts = model.counts();
+    assert_eq!(received() - before, counts.received);
+    assert_eq!(stats.from_driver().map(|count| count.1).collect::<Vec<_>>(), counts.values());
+    assert!(counts.lost > 100 && counts.duplicated > 50 && counts.corrupted > 50);
+}
+
 /// A device that sleeps is woken by a frame from the kernel.
 #[test]
 fn a_sleeping_device_is_woken_by_its_port() {
@@ -341,7 +414,7 @@ fn a_deleted_tap_ends_the_run() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.post_rx(0, 0, 16, 2048);
-    match std::process::Command::new("ip").args(["link", "del", &name]).status() {
+    match Command::new("ip").args(["link", "del", &name]).status() {
         Ok(s) if s.success() => {}
         other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
     }
@@ -364,7 +437,7 @@ fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
         let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         let _ends = Ends { stop: &stop, control: &control };
         until(|| asleep(&stats) == 1);
-        match std::process::Command::new("ip").args(["link", "del", &name]).status() {
+        match Command::new("ip").args(["link", "del", &name]).status() {
             Ok(s) if s.success() => until(|| worker.is_finished()),
             other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
         }

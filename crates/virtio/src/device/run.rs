@@ -1,11 +1,12 @@
 //! A worker on a thread of its own: polls while there is work, then sleeps until a driver, a port or the control side wakes it.
 //!
-//! A sleep has no timeout: an idle device executes nothing. What can make work therefore has a descriptor:
+//! An idle device executes nothing. What can make work therefore has a descriptor, or is known beforehand:
 //!
 //! | work | what ends the sleep |
 //! | --- | --- |
 //! | the driver posts buffers | its kick, if the queue is armed ([`crate::virtqueue::event`]) |
 //! | the port has a frame, or fails | the port's descriptor |
+//! | a frame has crossed a slow link | the earliest deadline of a port ([`Port::deadline`]); a sleep has no other timeout |
 //! | a message changes a ring | the worker's own eventfd |
 //! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
 //!
@@ -15,7 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::pair::Pair;
@@ -73,15 +74,17 @@ impl<P: Port> Worker<P> {
     /// worker.
     fn sleep(&mut self) -> Result<(), DeviceError> {
         let Self { shared, wakers, index, ports, .. } = self;
-        let mut awaited = Vec::with_capacity(ports.len());
+        let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
             let Some(mut pair) = shared.try_pair(n) else { return Ok(()) };
             let delivers = pair.enabled(0) && !shared.unused(n, pair.features);
-            match arm(&mut pair, delivers, port) {
+            let receives = match arm(&mut pair, delivers, port) {
                 Idle::No => return Ok(()),
-                Idle::UntilKicked => awaited.push(PollFlags::PRI),
-                Idle::UntilKickedOrFrame => awaited.push(PollFlags::IN),
-            }
+                Idle::UntilKicked => false,
+                Idle::UntilKickedOrFrame => true,
+            };
+            awaited.push(if receives { PollFlags::IN } else { PollFlags::PRI });
+            deadline = [deadline, port.deadline(receives)].into_iter().flatten().min();
         }
         if shared.options.serve_control && *index == 0 {
             let Some(mut control) = shared.try_pair(shared.options.max_pairs) else { return Ok(()) };
@@ -101,10 +104,14 @@ impl<P: Port> Worker<P> {
         let stats = &shared.stats;
         stats.polls.fetch_add(std::mem::take(&mut self.idle), Ordering::Relaxed);
         stats.sleeps.fetch_add(1, Ordering::Relaxed);
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        // A time that does not fit is for ever.
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let timed_out = match poll(&mut fds, timeout.as_ref()) {
+            Ok(ready) => ready == 0,
+            Err(Errno::INTR) => false,
             Err(e) => return Err(DeviceError::Io { what: "poll", source: e.into() }),
-        }
+        };
         let [control, kick, ports @ ..] = &fds[..] else { return Ok(()) };
         let ended = |by: &PollFd<'_>| !by.revents().is_empty();
         // Before the cause: a reader that sees the cause counted sees the thread awake.
@@ -119,6 +126,9 @@ impl<P: Port> Worker<P> {
         }
         if ports.iter().any(ended) {
             stats.woken_by_port.fetch_add(1, Ordering::Relaxed);
+        }
+        if timed_out {
+            stats.woken_by_deadline.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }

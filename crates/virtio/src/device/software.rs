@@ -12,6 +12,7 @@
 //! headers and payload; nothing is allocated after the first.
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use netmem_packet::{Checksum, Meta, SegmentPlan, Sum, complete_checksum};
 
@@ -269,6 +270,10 @@ impl<P: Port> Port for Over<'_, P> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.fd()
+    }
+
+    fn deadline(&self, receives: bool) -> Option<Instant> {
+        self.port.deadline(receives)
     }
 
     fn take_error(&mut self) -> Option<PortError> {

@@ -80,6 +80,8 @@ pub struct Stats {
     pub woken_by_kick: AtomicU64,
     /// Sleeps that ended by a port.
     pub woken_by_port: AtomicU64,
+    /// Sleeps that ended because a port had work at that time ([`super::port::Port::deadline`]).
+    pub woken_by_deadline: AtomicU64,
     /// Sleeps that ended by a front end's message, or by [`super::Control::wake`].
     pub woken_by_control: AtomicU64,
     /// Control commands answered.
@@ -123,6 +125,7 @@ impl Stats {
             ("wakes", &self.wakes),
             ("woken_by_kick", &self.woken_by_kick),
             ("woken_by_port", &self.woken_by_port),
+            ("woken_by_deadline", &self.woken_by_deadline),
             ("woken_by_control", &self.woken_by_control),
             ("commands", &self.commands),
             ("connection_errors", &self.connection_errors),

@@ -6,6 +6,7 @@
 
 mod echo;
 mod r#gen;
+mod linked;
 mod pcap;
 mod sink;
 mod steering;
@@ -13,9 +14,11 @@ mod store;
 mod tap;
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 pub use self::echo::Echo;
 pub use self::r#gen::Gen;
+pub use self::linked::{LinkStats, Linked};
 pub use self::pcap::{CaptureError, Pcap, Play};
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
@@ -83,8 +86,14 @@ pub trait Port: Send {
     }
 
     /// What becomes readable when a frame comes, and when the port fails; none where frames do not come by themselves. A thread
-    /// that sleeps is woken by nothing else of the port.
+    /// that sleeps is woken by nothing else of the port, but for its [deadline](Self::deadline).
     fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// When the port has work although its descriptor stays silent: a thread that sleeps is woken by then. `receives` says whether a
+    /// frame towards the driver is such work, as the driver's ring takes frames.
+    fn deadline(&self, _receives: bool) -> Option<Instant> {
         None
     }
 

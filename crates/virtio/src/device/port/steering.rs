@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::{Port, PortError};
 use crate::device::udp::udp;
@@ -212,6 +213,10 @@ impl<P: Port> Port for Steered<P> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
+    }
+
+    fn deadline(&self, receives: bool) -> Option<Instant> {
+        self.shared().port.deadline(receives)
     }
 
     fn take_error(&mut self) -> Option<PortError> {

@@ -1,0 +1,213 @@
+//! Any port, at the other end of a bad link.
+//!
+//! ```text
+//!   driver ──► tx ──► cut, checksums ──► from_driver: Link ──► Port::send
+//!   driver ◄── rx ◄── current ◄──────────  to_driver: Link ◄── Port::peek, cut by the port
+//! ```
+//!
+//! The link is one of packets. The port therefore has no offloads: the device cuts large frames of the driver and computes their
+//! checksums before they come here, and the inner port is told that the driver accepts none. A frame that is lost is a packet that
+//! is lost, and a changed bit is seen by the receiver's checksum.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use netmem_packet::link::{Delivery, Link, LinkCounts, LinkOptions, flip};
+
+use super::{Port, PortError};
+use crate::net::{VnetHdr, feature};
+
+/// Frames of the inner port that are taken, and frames that are given to it, at a time.
+const BATCH: usize = 64;
+
+/// What happened on the links of a device: one [`LinkCounts`] for each direction, summed up over the queue pairs. Readable from any
+/// thread.
+#[derive(Debug, Default)]
+pub struct LinkStats {
+    directions: [[AtomicU64; LinkCounts::NAMES.len()]; 2],
+    refused: AtomicU64,
+}
+
+impl LinkStats {
+    /// What happened to the frames towards the driver, by the name of the counter.
+    pub fn to_driver(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.direction(0)
+    }
+
+    /// The same of the frames from the driver.
+    pub fn from_driver(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.direction(1)
+    }
+
+    fn direction(&self, n: usize) -> impl Iterator<Item = (&'static str, u64)> {
+        LinkCounts::NAMES.into_iter().zip(self.directions[n].iter().map(|count| count.load(Relaxed)))
+    }
+
+    /// Frames from the driver that the inner port did not take when they arrived.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+}
+
+/// One direction, and what was counted of it.
+#[derive(Debug)]
+struct Direction {
+    link: Link<Vec<u8>>,
+    counted: LinkCounts,
+}
+
+impl Direction {
+    fn new(options: LinkOptions, number: u64) -> Self {
+        Self { link: Link::new(options, number), counted: LinkCounts::default() }
+    }
+
+    fn send(&mut self, wire: &[u8], now: Duration) {
+        self.link.send(wire.to_vec(), wire.len().saturating_sub(VnetHdr::LEN), now);
+    }
+
+    /// The next frame that has arrived.
+    fn receive(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let Delivery { packet: mut wire, corrupt } = self.link.receive(now)?;
+        if let Some(draw) = corrupt {
+            damage(&mut wire, draw);
+        }
+        Some(wire)
+    }
+
+    fn count(&mut self, stats: &[AtomicU64; LinkCounts::NAMES.len()]) {
+        let now = self.link.counts();
+        if now != self.counted {
+            let news = now.values().into_iter().zip(self.counted.values()).map(|(now, before)| now - before);
+            stats.iter().zip(news).for_each(|(count, n)| _ = count.fetch_add(n, Relaxed));
+            self.counted = now;
+        }
+    }
+}
+
+/// Changes one bit behind the Ethernet header of an IP packet, where a checksum shows it. An Ethernet header has no checksum here,
+/// and an ARP message has none at all: a receiver would believe what was changed there.
+fn damage(wire: &mut [u8], draw: u64) {
+    let Some((header, packet)) = wire[VnetHdr::LEN..].split_first_chunk_mut::<14>() else { return };
+    if matches!(u16::from_be_bytes([header[12], header[13]]), 0x0800 | 0x86dd) {
+        flip(packet, draw);
+    }
+}
+
+/// A port whose frames cross a bad link, in both directions. Memory is bounded, see [`netmem_packet::link`].
+///
+/// A frame that the driver sends is taken always. Whether it arrives is up to the link, and whether the inner port takes it then is
+/// counted in [`LinkStats::refused`].
+///
+/// Costs an allocation and a copy for each frame, and a clock reading.
+#[derive(Debug)]
+pub struct Linked<P> {
+    port: P,
+    /// What the times of the links count from.
+    since: Instant,
+    to_driver: Direction,
+    from_driver: Direction,
+    /// The frame that is shown.
+    current: Option<Vec<u8>>,
+    stats: Arc<LinkStats>,
+}
+
+impl<P: Port> Linked<P> {
+    /// Puts a link in front of the port of queue pair `pair`. Each queue pair has a link of its own, with faults of its own, and a rate
+    /// of its own.
+    pub fn new(port: P, options: LinkOptions, pair: usize, stats: Arc<LinkStats>) -> Self {
+        let number = 2 * pair as u64;
+        Self {
+            port,
+            since: Instant::now(),
+            to_driver: Direction::new(options, number),
+            from_driver: Direction::new(options, number + 1),
+            current: None,
+            stats,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Gives the inner port the frames that have arrived there.
+    fn deliver(&mut self, now: Duration) {
+        for _ in 0..BATCH {
+            let Some(wire) = self.from_driver.receive(now) else { break };
+            if !self.port.send(&wire) {
+                self.stats.refused.fetch_add(1, Relaxed);
+            }
+        }
+        self.from_driver.count(&self.stats.directions[1]);
+    }
+
+    /// Takes frames of the inner port.
+    fn take(&mut self, now: Duration) {
+        for _ in 0..BATCH {
+            let Some(wire) = self.port.peek() else { break };
+            self.to_driver.send(wire, now);
+            self.port.consume();
+        }
+        self.to_driver.count(&self.stats.directions[0]);
+    }
+}
+
+impl<P: Port> Port for Linked<P> {
+    const WANTS_BYTES: bool = true;
+    /// None, so that what comes here is packets.
+    const FEATURES: u64 = 0;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        if self.current.is_none() {
+            let now = self.now();
+            self.deliver(now);
+            self.current = self.to_driver.receive(now);
+            if self.current.is_none() {
+                self.take(now);
+                self.current = self.to_driver.receive(now);
+            }
+        }
+        self.current.as_deref()
+    }
+
+    fn consume(&mut self) {
+        self.current = None;
+    }
+
+    fn send(&mut self, wire: &[u8]) -> bool {
+        let now = self.now();
+        self.from_driver.send(wire, now);
+        self.deliver(now);
+        true
+    }
+
+    fn served(&mut self, served: bool) {
+        self.port.served(served);
+        self.deliver(self.now());
+    }
+
+    fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
+        self.port.negotiated(features & !feature::GUEST_OFFLOADS)
+    }
+
+    fn left(&mut self) -> u64 {
+        u64::from(self.current.take().is_some()) + self.to_driver.link.clear() as u64 + self.port.left()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.port.fd()
+    }
+
+    fn deadline(&self, receives: bool) -> Option<Instant> {
+        let here = self.to_driver.link.deadline().filter(|_| receives);
+        let link = [here, self.from_driver.link.deadline()].into_iter().flatten().min();
+        [link.map(|at| self.since + at), self.port.deadline(receives)].into_iter().flatten().min()
+    }
+
+    fn take_error(&mut self) -> Option<PortError> {
+        self.port.take_error()
+    }
+}

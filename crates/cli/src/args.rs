@@ -2,6 +2,7 @@
 //! start anything; both end in exit status 2.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
 use netmem::virtio::net::feature;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Perf(PerfArgs),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
+    /// Connect two taps by a bad link, so that kernel meets kernel over it
+    Link(LinkArgs),
     /// Measure parts of netmem beside what they replace
     Bench(BenchArgs),
     /// Say what this machine offers
@@ -53,6 +56,9 @@ pub(crate) struct PerfArgs {
     /// What the embedded device receives from: gen, tap:NAME, pcap:FILE [default: gen]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortArg>,
+    /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) link: Option<LinkOptions>,
     /// How frames lie in buffers [default: small and mergeable]
     #[arg(long)]
     pub(crate) mode: Option<ModeArg>,
@@ -135,6 +141,9 @@ pub(crate) struct DeviceArgs {
     /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
+    /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) link: Option<LinkOptions>,
     /// Offer only these features of rings, beside split rings: packed, event-idx, indirect, in-order [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) ring_features: Option<Vec<RingArg>>,
@@ -157,6 +166,20 @@ pub(crate) struct DeviceArgs {
     /// The same, as `perf` has it
     #[arg(long, value_name = "device=N", default_value = "", hide_default_value = true)]
     pub(crate) cpus: CpusArg,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LinkArgs {
+    /// One end: tap:NAME
+    #[arg(value_name = "PORT")]
+    pub(crate) first: PortArg,
+    /// The other end: tap:NAME
+    #[arg(value_name = "PORT")]
+    pub(crate) second: PortArg,
+    /// What the link does to packets, in both directions, such as
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) link: LinkOptions,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -465,6 +488,17 @@ mod tests {
         }
         assert!(parse(&[]).is_err() && parse(&["--listen", "/a", "--fd", "3"]).is_err());
         assert!(parse(&["--fd", "3", "--mtu", "67"]).is_err() && parse(&["--fd", "3", "--mtu", "65536"]).is_err());
+    }
+
+    #[test]
+    fn links() {
+        let parse = |args: &str| Cli::try_parse_from(args.split(' ')).map_err(|e| e.to_string());
+        let link = parse("netmem link tap:a tap:b --link loss=1%,delay=2ms,seed=5");
+        assert!(matches!(link.unwrap().command, Some(Command::Link(args)) if args.link.loss == 0.01));
+        assert!(parse("netmem link tap:a --link loss=1%").is_err() && parse("netmem link tap:a tap:b").is_err());
+        assert!(parse("netmem perf --port tap:a --link delay=1ms").unwrap().command.is_some());
+        let error = parse("netmem device --fd 3 --port echo --link loss=1").unwrap_err();
+        assert!(error.contains("loss=1: a share has a percent sign"), "{error}");
     }
 
     #[test]

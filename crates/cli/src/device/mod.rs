@@ -5,6 +5,7 @@ mod report;
 pub(crate) mod socket;
 
 use crate::args::{BadArgument, DeviceArgs, PortArg, RingArg};
+use crate::link::AskedLink;
 use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
@@ -31,15 +32,15 @@ pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     };
     let stop = signals::stop_flag()?;
     match (&args.port, capture) {
-        (PortArg::Sink, _) => serve(args, &stop, |_| Ok(Sink)),
-        (PortArg::Echo, _) => serve(args, &stop, |_| Ok(Echo::new())),
+        (PortArg::Sink, _) => serve_over(args, &stop, |_| Ok(Sink)),
+        (PortArg::Echo, _) => serve_over(args, &stop, |_| Ok(Echo::new())),
         (PortArg::Tap(name), _) => {
             let mut taps = Tap::open(name, pairs, true)?.into_iter();
             let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-            serve(args, &stop, |_| taps.next().ok_or_else(missing))
+            serve_over(args, &stop, |_| taps.next().ok_or_else(missing))
         }
-        (_, Some(capture)) => serve(args, &stop, |_| Ok(capture.clone())),
-        _ => serve(args, &stop, |_| Gen::new(args.size, None)),
+        (_, Some(capture)) => serve_over(args, &stop, |_| Ok(capture.clone())),
+        _ => serve_over(args, &stop, |_| Gen::new(args.size, None)),
     }
 }
 
@@ -78,6 +79,7 @@ struct Running<'a> {
     /// Set when the data side is to end, or one of its threads has.
     over: &'a AtomicBool,
     wake: &'a Wake,
+    link: Option<&'a AskedLink>,
     since: Instant,
     /// Whether the user was told that another process uses the tap.
     shares_tap: bool,
@@ -100,10 +102,23 @@ impl Running<'_> {
     }
 }
 
+/// Serves with these ports, or with a bad link before each.
+fn serve_over<P: Port>(
+    args: &DeviceArgs,
+    stop: &AtomicBool,
+    mut port: impl FnMut(usize) -> Result<P, PortError>,
+) -> anyhow::Result<()> {
+    let Some(link) = args.link.map(AskedLink::new) else { return serve(args, stop, port, None) };
+    let result = serve(args, stop, |pair| Ok(link.over(port(pair)?, pair)), Some(&link));
+    output::offer(&link.report().to_string());
+    result
+}
+
 fn serve<P: Port>(
     args: &DeviceArgs,
     stop: &AtomicBool,
     port: impl FnMut(usize) -> Result<P, PortError>,
+    link: Option<&AskedLink>,
 ) -> anyhow::Result<()> {
     let options = Options {
         max_pairs: args.queues.into(),
@@ -156,7 +171,8 @@ fn serve<P: Port>(
             let server = server.context("cannot start the thread that serves front ends")?;
             eprintln!("{fronts}, port {}, {} queue pair(s)", args.port, args.queues);
             let since = Instant::now();
-            let mut running = Running { args, stats: &stats, stop, over: &over, wake: &wake, since, shares_tap: false };
+            let (stats, over, wake) = (&stats, &over, &wake);
+            let mut running = Running { args, stats, stop, over, wake, link, since, shares_tap: false };
             let accepted = fronts.run(line, &mut running);
             server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             accepted

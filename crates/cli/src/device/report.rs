@@ -1,6 +1,7 @@
 //! What the device says about itself: a line for each front end that leaves, and the JSON object of `--stats`.
 
 use super::Running;
+use crate::link::{AskedLink, LinkReport};
 use crate::output;
 use netmem::device::{DeviceError, Stats};
 use serde::Serialize;
@@ -122,6 +123,8 @@ struct Report<'a> {
     counters: BTreeMap<&'a str, u64>,
     drops: BTreeMap<&'a str, u64>,
     queue_errors: BTreeMap<&'a str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<LinkReport>,
 }
 
 #[derive(Serialize)]
@@ -147,6 +150,7 @@ impl Running<'_> {
             counters: self.stats.counters().collect(),
             drops: self.stats.drops().collect(),
             queue_errors: self.stats.queue_errors().collect(),
+            link: self.link.map(AskedLink::report),
         };
         serde_json::to_string_pretty(&report).map_or_else(|e| format!("{{ \"error\": \"{e}\" }}\n"), |json| json + "\n")
     }

@@ -16,6 +16,7 @@ use super::plan::{Alloc, Consumer as Where, Plan, Variant};
 use crate::args::{DeviceArg, PortArg};
 use crate::cpus::pin;
 use crate::device::socket::{self, Inherited};
+use crate::link::{AskedLink, LinkReport};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem::device::{NetDevice, Options, Stats};
 use netmem::pool::{Backing, PoolStats};
@@ -80,6 +81,7 @@ pub(crate) struct Engine<'a> {
     stop: &'a AtomicBool,
     clock: Clock,
     capture: Option<Pcap>,
+    link: Option<AskedLink>,
     /// Where back ends connect, for all runs: they connect again after each.
     listener: Option<Listener>,
 }
@@ -113,7 +115,8 @@ impl<'a> Engine<'a> {
             DeviceArg::Listen(socket) => Some(Listener::bind(socket).map_err(PerfError::Backend)?),
             _ => None,
         };
-        Ok(Self { plan, stop, clock: Clock::new(), capture, listener })
+        let link = plan.link.map(AskedLink::new);
+        Ok(Self { plan, stop, clock: Clock::new(), capture, link, listener })
     }
 
     /// Measures `v` once.
@@ -123,10 +126,27 @@ impl<'a> Engine<'a> {
             (_, PortArg::Tap(name), _) => {
                 let mut taps = Tap::open(name, v.queues.into(), true)?.into_iter();
                 let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-                self.embedded(v, |_| taps.next().ok_or_else(missing))
+                self.embedded_over(v, |_| taps.next().ok_or_else(missing))
             }
-            (_, _, Some(capture)) => self.embedded(v, |_| Ok(capture.clone())),
-            _ => self.embedded(v, |_| Gen::new(v.size.unwrap_or(64), None)),
+            (_, _, Some(capture)) => self.embedded_over(v, |_| Ok(capture.clone())),
+            _ => self.embedded_over(v, |_| Gen::new(v.size.unwrap_or(64), None)),
+        }
+    }
+
+    /// What happened on the link of all runs, if there is one.
+    pub(crate) fn link(&self) -> Option<LinkReport> {
+        self.link.as_ref().map(AskedLink::report)
+    }
+
+    /// With these ports, or with a bad link before each.
+    fn embedded_over<P: Port>(
+        &self,
+        v: &Variant,
+        mut port: impl FnMut(usize) -> Result<P, PortError>,
+    ) -> Result<Sample, PerfError> {
+        match &self.link {
+            None => self.embedded(v, port),
+            Some(link) => self.embedded(v, |pair| Ok(link.over(port(pair)?, pair))),
         }
     }
 

@@ -4,6 +4,7 @@ use super::engine::Sample;
 use super::error::PerfError;
 use super::plan::{Alloc, Plan, Variant};
 use crate::args::DeviceArg;
+use crate::link::LinkReport;
 use crate::machine::Machine;
 use crate::stats::{Change, Spread};
 use netmem::pool::PoolStats;
@@ -19,6 +20,9 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) params: Params,
     pub(crate) variants: Vec<Row>,
+    /// What happened on the link of `--link`, in all runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<LinkReport>,
     /// The page pools of all rows that have them.
     pub(crate) pool: PoolReport,
     /// The pools of the rows that take a page per packet.
@@ -160,7 +164,7 @@ fn driver_ns(s: &Sample) -> f64 {
 }
 
 impl Report {
-    pub(crate) fn new(plan: &Plan, samples: &[Vec<Sample>]) -> Self {
+    pub(crate) fn new(plan: &Plan, samples: &[Vec<Sample>], link: Option<LinkReport>) -> Self {
         let all = || plan.variants.iter().zip(samples);
         let pools = |alloc| {
             let rows = all().filter(move |(v, _)| v.alloc == alloc);
@@ -177,6 +181,7 @@ impl Report {
             machine: Machine::new(backing),
             params: Params::new(plan),
             variants: rows.collect(),
+            link,
             pool: pools(Alloc::Pool),
             page: pools(Alloc::Page),
         }

@@ -4,6 +4,7 @@ use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfAr
 use crate::cpus::{self, Placement};
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
+use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
 use netmem::virtio::net::MIN_FRAME;
 use std::time::Duration;
@@ -80,6 +81,8 @@ const BUDGET: Duration = Duration::from_secs(27);
 pub(crate) struct Plan {
     pub(crate) device: DeviceArg,
     pub(crate) port: PortArg,
+    /// A bad link before the port.
+    pub(crate) link: Option<LinkOptions>,
     pub(crate) xdp: XdpArg,
     pub(crate) variants: Vec<Variant>,
     pub(crate) cpus: Placement,
@@ -124,6 +127,7 @@ impl Plan {
         let spin = args.spin.and_then(Spin::poll_for);
         Ok(Self {
             device: device(args),
+            link: args.link,
             xdp: args.xdp,
             variants,
             cpus,
@@ -169,10 +173,13 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     if foreign && args.port.is_some() {
         return BadArgument::new("--port is for the embedded device; a vhost-user backend has ports of its own");
     }
+    if foreign && args.link.is_some() {
+        return BadArgument::new("--link is before the embedded device's port; `netmem device` has a --link, too");
+    }
     let sleeps = args.spin.and_then(Spin::poll_for).is_some();
-    if sleeps && (foreign || *port != PortArg::Gen || args.against.is_some()) {
+    if sleeps && (foreign || *port != PortArg::Gen || args.against.is_some() || args.link.is_some()) {
         return BadArgument::new(
-            "--spin: wake-ups are measured with the embedded device and its generator, without --against",
+            "--spin: wake-ups are measured with the embedded device and its generator, without --against and --link",
         );
     }
     if !args.rate.is_empty() && !sleeps {
@@ -352,6 +359,9 @@ mod tests {
             ("--ring-features round", "packed"),
             ("--port sink", "sink"),
             ("--port gen --device vhost-user:/x", "--port"),
+            ("--link loss=1% --device vhost-user:/x", "--link"),
+            ("--link loss=1% --spin 50", "--link"),
+            ("--link loss", "NAME=VALUE"),
             ("--fd 3 --device vhost-user:/x", "--device"),
             ("--fd 3 --mode small --alloc pool", "--runs 1"),
             ("--fd 3 --mode small --runs 1", "one variant"),

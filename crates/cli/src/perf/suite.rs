@@ -29,5 +29,5 @@ pub(crate) fn run(plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
              times too long"
         );
     }
-    Ok(Report::new(plan, &samples))
+    Ok(Report::new(plan, &samples, engine.link()))
 }

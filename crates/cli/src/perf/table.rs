@@ -19,6 +19,9 @@ pub(crate) fn render(report: &Report) -> String {
             row.runs
         );
     }
+    if let Some(link) = &report.link {
+        let _ = writeln!(out, "{link}");
+    }
     for (name, pool) in [("page pool", &report.pool), ("page per packet", &report.page)] {
         if pool.allocated > 0 || !pool.errors.is_empty() {
             let _ = writeln!(out, "{}", books(name, pool));

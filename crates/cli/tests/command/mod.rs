@@ -1,6 +1,8 @@
 //! The command as a child process, for the tests of the command.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
+pub mod netns;
+
 use rustix::process::Pid;
 use serde_json::Value;
 use std::io::Read;

@@ -1,0 +1,121 @@
+//! The bad link of `--link`, and `netmem link`: the same link between two taps, where kernel meets kernel.
+
+use crate::args::{BadArgument, LinkArgs, PortArg};
+use crate::{output, signals};
+use anyhow::Context;
+use netmem::device::port::{LinkStats, Linked, Port, PortError, Tap};
+use netmem::packet::link::LinkOptions;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Frames that are taken from a tap before the other one is looked at.
+const BATCH: usize = 256;
+
+/// A link that was asked for, and what happens on it.
+#[derive(Clone, Debug)]
+pub(crate) struct AskedLink {
+    options: LinkOptions,
+    stats: Arc<LinkStats>,
+}
+
+impl AskedLink {
+    pub(crate) fn new(options: LinkOptions) -> Self {
+        Self { options, stats: Arc::default() }
+    }
+
+    /// Puts the link in front of the port of queue pair `pair`.
+    pub(crate) fn over<P: Port>(&self, port: P, pair: usize) -> Linked<P> {
+        Linked::new(port, self.options, pair, Arc::clone(&self.stats))
+    }
+
+    /// What happened so far.
+    pub(crate) fn report(&self) -> LinkReport {
+        LinkReport {
+            options: self.options.to_string(),
+            to_driver: self.stats.to_driver().collect(),
+            from_driver: self.stats.from_driver().collect(),
+            refused: self.stats.refused(),
+        }
+    }
+}
+
+/// What happened on a link, as JSON and, by [`fmt::Display`], in two lines.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LinkReport {
+    options: String,
+    to_driver: BTreeMap<&'static str, u64>,
+    from_driver: BTreeMap<&'static str, u64>,
+    /// Frames from the driver that arrived, and that the port did not take.
+    refused: u64,
+}
+
+fn counts(counts: &BTreeMap<&'static str, u64>) -> String {
+    let named = |name| format!("{} {name}", counts.get(name).copied().unwrap_or(0));
+    ["sent", "received", "lost", "overflowed", "duplicated", "reordered", "corrupted"].map(named).join(", ")
+}
+
+impl fmt::Display for LinkReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "link to the driver: {}", counts(&self.to_driver))?;
+        write!(f, "link from the driver: {}, {} refused by the port", counts(&self.from_driver), self.refused)
+    }
+}
+
+/// Forwards frames between two taps, over a link, until a signal comes.
+pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
+    let [first, second] = [&args.first, &args.second].map(|port| match port {
+        PortArg::Tap(name) => Ok(name),
+        other => BadArgument::new(format!("{other}: a link is between two taps; use tap:NAME")),
+    });
+    let (first, second) = (first?, second?);
+    let stop = signals::stop_flag()?;
+    let signal = signals::stop_descriptor()?;
+    let open = |name: &str| -> anyhow::Result<Tap> {
+        let mut taps = Tap::open(name, 1, true)?;
+        taps.pop().with_context(|| format!("tap {name} has no queue"))
+    };
+    let link = AskedLink::new(args.link);
+    let (mut near, mut far) = (link.over(open(first)?, 0), open(second)?);
+    let mut refused = 0;
+    eprintln!("tap:{first} and tap:{second}, link {}", args.link);
+    while !stop.load(Ordering::Relaxed) {
+        near.served(true);
+        far.served(true);
+        if forward(&mut near, &mut far, &mut refused) + forward(&mut far, &mut near, &mut 0) > 0 {
+            continue;
+        }
+        let failed = [near.take_error(), far.take_error()].into_iter().flatten().next();
+        failed.map_or(Ok(()), |e: PortError| Err(e))?;
+        let timeout = near.deadline(true).map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = vec![PollFd::new(&signal, PollFlags::IN)];
+        fds.extend([near.fd(), far.fd()].into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(io::Error::from(e)).context("waiting for frames"),
+        }
+    }
+    let report = link.report();
+    output::print(&format!("tap:{first} to tap:{second}: {}, {refused} refused", counts(&report.to_driver)))?;
+    let back = counts(&report.from_driver);
+    output::print(&format!("tap:{second} to tap:{first}: {back}, {} refused", report.refused))
+}
+
+/// Moves frames; says how many.
+fn forward(from: &mut impl Port, to: &mut impl Port, refused: &mut u64) -> usize {
+    for n in 0..BATCH {
+        let Some(wire) = from.peek() else { return n };
+        if !to.send(wire) {
+            *refused += 1;
+        }
+        from.consume();
+    }
+    BATCH
+}

@@ -1,0 +1,79 @@
+//! Network namespaces: the kernel as a peer, without any trace in the namespace of the tests.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A name for an interface or a namespace that no other test has.
+pub fn name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("nm{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn ip(args: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(args).output().map_err(|e| format!("ip: {e}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", args.join(" "), errors.trim())) }
+}
+
+/// What the tests of the kernel as a peer need; an error says what is missing.
+pub fn missing() -> Result<(), String> {
+    match std::fs::metadata("/dev/net/tun") {
+        Ok(_) if rustix::process::geteuid().is_root() => {}
+        Ok(_) => return Err("not root".into()),
+        Err(e) => return Err(format!("/dev/net/tun: {e}")),
+    }
+    Command::new("python3").arg("--version").output().map_err(|e| format!("python3: {e}"))?;
+    Namespace::new().map(drop)
+}
+
+/// A namespace, which goes with the test.
+pub struct Namespace(String);
+
+impl Namespace {
+    pub fn new() -> Result<Self, String> {
+        let namespace = Self(name());
+        ip(&["netns", "add", &namespace.0])?;
+        Ok(namespace)
+    }
+
+    fn ip(&self, args: &[&str]) {
+        ip(&[&["-n", &self.0], args].concat()).unwrap();
+    }
+
+    /// Moves `interface` here, gives it `addresses` and sets it up.
+    pub fn takes(&self, interface: &str, addresses: &[&str]) {
+        ip(&["link", "set", interface, "netns", &self.0]).unwrap();
+        for address in addresses {
+            let nodad: &[_] = if address.contains(':') { &["nodad"] } else { &[] };
+            self.ip(&[&["address", "add", address, "dev", interface], nodad].concat());
+        }
+        self.ip(&["link", "set", interface, "up"]);
+    }
+
+    /// A command there.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0, program]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// A program in Python there, with its arguments.
+    pub fn python(&self, program: &str, args: &[&str]) -> Child {
+        self.command("python3").args(["-c", program]).args(args).spawn().unwrap()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = ip(&["netns", "delete", &self.0]);
+    }
+}
+
+/// Waits for the end of a program that must succeed; what it printed.
+#[track_caller]
+pub fn printed(child: Child) -> String {
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}

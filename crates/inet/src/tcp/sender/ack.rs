@@ -1,0 +1,271 @@
+//! What an acknowledgement says: which ranges arrived, and how long they took.
+
+use super::scoreboard::Range;
+use super::{Ack, Acked, Purpose, Sender, State};
+use crate::Time;
+use crate::tcp::{Carrier, SackBlocks, Seq};
+
+/// What one acknowledgement brought, for recovery and congestion control. Counts are in segments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct News {
+    /// The cumulative acknowledgement moved.
+    pub(super) advanced: bool,
+    /// Segments that are known to have arrived only now.
+    pub(super) delivered: u32,
+    /// Segments were acknowledged selectively.
+    pub(super) sacked: bool,
+    /// The peer got something twice.
+    pub(super) dsack: bool,
+    /// Nothing but the same acknowledgement again.
+    pub(super) duplicate: bool,
+    /// What was sent only once, before the last timeout, arrived.
+    pub(super) original: bool,
+    /// Segments that were lost before.
+    pub(super) lost: u32,
+    /// When the next segment is taken for lost, if reordering does not explain its absence until then.
+    pub(super) due: Option<u64>,
+    /// Something that was sent more than once is acknowledged, so that the round-trip time is not known.
+    resent: bool,
+    /// When the first and the last of what is acknowledged were sent.
+    first: Option<u64>,
+    last: Option<u64>,
+    /// When the first of what is acknowledged selectively was sent.
+    first_sacked: Option<u64>,
+    /// The first number that arrived late.
+    low: Option<Seq>,
+}
+
+impl News {
+    fn arrived(&mut self, range: &Range, high: Seq, sacked_before: Seq) {
+        if range.resent {
+            return;
+        }
+        self.original |= range.end <= high;
+        if range.start < sacked_before {
+            self.low = Some(self.low.map_or(range.start, |low| low.min(range.start)));
+        }
+    }
+}
+
+/// The blocks of the last acknowledgement. Peers repeat blocks, so that only what is new is looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sacks {
+    blocks: [(Seq, Seq); SackBlocks::MOST],
+    len: usize,
+    /// The number after the last segment that was acknowledged selectively.
+    high: Option<Seq>,
+}
+
+impl Sacks {
+    /// The peer dropped what it had.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The part of `from..to` that was not seen in the last acknowledgement.
+    fn rest(&self, from: Seq, to: Seq) -> (Seq, Seq) {
+        let seen = self.blocks[..self.len].iter().find(|(start, end)| *start <= from && from <= *end);
+        (seen.map_or(from, |(_, end)| *end), to)
+    }
+}
+
+impl<C: Carrier> Sender<C> {
+    /// Takes an acknowledgement, whose segment the connection found acceptable. One from before the first unacknowledged number
+    /// counts for its selective acknowledgements only.
+    pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
+        let at = now.micros();
+        let mut acked = Acked::default();
+        if ack.ack > self.nxt {
+            return acked;
+        }
+        let was_writable = self.is_writable();
+        let old = ack.ack < self.una;
+        let sacked_before = self.sacks.high.filter(|_| self.board.sacked() > 0).unwrap_or(self.una);
+        let mut news = News { lost: self.board.lost(), ..News::default() };
+        let window_changed = !old && self.update_window(ack, at);
+        if self.agreed.is_some_and(|agreed| agreed.sack) {
+            if !ack.sack.is_empty() {
+                self.take_sacks(ack, &mut news, sacked_before, at);
+            } else if !old {
+                self.sacks.len = 0;
+            }
+        }
+        if !old {
+            news.duplicate =
+                ack.ack == self.una && !ack.data && !window_changed && !self.board.is_empty() && !news.sacked;
+            self.take_cumulative(ack, &mut news, sacked_before, &mut acked, at);
+        }
+        if let Some(low) = news.low {
+            self.recovery.saw_reordering(low, sacked_before, self.path.size());
+        }
+        self.measure(ack, &news, at);
+        if !acked.syn {
+            self.after(ack, &mut news, at);
+        }
+        self.more = false;
+        acked.writable = !was_writable && self.is_writable();
+        acked
+    }
+
+    /// What follows once it is known what arrived.
+    fn after(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
+        if self.recovery.tail.is_some() {
+            self.judge_tail_probe(ack, news);
+        }
+        let missing = self.board.sacked() > 0 || news.sacked || news.duplicate;
+        if missing || (ack.ece && news.advanced) || self.recovery.state() != State::Open {
+            self.recover(ack, news, at);
+        }
+        self.clocks.delivered(news.delivered);
+        self.adapt_window(news, at);
+        if let Some(due) = news.due {
+            self.arm(Purpose::Reordering, due);
+        } else if news.advanced || news.sacked {
+            self.rearm(at);
+        }
+        if self.peer_window == 0 {
+            self.retries = 0; // A peer that has no room, and answers, is alive.
+        }
+        self.probes = 0;
+    }
+
+    /// Takes the window, if the segment is not older than the last that announced one (RFC 9293, 3.10.7.4). Returns whether it changed.
+    fn update_window(&mut self, ack: &Ack<'_>, at: u64) -> bool {
+        let newer = self.window_seq < ack.seq
+            || (self.window_seq == ack.seq && self.window_ack <= ack.ack)
+            || self.una < ack.ack;
+        if !newer || self.agreed.is_none() {
+            return false;
+        }
+        let changed = self.peer_window != ack.window;
+        (self.peer_window, self.window_seq, self.window_ack) = (ack.window, ack.seq, ack.ack);
+        self.max_window = self.max_window.max(ack.window);
+        if changed && self.board.is_empty() {
+            self.window_opened(at);
+        }
+        changed
+    }
+
+    fn take_sacks(&mut self, ack: &Ack<'_>, news: &mut News, sacked_before: Seq, at: u64) {
+        let blocks = self.judge_duplicate(ack, news);
+        let mut seen = Sacks { high: self.sacks.high, ..Sacks::default() };
+        let early = self.is_early(ack);
+        for &(from, to) in blocks {
+            let from = from.max(self.una);
+            if from >= to || to > self.nxt {
+                continue;
+            }
+            let (rest, to) = self.sacks.rest(from, to);
+            let (rack, recovery) = (&mut self.rack, &self.recovery);
+            let (min_rtt, high) = (self.rtt.min().unwrap_or(0), recovery.high());
+            let mut last = None;
+            let covered = self.board.sack(rest, to, |range| {
+                news.sacked = true;
+                news.delivered += range.segments();
+                news.arrived(range, high, sacked_before);
+                if !range.resent {
+                    news.first_sacked.get_or_insert(range.sent);
+                }
+                rack.delivered(range, at, min_rtt, range.resent && early(range.sent));
+                last = Some(range.end);
+            });
+            if let Some(last) = last {
+                seen.high = Some(seen.high.map_or(last, |high| high.max(last)));
+            }
+            if seen.len < SackBlocks::MOST {
+                seen.blocks[seen.len] = (from, covered);
+                seen.len += 1;
+            }
+        }
+        self.sacks = seen;
+    }
+
+    /// Takes a D-SACK, which is the first block if it lies before the acknowledgement or in the second block (RFC 2883). Returns the
+    /// other blocks.
+    fn judge_duplicate<'a>(&mut self, ack: &Ack<'a>, news: &mut News) -> &'a [(Seq, Seq)] {
+        let Some((&(from, to), others)) = ack.sack.split_first() else { return ack.sack };
+        let inside = others.first().is_some_and(|(start, end)| *start <= from && to <= *end);
+        if from >= to || !(from < ack.ack || inside) {
+            return ack.sack;
+        }
+        // A block of what was never sent, or so old that it says nothing, is not believed.
+        if to <= self.nxt && (self.una - from) as i32 <= self.max_window.max(1 << 16) as i32 {
+            news.dsack = true;
+            self.recovery.duplicate(to, (to - from).div_ceil(self.path.size()));
+            self.rack.duplicate(ack.ack, self.nxt);
+            self.clocks.duplicates += 1;
+        }
+        others
+    }
+
+    /// Whether the peer's timestamp says that it got an earlier transmission than the one at a time.
+    fn is_early(&self, ack: &Ack<'_>) -> impl Fn(u64) -> bool + use<C> {
+        let (echo, offset) = (ack.echo, self.options.timestamp_offset);
+        move |sent| echo.is_some_and(|echo| Seq(echo) < Seq(((sent / 1000) as u32).wrapping_add(offset)))
+    }
+
+    fn take_cumulative(&mut self, ack: &Ack<'_>, news: &mut News, sacked_before: Seq, acked: &mut Acked, at: u64) {
+        if ack.ack == self.una {
+            return;
+        }
+        news.advanced = true;
+        let early = self.is_early(ack);
+        let (min_rtt, high) = (self.rtt.min().unwrap_or(0), self.recovery.high());
+        let rack = &mut self.rack;
+        self.board.acknowledge(ack.ack, |range| {
+            if range.resent {
+                news.resent = true;
+            } else if !range.sacked {
+                news.first.get_or_insert(range.sent);
+                news.last = Some(range.sent);
+            }
+            if !range.sacked {
+                news.delivered += range.segments();
+                news.arrived(range, high, sacked_before);
+                rack.delivered(range, at, min_rtt, range.resent && early(range.sent));
+            }
+        });
+        rack.acknowledged(ack.ack);
+        let queued = self.queue.len();
+        self.queue.acknowledge(ack.ack);
+        acked.bytes = (queued - self.queue.len()) as u32;
+        acked.fin = self.fin && ack.ack > self.queue.end() && !self.is_fin_acked();
+        self.una = ack.ack;
+        self.path.delivered(self.una);
+        if !self.syn_acked {
+            self.syn_acked = true;
+            acked.syn = true;
+            self.syn_is_acked(news.resent);
+        }
+        self.retries = 0;
+        self.waiting = (!self.board.is_empty()).then_some(at);
+    }
+
+    fn syn_is_acked(&mut self, resent: bool) {
+        self.timer = None;
+        self.usage = super::Usage::new(self.una);
+        (self.release, self.small) = (self.una, self.una);
+        if resent {
+            self.syn_lost = true;
+            self.window.cwnd = 1;
+            self.rtt.syn_was_lost();
+        }
+    }
+
+    /// Samples the round-trip time: of what was sent once, else by the timestamp, which cannot be of the wrong transmission.
+    fn measure(&mut self, ack: &Ack<'_>, news: &News, at: u64) {
+        let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
+        if let Some(rtt) = since(news.last.or(news.first_sacked)).filter(|_| !news.resent) {
+            self.rtt.path_sample(rtt, at);
+        }
+        let sequence = since(news.first).filter(|_| !news.resent).or(since(news.first_sacked));
+        let timestamp = || {
+            let echo = ack.echo.filter(|_| news.advanced)?;
+            let millis = self.stamp(at).wrapping_sub(echo);
+            (millis < 1 << 20).then(|| u64::from(millis.max(1)) * 1000)
+        };
+        if let Some(rtt) = sequence.or_else(timestamp) {
+            self.rtt.sample(rtt);
+        }
+    }
+}

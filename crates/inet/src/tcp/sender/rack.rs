@@ -1,0 +1,241 @@
+//! Loss detection by time (RFC 8985): a segment is lost if a later one was delivered, and the time in which it could have come by
+//! another way is over.
+//!
+//! The RFC walks over all segments in order of transmission. Here, transmissions stand in a log in that order. Its front is the
+//! only one that can be due, so that the walk costs each transmission once.
+
+use std::collections::VecDeque;
+
+use super::scoreboard::{Range, Scoreboard};
+use crate::tcp::Seq;
+
+/// Duplicate acknowledgements, or segments that were acknowledged selectively, that stand for a loss if nothing was ever reordered.
+pub(super) const DUPLICATES: u32 = 3;
+/// After so many recoveries without a D-SACK the reordering window is small again.
+const PERSIST: u32 = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    sent: u64,
+    start: Seq,
+    end: Seq,
+}
+
+/// What is known of the latest delivered transmission, and which transmissions were made. Times are in microseconds.
+#[derive(Debug, Default)]
+pub(super) struct Rack {
+    log: VecDeque<Entry>,
+    /// The transmission that was made last among those that were delivered.
+    latest: Option<(u64, Seq)>,
+    rtt: u64,
+    /// The reordering window in quarters of the least round-trip time.
+    quarters: u32,
+    persist: u32,
+    /// The window was widened already for D-SACKs of transmissions before this number.
+    widened: Option<Seq>,
+}
+
+/// What the size of the reordering window depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path {
+    pub(super) min_rtt: u64,
+    pub(super) smoothed: u64,
+    pub(super) reordered: bool,
+    /// Recovery goes on, or so many segments were acknowledged selectively that a loss is near certain.
+    pub(super) sure: bool,
+}
+
+impl Rack {
+    pub(super) fn new() -> Self {
+        Self { quarters: 1, ..Self::default() }
+    }
+
+    /// Remembers a transmission.
+    pub(super) fn sent(&mut self, start: Seq, end: Seq, sent: u64) {
+        self.log.push_back(Entry { sent, start, end });
+    }
+
+    /// Forgets transmissions of what is acknowledged.
+    pub(super) fn acknowledged(&mut self, una: Seq) {
+        while self.log.front().is_some_and(|entry| entry.end <= una) {
+            self.log.pop_front();
+        }
+    }
+
+    /// Learns that `range` was delivered. `early`: its acknowledgement is of a transmission before the last one.
+    pub(super) fn delivered(&mut self, range: &Range, now: u64, min_rtt: u64, early: bool) {
+        let rtt = now.saturating_sub(range.sent);
+        if range.resent && (early || rtt < min_rtt) {
+            return;
+        }
+        self.rtt = rtt;
+        let later = |(sent, end)| sent < range.sent || (sent == range.sent && end < range.end);
+        if self.latest.is_none_or(later) {
+            self.latest = Some((range.sent, range.end));
+        }
+    }
+
+    /// A transmission was not needed: segments stay away for longer than the window allows.
+    pub(super) fn duplicate(&mut self, ack: Seq, nxt: Seq) {
+        if self.widened.is_none_or(|mark| mark <= ack) {
+            self.widened = Some(nxt);
+            self.quarters = (self.quarters + 1).min(255);
+            self.persist = PERSIST;
+        }
+    }
+
+    /// A recovery is over.
+    pub(super) fn recovered(&mut self) {
+        self.persist = self.persist.saturating_sub(1);
+        if self.persist == 0 {
+            self.quarters = 1;
+        }
+    }
+
+    /// How long a segment is waited for, after a later one was delivered.
+    pub(super) fn window(&self, path: &Path) -> u64 {
+        if !path.reordered && path.sure {
+            return 0;
+        }
+        (path.min_rtt / 4).saturating_mul(u64::from(self.quarters)).min(path.smoothed)
+    }
+
+    /// Takes for lost what is due, and returns when the next one will be.
+    pub(super) fn detect(&mut self, board: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
+        let (latest, end) = self.latest?;
+        while let Some(entry) = self.log.front().copied() {
+            let is_open = |range: &Range| range.sent == entry.sent && !range.sacked && (!range.lost || range.again);
+            let first = board.find(entry.start);
+            let ranges =
+                (first..).map_while(|n| board.get(n).filter(|range| range.start < entry.end).map(|range| (n, range)));
+            let open = ranges.filter(|(_, range)| is_open(range)).map(|(n, range)| (n, range.end)).next();
+            if let Some((first, first_end)) = open {
+                // Of two transmissions at the same time, the one with the higher numbers is the later.
+                let is_before = |at: Seq| entry.sent < latest || (entry.sent == latest && at < end);
+                if !is_before(first_end) {
+                    return None;
+                }
+                let due = entry.sent.saturating_add(self.rtt).saturating_add(window);
+                if due > now {
+                    return Some(due);
+                }
+                let mut n = first;
+                while let Some(range) = board.get(n).filter(|range| range.start < entry.end) {
+                    if is_open(range) {
+                        if !is_before(range.end) {
+                            return None;
+                        }
+                        board.mark_lost(n);
+                    }
+                    n += 1;
+                }
+            }
+            self.log.pop_front();
+        }
+        None
+    }
+
+    /// Whether `range` was sent so long ago that it is lost, when the retransmission timer expires.
+    pub(super) fn is_overdue(&self, range: &Range, window: u64, now: u64) -> bool {
+        range.sent.saturating_add(self.rtt).saturating_add(window) <= now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u32, sent: u64) -> Range {
+        Range::new(Seq(start), Seq(start + 100), 100, sent, 0)
+    }
+
+    fn sent(times: &[u64]) -> (Rack, Scoreboard) {
+        let (mut rack, mut board) = (Rack::new(), Scoreboard::default());
+        for (n, time) in times.iter().enumerate() {
+            let range = range(n as u32 * 100, *time);
+            rack.sent(range.start, range.end, *time);
+            board.push(range);
+        }
+        (rack, board)
+    }
+
+    fn deliver(rack: &mut Rack, board: &mut Scoreboard, n: u32, now: u64) {
+        let (start, end) = (Seq(n * 100), Seq(n * 100 + 100));
+        board.sack(start, end, |range| rack.delivered(range, now, 0, false));
+    }
+
+    #[test]
+    fn a_segment_is_lost_when_a_later_one_was_delivered_and_the_window_is_over() {
+        let (mut rack, mut board) = sent(&[0, 10, 20, 30]);
+        deliver(&mut rack, &mut board, 2, 1020);
+        // Round trip 1000, window 50: the first is due at 1050, the second at 1060, the last was sent later.
+        assert_eq!((rack.detect(&mut board, 50, 1020), board.lost()), (Some(1050), 0));
+        assert_eq!((rack.detect(&mut board, 50, 1050), board.lost()), (Some(1060), 1));
+        assert_eq!((rack.detect(&mut board, 50, 1060), board.lost()), (None, 2));
+    }
+
+    #[test]
+    fn what_was_sent_together_is_lost_together() {
+        let (mut rack, mut board) = sent(&[0, 0, 0, 0]);
+        deliver(&mut rack, &mut board, 2, 1000);
+        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 2), "the fourth has a later number");
+    }
+
+    #[test]
+    fn of_a_large_transmission_what_is_before_the_delivered_part_is_lost() {
+        let (mut rack, mut board) = (Rack::new(), Scoreboard::default());
+        rack.sent(Seq(0), Seq(500), 0);
+        board.push(Range::new(Seq(0), Seq(500), 100, 0, 0));
+        deliver(&mut rack, &mut board, 2, 1000);
+        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 2));
+        deliver(&mut rack, &mut board, 4, 1000);
+        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 3));
+    }
+
+    #[test]
+    fn a_retransmission_is_lost_too() {
+        let (mut rack, mut board) = sent(&[0, 10, 20]);
+        deliver(&mut rack, &mut board, 1, 1010);
+        assert_eq!((rack.detect(&mut board, 0, 1010), board.lost()), (None, 1));
+        board.change(0, |range| (range.sent, range.again, range.resent) = (1010, true, true));
+        rack.sent(Seq(0), Seq(100), 1010);
+        let late = range(300, 1020);
+        rack.sent(late.start, late.end, late.sent);
+        board.push(late);
+        deliver(&mut rack, &mut board, 3, 2020);
+        assert_eq!((rack.detect(&mut board, 0, 2020), board.lost(), board.again()), (None, 2, 0));
+    }
+
+    #[test]
+    fn the_acknowledgement_of_an_earlier_transmission_says_nothing() {
+        let (mut rack, mut board) = sent(&[0, 10]);
+        let again = Range { resent: true, sent: 900, ..range(100, 900) };
+        rack.delivered(&again, 950, 100, false);
+        assert!(rack.latest.is_none(), "faster than the path");
+        rack.delivered(&again, 1900, 100, true);
+        assert!(rack.latest.is_none(), "its timestamp is older");
+        rack.delivered(&again, 1900, 100, false);
+        assert_eq!((rack.detect(&mut board, 0, 1900), board.lost()), (None, 2));
+    }
+
+    #[test]
+    fn the_window_is_a_quarter_of_the_round_trip_and_grows_by_d_sacks() {
+        let mut rack = Rack::new();
+        let path = Path { min_rtt: 400, smoothed: 450, reordered: true, sure: true };
+        assert_eq!(rack.window(&path), 100);
+        assert_eq!(rack.window(&Path { reordered: false, ..path }), 0);
+        assert_eq!(rack.window(&Path { reordered: false, sure: false, ..path }), 100);
+        rack.duplicate(Seq(10), Seq(100));
+        rack.duplicate(Seq(20), Seq(110));
+        assert_eq!(rack.window(&path), 200, "once in a round trip");
+        rack.duplicate(Seq(100), Seq(210));
+        for _ in 0..9 {
+            rack.duplicate(Seq(1000), Seq(1000));
+        }
+        assert_eq!(rack.window(&path), 450, "never more than a round trip");
+        for _ in 0..PERSIST {
+            rack.recovered();
+        }
+        assert_eq!(rack.window(&path), 100);
+    }
+}

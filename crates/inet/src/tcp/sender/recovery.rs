@@ -1,0 +1,505 @@
+//! What the sender does about losses: the states between the first sign of a loss and its repair, and how a wrong conclusion is
+//! taken back.
+//!
+//! ```text
+//!              SACK, duplicate                 RACK or 3 duplicates
+//!     Open ──────────────────────► Disorder ───────────────────────► Recovery ──┐
+//!      │ ▲                            │                                 │        │ all that was in flight
+//!      │ └────────────────────────────┴─── nothing is missing ◄─────────┼────────┤ is acknowledged
+//!      │ congestion mark                                                ▼        │
+//!      └────────────────────────────► Cwr ── (as Recovery, no loss)   Loss ──────┘
+//!                                            the retransmission timer expired: slow start
+//! ```
+//!
+//! A recovery is *undone* if it becomes plain that nothing was lost: the peer echoes a timestamp of before the retransmission
+//! (Eifel, RFC 3522 and 4015), reports each retransmission as a duplicate (D-SACK, RFC 3708), or acknowledges what was never sent
+//! again after a timeout (F-RTO, RFC 5682).
+
+use super::ack::News;
+use super::prr::{Delivery, Prr};
+use super::rack::{DUPLICATES, Path};
+use super::timer::Purpose;
+use super::{Ack, Sender, Window};
+use crate::tcp::{Carrier, Seq};
+
+/// The most segments by which reordering is believed.
+const MOST_REORDERING: u32 = 300;
+
+/// What the sender thinks of the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Nothing is missing.
+    #[default]
+    Open,
+    /// Something may be missing.
+    Disorder,
+    /// The peer saw a congestion mark; the window shrinks.
+    Cwr,
+    /// Something is lost and sent again; the window shrinks.
+    Recovery,
+    /// The retransmission timer expired.
+    Loss,
+}
+
+/// How to take back a reduction of the window.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    /// What was in flight begins here.
+    from: Seq,
+    before: Window,
+    /// Segments that were sent again, without those that the peer reported as duplicates; none before the first.
+    open: Option<u32>,
+}
+
+/// A reduction that stays.
+const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
+
+/// The state of loss recovery.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    state: State,
+    /// What was in flight when the state began ends here.
+    high: Seq,
+    undo: Option<Undo>,
+    pub(super) prr: Prr,
+    /// The timestamp of the first retransmission.
+    first_again: Option<u32>,
+    /// F-RTO decides whether the timeout was needed.
+    frto: bool,
+    /// F-RTO wants new data to be sent, and nothing again.
+    new_only: bool,
+    /// Segments that duplicate acknowledgements stand for, if the peer has no selective ones.
+    pub(super) duplicates: u32,
+    /// Segments by which reordering was seen, and how often.
+    reordering: u32,
+    pub(super) reordered: u32,
+    /// The tail loss probe: what is in flight ends here, and whether it repeated a segment.
+    pub(super) tail: Option<(Seq, bool)>,
+}
+
+impl Recovery {
+    pub(super) fn new(iss: Seq) -> Self {
+        Self {
+            state: State::Open,
+            high: iss,
+            undo: None,
+            prr: Prr::default(),
+            first_again: None,
+            frto: false,
+            new_only: false,
+            duplicates: 0,
+            reordering: DUPLICATES,
+            reordered: 0,
+            tail: None,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn high(&self) -> Seq {
+        self.high
+    }
+
+    pub(super) fn reordering(&self) -> u32 {
+        self.reordering
+    }
+
+    pub(super) fn prefers_new(&self) -> bool {
+        self.new_only
+    }
+
+    /// F-RTO cannot decide: there is nothing new to send.
+    pub(super) fn no_new_data(&mut self) {
+        (self.new_only, self.frto) = (false, false);
+    }
+
+    /// The window shrinks by steps.
+    fn shrinks(&self) -> bool {
+        matches!(self.state, State::Cwr | State::Recovery)
+    }
+
+    /// Segments were sent again.
+    pub(super) fn sent_again(&mut self, segments: u32, stamp: u32) {
+        if let Some(undo) = &mut self.undo {
+            undo.open = Some(undo.open.unwrap_or(0) + segments);
+        }
+        self.first_again.get_or_insert(stamp);
+    }
+
+    /// The peer reported segments before `end` as duplicates.
+    pub(super) fn duplicate(&mut self, end: Seq, segments: u32) {
+        if let Some(undo) = &mut self.undo
+            && end > undo.from
+        {
+            undo.open = undo.open.map(|open| open.saturating_sub(segments));
+        }
+    }
+
+    /// A segment at `low` was delivered for the first time, although the peer had what ends at `high`.
+    pub(super) fn saw_reordering(&mut self, low: Seq, high: Seq, size: u32) {
+        let segments = (high - low).div_ceil(size.max(1));
+        self.reordering = self.reordering.max(segments.min(MOST_REORDERING));
+        self.reordered += 1;
+    }
+
+    /// Whether `echo` is of before the first retransmission.
+    fn is_early(&self, echo: Option<u32>) -> bool {
+        matches!((echo, self.first_again), (Some(echo), Some(first)) if Seq(echo) < Seq(first))
+    }
+
+    fn all_were_duplicates(&self) -> bool {
+        self.undo.is_some_and(|undo| undo.open == Some(0))
+    }
+}
+
+impl<C: Carrier> Sender<C> {
+    fn has_sack(&self) -> bool {
+        self.agreed.is_some_and(|agreed| agreed.sack)
+    }
+
+    /// How long RACK waits for a segment.
+    pub(super) fn reordering_window(&self) -> u64 {
+        let sure = self.recovery.state >= State::Recovery || self.board.sacked() >= self.recovery.reordering;
+        self.rack.window(&Path {
+            min_rtt: self.rtt.min().unwrap_or(0),
+            smoothed: self.rtt.smoothed(),
+            reordered: self.recovery.reordered > 0,
+            sure,
+        })
+    }
+
+    /// Acts on an acknowledgement that is not just new data in order.
+    pub(super) fn recover(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
+        let early = self.recovery.is_early(ack.echo);
+        if ack.ece
+            && let Some(undo) = &mut self.recovery.undo
+        {
+            undo.before = NOTHING; // The path is congested, whatever else was wrong.
+        }
+        if self.recovery.state != State::Open && self.una >= self.recovery.high && self.is_repaired(news, early, ack) {
+            return;
+        }
+        match self.recovery.state {
+            State::Recovery => {
+                if news.advanced && early && self.recovery.undo.is_some() {
+                    // A hole closed by its original: the others will, too.
+                    if self.board.again() == 0 {
+                        self.undo();
+                        self.settle_state();
+                    }
+                    return;
+                }
+                self.count_duplicate(news);
+                if self.recovery.all_were_duplicates() && !ack.ece {
+                    self.undo();
+                    self.settle_state();
+                }
+                self.find_losses(news, at);
+                return;
+            }
+            State::Loss => {
+                self.recover_from_timeout(news, early, at);
+                return;
+            }
+            State::Open | State::Disorder | State::Cwr => {}
+        }
+        self.count_duplicate(news);
+        if self.recovery.state <= State::Disorder && self.recovery.all_were_duplicates() {
+            self.undo();
+        }
+        self.find_losses(news, at);
+        if self.board.lost() <= self.board.again() {
+            if ack.ece {
+                self.enter_cwr();
+            }
+            if self.recovery.state != State::Cwr {
+                self.settle_state();
+            }
+        } else if self
+            .path
+            .probe()
+            .is_some_and(|start| self.board.front().is_some_and(|range| range.start == start && range.lost))
+        {
+            // What is lost is the probe: the path is too small, not congested.
+            self.path.failed(at);
+            self.repeat_at_full_window();
+        } else {
+            self.enter_recovery(ack.ece);
+        }
+    }
+
+    /// All that was in flight when the state began is acknowledged. Returns whether that is all there is to do.
+    fn is_repaired(&mut self, news: &News, early: bool, ack: &Ack<'_>) -> bool {
+        match self.recovery.state {
+            // The peer may still repeat the mark until it sees CWR, which is in the segment at `high`.
+            State::Cwr if self.una > self.recovery.high => self.end_reduction(),
+            State::Recovery => {
+                self.recovery.duplicates = 0;
+                if early || self.recovery.all_were_duplicates() {
+                    self.undo();
+                } else if !self.has_sack() && self.una == self.recovery.high {
+                    // Duplicates of what was sent again must not begin another recovery (RFC 6582, 3.2).
+                    self.forget_first_again();
+                    return !ack.ece && !news.sacked;
+                }
+                self.end_reduction();
+            }
+            State::Disorder => self.recovery.state = State::Open,
+            State::Open | State::Cwr | State::Loss => {}
+        }
+        false
+    }
+
+    fn end_reduction(&mut self) {
+        if self.recovery.undo.is_some() || self.recovery.state == State::Cwr {
+            self.window.cwnd = self.window.ssthresh;
+        }
+        if self.recovery.state == State::Recovery {
+            self.rack.recovered();
+        }
+        self.recovery.undo = None;
+        self.forget_first_again();
+        self.recovery.state = State::Open;
+        self.settle_state();
+    }
+
+    fn forget_first_again(&mut self) {
+        if self.board.again() == 0 {
+            self.recovery.first_again = None;
+        }
+    }
+
+    /// Open, or Disorder if something may be missing.
+    fn settle_state(&mut self) {
+        let missing = self.board.sacked() + self.board.lost() + self.board.again() + self.recovery.duplicates > 0;
+        let state = if missing { State::Disorder } else { State::Open };
+        if state != self.recovery.state {
+            (self.recovery.state, self.recovery.high) = (state, self.nxt);
+        }
+        self.forget_first_again();
+    }
+
+    /// Without selective acknowledgements, each duplicate stands for a segment that the peer has.
+    fn count_duplicate(&mut self, news: &mut News) {
+        if self.has_sack() {
+            return;
+        }
+        if news.advanced {
+            // One acknowledgement filled the hole; the others were for what the duplicates stood for.
+            let filled = news.delivered;
+            let known = self.recovery.duplicates.min(filled.saturating_sub(1));
+            self.recovery.duplicates -= known;
+            news.delivered -= known;
+        } else if news.duplicate && self.recovery.duplicates + 1 < self.board.out() {
+            self.recovery.duplicates += 1;
+            news.delivered += 1;
+        }
+    }
+
+    fn find_losses(&mut self, news: &mut News, at: u64) {
+        if self.has_sack() {
+            let window = self.reordering_window();
+            news.due = self.rack.detect(&mut self.board, window, at);
+            return;
+        }
+        let three = self.recovery.state < State::Recovery && self.recovery.duplicates >= DUPLICATES;
+        let partial = self.recovery.state == State::Recovery && news.advanced;
+        if (three || partial) && !self.board.is_empty() {
+            // The first segment is missing, and nothing is known of the others.
+            let size = self.board.front().map_or(1, |range| range.size);
+            self.board.split(self.una + size);
+            self.board.mark_lost(0);
+        }
+    }
+
+    /// The reordering timer expired.
+    pub(super) fn reordering_expired(&mut self, at: u64) {
+        let flight = self.in_flight();
+        let window = self.reordering_window();
+        let due = self.rack.detect(&mut self.board, window, at);
+        if self.board.lost() > self.board.again() && self.recovery.state < State::Recovery {
+            self.enter_recovery(false);
+        }
+        if self.recovery.shrinks() && self.in_flight() < flight {
+            // As if the acknowledgement had come that the timer waited for.
+            let in_flight = self.in_flight();
+            let delivery = Delivery { delivered: 1, in_flight, good: false };
+            if let Some(cwnd) = self.recovery.prr.window(delivery, self.window.ssthresh) {
+                self.window.cwnd = cwnd;
+            }
+        }
+        match due {
+            Some(due) => self.arm(Purpose::Reordering, due),
+            None => self.arm_for_the_oldest(at),
+        }
+    }
+
+    fn remember(&mut self) {
+        let open = (self.board.again() > 0).then(|| self.board.again());
+        let probe = self.recovery.tail.filter(|(_, again)| *again).map(|_| 1);
+        let open = open.or(probe);
+        self.recovery.undo = Some(Undo { from: self.una, before: self.window, open });
+    }
+
+    fn reduce(&mut self) {
+        self.recovery.high = self.nxt;
+        self.recovery.tail = None;
+        self.recovery.prr = Prr::begin(self.window.cwnd);
+        self.window.ssthresh = self.controller.control().reduced(&self.window);
+        self.cwr = true;
+    }
+
+    /// A congestion mark was seen, or a tail loss probe repaired a loss: the window shrinks, once in a round trip.
+    pub(super) fn enter_cwr(&mut self) {
+        if self.recovery.state < State::Cwr {
+            self.recovery.undo = None;
+            self.reduce();
+            self.recovery.state = State::Cwr;
+        }
+    }
+
+    fn enter_recovery(&mut self, marked: bool) {
+        let shrinks = self.recovery.shrinks();
+        self.remember();
+        if marked && let Some(undo) = &mut self.recovery.undo {
+            undo.before = NOTHING;
+        }
+        if shrinks {
+            self.recovery.high = self.nxt;
+        } else {
+            self.reduce();
+        }
+        self.recovery.state = State::Recovery;
+    }
+
+    /// What was too big is sent again in smaller segments; that is no congestion.
+    pub(super) fn repeat_at_full_window(&mut self) {
+        self.recovery.duplicates = 0;
+        if self.recovery.state != State::Loss {
+            (self.recovery.high, self.recovery.undo) = (self.nxt, None);
+            self.window.ssthresh = self.window.ssthresh.min(self.window.cwnd.max(2));
+            self.recovery.state = State::Loss;
+            self.recovery.frto = false;
+        }
+    }
+
+    /// The retransmission timer expired (RFC 5681, 3.1; RFC 8985, 6.3).
+    pub(super) fn enter_loss(&mut self, at: u64) {
+        let renege = self.board.front().is_some_and(|range| range.sacked);
+        let state = self.recovery.state;
+        let new_loss =
+            state <= State::Disorder || self.una >= self.recovery.high || (state == State::Loss && self.retries == 0);
+        if renege {
+            self.board.forget_sacks();
+            self.sacks.forget();
+        }
+        self.recovery.duplicates = 0;
+        let (window, una, has_sack) = (self.reordering_window(), self.una, self.has_sack());
+        let rack = &self.rack;
+        self.board
+            .mark_lost_if(|range| range.start == una || renege || !has_sack || rack.is_overdue(range, window, at));
+        if new_loss {
+            self.remember();
+            self.window.ssthresh = self.controller.control().timed_out(&self.window);
+        }
+        self.window.cwnd = self.in_flight() + 1;
+        self.recovery.tail = None;
+        self.recovery.state = State::Loss;
+        self.recovery.high = self.nxt;
+        self.recovery.frto =
+            self.has_sack() && (state < State::Recovery || self.retries > 0) && self.path.probe().is_none();
+        self.recovery.new_only = false;
+        self.cwr = true;
+    }
+
+    fn recover_from_timeout(&mut self, news: &mut News, early: bool, at: u64) {
+        let recovered = self.una >= self.recovery.high;
+        if (news.advanced || news.dsack)
+            && self.recovery.undo.is_some()
+            && (early || self.recovery.all_were_duplicates())
+        {
+            self.undo();
+            self.recovery.state = State::Open;
+            self.settle_state();
+            return;
+        }
+        if self.recovery.frto {
+            if news.original && self.recovery.undo.is_some() {
+                self.undo();
+                self.recovery.state = State::Open;
+                self.settle_state();
+                return;
+            }
+            if self.nxt > self.recovery.high {
+                if news.sacked || news.duplicate {
+                    self.recovery.frto = false; // The loss was real.
+                }
+            } else if news.advanced && !recovered {
+                let room = self.window_end() > self.nxt;
+                if self.unsent() > 0 && room {
+                    self.recovery.high = self.nxt;
+                    self.recovery.new_only = true;
+                    return;
+                }
+                self.recovery.frto = false;
+            }
+        }
+        if recovered {
+            self.recovery.duplicates = 0;
+            self.recovery.undo = None;
+            self.recovery.state = State::Open;
+            self.settle_state();
+            return;
+        }
+        self.count_duplicate(news);
+        self.find_losses(news, at);
+    }
+
+    /// Takes the last reduction back.
+    fn undo(&mut self) {
+        self.board.forget_losses();
+        if let Some(undo) = self.recovery.undo.take() {
+            self.window.cwnd = self.window.cwnd.max(undo.before.cwnd);
+            self.window.ssthresh = self.window.ssthresh.max(undo.before.ssthresh);
+            self.controller.control().undone();
+            self.cwr = false;
+        }
+        self.retries = 0;
+        self.recovery.new_only = false;
+    }
+
+    /// The window after an acknowledgement.
+    pub(super) fn adapt_window(&mut self, news: &News, at: u64) {
+        if self.recovery.shrinks() {
+            let good = news.advanced && self.board.lost() <= news.lost && self.recovery.state == State::Recovery;
+            let delivery = Delivery { delivered: news.delivered, in_flight: self.in_flight(), good };
+            if let Some(cwnd) = self.recovery.prr.window(delivery, self.window.ssthresh) {
+                self.window.cwnd = cwnd;
+            }
+            return;
+        }
+        let forward = news.advanced || (news.sacked && self.recovery.reordering > DUPLICATES);
+        if forward && news.delivered > 0 && self.usage.may_grow(&self.window) {
+            let sample = crate::tcp::congestion::Sample { acked: news.delivered, now: at, rtt: self.rtt.smoothed() };
+            self.controller.control().acked(&mut self.window, &sample);
+        }
+    }
+
+    /// A tail loss probe, or what was behind it, is acknowledged (RFC 8985, 7.4).
+    pub(super) fn judge_tail_probe(&mut self, ack: &Ack<'_>, news: &News) {
+        let Some((high, again)) = self.recovery.tail else { return };
+        if ack.ack < high {
+            return;
+        }
+        if !again || news.dsack || (ack.ack == high && news.duplicate && !news.sacked && self.has_sack()) {
+            self.recovery.tail = None; // New data was the probe, or the peer had both copies.
+        } else if ack.ack > high {
+            // The probe repaired a loss that nothing else told of.
+            self.recovery.tail = None;
+            self.enter_cwr();
+            self.end_reduction();
+        }
+    }
+}

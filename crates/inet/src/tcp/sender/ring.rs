@@ -1,0 +1,65 @@
+//! Transmissions that the device has not finished: what was given to it, in order, until it is done.
+
+use std::collections::VecDeque;
+
+use crate::tcp::Ticket;
+
+/// The number of a transmission: each has its own.
+pub(super) type Id = u64;
+
+/// The transmissions of one connection that may still wait in the ring.
+///
+/// A device finishes its ring in order, nearly always. Only the front is looked at, unless a range is to be sent again.
+#[derive(Debug)]
+pub(super) struct Ring<T> {
+    tickets: VecDeque<(T, usize)>,
+    first: Id,
+    bytes: usize,
+}
+
+impl<T: Ticket> Ring<T> {
+    pub(super) const fn new() -> Self {
+        Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
+    }
+
+    /// Remembers a transmission of `bytes` of payload.
+    pub(super) fn push(&mut self, ticket: T, bytes: usize) -> Id {
+        self.tickets.push_back((ticket, bytes));
+        self.bytes += bytes;
+        self.first + self.tickets.len() as u64 - 1
+    }
+
+    /// Forgets the transmissions that are done, and says how many bytes are not.
+    pub(super) fn settle(&mut self) -> usize {
+        while self.tickets.front().is_some_and(|(ticket, _)| ticket.is_done()) {
+            self.bytes -= self.tickets.pop_front().map_or(0, |(_, bytes)| bytes);
+            self.first += 1;
+        }
+        self.bytes
+    }
+
+    /// Whether the device is done with the transmission `id`.
+    pub(super) fn is_done(&self, id: Id) -> bool {
+        let Some(place) = id.checked_sub(self.first) else { return true };
+        usize::try_from(place).ok().and_then(|n| self.tickets.get(n)).is_none_or(|(ticket, _)| ticket.is_done())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Token;
+    use super::*;
+
+    #[test]
+    fn a_transmission_is_done_when_its_ticket_says_so_whatever_the_order() {
+        let (one, two) = (Token::pending(), Token::pending());
+        let mut ring = Ring::new();
+        let ids = [ring.push(one.clone(), 10), ring.push(two.clone(), 5)];
+        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, false));
+        two.finish();
+        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, true));
+        one.finish();
+        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (0, true, true));
+        assert!(ring.is_done(0), "a range that was never sent waits for nothing");
+    }
+}

@@ -1,0 +1,669 @@
+//! Traces of a sender, by hand: what the peer acknowledges, and what leaves then. Times are in milliseconds, and segments have 1000
+//! bytes.
+
+use super::testing::{Bytes, Nothing, Token};
+use super::*;
+
+/// A sender whose first sequence number of data is 1, with a peer that is written by hand.
+struct Trace {
+    sender: Sender<Nothing>,
+    now: u64,
+    /// Tickets are done at once, if not set.
+    pending: bool,
+    tickets: Vec<Token>,
+    offload: usize,
+}
+
+/// A segment that left: first number, number after the last, and what was set.
+type Left = (u32, u32, &'static str);
+
+impl Trace {
+    fn with(options: SendOptions, sack: bool, rtt: u64) -> Self {
+        Self::negotiate(
+            options,
+            Negotiated { mss: 1000, sack, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) },
+            rtt,
+        )
+    }
+
+    fn negotiate(options: SendOptions, negotiated: Negotiated, rtt: u64) -> Self {
+        let sender = Sender::new(Seq(0), 1460, options);
+        let mut trace = Self { sender, now: 1000, pending: false, tickets: Vec::new(), offload: 0 };
+        assert_eq!(trace.run(), [(0, 1, "S")]);
+        trace.now += rtt;
+        trace.sender.established(&negotiated, trace.time());
+        let acked = trace.sender.ack(&Trace::plain(1, negotiated.window), trace.time());
+        assert!(acked.syn && acked.bytes == 0);
+        trace
+    }
+
+    /// A round trip of 100 ms, selective acknowledgements, initial window 10.
+    fn new() -> Self {
+        Self::with(SendOptions::default(), true, 100)
+    }
+
+    fn time(&self) -> Time {
+        Time::from_micros(self.now * 1000)
+    }
+
+    fn plain(ack: u32, window: u32) -> Ack<'static> {
+        Ack { seq: Seq(0), ack: Seq(ack), window, sack: &[], echo: None, ece: false, data: false }
+    }
+
+    /// Lets everything leave that may.
+    fn run(&mut self) -> Vec<Left> {
+        let mut left = Vec::new();
+        while let Some(transmission) = self.sender.next(self.time(), self.offload) {
+            assert_eq!(self.sender.next(self.time(), self.offload), Some(transmission), "the answer does not change");
+            let payload = self.sender.payload(&transmission);
+            assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), transmission.len as usize);
+            let ticket = if self.pending { Token::pending() } else { Token::done() };
+            self.tickets.push(ticket.clone());
+            self.sender.sent(&transmission, ticket, self.time());
+            let Transmission { seq, len, syn, fin, push, cwr, .. } = transmission;
+            let flags = match (syn, fin, push, cwr) {
+                (true, ..) => "S",
+                (_, true, true, _) => "FP",
+                (_, true, ..) => "F",
+                (_, _, true, true) => "PW",
+                (_, _, true, _) => "P",
+                (_, _, _, true) => "W",
+                _ => "",
+            };
+            left.push((seq.0, (seq + len + u32::from(syn) + u32::from(fin)).0, flags));
+        }
+        left
+    }
+
+    fn write(&mut self, bytes: u32) -> Vec<Left> {
+        self.sender.send(Bytes::new(self.sender.end().0, bytes), false).unwrap();
+        self.run()
+    }
+
+    fn ack(&mut self, ack: u32, sack: &[(u32, u32)]) -> Vec<Left> {
+        let blocks: Vec<_> = sack.iter().map(|(from, to)| (Seq(*from), Seq(*to))).collect();
+        self.sender.ack(&Ack { sack: &blocks, ..Self::plain(ack, 100_000) }, self.time());
+        self.run()
+    }
+
+    fn give(&mut self, ack: Ack<'_>) -> Vec<Left> {
+        self.sender.ack(&ack, self.time());
+        self.run()
+    }
+
+    /// Goes to the deadline, and says how many milliseconds that took, rounded up.
+    fn expire(&mut self) -> (u64, Vec<Left>) {
+        let deadline = self.sender.deadline().expect("a timer").micros().div_ceil(1000);
+        let passed = deadline - self.now;
+        self.now = deadline;
+        self.sender.timeout(self.time()).unwrap();
+        (passed, self.run())
+    }
+
+    fn info(&self) -> SendInfo {
+        self.sender.info(self.time())
+    }
+}
+
+fn segments(from: u32, to: u32) -> Vec<Left> {
+    (from..to).step_by(1000).map(|at| (at, at + 1000, "")).collect()
+}
+
+// The window
+
+#[test]
+fn ten_segments_leave_first_and_each_acknowledged_segment_lets_two_leave() {
+    let mut trace = Trace::new();
+    assert_eq!(trace.write(30_000), segments(1, 10_001));
+    trace.now += 100;
+    assert_eq!(trace.ack(1001, &[]), segments(10_001, 12_001));
+    assert_eq!(trace.ack(5001, &[]), segments(12_001, 20_001));
+    assert_eq!(trace.info().cwnd, 15);
+}
+
+#[test]
+fn the_window_does_not_grow_if_it_is_not_used() {
+    let mut trace = Trace::new();
+    trace.write(5000);
+    trace.now += 100;
+    trace.ack(5001, &[]);
+    assert_eq!(trace.info().cwnd, 10);
+    trace.write(6000);
+    trace.now += 100;
+    trace.ack(7001, &[]);
+    assert_eq!(trace.info().cwnd, 12);
+}
+
+#[test]
+fn after_an_idle_time_the_window_is_the_first_one_again() {
+    for (restart_idle, cwnd) in [(true, 10), (false, 20)] {
+        let mut trace = Trace::with(SendOptions { restart_idle, ..SendOptions::default() }, true, 100);
+        trace.write(10_000);
+        trace.now += 100;
+        trace.ack(10_001, &[]);
+        assert_eq!(trace.info().cwnd, 20);
+        trace.now += 2000;
+        assert_eq!(trace.write(30_000).len(), cwnd);
+    }
+}
+
+#[test]
+fn with_offload_half_of_the_window_leaves_at_once_in_whole_segments() {
+    let mut trace = Trace::new();
+    trace.offload = 65_000;
+    assert_eq!(trace.write(30_500), [(1, 5001, "P"), (5001, 10_001, "P")]);
+    trace.now += 100;
+    assert_eq!(trace.ack(10_001, &[]), [(10_001, 20_001, "P"), (20_001, 30_001, "P")]);
+    trace.now += 100;
+    assert_eq!(trace.ack(30_001, &[]), [(30_001, 30_501, "P")]);
+}
+
+#[test]
+fn a_part_of_a_large_transmission_is_acknowledged_and_repeated_in_segments() {
+    let mut trace = Trace::new();
+    trace.offload = 65_000;
+    trace.write(10_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1001, &[(2001, 5001)]), [(1001, 2001, "")]);
+    let info = trace.info();
+    assert_eq!((info.unacked, info.sacked, info.lost, info.retrans), (9, 3, 1, 1));
+}
+
+// Small segments
+
+#[test]
+fn a_small_segment_waits_while_another_is_on_the_way() {
+    let mut trace = Trace::new();
+    assert_eq!(trace.write(10), [(1, 11, "P")]);
+    assert_eq!(trace.write(20), []);
+    assert_eq!(trace.write(1000), [(11, 1011, "")], "a whole segment does not wait");
+    trace.now += 100;
+    assert_eq!(trace.ack(11, &[]), [(1011, 1031, "P")]);
+    trace.sender.set_nodelay(true);
+    assert_eq!(trace.write(5), [(1031, 1036, "P")]);
+}
+
+#[test]
+fn fin_does_not_wait() {
+    let mut trace = Trace::new();
+    trace.write(10);
+    trace.write(20);
+    trace.sender.finish();
+    assert_eq!(trace.run(), [(11, 32, "FP")]);
+    assert!(trace.sender.is_fin_sent() && !trace.sender.is_idle());
+    trace.now += 100;
+    let acked = trace.sender.ack(&Trace::plain(32, 1000), trace.time());
+    assert_eq!(acked, Acked { bytes: 30, fin: true, syn: false, writable: false });
+    assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
+}
+
+#[test]
+fn a_cork_holds_a_small_segment_until_it_is_out_or_the_timer_expires() {
+    let mut trace = Trace::new();
+    trace.sender.set_cork(true);
+    assert_eq!(trace.write(40), []);
+    trace.sender.set_cork(false);
+    assert_eq!(trace.run(), [(1, 41, "P")]);
+    trace.now += 100;
+    trace.ack(41, &[]);
+    trace.sender.send(Bytes::new(41, 40), true).unwrap();
+    assert_eq!(trace.run(), []);
+    assert_eq!(trace.expire(), (300, vec![(41, 81, "P")]));
+    trace.ack(81, &[]);
+    trace.sender.set_cork(true);
+    assert_eq!(trace.write(40), []);
+    trace.sender.set_nodelay(true);
+    assert_eq!(trace.run(), [(81, 121, "P")]);
+}
+
+// The peer's window
+
+#[test]
+fn the_peer_is_asked_for_its_window_in_growing_intervals() {
+    let mut trace = Trace::new();
+    trace.write(1000);
+    trace.now += 100;
+    trace.give(Trace::plain(1001, 0));
+    assert_eq!(trace.write(2000), []);
+    assert_eq!(trace.expire(), (300, vec![(1000, 1000, "")]));
+    assert_eq!(trace.expire(), (600, vec![(1000, 1000, "")]));
+    assert_eq!(trace.expire(), (1200, vec![(1000, 1000, "")]));
+    assert_eq!(trace.info().probes, 3);
+    trace.give(Trace::plain(1001, 0));
+    assert_eq!(trace.info().probes, 0, "the peer lives");
+    assert_eq!(trace.give(Trace::plain(1001, 1500)), [(1001, 2001, "")]);
+    assert_eq!(trace.ack(2001, &[]), [(2001, 3001, "P")]);
+}
+
+#[test]
+fn a_small_window_is_used_only_when_it_stays_small() {
+    let mut trace = Trace::new();
+    trace.write(1000);
+    trace.now += 100;
+    trace.give(Trace::plain(1001, 10));
+    assert_eq!(trace.write(1000), []);
+    assert_eq!(trace.expire(), (300, vec![(1001, 1011, "P")]));
+}
+
+#[test]
+fn an_old_segment_does_not_set_the_window() {
+    let mut trace = Trace::new();
+    trace.write(5000);
+    trace.give(Ack { seq: Seq(50), ..Trace::plain(1001, 7000) });
+    assert_eq!(trace.sender.window(), 7000);
+    trace.give(Ack { seq: Seq(40), ..Trace::plain(1001, 9000) });
+    assert_eq!(trace.sender.window(), 7000);
+    trace.give(Ack { seq: Seq(50), ..Trace::plain(1001, 8000) });
+    assert_eq!(trace.sender.window(), 8000);
+}
+
+#[test]
+fn segments_are_half_of_a_window_that_is_smaller_than_two() {
+    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: false, window: 1200, seq: Seq(0) };
+    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
+    assert_eq!(trace.write(1800), [(1, 601, ""), (601, 1201, "")]);
+}
+
+// Losses
+
+#[test]
+fn three_segments_behind_a_hole_begin_a_recovery() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(1001, 2001)]), []);
+    assert_eq!(trace.info().state, State::Disorder);
+    assert_eq!(trace.ack(1, &[(1001, 3001)]), []);
+    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
+    let info = trace.info();
+    assert_eq!((info.state, info.cwnd, info.ssthresh, info.lost, info.retrans), (State::Recovery, 7, 7, 1, 1));
+    trace.write(7000);
+    for n in 0..6 {
+        assert_eq!(
+            trace.ack(1, &[(1001, 5001 + n * 1000)]),
+            segments(10_001 + n * 1000, 11_001 + n * 1000),
+            "one for one"
+        );
+    }
+    assert_eq!(trace.ack(10_001, &[]), [(16_001, 17_001, "P")]);
+    let info = trace.info();
+    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Open, 7, 7));
+}
+
+#[test]
+fn the_first_two_duplicates_let_new_segments_leave() {
+    for sack in [true, false] {
+        let mut trace = Trace::with(SendOptions::default(), sack, 100);
+        trace.write(15_000);
+        trace.now += 110;
+        let blocks: &[_] = if sack { &[(1001, 2001)] } else { &[] };
+        assert_eq!(trace.ack(1, blocks), segments(10_001, 11_001));
+        let blocks: &[_] = if sack { &[(1001, 3001)] } else { &[] };
+        assert_eq!(trace.ack(1, blocks), segments(11_001, 12_001));
+        // It was reordering. One segment arrived now; the window grows by it.
+        assert_eq!(trace.ack(3001, &[]), segments(12_001, 14_001));
+        assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
+    }
+}
+
+#[test]
+fn without_selective_acknowledgements_each_hole_is_found_by_the_next_acknowledgement() {
+    let mut trace = Trace::with(SendOptions::default(), false, 100);
+    trace.write(10_000);
+    trace.now += 100;
+    // The first and the fourth are lost.
+    assert_eq!((trace.ack(1, &[]), trace.ack(1, &[])), (vec![], vec![]));
+    assert_eq!(trace.ack(1, &[]), [(1, 1001, "")]);
+    for _ in 0..5 {
+        trace.ack(1, &[]);
+    }
+    trace.now += 100;
+    assert_eq!(trace.ack(3001, &[]), [(3001, 4001, "")]);
+    assert_eq!(trace.info().state, State::Recovery);
+    trace.now += 100;
+    trace.ack(10_001, &[]);
+    trace.write(1000);
+    trace.ack(11_001, &[]);
+    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 7));
+}
+
+#[test]
+fn a_segment_behind_the_last_is_waited_for_by_a_quarter_of_the_round_trip() {
+    let mut trace = Trace::new();
+    trace.write(4000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(3001, 4001)]), []);
+    assert_eq!(trace.expire(), (25, vec![(1, 1001, "")]));
+    let info = trace.info();
+    assert_eq!((info.state, info.lost), (State::Recovery, 3));
+}
+
+#[test]
+fn a_lost_retransmission_is_sent_again_before_the_timer() {
+    let mut trace = Trace::new();
+    trace.write(20_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
+    trace.now += 10;
+    let left = trace.ack(1, &[(1001, 10_001)]);
+    assert!(!left.is_empty() && left[0].0 == 10_001);
+    trace.now += 100;
+    // What was sent after the retransmission arrived; it did not.
+    assert_eq!(trace.ack(1, &[(1001, 11_001)])[0], (1, 1001, ""));
+}
+
+#[test]
+fn the_last_segment_is_repeated_after_two_round_trips_and_then_the_timer_runs() {
+    let mut trace = Trace::new();
+    trace.write(4000);
+    assert_eq!(trace.expire(), (202, vec![(3001, 4001, "P")]));
+    assert_eq!(trace.expire(), (300, vec![(1, 1001, "")]));
+    let info = trace.info();
+    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Loss, 1, 7));
+    assert_eq!(trace.expire(), (600, vec![(1, 1001, "")]));
+    assert_eq!(trace.expire(), (1200, vec![(1, 1001, "")]));
+}
+
+#[test]
+fn a_probe_is_new_data_if_there_is_some() {
+    let mut trace = Trace::new();
+    trace.write(20_000);
+    assert_eq!(trace.expire().1, segments(10_001, 11_001), "beyond the congestion window");
+}
+
+#[test]
+fn a_probe_that_repaired_a_loss_costs_a_part_of_the_window() {
+    let (repaired, both): (&[_], &[_]) = (&[], &[(3001, 4001)]);
+    for (blocks, cwnd) in [(repaired, 7), (both, 10)] {
+        let mut trace = Trace::new();
+        trace.write(4000);
+        trace.now += 100;
+        trace.ack(3001, &[]);
+        assert_eq!(trace.expire().1, [(3001, 4001, "P")]);
+        trace.now += 100;
+        trace.ack(4001, blocks);
+        trace.write(1000);
+        trace.now += 100;
+        trace.ack(5001, &[]);
+        assert_eq!((trace.info().cwnd, trace.info().state), (cwnd, State::Open));
+    }
+}
+
+#[test]
+fn after_a_timeout_everything_is_sent_again_in_slow_start() {
+    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
+    trace.write(4000);
+    assert_eq!(trace.expire(), (300, vec![(1, 1001, "")]));
+    trace.now += 100;
+    assert_eq!(trace.ack(1001, &[]), segments(1001, 3001));
+    trace.now += 100;
+    assert_eq!(trace.ack(3001, &[]), [(3001, 4001, "P")]);
+    assert_eq!(trace.info().cwnd, 4);
+}
+
+#[test]
+fn a_timeout_is_taken_back_if_what_was_never_repeated_arrives() {
+    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
+    trace.write(14_000);
+    assert_eq!(trace.expire().1, [(1, 1001, "")]);
+    // F-RTO: the first acknowledgement lets new data leave instead of retransmissions.
+    assert_eq!(trace.ack(1001, &[]), segments(10_001, 12_001));
+    // The next is of a segment that was sent once.
+    trace.ack(2001, &[]);
+    let info = trace.info();
+    assert_eq!((info.state, info.lost, info.ssthresh), (State::Open, 0, Window::UNKNOWN));
+    assert!(info.cwnd >= 10);
+}
+
+#[test]
+fn a_recovery_is_taken_back_if_the_peer_has_everything_twice() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
+    trace.now += 10;
+    trace.ack(10_001, &[]);
+    assert_eq!(trace.info().cwnd, 7);
+    let mut trace = Trace::new();
+    trace.write(20_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
+    trace.now += 10;
+    trace.ack(5001, &[]);
+    assert_eq!(trace.info().state, State::Recovery);
+    trace.ack(5001, &[(1, 1001)]);
+    let info = trace.info();
+    assert_eq!((info.state, info.ssthresh, info.duplicates), (State::Open, Window::UNKNOWN, 1));
+    assert!(info.cwnd >= 10);
+}
+
+#[test]
+fn a_recovery_is_taken_back_by_an_older_timestamp() {
+    let negotiated = Negotiated { mss: 1012, sack: true, timestamps: true, ecn: false, window: 100_000, seq: Seq(0) };
+    for (echo, taken_back) in [(1150, true), (1201, false)] {
+        let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
+        trace.write(10_000);
+        trace.now += 100;
+        assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
+        trace.now += 10;
+        trace.give(Ack { echo: Some(echo), ..Trace::plain(10_001, 100_000) });
+        assert_eq!(trace.info().ssthresh == Window::UNKNOWN, taken_back);
+    }
+}
+
+#[test]
+fn reordering_is_measured_and_makes_the_sender_wait() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    trace.ack(1, &[(9001, 10_001)]);
+    trace.ack(1, &[(3001, 4001), (9001, 10_001)]);
+    trace.ack(10_001, &[]);
+    let info = trace.info();
+    assert_eq!((info.reordering, info.reordered), (10, 2));
+    trace.write(10_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(10_001, &[(11_001, 16_001)]), [], "five segments are not enough now");
+    assert_eq!(trace.expire(), (25, vec![(10_001, 11_001, "")]));
+}
+
+#[test]
+fn selective_acknowledgements_of_an_old_segment_count() {
+    let mut trace = Trace::new();
+    trace.write(20_000);
+    trace.now += 100;
+    trace.ack(4001, &[(8001, 9001)]);
+    let before = trace.info().sacked;
+    trace.ack(3001, &[(5001, 7001)]);
+    assert_eq!(trace.info().sacked, before + 2);
+}
+
+#[test]
+fn blocks_that_make_no_sense_are_ignored() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    trace.ack(1, &[(20_001, 30_001), (5001, 4001), (9001, 10_002), (1, 1)]);
+    assert_eq!((trace.info().sacked, trace.info().unacked), (0, 10));
+    trace.give(Trace::plain(20_001, 1));
+    assert_eq!(trace.sender.una(), Seq(1), "an acknowledgement of what was not sent");
+}
+
+#[test]
+fn a_peer_that_forgets_what_it_had_gets_it_again() {
+    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
+    trace.write(3000);
+    trace.now += 100;
+    trace.ack(1, &[(1001, 3001)]);
+    trace.expire();
+    trace.ack(1001, &[]);
+    assert_eq!(trace.info().sacked, 2);
+    let (_, left) = trace.expire();
+    assert_eq!((left, trace.info().sacked), (segments(1001, 2001), 0));
+}
+
+// Congestion marks
+
+#[test]
+fn a_congestion_mark_shrinks_the_window_once_in_a_round_trip() {
+    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: true, window: 100_000, seq: Seq(0) };
+    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
+    trace.write(30_000);
+    trace.now += 100;
+    let mut left = trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
+    assert_eq!((trace.info().state, trace.info().ssthresh), (State::Cwr, 7));
+    for n in 2..=10 {
+        left.extend(trace.give(Ack { ece: true, ..Trace::plain(n * 1000 + 1, 100_000) }));
+    }
+    assert_eq!(trace.info().ssthresh, 7, "the same congestion");
+    assert_eq!(left.iter().filter(|(.., flags)| *flags == "W").count(), 1, "CWR is said once: {left:?}");
+    assert!(trace.info().cwnd <= 8);
+}
+
+#[test]
+fn four_segments_and_a_mark() {
+    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: true, window: 100_000, seq: Seq(0) };
+    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
+    trace.write(4000);
+    trace.now += 100;
+    trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
+    assert_eq!((trace.info().state, trace.info().cwnd), (State::Cwr, 4));
+}
+
+// SYN and the ends
+
+#[test]
+fn syn_is_repeated_and_the_first_window_is_one_segment_then() {
+    let options = SendOptions { syn_retries: 2, ..SendOptions::default() };
+    let mut trace =
+        Trace { sender: Sender::new(Seq(0), 1460, options), now: 0, pending: false, tickets: vec![], offload: 0 };
+    assert_eq!(trace.run(), [(0, 1, "S")]);
+    assert_eq!(trace.expire(), (1000, vec![(0, 1, "S")]));
+    assert_eq!(trace.expire(), (2000, vec![(0, 1, "S")]));
+    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) };
+    trace.sender.established(&negotiated, trace.time());
+    trace.ack(1, &[]);
+    assert_eq!((trace.write(5000), trace.info().rto), (segments(1, 1001), Duration::from_secs(3)));
+    let mut trace =
+        Trace { sender: Sender::new(Seq(0), 1460, options), now: 0, pending: false, tickets: vec![], offload: 0 };
+    trace.run();
+    trace.expire();
+    trace.expire();
+    trace.now += 4000;
+    assert_eq!(trace.sender.timeout(trace.time()), Err(TimedOut(Duration::from_secs(7))));
+}
+
+#[test]
+fn data_that_is_never_acknowledged_ends_the_connection() {
+    let mut trace = Trace::with(SendOptions { retries: 3, tail_probes: false, ..SendOptions::default() }, true, 100);
+    trace.write(1000);
+    for _ in 0..3 {
+        trace.expire();
+    }
+    trace.now += 10_000;
+    assert!(trace.sender.timeout(trace.time()).is_err());
+}
+
+#[test]
+fn the_user_timeout_ends_it_exactly() {
+    let user_timeout = Some(Duration::from_secs(3));
+    for window in [0, 100_000] {
+        let mut trace = Trace::with(SendOptions { user_timeout, ..SendOptions::default() }, true, 100);
+        trace.give(Trace::plain(1, window));
+        trace.write(1000);
+        let start = trace.now;
+        let error = loop {
+            trace.now = trace.sender.deadline().unwrap().micros().div_ceil(1000);
+            if let Err(error) = trace.sender.timeout(trace.time()) {
+                break error;
+            }
+            trace.run();
+        };
+        assert_eq!((trace.now - start, error.0), (3000, Duration::from_secs(3)), "window {window}");
+    }
+}
+
+// The ring and the buffer
+
+#[test]
+fn a_range_is_not_repeated_while_its_copy_is_in_the_ring() {
+    let mut trace = Trace::new();
+    trace.pending = true;
+    trace.write(10_000);
+    trace.now += 100;
+    assert_eq!(trace.ack(1, &[(1001, 4001)]), []);
+    assert!(trace.sender.waits_for_ring());
+    trace.tickets[1].finish();
+    assert_eq!(trace.run(), [(1, 1001, "")]);
+    assert!(!trace.sender.waits_for_ring());
+}
+
+#[test]
+fn one_connection_does_not_fill_the_ring() {
+    let mut trace = Trace::with(SendOptions { ring_bytes: 3000, ..SendOptions::default() }, true, 100);
+    trace.pending = true;
+    assert_eq!(trace.write(10_000), segments(1, 3001));
+    assert!(trace.sender.waits_for_ring());
+    trace.tickets.iter().for_each(Token::finish);
+    assert_eq!(trace.run(), segments(3001, 6001));
+}
+
+#[test]
+fn the_send_buffer_has_a_limit_and_says_when_there_is_room() {
+    let mut trace =
+        Trace::with(SendOptions { send_buffer: 20_000, low_water: 12_000, ..SendOptions::default() }, true, 100);
+    trace.write(15_000);
+    assert!(!trace.sender.is_writable());
+    trace.write(10_000);
+    assert_eq!(trace.sender.room(), 0);
+    assert!(trace.sender.send(Bytes::new(0, 1), false).is_err());
+    trace.now += 100;
+    assert!(!trace.sender.ack(&Trace::plain(5001, 100_000), trace.time()).writable, "fifteen of twenty");
+    trace.run();
+    assert!(trace.sender.ack(&Trace::plain(12_001, 100_000), trace.time()).writable);
+}
+
+// The size of segments
+
+#[test]
+fn a_path_that_takes_less_gets_smaller_segments_and_the_window_stays() {
+    let mut trace = Trace::new();
+    trace.write(4000);
+    assert!(!trace.sender.too_big(Seq(9000), 600, trace.time()), "not in flight");
+    assert!(!trace.sender.too_big(Seq(1), 1460, trace.time()), "not smaller");
+    assert!(trace.sender.too_big(Seq(1), 100, trace.time()));
+    assert_eq!((trace.info().segment_size, trace.info().cwnd), (512, 10), "the floor");
+    let left = trace.run();
+    assert_eq!((left[0], left[1], left.len()), ((1, 513, ""), (513, 1001, ""), 8));
+    trace.now += 100;
+    trace.ack(4001, &[]);
+    assert_eq!((trace.info().state, trace.info().unacked), (State::Open, 0));
+}
+
+#[test]
+fn a_larger_segment_is_tried_and_used_if_it_arrives() {
+    for arrives in [true, false] {
+        let options = SendOptions { mtu_probing: true, initial_window: 11, ..SendOptions::default() };
+        let mut sender = Sender::new(Seq(0), 600, options);
+        sender.set_max_payload(600);
+        let mut trace = Trace { sender, now: 0, pending: false, tickets: vec![], offload: 0 };
+        trace.run();
+        trace.now = 100;
+        let negotiated =
+            Negotiated { mss: 1460, sack: true, timestamps: false, ecn: false, window: 50_000, seq: Seq(0) };
+        trace.sender.established(&negotiated, trace.time());
+        trace.ack(1, &[]);
+        trace.sender.set_max_payload(1460);
+        let left = trace.write(4000);
+        assert_eq!((left[0], left[1], left.len()), ((1, 987, ""), (987, 1587, ""), 7));
+        trace.now += 100;
+        if arrives {
+            trace.ack(4001, &[]);
+            assert_eq!(trace.info().segment_size, 986);
+        } else {
+            assert_eq!(trace.ack(1, &[(987, 4001)]), [(1, 601, ""), (601, 987, "")]);
+            let info = trace.info();
+            assert_eq!((info.segment_size, info.cwnd, info.ssthresh), (600, 11, 11));
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The one timer of the sender, and what happens when it expires.
+
+use std::time::Duration;
+
+use super::{Probe, Sender, State, TimedOut};
+use crate::Time;
+use crate::tcp::Carrier;
+
+/// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
+const DELAYED_ACK: u64 = 200_000;
+/// A tail loss probe comes after twice the round-trip time and this, in microseconds, so that acknowledgements on the way arrive.
+const SLACK: u64 = 2_000;
+
+/// What the timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The peer did not acknowledge: everything is taken for lost (RFC 6298).
+    Retransmission,
+    /// The end of what was sent is not acknowledged (RFC 8985, 7).
+    TailProbe,
+    /// A segment stays away for longer than reordering explains (RFC 8985, 6).
+    Reordering,
+    /// Nothing is in flight, and what is queued may not leave: the peer's window, or a cork.
+    Persist,
+}
+
+/// The timer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timer {
+    pub(super) purpose: Purpose,
+    pub(super) at: u64,
+}
+
+impl<C: Carrier> Sender<C> {
+    /// When [`timeout`](Self::timeout) is to be called, if nothing happens before.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        let timer = self.timer.map(|timer| timer.at);
+        let user = self.user_deadline();
+        timer.into_iter().chain(user).min().map(Time::from_micros)
+    }
+
+    fn user_deadline(&self) -> Option<u64> {
+        let timeout = self.options.user_timeout?;
+        self.waiting.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// Acts on the timer, if it is due. What is to be sent comes out of [`next`](Self::next).
+    ///
+    /// # Errors
+    /// The peer did not answer as often, or for as long, as the options say.
+    pub fn timeout(&mut self, now: Time) -> Result<(), TimedOut> {
+        let at = now.micros();
+        let silence = self.waiting.map_or(0, |since| at.saturating_sub(since));
+        if self.user_deadline().is_some_and(|deadline| deadline <= at) {
+            return Err(TimedOut(Duration::from_micros(silence)));
+        }
+        let Some(timer) = self.timer.filter(|timer| timer.at <= at) else { return Ok(()) };
+        self.timer = None;
+        let alive = match timer.purpose {
+            Purpose::Reordering => {
+                self.reordering_expired(at);
+                true
+            }
+            Purpose::TailProbe => {
+                self.probe = Some(Probe::Tail);
+                true
+            }
+            Purpose::Persist => {
+                self.probe = Some(Probe::Window);
+                self.release = self.queue.end();
+                self.probes <= self.options.retries
+            }
+            Purpose::Retransmission => self.retransmission_expired(at),
+        };
+        if alive { Ok(()) } else { Err(TimedOut(Duration::from_micros(silence))) }
+    }
+
+    fn retransmission_expired(&mut self, at: u64) -> bool {
+        if self.board.is_empty() {
+            return true;
+        }
+        let most = if self.syn_acked { self.options.retries } else { self.options.syn_retries };
+        if self.retries >= most {
+            return false;
+        }
+        self.probe = None;
+        if self.syn_acked {
+            self.enter_loss(at);
+            self.path.timed_out(self.retries + 1, at);
+        } else {
+            self.board.mark_lost(0);
+        }
+        self.retries += 1;
+        self.arm(Purpose::Retransmission, at.saturating_add(self.rtt.timeout(self.retries)));
+        true
+    }
+
+    pub(super) fn arm(&mut self, purpose: Purpose, at: u64) {
+        self.timer = Some(Timer { purpose, at });
+    }
+
+    /// The retransmission timer, from now on.
+    pub(super) fn arm_retransmission(&mut self, at: u64) {
+        self.timer = None;
+        if !self.board.is_empty() {
+            self.arm(Purpose::Retransmission, at.saturating_add(self.rtt.timeout(self.retries)));
+        }
+    }
+
+    /// The retransmission timer runs from the transmission of what is first unacknowledged, if another timer ran instead of it.
+    fn retransmission_deadline(&self, at: u64) -> u64 {
+        let sent = self.board.front().map_or(at, |range| range.sent);
+        sent.saturating_add(self.rtt.timeout(self.retries)).max(at + 1)
+    }
+
+    /// The retransmission timer, as if it had run all the time.
+    pub(super) fn arm_for_the_oldest(&mut self, at: u64) {
+        self.timer = None;
+        if !self.board.is_empty() {
+            self.arm(Purpose::Retransmission, self.retransmission_deadline(at));
+        }
+    }
+
+    /// Puts the tail loss probe before the retransmission timer, if one is allowed.
+    pub(super) fn arm_tail_probe(&mut self, at: u64) {
+        let state = self.recovery.state();
+        let allowed = self.options.tail_probes && self.agreed.is_some_and(|agreed| agreed.sack);
+        if !allowed
+            || self.board.is_empty()
+            || self.recovery.tail.is_some()
+            || !matches!(state, State::Open | State::Cwr)
+        {
+            return;
+        }
+        let Some(Timer { purpose: Purpose::Retransmission | Purpose::TailProbe, .. }) = self.timer else { return };
+        let delay = if self.board.out() == 1 { DELAYED_ACK } else { SLACK };
+        let wait = if self.rtt.is_known() { 2 * self.rtt.smoothed() + delay } else { 1_000_000 };
+        let at = at.saturating_add(wait).min(self.retransmission_deadline(at));
+        self.arm(Purpose::TailProbe, at);
+    }
+
+    /// After progress: the timers start anew.
+    pub(super) fn rearm(&mut self, at: u64) {
+        self.arm_retransmission(at);
+        self.arm_tail_probe(at);
+    }
+
+    /// The tail loss probe left. `again`: it repeats a segment.
+    pub(super) fn tail_probe_sent(&mut self, again: bool, at: u64) {
+        self.probe = None;
+        self.recovery.tail = Some((self.nxt, again));
+        self.arm_retransmission(at);
+    }
+
+    /// Nothing may leave, and nothing in flight will tell when it may: the peer is asked.
+    pub(super) fn arm_persist(&mut self, at: u64) {
+        let wants = self.unsent() > 0 || (self.fin && !self.is_fin_sent());
+        if !wants || !self.board.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {
+            return;
+        }
+        self.waiting = self.waiting.or(Some(at));
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.probes)));
+    }
+
+    pub(super) fn window_probe_sent(&mut self, at: u64) {
+        self.probes += 1;
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.probes)));
+    }
+
+    /// The peer's window changed while nothing was in flight.
+    pub(super) fn window_opened(&mut self, at: u64) {
+        if self.timer.is_some_and(|timer| timer.purpose == Purpose::Persist) && self.window_end() > self.nxt {
+            self.timer = None;
+            self.waiting = self.waiting.map(|_| at);
+        }
+    }
+}

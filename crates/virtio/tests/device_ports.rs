@@ -19,7 +19,7 @@ use device_common::*;
 use netmem_packet::link::{Link, flip};
 use netmem_virtio::device::port::{CaptureError, LinkStats, Linked, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
-use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr};
+use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr, feature};
 use netmem_virtio::virtqueue::DESC_WRITE;
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -199,6 +199,7 @@ fn bad_tap_names_are_named() {
 }
 
 /// Gives the kernel frames to send through an interface. No address, no neighbour and no IPv6 is needed.
+#[derive(Debug)]
 struct Wire {
     socket: OwnedFd,
     to: libc::sockaddr_ll,
@@ -306,6 +307,106 @@ fn the_kernel_at_the_other_end() {
         poll_until(&mut device, || driver.rings[1].take().is_some());
     }
     assert_eq!((received() - before, frames(&driver.stats).1), (100, 100));
+}
+
+/// Frames of every length reach buffers of every shape, and the kernel writes them there: only a frame that is longer than those
+/// before it, or that came between a pass and a sleep, is copied.
+#[test]
+fn the_kernel_writes_into_posted_buffers() {
+    if !taps() {
+        return;
+    }
+    // Bytes of the descriptors of each chain, features, and bytes of the header.
+    let shapes: [(&[u32], u64, usize); 5] = [
+        (&[16384], PLAIN, 12),
+        (&[12, 16384], PLAIN, 12),
+        (&[5, 9, 1, 100, 16384], PLAIN, 12),
+        (&[256], MERGEABLE, 12),
+        (&[16384], feature::VHOST_USER_PROTOCOL, 10),
+    ];
+    for (shape, features, header) in shapes {
+        let name = tap_name();
+        let mut taps = Tap::open(&name, 1, true).unwrap();
+        let wire = match (Wire::new(&name), Command::new("ip").args(["link", "set", &name, "mtu", "9000"]).status()) {
+            (Ok(wire), Ok(status)) if status.success() => wire,
+            other => return skip(&format!("no packet sockets or no `ip` here: {other:?}")),
+        };
+        let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+        let mut driver = Driver::start(&device, features, 2);
+        device.poll();
+        let (parts, each) = (shape.len() as u16, shape.iter().sum::<u32>() as usize);
+        let chains = (SIZE / parts).min(120);
+        let post = |driver: &mut Driver, n: u16| {
+            let (mut addr, _) = driver.buffer(0, n, each);
+            let chain: Vec<_> = shape
+                .iter()
+                .map(|&len| {
+                    addr += u64::from(len);
+                    (addr - u64::from(len), len, DESC_WRITE)
+                })
+                .collect();
+            driver.rings[0].chain(n * parts, &chain);
+        };
+        (0..chains).for_each(|n| post(&mut driver, n));
+        let mut sent = 0;
+        for len in (4..300).chain((300..8900).step_by(97)) {
+            let payload: Vec<u8> = [&(len as u32).to_be_bytes()[..], &vec![len as u8; len - 4]].concat();
+            wire.send(&payload);
+            sent += 1;
+            let (mut frame, mut left, mut came) = (Vec::new(), 0, false);
+            until(|| {
+                device.poll();
+                while let Some((id, len)) = driver.rings[0].take() {
+                    let n = id as u16 / parts;
+                    let got = driver.memory.read(driver.buffer(0, n, each).1, len as usize);
+                    post(&mut driver, n);
+                    if left == 0 {
+                        assert_eq!(got[..10], [0; 10]);
+                        left = if header == 12 { u16::from_le_bytes([got[10], got[11]]) } else { 1 };
+                    }
+                    left -= 1;
+                    frame.extend(got);
+                    if left == 0 {
+                        // The kernel has frames of its own for a new interface.
+                        came |= frame[header + 14..] == payload;
+                        frame.clear();
+                    }
+                }
+                came
+            });
+        }
+        let in_place = driver.stats.rx_in_place.load(Relaxed);
+        assert!(in_place > sent / 2 && in_place <= frames(&driver.stats).0, "{in_place} of {sent}, {shape:?}");
+        assert_eq!(driver.queue_errors(), []);
+    }
+}
+
+/// The driver's memory is gone when the kernel writes a frame there: the ring stops for that, and the port goes on.
+#[test]
+fn a_frame_for_memory_that_is_gone() {
+    if !taps() {
+        return;
+    }
+    netmem_pool::sigbus::install().unwrap();
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let wire = match Wire::new(&name) {
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
+    };
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 2);
+    device.poll();
+    driver.post_rx(0, 0, SIZE, 2048);
+    rustix::fs::ftruncate(&driver.memory.file, BUFFERS as u64).unwrap();
+    until(|| {
+        wire.send(&[0x5a; 100]);
+        device.poll();
+        !driver.queue_errors().is_empty()
+    });
+    assert!(driver.queue_errors().iter().all(|(name, _)| *name == "memory_lost"), "{:?}", driver.queue_errors());
+    assert!(device.ports()[0].take_error().is_none());
+    rustix::fs::ftruncate(&driver.memory.file, MEMORY as u64).unwrap();
 }
 
 /// Between the kernel and the driver is a bad link: what arrives is what the model says, in both directions.

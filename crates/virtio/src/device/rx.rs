@@ -9,9 +9,9 @@ use netmem_pool::foreign::copy_in;
 use super::DriverFault;
 use super::copy::scatter;
 use super::memory::{MemoryTable, View};
-use super::port::Port;
+use super::port::{Port, Posted};
 use super::stats::{DropReason, Tally};
-use crate::net::VnetHdr;
+use crate::net::{Offloads, VnetHdr};
 use crate::virtqueue::device::{
     AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Head, Side, Whole, each,
 };
@@ -20,6 +20,10 @@ use crate::virtqueue::device::{
 pub(super) const BATCH: u16 = 256;
 /// Bytes after which the used index is published, if not after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
+
+/// Frames that the port has read after which it is published, if they are short. A read is a system call, which a driver that polls
+/// need not wait for more than a few times.
+const PUBLISH_READS: usize = 8;
 
 /// Bytes of a frame that the driver is sure to read: a cache line.
 const FRONT: usize = 64;
@@ -85,9 +89,22 @@ fn fill<S: Side, P: Port>(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let (mut group, mut left) = (Group::EMPTY, BATCH);
-    while left > 0 && q.available() && port.peek().is_some() {
+    while left > 0 && q.available() {
+        if P::READS
+            && let Some(bytes) = port.expects()
+        {
+            let chains = read_frames(q, memory, port, bytes, left, scratch, tally)?;
+            left = left.saturating_sub(chains);
+            if port.expects().is_some() {
+                break;
+            }
+        }
+        if left == 0 || !q.available() || port.peek().is_none() {
+            break;
+        }
         if q.plain() {
-            q.look_ahead(memory, left, &mut group);
+            // What a port reads is copied one frame at a time: the next one is read into place again.
+            q.look_ahead(memory, if P::READS { 1 } else { left }, &mut group);
         }
         let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
         q.give_back_group(&mut group, taken);
@@ -101,6 +118,72 @@ fn fill<S: Side, P: Port>(
         }
     }
     Ok(())
+}
+
+/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. Returns the chains they took.
+/// The first frame that has to be looked at is the one that [`Port::peek`] shows then.
+fn read_frames<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'_>,
+    port: &mut P,
+    mut bytes: usize,
+    most: u16,
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) -> Result<u16, DriverFault> {
+    let (accepts, mut taken, mut unpublished) = (q.negotiated().received(), 0, 0);
+    while taken < most && q.available() {
+        let mut buffers = scratch.buffers.lend();
+        let read = read_frame(q, memory, port, (accepts, bytes), &mut buffers);
+        scratch.buffers.put(buffers);
+        let Some((chains, len)) = read? else { break };
+        tally.rx_frames += 1;
+        tally.rx_bytes += len as u64;
+        tally.rx_in_place += 1;
+        (taken, unpublished) = (taken + chains, unpublished + len + PUBLISH_BYTES / PUBLISH_READS);
+        if unpublished >= PUBLISH_BYTES {
+            q.publish();
+            unpublished = 0;
+        }
+        let Some(next) = port.expects() else { break };
+        bytes = next;
+    }
+    Ok(taken)
+}
+
+/// Has the port read a frame into chains of about `bytes` bytes. Returns the chains that it took, and its length.
+#[inline]
+fn read_frame<'t, S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'t>,
+    port: &mut P,
+    (accepts, bytes): (Offloads, usize),
+    buffers: &mut Vec<Buffer<'t>>,
+) -> Result<Option<(u16, usize)>, DriverFault> {
+    let mut cursor = q.cursor();
+    let Some(first) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { return Ok(None) };
+    let (mut room, mut more) = (first.bytes(), Vec::new());
+    let most = if q.negotiated().mergeable() { usize::from(q.size()) - 1 } else { 0 };
+    while room < bytes && more.len() < most {
+        let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { break };
+        room += head.bytes();
+        more.push(head);
+    }
+    let Some((header, len)) = port.read(accepts, Posted::new(buffers, q.header())) else { return Ok(None) };
+    let mut left = q.header() + len;
+    q.wrote(buffers, left);
+    let (mut taken, mut held) = (1, first.bytes());
+    while held < left {
+        held += more[taken - 1].bytes();
+        taken += 1;
+    }
+    scatter([&VnetHdr { num_buffers: taken as u16, ..header }.to_bytes()[..q.header()], &[]], buffers);
+    for head in std::iter::once(first).chain(more).take(taken) {
+        let n = left.min(head.bytes());
+        q.give_back(head, n as u32);
+        left -= n;
+    }
+    Ok(Some((taken as u16, len)))
 }
 
 /// Why a group of frames ended.

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use netmem_packet::{Checksum, Meta, SegmentPlan, Sum, complete_checksum};
 
-use super::port::{Port, PortError};
+use super::port::{Port, PortError, Posted};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
 
@@ -207,6 +207,7 @@ impl<P: Port> Over<'_, P> {
 impl<P: Port> Port for Over<'_, P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
     const FEATURES: u64 = P::FEATURES;
+    const READS: bool = P::READS;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
@@ -224,6 +225,16 @@ impl<P: Port> Port for Over<'_, P> {
             self.load();
         }
         None
+    }
+
+    #[inline]
+    fn expects(&self) -> Option<usize> {
+        if self.software.rx.left > 0 { None } else { self.port.expects() }
+    }
+
+    #[inline]
+    fn read(&mut self, accepts: Offloads, posted: Posted<'_>) -> Option<(VnetHdr, usize)> {
+        self.port.read(accepts, posted)
     }
 
     #[inline]

@@ -54,6 +54,8 @@ pub struct Stats {
     pub rx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
     pub rx_bytes: AtomicU64,
+    /// Those of them that the port has put into the driver's buffers itself, without a copy by the device.
+    pub rx_in_place: AtomicU64,
     /// Frames from the driver that the port took.
     pub tx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
@@ -113,6 +115,7 @@ impl Stats {
         [
             ("rx_frames", &self.rx_frames),
             ("rx_bytes", &self.rx_bytes),
+            ("rx_in_place", &self.rx_in_place),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
             ("checksummed", &self.checksummed),
@@ -188,6 +191,7 @@ impl Stats {
         };
         add(&self.rx_frames, t.rx_frames);
         add(&self.rx_bytes, t.rx_bytes);
+        add(&self.rx_in_place, t.rx_in_place);
         add(&self.tx_frames, t.tx_frames);
         add(&self.tx_bytes, t.tx_bytes);
         add(&self.checksummed, t.checksummed);
@@ -209,6 +213,7 @@ impl Stats {
 pub(super) struct Tally {
     pub(super) rx_frames: u64,
     pub(super) rx_bytes: u64,
+    pub(super) rx_in_place: u64,
     pub(super) tx_frames: u64,
     pub(super) tx_bytes: u64,
     pub(super) checksummed: u64,

@@ -66,6 +66,14 @@ pub(crate) struct Buffer<'t> {
     table: PhantomData<&'t MemoryTable>,
 }
 
+#[cfg(test)]
+impl<'t> Buffer<'t> {
+    /// A writable buffer in memory that the caller keeps.
+    pub(crate) fn over(bytes: &'t mut [u8]) -> Self {
+        Self { host: bytes.as_mut_ptr(), len: bytes.len(), write: true, guest: 0, table: PhantomData }
+    }
+}
+
 /// Room for the buffers of a chain, kept between passes to spare an allocation. It has no buffers then.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Vec<Buffer<'static>>);

@@ -8,6 +8,7 @@ mod echo;
 mod r#gen;
 mod linked;
 mod pcap;
+mod reader;
 mod sink;
 mod steering;
 mod store;
@@ -20,6 +21,7 @@ pub use self::echo::Echo;
 pub use self::r#gen::Gen;
 pub use self::linked::{LinkStats, Linked};
 pub use self::pcap::{CaptureError, Pcap, Play};
+pub use self::reader::Posted;
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapError};
@@ -40,9 +42,26 @@ pub trait Port: Send {
     /// they are, and of [`feature::GUEST_OFFLOADS`], which frames [`Self::peek`] may show. The device does the others in
     /// software, and offers [`ALL_OFFLOADS`] whatever is said here.
     const FEATURES: u64;
+    /// Whether [`Self::read`] does anything.
+    const READS: bool = false;
 
     /// The next frame towards the driver, in wire form, or none for now. The same one until [`Self::consume`].
     fn peek(&mut self) -> Option<&[u8]>;
+
+    /// How many bytes of buffers to post for [`Self::read`], header included: a guess. None if a frame is to be taken from
+    /// [`Self::peek`] first.
+    #[inline(always)]
+    fn expects(&self) -> Option<usize> {
+        None
+    }
+
+    /// Reads the next frame into `posted`, if the driver accepts its offloads. Returns its header, which is not written there, and its
+    /// length without the header. None: there is no frame, or [`Self::peek`] shows it; [`Self::expects`] tells which.
+    ///
+    /// This spares a copy where the kernel writes the frames. All other ports leave it out.
+    fn read(&mut self, _accepts: Offloads, _posted: Posted<'_>) -> Option<(VnetHdr, usize)> {
+        None
+    }
 
     /// The frame that [`Self::peek`] showed was delivered, or cannot be.
     fn consume(&mut self);

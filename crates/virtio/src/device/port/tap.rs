@@ -1,13 +1,14 @@
 //! A tap device: the kernel's own network stack at the other end.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{ALL_OFFLOADS, MAX_WIRE, Port, PortError};
+use super::reader::{Posted, Reader};
+use super::{ALL_OFFLOADS, Port, PortError};
 use crate::net::{Offloads, VnetHdr, feature};
 
 const CONTROL: &str = "/dev/net/tun";
@@ -58,9 +59,7 @@ pub enum TapError {
 pub struct Tap {
     file: File,
     name: String,
-    buffer: Box<[u8]>,
-    /// Bytes in `buffer` that were not consumed yet.
-    pending: usize,
+    reader: Reader,
     features: u64,
     /// Whether the kernel has UDP segmentation in both directions.
     udp_segments: bool,
@@ -133,8 +132,7 @@ impl Tap {
         let tap = Self {
             file,
             name: name.to_owned(),
-            buffer: vec![0; MAX_WIRE].into(),
-            pending: 0,
+            reader: Reader::new(),
             features: 0,
             udp_segments,
             error: None,
@@ -146,29 +144,29 @@ impl Tap {
         Ok(tap)
     }
 
-    /// The next frame into the buffer; says whether there is one.
+    /// What a read has brought. An error other than "nothing there" is kept: the interface was deleted.
     #[inline]
-    fn read(&mut self) -> bool {
+    fn settle<T>(&mut self, read: io::Result<T>) -> Option<T> {
+        match read {
+            Ok(brought) => Some(brought),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
+            // Memory of the driver is gone. That is the ring's fault, and not the port's.
+            Err(e) if e.raw_os_error() == Some(libc::EFAULT) => None,
+            Err(e) => {
+                (self.error, self.dead) = (Some(e), true);
+                None
+            }
+        }
+    }
+
+    /// The next frame into private memory; says whether there is one.
+    #[inline]
+    fn fetch(&mut self) -> bool {
         if self.dead {
             return false;
         }
-        match (&self.file).read(&mut self.buffer) {
-            Ok(n) if n > VnetHdr::LEN => {
-                if self.features & feature::GUEST_CSUM == 0 {
-                    self.buffer[0] &= !VnetHdr::DATA_VALID;
-                }
-                self.buffer[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
-                self.pending = n;
-                true
-            }
-            Ok(_) => false,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
-            Err(e) => {
-                // The interface was deleted.
-                (self.error, self.dead) = (Some(e), true);
-                false
-            }
-        }
+        let read = self.reader.read_private(&self.file);
+        self.settle(read) == Some(true)
     }
 
     /// Has the kernel give frames to this queue, or to the others only. The kernel sends a flow's frames to the queue that the flow last
@@ -262,18 +260,38 @@ fn link_up(name: &str) -> Result<(), TapError> {
 impl Port for Tap {
     const WANTS_BYTES: bool = true;
     const FEATURES: u64 = ALL_OFFLOADS;
+    const READS: bool = true;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
-        if self.pending == 0 && !self.read() {
+        if self.reader.expects().is_some() && !self.fetch() {
             return None;
         }
-        Some(&self.buffer[..self.pending])
+        let wire = self.reader.pending()?;
+        if self.features & feature::GUEST_CSUM == 0 {
+            wire[0] &= !VnetHdr::DATA_VALID;
+        }
+        wire[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
+        Some(wire)
+    }
+
+    #[inline]
+    fn expects(&self) -> Option<usize> {
+        self.reader.expects()
+    }
+
+    #[inline]
+    fn read(&mut self, accepts: Offloads, posted: Posted<'_>) -> Option<(VnetHdr, usize)> {
+        if self.dead {
+            return None;
+        }
+        let read = self.reader.read(&self.file, accepts, posted);
+        self.settle(read).flatten()
     }
 
     #[inline]
     fn consume(&mut self) {
-        self.pending = 0;
+        self.reader.forget();
     }
 
     fn takes(&self) -> Offloads {
@@ -288,7 +306,7 @@ impl Port for Tap {
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
         self.features = features;
         // A frame that was read before may use offloads that are no longer accepted.
-        self.pending = 0;
+        self.reader.forget();
         self.offload(features).map_err(|source| PortError::Tap { name: self.name.clone(), source })
     }
 
@@ -305,9 +323,10 @@ impl Port for Tap {
     }
 
     fn left(&mut self) -> u64 {
-        let mut dropped = u64::from(std::mem::take(&mut self.pending) > 0);
-        while dropped < WAITING && self.read() {
-            (self.pending, dropped) = (0, dropped + 1);
+        let mut dropped = u64::from(self.reader.forget());
+        while dropped < WAITING && self.fetch() {
+            self.reader.forget();
+            dropped += 1;
         }
         dropped
     }

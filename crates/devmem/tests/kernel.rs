@@ -348,7 +348,7 @@ fn the_kernels_udp_steered() {
     const FLOWS: u16 = 4;
     with_the_kernel(|tap| {
         let (steering, kernels) = (Steering::new(), [Kernel::v4(), Kernel::v6()]);
-        let mut ours = Ours::new(steering.spread(tap, 2), SplitOptions::UDP_V6);
+        let mut ours = Ours::new(steering.spread(tap, 2).unwrap(), SplitOptions::UDP_V6);
         let mut sockets: Vec<_> = (0..FLOWS).map(|flow| ours.bind(PORT + flow, &SocketOptions::new())).collect();
         let returners: Vec<_> = sockets.iter().map(Socket::returner).collect();
         let (mut rng, mut sent, mut n) = (fastrand::Rng::with_seed(3), HashMap::new(), 0);

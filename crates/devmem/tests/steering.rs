@@ -172,7 +172,7 @@ impl Bench {
         let (worker, limit, steering) = (worker(), Arc::new(AtomicU64::new(0)), Steering::new());
         let memories = [Memory::pages(pages), Memory::pages(pages)];
         let bindings = memories.each_ref().map(|memory| Binding::new(memory.fd(), 0, &worker).expect("a binding"));
-        let ports = steering.spread(Flows::new(FLOWS, limit.clone()), 2);
+        let ports = steering.spread(Flows::new(FLOWS, limit.clone()), 2).unwrap();
         let lab = Lab::new(ports, &[bindings[0].region(), bindings[1].region()], SplitOptions::UDP_V6);
         let table = FlowTable::new();
         let options = SocketOptions::new().queue(WINDOW as usize);

@@ -3,20 +3,24 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod device_common;
+#[path = "../../../tests/flows.rs"]
+#[allow(dead_code)]
+mod flows;
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use device_common::*;
+use flows::{FIRST_PORT, Flows, number};
 use netmem_virtio::Spin;
-use netmem_virtio::device::port::{Echo, Port};
+use netmem_virtio::device::port::{Echo, Port, Steering};
 use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Worker};
 use netmem_virtio::net::VnetHdr;
 
@@ -78,7 +82,7 @@ fn device(pairs: usize, mut gate: Option<Gate>) -> (NetDevice<Watched>, Users) {
 }
 
 /// Runs `test` beside the workers, each on a thread, and returns these threads.
-fn beside(workers: &mut [Worker<Watched>], control: &Control, spin: Spin, test: impl FnOnce()) -> Vec<ThreadId> {
+fn beside<P: Port>(workers: &mut [Worker<P>], control: &Control, spin: Spin, test: impl FnOnce()) -> Vec<ThreadId> {
     let stop = AtomicBool::new(false);
     thread::scope(|s| {
         let _ends = Ends { stop: &stop, control };
@@ -306,6 +310,38 @@ fn a_kick_wakes_the_worker_of_its_ring() {
         assert!(kicks() < before + 50 + 4, "{} sleeps were ended by 49 kicks", kicks() - before);
         send(&mut driver, 1, 0);
         until(|| take(&mut driver, 1, 0));
+    });
+}
+
+/// Two pairs of one steered port, each with a thread. A thread takes a frame for the other pair off the port, and leaves it in the
+/// other's backlog: that wakes the other thread, which sleeps. Only the first thread is woken by the test.
+#[test]
+fn a_frame_that_another_thread_leaves_wakes_the_worker() {
+    let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
+    let mut ports = steering.spread(Flows::new(2, Arc::clone(&limit)), 2).unwrap().into_iter();
+    steering.steer(FIRST_PORT + 1, 1);
+    let options = Options { max_pairs: 2, ..Options::default() };
+    let device = NetDevice::new(options, |_| Ok(ports.next().unwrap())).unwrap();
+    let (control, stats) = (device.control(), device.stats());
+    let mut workers = device.workers(2).unwrap();
+    beside(&mut workers, &control, Spin::NONE, || {
+        let mut driver = driver(&control, Arc::clone(&stats), 2);
+        for n in 0..100 {
+            until(|| asleep(&stats) == 2);
+            limit.store(n + 1, Relaxed);
+            let (this, other) = (2 * (n % 2) as usize, 2 * ((n + 1) % 2) as usize);
+            driver.rings[other].kick.write(1).unwrap();
+            until(|| match driver.rings[this].take() {
+                None => false,
+                Some((id, len)) => {
+                    let (_, at) = driver.buffer(this, id as u16, 2048);
+                    assert_eq!(number(&driver.memory.read(at + VnetHdr::LEN, len as usize - VnetHdr::LEN), 2), n);
+                    true
+                }
+            });
+        }
+        until(|| asleep(&stats) == 2);
+        assert_eq!((driver.queue_errors(), driver.drops()), (vec![], vec![]));
     });
 }
 

@@ -33,7 +33,7 @@ struct Lab {
 
 fn lab(flows: u64, options: NetOptions) -> Lab {
     let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
-    let mut ports = steering.spread(Flows::new(flows, limit.clone()), 2).into_iter();
+    let mut ports = steering.spread(Flows::new(flows, limit.clone()), 2).unwrap().into_iter();
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
     let mut rig = Rig::new(NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap());
     let books = Books::default();
@@ -199,7 +199,7 @@ fn restarts_in_full_traffic() {
 #[test]
 fn a_slow_user_of_one_queue_stops_no_other() {
     let (limit, steering) = (Arc::new(AtomicU64::new(u64::MAX)), Steering::new());
-    let mut ports = steering.spread(Flows::new(2, limit), 2);
+    let mut ports = steering.spread(Flows::new(2, limit), 2).unwrap();
     steering.steer(FIRST_PORT + 1, 1);
     ports.iter_mut().for_each(|port| port.served(true));
     for n in 0..5000 {

@@ -7,6 +7,7 @@
 //! | the driver posts buffers | its kick, if the queue is armed ([`crate::virtqueue::event`]) |
 //! | the port has a frame, or fails | the port's descriptor |
 //! | a frame has crossed a slow link | the earliest deadline of a port ([`Port::deadline`]); a sleep has no other timeout |
+//! | another worker leaves a frame for the port's queue ([`super::port::Steering`]) | the port's second descriptor |
 //! | a message changes a ring | the worker's own eventfd |
 //! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
 //!
@@ -99,8 +100,10 @@ impl<P: Port> Worker<P> {
         ];
         // A port that is not waited for can fail as well. The kernel reports that whatever is asked for, but some files wake
         // a thread up only if it asks for one of the events of incoming data: a tap that is deleted signals input and `PRI`.
-        let ports = ports.iter().zip(awaited).filter_map(|(port, events)| Some((port.fd()?, events)));
-        fds.extend(ports.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+        for (port, events) in ports.iter().zip(awaited) {
+            let left = port.left_frames().filter(|_| events == PollFlags::IN);
+            fds.extend(port.fd().into_iter().chain(left).map(|fd| PollFd::from_borrowed_fd(fd, events)));
+        }
         let stats = &shared.stats;
         stats.polls.fetch_add(std::mem::take(&mut self.idle), Ordering::Relaxed);
         stats.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -160,9 +163,9 @@ fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
     }
     match receive.arm() {
         None => Idle::No,
-        Some(true) if !receive.starved() => match port.peek() {
-            Some(_) => Idle::No,
-            None => Idle::UntilKickedOrFrame,
+        Some(true) if !receive.starved() => match port.arm() {
+            true => Idle::No,
+            false => Idle::UntilKickedOrFrame,
         },
         Some(_) => Idle::UntilKicked,
     }

@@ -197,8 +197,17 @@ impl<P: Port> Port for Linked<P> {
         u64::from(self.current.take().is_some()) + self.to_driver.link.clear() as u64 + self.port.left()
     }
 
+    fn arm(&mut self) -> bool {
+        // A frame of the inner port is taken in the next pass.
+        self.peek().is_some() || self.port.arm()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.fd()
+    }
+
+    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
+        self.port.left_frames()
     }
 
     fn deadline(&self, receives: bool) -> Option<Instant> {

@@ -104,9 +104,21 @@ pub trait Port: Send {
         0
     }
 
+    /// The thread is about to sleep. Returns whether there is a frame. If there is none, the thread sleeps until [`Self::fd`] or
+    /// [`Self::left_frames`] is readable, and then peeks.
+    fn arm(&mut self) -> bool {
+        self.peek().is_some()
+    }
+
     /// What becomes readable when a frame comes, and when the port fails; none where frames do not come by themselves. A thread
-    /// that sleeps is woken by nothing else of the port, but for its [deadline](Self::deadline).
+    /// that sleeps is woken by this, by [`Self::left_frames`] and by its [deadline](Self::deadline), and by nothing else of the port.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// What becomes readable when another thread leaves a frame for this port, after [`Self::arm`]; none where the port's frames come
+    /// from [`Self::fd`] alone.
+    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

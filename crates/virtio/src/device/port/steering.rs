@@ -8,12 +8,19 @@
 //!
 //! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or the queue is not served
 //! at all. The other queues go on: one port has one order of frames, so that waiting for a queue would stop all of them.
+//!
+//! The threads of all queues take frames from the port, and leave those of other queues in the backlogs. The port's descriptor is then
+//! no longer readable, so a thread that sleeps for its queue would miss them: each queue has an eventfd, which is written when a frame
+//! is left for a queue whose thread [sleeps](Port::arm).
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Port, PortError};
 use crate::device::udp::udp;
@@ -66,28 +73,49 @@ impl Steering {
         self.dropped.load(Relaxed)
     }
 
-    /// Makes `port` the port of `queues` queues, one each.
-    #[must_use]
-    pub fn spread<P: Port>(&self, port: P, queues: usize) -> Vec<Steered<P>> {
-        let backlogs = (0..queues).map(|_| Backlog::default()).collect();
+    /// Makes `port` the port of `queues` queues, one each. Their pairs may be served by different threads.
+    ///
+    /// # Errors
+    ///
+    /// No descriptors: the port's is duplicated, and each queue has an eventfd.
+    pub fn spread<P: Port>(&self, port: P, queues: usize) -> io::Result<Vec<Steered<P>>> {
+        let new = |_| Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let wakes: Vec<Arc<OwnedFd>> = (0..queues).map(new).collect::<io::Result<_>>()?;
+        let backlogs = wakes.iter().map(|wake| Backlog::new(wake.clone())).collect();
         // A descriptor of ours, which can be waited on without the lock.
-        let fd = port.fd().map(|fd| fd.try_clone_to_owned());
-        let fd = fd.and_then(|fd| fd.inspect_err(|e| tracing::warn!("a port is polled: {e}")).ok()).map(Arc::new);
+        let fd = port.fd().map(|fd| fd.try_clone_to_owned()).transpose()?.map(Arc::new);
         let spread = Spread { port, steering: self.clone(), backlogs, spare: Vec::new(), features: 0 };
         let shared = Arc::new(Mutex::new(spread));
-        let queue = |index| Steered { shared: shared.clone(), fd: fd.clone(), index, current: None };
-        (0..queues).map(queue).collect()
+        let queue = |(index, wake)| Steered { shared: shared.clone(), fd: fd.clone(), wake, index, current: None };
+        Ok(wakes.into_iter().enumerate().map(queue).collect())
     }
 }
 
+/// What the thread of a queue does, as far as the other threads must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thread {
+    Polls,
+    /// It has found no frame, and sleeps.
+    Sleeps,
+    /// It slept, and the eventfd was written.
+    Woken,
+}
+
 /// What waits for a queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Backlog {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    thread: Thread,
+    /// Readable while `thread` is [`Thread::Woken`].
+    wake: Arc<OwnedFd>,
 }
 
 impl Backlog {
+    fn new(wake: Arc<OwnedFd>) -> Self {
+        Self { frames: VecDeque::new(), bytes: 0, thread: Thread::Polls, wake }
+    }
+
     fn is_full(&self, len: usize) -> bool {
         self.frames.len() == BACKLOG || self.bytes + len > BACKLOG_BYTES
     }
@@ -95,6 +123,19 @@ impl Backlog {
     fn push(&mut self, frame: Vec<u8>) {
         self.bytes += frame.len();
         self.frames.push_back(frame);
+        if self.thread == Thread::Sleeps {
+            self.thread = Thread::Woken;
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The queue's thread is awake.
+    #[cold]
+    fn awake(&mut self) {
+        if self.thread == Thread::Woken {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
+        self.thread = Thread::Polls;
     }
 
     fn pop(&mut self) -> Option<Vec<u8>> {
@@ -124,6 +165,8 @@ struct Spread<P> {
 pub struct Steered<P> {
     shared: Arc<Mutex<Spread<P>>>,
     fd: Option<Arc<OwnedFd>>,
+    /// That of its backlog.
+    wake: Arc<OwnedFd>,
     index: usize,
     current: Option<Vec<u8>>,
 }
@@ -131,7 +174,11 @@ pub struct Steered<P> {
 impl<P: Port> Spread<P> {
     /// The next frame for queue `index`.
     fn next(&mut self, index: usize) -> Option<Vec<u8>> {
-        if let Some(frame) = self.backlogs[index].pop() {
+        let backlog = &mut self.backlogs[index];
+        if backlog.thread != Thread::Polls {
+            backlog.awake();
+        }
+        if let Some(frame) = backlog.pop() {
             return Some(frame);
         }
         let sums = self.features & feature::GUEST_CSUM != 0;
@@ -211,8 +258,25 @@ impl<P: Port> Port for Steered<P> {
         shared.port.negotiated(features)
     }
 
+    fn arm(&mut self) -> bool {
+        if self.current.is_none() {
+            let mut shared = self.shared();
+            let next = shared.next(self.index);
+            if next.is_none() {
+                shared.backlogs[self.index].thread = Thread::Sleeps;
+            }
+            drop(shared);
+            self.current = next;
+        }
+        self.current.is_some()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
+    }
+
+    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.wake.as_fd())
     }
 
     fn deadline(&self, receives: bool) -> Option<Instant> {

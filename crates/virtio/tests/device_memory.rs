@@ -6,9 +6,10 @@ mod device_common;
 use device_common::front::{request, u64s};
 use device_common::*;
 use netmem_pool::sigbus;
+use netmem_virtio::Spin;
 use netmem_virtio::device::memory::{MAX_BYTES, MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Gen, Port};
-use netmem_virtio::device::{DeviceError, NetDevice, Options};
+use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Stats};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::DESC_WRITE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -22,20 +23,28 @@ const EXTRA: u64 = GUEST + (1 << 36);
 
 /// Polls `device` on another thread while `work` runs on this one.
 fn polled<P: Port>(device: &mut NetDevice<P>, work: impl FnOnce()) {
-    let stop = AtomicBool::new(false);
+    let (control, stop) = (device.control(), AtomicBool::new(false));
     std::thread::scope(|s| {
         s.spawn(|| {
             while !stop.load(Relaxed) {
                 device.poll();
             }
         });
-        struct Stop<'a>(&'a AtomicBool);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Relaxed);
-            }
+        let _ends = Ends { stop: &stop, control: &control };
+        work();
+    });
+}
+
+/// Runs a device on `threads` threads, which sleep when there is nothing to do, while `work` runs on this one.
+fn on_threads<P: Port>(device: NetDevice<P>, threads: usize, work: impl FnOnce()) {
+    let (control, stop) = (device.control(), AtomicBool::new(false));
+    let mut workers = device.workers(threads).unwrap();
+    std::thread::scope(|s| {
+        let stop = &stop;
+        for worker in &mut workers {
+            s.spawn(move || worker.run(stop, Spin::NONE).unwrap());
         }
-        let _stop = Stop(&stop);
+        let _ends = Ends { stop, control: &control };
         work();
     });
 }
@@ -57,7 +66,18 @@ fn take(driver: &mut Driver, ring: usize, n: usize) {
 }
 
 fn running(device: &NetDevice<Gen>, rings: usize) -> Driver {
-    Driver::start(device, MERGEABLE | if rings > 2 { feature::MQ } else { 0 }, rings)
+    running_over(&device.control(), device.stats(), rings)
+}
+
+/// The same of a device that is on other threads.
+fn running_over(control: &Control, stats: Arc<Stats>, rings: usize) -> Driver {
+    let mut driver = Driver::over(control, stats, MERGEABLE | if rings > 2 { feature::MQ } else { 0 });
+    driver.share_memory();
+    for ring in 0..rings {
+        driver.start_ring(SIZE);
+        driver.enable(ring);
+    }
+    driver
 }
 
 /// Mappings of files of this name in this process.
@@ -110,12 +130,7 @@ fn all_memory_is_truncated() {
     let mut device = generators(1);
     let (control, stats) = (device.control(), device.stats());
     for round in 1..4 {
-        let mut driver = Driver::over(&control, Arc::clone(&stats), MERGEABLE);
-        driver.share_memory();
-        for ring in 0..2 {
-            driver.start_ring(SIZE);
-            driver.enable(ring);
-        }
+        let mut driver = running_over(&control, Arc::clone(&stats), 2);
         driver.post_rx(0, 0, 64, 2048);
         polled(&mut device, || {
             take(&mut driver, 0, 100);
@@ -125,6 +140,36 @@ fn all_memory_is_truncated() {
         assert_eq!(driver.queue_errors(), [("memory_lost", 2 * round)]);
         driver.hang_up();
     }
+}
+
+/// The same with a thread for each pair. One thread meets the lost memory. The other one sleeps, and has no reason to touch it: it is
+/// woken, and stops its rings too. The next table is served by both.
+#[test]
+fn the_thread_that_sleeps_stops_its_rings() {
+    sigbus::install().unwrap();
+    let device = generators(2);
+    let (control, stats) = (device.control(), device.stats());
+    on_threads(device, 2, || {
+        let mut driver = running_over(&control, Arc::clone(&stats), 4);
+        until(|| asleep(&stats) == 2);
+        ftruncate(&driver.memory.file, BUFFERS as u64).unwrap();
+        driver.post_rx(0, 0, 64, 2048);
+        driver.rings[0].kick.write(1).unwrap();
+        until(|| stats.queue_error("memory_lost") == 4);
+        assert_eq!(driver.queue_errors(), [("memory_lost", 4)]);
+        ftruncate(&driver.memory.file, MEMORY as u64).unwrap();
+        driver.share_memory();
+        for ring in [0, 2] {
+            let base = driver.front_base(ring);
+            (driver.rings[ring].avail, driver.rings[ring].used) = (base, base);
+            driver.rings[ring].ring.set_avail_idx(base);
+            driver.post_rx(ring, 0, 64, 2048);
+            driver.describe(ring, SIZE, base);
+            until(|| driver.rings[ring].ring.used_idx() == base.wrapping_add(64));
+        }
+        assert_eq!(driver.queue_errors(), [("memory_lost", 4)]);
+        driver.hang_up();
+    });
 }
 
 fn sealed(bytes: u64) -> OwnedFd {
@@ -337,38 +382,55 @@ fn tables_are_changed_by_regions() {
     }
 }
 
-/// No translation outlives its pass: regions come and go as fast as messages do, while the device writes into all of them. A
-/// write into one that was removed would be a fault, because nothing is mapped there.
+/// No translation outlives its pass: regions come and go as fast as messages do, while the device writes into all of them, with one
+/// thread and with one for each pair. A write into a region that was removed would be a fault, because nothing is mapped there.
 #[test]
 fn regions_come_and_go_under_traffic() {
-    let mut device = NetDevice::new(one_pair(), |_| Gen::new(1514, None)).unwrap();
-    let mut driver = running(&device, 2);
-    let fds: Vec<_> = (0..4).map(|_| named("netmem-churn", MIB)).collect();
-    let at = |n: usize| EXTRA + (n as u64) * MIB;
-    let regions: Vec<_> = (0..4).map(|n| region(&fds[n], at(n), at(n), MIB, 0)).collect();
-    let rounds = 300;
-    polled(&mut device, || {
-        for round in 0..rounds {
-            let n = round % 4;
-            driver.add_memory(&regions[n]);
-            // Half of the buffers are in the new region, some across it and its neighbour, which is not there.
-            for id in 0..64u16 {
-                let place = if id % 2 == 0 { at(n) + u64::from(id) * 4096 } else { driver.buffer(0, id, 2048).0 };
-                driver.rings[0].chain(id, &[(place, 2048, DESC_WRITE)]);
+    for pairs in [1, 2] {
+        let options = Options { max_pairs: pairs, ..Options::default() };
+        let device = NetDevice::new(options, |_| Gen::new(1514, None)).unwrap();
+        let rings: Vec<usize> = (0..pairs).map(|pair| 2 * pair).collect();
+        let (control, stats) = (device.control(), device.stats());
+        let fds: Vec<_> = (0..4).map(|_| named("netmem-churn", MIB)).collect();
+        let at = |n: usize| EXTRA + (n as u64) * MIB;
+        let regions: Vec<_> = (0..4).map(|n| region(&fds[n], at(n), at(n), MIB, 0)).collect();
+        on_threads(device, pairs, || {
+            let mut driver = running_over(&control, stats, 2 * pairs);
+            for round in 0..300 / pairs {
+                let n = round % 4;
+                driver.add_memory(&regions[n]);
+                // Half of the buffers are in the new region, some across it and its neighbour, which is not there.
+                for &ring in &rings {
+                    for id in 0..64u16 {
+                        let inside = at(n) + u64::from(id) * 4096;
+                        let place = if id % 2 == 0 { inside } else { driver.buffer(ring, id, 2048).0 };
+                        driver.rings[ring].chain(id, &[(place, 2048, DESC_WRITE)]);
+                    }
+                    driver.rings[ring].kick.write(1).unwrap();
+                }
+                until(|| rings.iter().all(|&ring| driver.rings[ring].ring.used_idx() == driver.rings[ring].avail));
+                // Posted, and removed before the device has taken all of it.
+                for &ring in &rings {
+                    for id in 0..64u16 {
+                        driver.rings[ring].chain(id, &[(at(n) + u64::from(id) * 4096, 2048, DESC_WRITE)]);
+                    }
+                    driver.rings[ring].kick.write(1).unwrap();
+                }
+                driver.remove_memory(&regions[n]);
+                // The ring was through in time, or stopped. Either way it begins anew.
+                for &ring in &rings {
+                    let base = driver.front_base(ring);
+                    driver.rings[ring].avail = base;
+                    driver.rings[ring].ring.set_avail_idx(base);
+                    driver.describe(ring, SIZE, base);
+                }
             }
-            until(|| driver.rings[0].ring.used_idx() == driver.rings[0].avail);
-            // Posted, and removed before the device has taken all of it.
-            for id in 0..64u16 {
-                driver.rings[0].chain(id, &[(at(n) + u64::from(id) * 4096, 2048, DESC_WRITE)]);
-            }
-            driver.remove_memory(&regions[n]);
-            // The ring was through in time, or stopped. Either way it begins anew.
-            let base = driver.front_base(0);
-            driver.rings[0].avail = base;
-            driver.rings[0].ring.set_avail_idx(base);
-            driver.describe(0, SIZE, base);
-        }
-    });
-    assert!(driver.queue_errors().iter().all(|(name, _)| *name == "outside_table"), "{:?}", driver.queue_errors());
-    driver.hang_up();
+            assert!(
+                driver.queue_errors().iter().all(|(name, _)| *name == "outside_table"),
+                "{:?}",
+                driver.queue_errors()
+            );
+            driver.hang_up();
+        });
+    }
 }

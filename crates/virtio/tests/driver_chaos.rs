@@ -6,13 +6,13 @@ mod driver_common;
 
 use std::collections::HashSet;
 
-use driver_common::hostile::{Behaviour, Bench, DeviceRing, OnStop};
+use driver_common::hostile::{Behaviour, Bench, DeviceRing, FORMATS, OnStop};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, lingering};
 use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
-use netmem_virtio::virtqueue::Desc;
+use netmem_virtio::virtqueue::{Desc, Event, PackedDesc};
 
 fn options(rng: &mut Rng) -> (RxMode, NetOptions) {
     let entries = 32 << rng.below(4);
@@ -41,12 +41,12 @@ fn number(rng: &mut Rng) -> u64 {
 /// Receives a frame into as many chains as the dice say, with a header that is mostly right.
 fn deliver(bench: &mut Bench, mode: RxMode, rng: &mut Rng) {
     let want = if mode == RxMode::Mergeable { 1 + rng.below(4) as u16 * (rng.below(2) as u16) } else { 1 };
-    if bench.ring.available() < want || bench.ring.available() > bench.ring.size {
+    if !bench.ring.may_have(want) {
         return;
     }
     for i in 0..want {
         let Some(head) = bench.ring.take() else { return };
-        let d = bench.ring.ring.desc(head);
+        let d = bench.ring.chain(head)[0];
         let more = u16::from(rng.below(200) == 0);
         let mut header = VnetHdr { num_buffers: want + more, ..VnetHdr::PLAIN };
         if rng.below(20) == 0 {
@@ -65,24 +65,50 @@ fn deliver(bench: &mut Bench, mode: RxMode, rng: &mut Rng) {
 
 /// Something that no device should do.
 fn lie(ring: &mut DeviceRing, rng: &mut Rng) {
+    if ring.is_packed() {
+        return packed_lie(ring, rng);
+    }
     match rng.below(6) {
         0 => ring.give(number(rng) as u32, number(rng) as u32),
-        1 => ring.ring.set_used_idx(ring.used.wrapping_add(number(rng) as u16)),
+        1 => ring.split().set_used_idx(ring.used.wrapping_add(number(rng) as u16)),
         2 => {
-            let id = ring.ring.avail_entry(rng.next() as u16);
+            let id = ring.split().avail_entry(rng.next() as u16);
             ring.give(u32::from(id), number(rng) as u32);
         }
-        3 => ring.ring.set_used_entry(rng.next() as u16, number(rng) as u32, number(rng) as u32),
-        4 => ring.ring.set_desc(
+        3 => ring.split().set_used_entry(rng.next() as u16, number(rng) as u32, number(rng) as u32),
+        4 => ring.split().set_desc(
             rng.next() as u16,
             Desc { addr: rng.next(), len: rng.next() as u32, flags: rng.next() as u16, next: rng.next() as u16 },
         ),
         _ => {
-            ring.ring.set_avail_entry(rng.next() as u16, rng.next() as u16);
-            ring.ring.set_used_flags(rng.next() as u16);
+            ring.split().set_avail_entry(rng.next() as u16, rng.next() as u16);
+            ring.split().set_used_flags(rng.next() as u16);
             if rng.below(4) == 0 {
-                ring.ring.set_avail_idx(rng.next() as u16);
+                ring.split().set_avail_idx(rng.next() as u16);
             }
+        }
+    }
+}
+
+/// The same of a packed ring.
+fn packed_lie(ring: &mut DeviceRing, rng: &mut Rng) {
+    let (kind, size) = (rng.below(6), ring.size);
+    let words = ring.packed();
+    // Half of them with flags that the driver believes.
+    let flags = if rng.below(2) == 0 { words.used.used() } else { rng.next() as u16 };
+    let d = PackedDesc { addr: rng.next(), len: number(rng) as u32, id: number(rng) as u16, flags };
+    match kind {
+        0 => ring.give(number(rng) as u32, number(rng) as u32),
+        1 => words.ring.set_used_desc(rng.below(size.into()) as u16, d),
+        2 => {
+            let id = words.seen_id(rng.next()).unwrap_or(0);
+            ring.give(u32::from(id), number(rng) as u32);
+        }
+        3 => words.ring.set_used_desc(words.used.offset(), d),
+        4 => words.ring.set_desc(rng.below(size.into()) as u16, d),
+        _ => {
+            words.ring.set_device_event(Event { position: rng.next() as u16, flags: rng.next() as u16 });
+            words.used = words.used.step(rng.below(u64::from(size) + 1) as u16, size);
         }
     }
 }
@@ -91,7 +117,7 @@ fn lie(ring: &mut DeviceRing, rng: &mut Rng) {
 fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     let mut rng = Rng(seed);
     let (mode, options) = options(&mut rng);
-    let mut bench = Bench::new(options);
+    let mut bench = Bench::in_format(FORMATS[rng.below(4) as usize], options);
     let mut held: Vec<Packet<PeerShared>> = Vec::new();
     // Some devices are honest for long.
     let honesty = 20 << rng.below(8);
@@ -103,8 +129,7 @@ fn chaos(seed: u64) -> (Option<&'static str>, u64) {
         match rng.below(8) {
             0..3 => deliver(&mut bench, mode, &mut rng),
             3 => {
-                if (1..=bench.tx.size).contains(&bench.tx.available()) {
-                    let head = bench.tx.take().unwrap();
+                if let Some(head) = bench.tx.may_have(1).then(|| bench.tx.take()).flatten() {
                     bench.tx.give(u32::from(head), 0);
                 }
             }

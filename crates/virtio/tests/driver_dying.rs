@@ -7,7 +7,7 @@ mod permutations;
 
 use std::thread;
 
-use driver_common::hostile::{Behaviour, Bench, Hostile, OnStop};
+use driver_common::hostile::{Behaviour, Bench, FEATURES, FORMATS, Hostile, OnStop};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PeerShared, lingering};
@@ -21,20 +21,24 @@ fn pages(bench: &mut Bench, mode: RxMode) -> u64 {
     if mode == RxMode::Big { bench.pair.rx.posted() as u64 } else { bench.pair.rx.pool_stats().inflight() }
 }
 
-fn options() -> [(RxMode, NetOptions); 4] {
-    [
-        (RxMode::Small, NetOptions::new(RxMode::Small)),
-        (RxMode::Small, NetOptions::new(RxMode::Small).headroom(0)),
-        (RxMode::Mergeable, NetOptions::new(RxMode::Mergeable)),
-        (RxMode::Big, NetOptions::new(RxMode::Big)),
-    ]
+/// Every mode, in every format of rings.
+fn options() -> impl Iterator<Item = (RxMode, NetOptions, u64)> {
+    let modes = |format: u64| {
+        [
+            (RxMode::Small, NetOptions::new(RxMode::Small), format),
+            (RxMode::Small, NetOptions::new(RxMode::Small).headroom(0), format),
+            (RxMode::Mergeable, NetOptions::new(RxMode::Mergeable), format),
+            (RxMode::Big, NetOptions::new(RxMode::Big), format),
+        ]
+    };
+    FORMATS.into_iter().flat_map(modes)
 }
 
 /// Proves NET-6: the backend dies. What it has is quarantined, counted, and unmapped; what users hold is theirs.
 #[test]
 fn a_backend_that_dies() {
-    for (mode, options) in options() {
-        let mut bench = Bench::new(options);
+    for (mode, options, format) in options() {
+        let mut bench = Bench::in_format(format, options);
         let before = pages(&mut bench, mode);
         for i in 0..10 {
             bench.deliver(&frame(i, 200));
@@ -77,9 +81,9 @@ fn a_backend_that_dies() {
 /// Proves NET-6: a backend that does not say where a ring stopped keeps its pages; the connection's end says no more.
 #[test]
 fn a_backend_that_refuses_to_stop() {
-    for (mode, options) in options() {
-        let behaviour = Behaviour { on_stop: OnStop::Refuse, ..Behaviour::default() };
-        let mut bench = Bench::with(behaviour, options);
+    for (mode, options, format) in options() {
+        let behaviour = Behaviour { on_stop: OnStop::Refuse, features: FEATURES | format, ..Behaviour::default() };
+        let mut bench = Bench::with(behaviour, options.ring_features(format));
         let lost = pages(&mut bench, mode);
         assert!(lost > 0);
         let closed = bench.pair.rx.close().unwrap();
@@ -113,8 +117,8 @@ fn a_backend_that_falls_silent() {
 /// The ring of a queue whose device lied is stopped like any other.
 #[test]
 fn lies_and_death() {
-    for mode in MODES {
-        let mut bench = Bench::new(NetOptions::new(mode));
+    for (mode, format) in MODES.into_iter().flat_map(|mode| FORMATS.map(|format| (mode, format))) {
+        let mut bench = Bench::in_format(format, NetOptions::new(mode));
         bench.ring.give(u32::MAX, 0);
         receive(&mut bench.pair.rx, &mut DropAll::default());
         bench.device.kill();
@@ -166,7 +170,7 @@ fn control_commands_that_fail() {
     // Given back, and not answered.
     let error = control(|_, ring| ring.give(u32::MAX, u32::MAX));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
-    let error = control(|_, ring| ring.ring.set_used_idx(2));
+    let error = control(|_, ring| ring.split().set_used_idx(2));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
     let error = control(|_, _| {});
     assert!(matches!(error, NetError::ControlTimeout { .. }), "{error}");
@@ -191,7 +195,7 @@ fn late_control_answers() {
     thread::scope(|s| {
         let asked = s.spawn(|| net.set_active_pairs(3));
         let ring = device.ring(6);
-        until(|| ring.ring.avail_idx() == 2);
+        until(|| ring.split().avail_idx() == 2);
         answer(0);
         asked.join().unwrap().unwrap();
     });
@@ -215,10 +219,11 @@ fn every_order_of_teardown() {
     let orders = permutations(6);
     assert_eq!(orders.len(), 720);
     for (i, order) in orders.into_iter().enumerate() {
-        let mode = MODES[i % 3];
+        let (mode, format) = (MODES[i % 3], FORMATS[i / 3 % 4]);
         let mut rig = Rig::one(Gen::new(100, None).unwrap());
         let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(mode).ring_size(64).pages(256).cache(64)));
+        let options = NetOptions::new(mode).ring_size(64).pages(256).cache(64).ring_features(format);
+        let (net, mut pairs) = rig.probe(books.keep(options));
         let mut pair = pairs.remove(0);
         let mut packets = Vec::new();
         until(|| {
@@ -260,8 +265,8 @@ fn every_order_of_teardown() {
 fn one_device_after_another() {
     let mut rig = Rig::one(pcap(&frames(200, 1518), Play::Loop));
     for round in 0..20 {
-        let mode = MODES[round % 3];
-        let (net, mut pairs) = rig.probe(NetOptions::new(mode));
+        let (mode, format) = (MODES[round % 3], FORMATS[round % 4]);
+        let (net, mut pairs) = rig.probe(NetOptions::new(mode).ring_features(format));
         let mut pair = pairs.remove(0);
         until(|| {
             receive(&mut pair.rx, &mut DropAll::default());

@@ -172,8 +172,8 @@ fn an_old_back_end_that_goes_on() {
         for i in 0..300 {
             old.give(u32::MAX - i, u32::MAX);
             old_tx.give(i, 1);
-            old.ring.set_used_idx(i as u16);
-            old.ring.set_desc(i as u16, netmem_virtio::virtqueue::Desc::default());
+            old.split().set_used_idx(i as u16);
+            old.split().set_desc(i as u16, netmem_virtio::virtqueue::Desc::default());
             if i == 0 {
                 receive(&mut bench.pair.rx, &mut DropAll::default());
             }

@@ -161,7 +161,7 @@ fn rings_of_another_size() {
     assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx).sent, 4);
     for i in 0..4 {
         let head = b.tx.take().unwrap();
-        let at = b.tx.ring.desc(head);
+        let at = b.tx.split().desc(head);
         assert!(b.device.read(at.addr, at.len as usize)[12..] == marked(i, 500, true));
     }
     close(a, b, Domains::One, false);

@@ -67,7 +67,7 @@ impl Bench {
         let before = self.rx.stats();
         assert_eq!(before.stopped, Some(error));
         for idx in [0, self.ring.used.wrapping_add(1), u16::MAX] {
-            self.ring.ring.set_used_idx(idx);
+            self.ring.split().set_used_idx(idx);
             assert_eq!(self.poll(), 0);
         }
         assert_eq!(self.rx.stats(), before);
@@ -123,7 +123,7 @@ fn ids_out_of_range() {
 #[test]
 fn a_chain_used_twice() {
     let mut bench = Bench::new();
-    let head = bench.ring.ring.avail_entry(0);
+    let head = bench.ring.split().avail_entry(0);
     bench.deliver(&frame(1, 88));
     bench.ring.give(u32::from(head), 100);
     assert_eq!(bench.poll(), 1);
@@ -160,7 +160,7 @@ fn lengths_beyond_the_chain() {
 fn the_used_index_jumps() {
     for by in [129, 0x8000, u16::MAX] {
         let mut bench = Bench::new();
-        bench.ring.ring.set_used_idx(by);
+        bench.ring.split().set_used_idx(by);
         assert_eq!(bench.poll(), 0);
         bench.assert_stopped(DeviceFault::IndexJump { by, posted: 128 });
     }
@@ -215,8 +215,8 @@ fn the_drivers_part_of_the_ring_is_overwritten() {
     let heads: Vec<u16> = std::iter::from_fn(|| bench.ring.take()).collect();
     let chains: Vec<_> = heads.iter().map(|&h| bench.ring.chain(h)).collect();
     for i in 0..256 {
-        bench.ring.ring.set_desc(i, Desc { addr: u64::MAX, len: u32::MAX, flags: 0xffff, next: 0xffff });
-        bench.ring.ring.set_avail_entry(i, 0x7fff);
+        bench.ring.split().set_desc(i, Desc { addr: u64::MAX, len: u32::MAX, flags: 0xffff, next: 0xffff });
+        bench.ring.split().set_avail_entry(i, 0x7fff);
     }
     for (i, (&head, chain)) in heads.iter().zip(&chains).enumerate() {
         let wire = [&VnetHdr::PLAIN.to_bytes()[..], &frame(i as u64, 200)].concat();
@@ -241,8 +241,8 @@ fn everything_changes_between_two_reads() {
     for seed in 0..12 {
         let mut bench = Bench::new();
         let stop = AtomicBool::new(false);
-        let heads: Vec<u16> = (0..128).map(|i| bench.ring.ring.avail_entry(i)).collect();
-        let buffers: Vec<u64> = heads.iter().map(|&h| bench.ring.ring.desc(h).addr).collect();
+        let heads: Vec<u16> = (0..128).map(|i| bench.ring.split().avail_entry(i)).collect();
+        let buffers: Vec<u64> = heads.iter().map(|&h| bench.ring.split().desc(h).addr).collect();
         let (device, ring, rx) = (&bench.device, bench.device.ring(0), &mut bench.rx);
         let mut frames = 0;
         std::thread::scope(|s| {
@@ -257,7 +257,7 @@ fn everything_changes_between_two_reads() {
                     ring.set_used_entry_of(used, id, 26 + rng.below(most));
                     if ring.lag(used) > 1 {
                         used = used.wrapping_add(1);
-                        ring.ring.set_used_idx(used);
+                        ring.split().set_used_idx(used);
                     }
                 }
             });

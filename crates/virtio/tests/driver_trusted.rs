@@ -169,7 +169,7 @@ fn rings_are_checked_all_the_same() {
             DeviceFault::NotPosted { id: head }
         },
         |ring| {
-            ring.ring.set_used_idx(300);
+            ring.split().set_used_idx(300);
             DeviceFault::IndexJump { by: 300, posted: 256 }
         },
     ];

@@ -58,7 +58,7 @@ fn page_packet(rx: &mut netmem_virtio::driver::VirtioRx, bytes: &[u8]) -> Packet
 fn a_queue_asks_for_a_signal_while_it_is_armed() {
     for mode in MODES {
         let mut bench = Bench::new(NetOptions::new(mode));
-        let asks = |bench: &Bench| bench.ring.ring.avail_flags() & AVAIL_NO_INTERRUPT == 0;
+        let asks = |bench: &Bench| bench.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
         assert!(!asks(&bench));
         arm(&mut bench.pair.rx);
         assert!(asks(&bench));
@@ -185,7 +185,7 @@ fn a_sleeper_lives_through_a_reconnect() {
             assert_eq!(wakes.load(SeqCst), 2, "one for the death, one for the reconnect");
             let mut ring = device.ring(0);
             device.deliver(&mut ring, &frame(7, 60));
-            assert_eq!(ring.ring.avail_flags() & AVAIL_NO_INTERRUPT, 0, "armed on the new ring");
+            assert_eq!(ring.split().avail_flags() & AVAIL_NO_INTERRUPT, 0, "armed on the new ring");
             signal(&device, 0);
             thread.join().unwrap();
             assert_eq!(wakes.load(SeqCst), 3);
@@ -425,7 +425,7 @@ fn an_idle_driver_makes_no_context_switches() {
         until(|| asleep.load(Relaxed) != 0);
         let tid = rustix::thread::Pid::from_raw(asleep.load(Relaxed) as i32).unwrap();
         // Late wake-ups are over.
-        let armed = || bench.ring.ring.avail_flags() & AVAIL_NO_INTERRUPT == 0;
+        let armed = || bench.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
         until(|| armed() && switches(tid).0.starts_with('S'));
         std::thread::sleep(Duration::from_millis(200));
         let before = switches(tid);

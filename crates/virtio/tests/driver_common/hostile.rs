@@ -1,6 +1,7 @@
 //! A vhost-user backend that does what a test tells it to: the messages are answered on a thread, the driver's memory and
 //! rings are the test's to write at will.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::net::Shutdown;
@@ -14,12 +15,15 @@ use super::{Books, DropAll, close_clean, receive};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::virtqueue::{Desc, SplitRing};
+use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc, PackedDesc, PackedRing, Position, SplitRing};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::back::{Message, Peer, words};
 
-/// All that the driver could want.
+/// Formats of rings, and both orders of use.
+pub const FORMATS: [u64; 4] = [0, feature::IN_ORDER, feature::RING_PACKED, feature::RING_PACKED | feature::IN_ORDER];
+
+/// All that the driver could want, but for features of rings.
 pub const FEATURES: u64 = feature::VERSION_1
     | feature::VHOST_USER_PROTOCOL
     | feature::MRG_RXBUF
@@ -241,9 +245,15 @@ impl Hostile {
             unsafe { m.base.add((user - m.user) as usize) }
         };
         let [desc, avail, used] = at.parts.map(host);
+        let packed = self.negotiated() & feature::RING_PACKED != 0;
         // SAFETY: the driver laid the ring out, and the mapping stays while the test has the backend.
-        let ring = unsafe { SplitRing::from_parts(desc, avail, used, at.size) };
-        DeviceRing { ring, size: at.size, seen: 0, used: 0 }
+        let words = unsafe {
+            match packed {
+                true => Words::Packed(PackedWords::new(PackedRing::from_parts(desc, avail, used, at.size))),
+                false => Words::Split(SplitRing::from_parts(desc, avail, used, at.size)),
+            }
+        };
+        DeviceRing { words, size: at.size, seen: 0, used: 0 }
     }
 
     fn host(&self, addr: u64, len: usize) -> *mut u8 {
@@ -296,8 +306,8 @@ impl Hostile {
         self.deliver_with(ring, VnetHdr::PLAIN, frame);
     }
 
-    /// The same with a header of the test's, of which the number of buffers is filled in.
-    pub fn deliver_with(&self, ring: &mut DeviceRing, header: VnetHdr, frame: &[u8]) {
+    /// The same with a header of the test's, of which the number of buffers is filled in. Returns the first chain.
+    pub fn deliver_with(&self, ring: &mut DeviceRing, header: VnetHdr, frame: &[u8]) -> u16 {
         let wire = [&header.to_bytes(), frame].concat();
         let (mut rest, mut chains) = (&wire[..], Vec::new());
         while !rest.is_empty() {
@@ -311,9 +321,11 @@ impl Hostile {
             chains.push((head, (before - rest.len()) as u32));
         }
         let count = chains.len() as u16;
-        self.write(ring.ring.desc(chains[0].0).addr + 10, &count.to_le_bytes());
+        let first = chains[0].0;
+        self.write(ring.chain(first)[0].addr + 10, &count.to_le_bytes());
         chains.into_iter().for_each(|(head, len)| ring.write(u32::from(head), len));
         ring.show();
+        first
     }
 }
 
@@ -340,6 +352,12 @@ pub struct Bench {
 impl Bench {
     pub fn new(options: NetOptions) -> Self {
         Self::with(Behaviour::default(), options)
+    }
+
+    /// With these features of rings.
+    pub fn in_format(format: u64, options: NetOptions) -> Self {
+        let behaviour = Behaviour { features: FEATURES | format, ..Behaviour::default() };
+        Self::with(behaviour, options.ring_features(format))
     }
 
     pub fn with(behaviour: Behaviour, options: NetOptions) -> Self {
@@ -384,8 +402,8 @@ impl Bench {
         assert_eq!(before.stopped, Some(error));
         assert!(before.errors().any(|e| e == (error.name(), 1)), "{before:?}");
         // Whatever else it says.
-        for idx in [0, self.ring.used.wrapping_add(1), u16::MAX] {
-            self.ring.ring.set_used_idx(idx);
+        for n in [0, 1, 2] {
+            self.ring.say_anything(n);
             assert_eq!(receive(&mut self.pair.rx, &mut DropAll::default()), 0);
         }
         assert_eq!(self.pair.rx.stats(), before);
@@ -395,26 +413,129 @@ impl Bench {
 
 /// A ring from the device's side, with nothing checked.
 pub struct DeviceRing {
-    pub ring: SplitRing,
+    words: Words,
     pub size: u16,
-    /// Heads taken from the available ring.
+    /// Heads taken from the available ring, of a split ring.
     pub seen: u16,
     /// Chains given back.
     pub used: u16,
 }
 
+enum Words {
+    Split(SplitRing),
+    Packed(PackedWords),
+}
+
+/// A packed ring, and where the device is in it.
+pub struct PackedWords {
+    pub ring: PackedRing,
+    /// The next chain to take.
+    pub next: Position,
+    /// The place of the next used descriptor.
+    pub used: Position,
+    /// The chains that were taken, by id.
+    chains: HashMap<u16, Vec<Desc>>,
+    /// The used descriptor that is written last.
+    held: Option<(u16, PackedDesc)>,
+}
+
+impl PackedWords {
+    fn new(ring: PackedRing) -> Self {
+        Self { ring, next: Position::START, used: Position::START, chains: HashMap::new(), held: None }
+    }
+
+    /// The chain at a position: its id, its descriptors, and the place behind it.
+    fn chain(&self, mut at: Position) -> Option<(u16, Vec<Desc>, Position)> {
+        let mut chain = Vec::new();
+        loop {
+            let d = self.ring.desc(at.offset());
+            if !d.is_available(at) || chain.len() == usize::from(self.ring.size()) {
+                return None;
+            }
+            let flags = d.flags & PackedDesc::KIND;
+            chain.push(Desc { addr: d.addr, len: d.len, flags, next: 0 });
+            at = at.step(1, self.ring.size());
+            if flags & DESC_NEXT == 0 {
+                return Some((d.id, chain, at));
+            }
+        }
+    }
+
+    /// An id that the device has seen, if there is one.
+    pub fn seen_id(&self, n: u64) -> Option<u16> {
+        let mut ids: Vec<_> = self.chains.keys().copied().collect();
+        ids.sort_unstable();
+        (!ids.is_empty()).then(|| ids[n as usize % ids.len()])
+    }
+
+    /// A used descriptor at the next place, which moves by the descriptors of the chain, or of any if there is none of this id.
+    fn put(&mut self, id: u16, len: u32) -> (u16, PackedDesc) {
+        let like = self.chains.get(&id).or_else(|| self.chains.values().next());
+        let (at, span) = (self.used, like.map_or(1, Vec::len) as u16);
+        self.used = at.step(span, self.ring.size());
+        (at.offset(), PackedDesc { addr: 0, len, id, flags: at.used() | DESC_WRITE })
+    }
+}
+
 impl DeviceRing {
+    /// The words of a split ring.
+    pub fn split(&self) -> &SplitRing {
+        match &self.words {
+            Words::Split(ring) => ring,
+            Words::Packed(_) => panic!("a packed ring"),
+        }
+    }
+
+    pub fn is_packed(&self) -> bool {
+        matches!(self.words, Words::Packed(_))
+    }
+
+    /// The words of a packed ring, and the device's places in it.
+    pub fn packed(&mut self) -> &mut PackedWords {
+        match &mut self.words {
+            Words::Split(_) => panic!("a split ring"),
+            Words::Packed(words) => words,
+        }
+    }
+
     /// Chains that the driver has made available and that were not taken yet.
     pub fn available(&self) -> u16 {
-        self.ring.avail_idx().wrapping_sub(self.seen)
+        match &self.words {
+            Words::Split(ring) => ring.avail_idx().wrapping_sub(self.seen),
+            Words::Packed(words) => {
+                let (mut at, mut n) = (words.next, 0);
+                while n < self.size
+                    && let Some((_, _, behind)) = words.chain(at)
+                {
+                    (at, n) = (behind, n + 1);
+                }
+                n
+            }
+        }
+    }
+
+    /// Whether at least `n` chains are there, as far as that costs little to say.
+    pub fn may_have(&self, n: u16) -> bool {
+        match &self.words {
+            Words::Split(_) => (n..=self.size).contains(&self.available()),
+            Words::Packed(_) => true,
+        }
     }
 
     /// Takes the next available head.
     pub fn take(&mut self) -> Option<u16> {
-        (self.available() > 0).then(|| {
-            self.seen = self.seen.wrapping_add(1);
-            self.ring.avail_entry(self.seen.wrapping_sub(1))
-        })
+        match &mut self.words {
+            Words::Split(_) => (self.available() > 0).then(|| {
+                self.seen = self.seen.wrapping_add(1);
+                self.split().avail_entry(self.seen.wrapping_sub(1))
+            }),
+            Words::Packed(words) => {
+                let (id, chain, behind) = words.chain(words.next)?;
+                words.chains.insert(id, chain);
+                words.next = behind;
+                Some(id)
+            }
+        }
     }
 
     /// Claims to have used `id`, and shows it.
@@ -425,30 +546,65 @@ impl DeviceRing {
 
     /// Claims to have used `id`, and does not show it yet.
     pub fn write(&mut self, id: u32, len: u32) {
-        self.ring.set_used_entry(self.used, id, len);
+        match &mut self.words {
+            Words::Split(ring) => ring.set_used_entry(self.used, id, len),
+            Words::Packed(words) => {
+                let used = words.put(id as u16, len);
+                match words.held {
+                    None => words.held = Some(used),
+                    Some(_) => words.ring.set_used_desc(used.0, used.1),
+                }
+            }
+        }
         self.used = self.used.wrapping_add(1);
     }
 
-    pub fn show(&self) {
-        self.ring.set_used_idx(self.used);
+    pub fn show(&mut self) {
+        match &mut self.words {
+            Words::Split(ring) => ring.set_used_idx(self.used),
+            Words::Packed(words) => {
+                if let Some((at, d)) = words.held.take() {
+                    words.ring.set_used_desc(at, d);
+                }
+            }
+        }
+    }
+
+    /// Claims something that makes no sense, one of three kinds.
+    pub fn say_anything(&mut self, n: u16) {
+        match &self.words {
+            Words::Split(ring) => ring.set_used_idx([0, self.used.wrapping_add(1), u16::MAX][usize::from(n)]),
+            Words::Packed(words) => {
+                // All of the ring is used, in this turn, in the next one, or by id 7 everywhere.
+                let used = if n == 1 { 0 } else { Position::START.used() };
+                for at in 0..self.size {
+                    let id = if n == 2 { 7 } else { at };
+                    words.ring.set_used_desc(at, PackedDesc { addr: 0, len: 100, id, flags: used });
+                }
+            }
+        }
     }
 
     /// Writes any used entry.
     pub fn set_used_entry_of(&self, position: u16, id: u16, len: u64) {
-        self.ring.set_used_entry(position, u32::from(id), len as u32);
+        self.split().set_used_entry(position, u32::from(id), len as u32);
     }
 
     /// Chains that the driver has made available beyond `used` that came back.
     pub fn lag(&self, used: u16) -> u16 {
-        self.ring.avail_idx().wrapping_sub(used)
+        self.split().avail_idx().wrapping_sub(used)
     }
 
-    /// The chain that begins at `head`.
+    /// The chain that begins at `head`, and that was taken if the ring is packed.
     pub fn chain(&self, head: u16) -> Vec<Desc> {
-        let mut chain = vec![self.ring.desc(head)];
-        while chain[chain.len() - 1].flags & netmem_virtio::virtqueue::DESC_NEXT != 0 {
+        let ring = match &self.words {
+            Words::Split(ring) => ring,
+            Words::Packed(words) => return words.chains[&head].clone(),
+        };
+        let mut chain = vec![ring.desc(head)];
+        while chain[chain.len() - 1].flags & DESC_NEXT != 0 {
             assert!(chain.len() <= usize::from(self.size), "a chain without end");
-            chain.push(self.ring.desc(chain[chain.len() - 1].next));
+            chain.push(ring.desc(chain[chain.len() - 1].next));
         }
         chain
     }

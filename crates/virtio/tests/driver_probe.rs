@@ -15,7 +15,7 @@ use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::Gen;
-use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{NetError, NetOptions, Offload, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::socket::Listener;
 use netmem_virtio::{Request, VhostUser, VhostUserError};
@@ -283,6 +283,9 @@ fn frame_sizes_and_headroom() {
         small().headroom(1000).buffers_per_page(2),
         NetOptions::new(RxMode::Mergeable).headroom(4096),
         NetOptions::new(RxMode::Mergeable).headroom(2600),
+        NetOptions::new(RxMode::Mergeable).max_frame(9018).offloads(Offload::Checksum).headroom(2600),
+        // Each of 18 buffers must hold its part of the longest segment.
+        NetOptions::new(RxMode::Mergeable).max_frame(9018).headroom(512),
     ] {
         let error = probe(Behaviour::default(), options).unwrap_err();
         assert!(matches!(error, NetError::Room { .. }), "{error}");
@@ -293,6 +296,8 @@ fn frame_sizes_and_headroom() {
         small().headroom(512).buffers_per_page(2),
         small().buffers_per_page(0),
         NetOptions::new(RxMode::Mergeable).headroom(2560),
+        NetOptions::new(RxMode::Mergeable).max_frame(9018).offloads(Offload::Checksum).headroom(2560),
+        NetOptions::new(RxMode::Mergeable).max_frame(9018).headroom(448),
         NetOptions::new(RxMode::Big).headroom(u16::MAX),
         small().max_frame(0),
         NetOptions::new(RxMode::Mergeable).max_frame(0),

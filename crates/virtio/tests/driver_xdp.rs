@@ -10,7 +10,7 @@ use driver_common::hostile::Bench;
 use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
-use netmem_virtio::driver::{NetOptions, RxMode};
+use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
 const SHAPES: [(RxMode, usize, usize); 5] = [
     (RxMode::Small, 1518, 100),
@@ -164,6 +164,40 @@ fn heads_and_tails_move_within_the_buffer() {
             receive(&mut bench.pair.rx, &mut program);
             assert_eq!(got.unwrap(), [b"netmem!!", &want[..150]].concat());
         }
+        bench.close();
+    }
+}
+
+/// Long frames have headroom as short ones have, with segments and without, down to the longest frame there is.
+#[test]
+fn headroom_in_front_of_long_frames() {
+    for (max, offloads, headroom) in [
+        (9018, Offload::None, 256),
+        (9018, Offload::Checksum, 2048),
+        (9018, Offload::All, 256),
+        (65549, Offload::All, 448),
+    ] {
+        let options = NetOptions::new(RxMode::Mergeable).max_frame(max).offloads(offloads).headroom(headroom);
+        let mut bench = Bench::new(options);
+        for i in 0..20 {
+            let mut got = None;
+            let mut program = Program::<false, _, _, _> {
+                run: |f: &mut XdpFrame<PeerShared>| {
+                    assert!(f.is_multi_buffer() && f.headroom() >= headroom.into());
+                    f.adjust_head(-i32::from(headroom)).unwrap();
+                    f.write_at(0, b"netmem!!").unwrap();
+                    Verdict::Pass
+                },
+                pass: |p: Packet<PeerShared>| got = Some(p.to_vec()),
+                tx: |_| {},
+            };
+            bench.deliver(&frame(i, max));
+            receive(&mut bench.pair.rx, &mut program);
+            let got = got.unwrap();
+            assert_eq!(got[..8], *b"netmem!!");
+            assert!(got[headroom.into()..] == frame(i, max), "{max} bytes, {offloads:?}");
+        }
+        bench.assert_home(RxMode::Mergeable);
         bench.close();
     }
 }

@@ -110,13 +110,13 @@ pub enum NetError {
     },
     /// Headroom, or a part of a page, that leaves no room for a frame.
     #[error(
-        "{headroom} bytes of headroom and a frame of {frame} do not fit a buffer of {buffer} bytes; ask for less headroom or \
+        "{headroom} bytes of headroom and {frame} bytes of a frame do not fit a buffer of {buffer} bytes; ask for less headroom or \
          fewer buffers per page"
     )]
     Room {
         /// Bytes kept free.
         headroom: u32,
-        /// The longest frame that must fit.
+        /// Bytes of a frame that must fit: the longest, or in mergeable mode its part.
         frame: usize,
         /// Bytes in a buffer.
         buffer: u32,

@@ -228,8 +228,10 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Bytes kept free in front of each frame for programs that add headers; 256 unless said otherwise, and none for
-    /// frames of more than 1518 bytes, whose buffers have no room to spare. Without headroom and in small mode, buffers share pages as far as the frame size lets them.
+    /// Bytes kept free in front of each frame for programs that add headers; 256 unless the caller asks for another number, and none
+    /// in big-packet mode, whose buffers are whole pages. Without headroom and in small mode, buffers share pages as far as the frame
+    /// size lets them. In mergeable mode, headroom makes each buffer of a frame shorter; where segments are asked for, at most 448
+    /// bytes are possible.
     #[must_use]
     pub fn headroom(mut self, bytes: u16) -> Self {
         self.headroom = u32::from(bytes).next_multiple_of(64);
@@ -349,7 +351,7 @@ impl<M: PeerMemory> NetOptions<M> {
             return Err(NetError::FrameSize { asked, mode, max: mode.max_frame() });
         }
         let page = PAGE_SIZE as u32;
-        let frame = self.max_frame.max(STANDARD_FRAME);
+        let frame = self.least_in_a_buffer();
         let need = (VnetHdr::LEN + frame) as u32;
         let headroom = self.headroom;
         // Bytes of a buffer that neither headroom nor frame take.
@@ -369,14 +371,10 @@ impl<M: PeerMemory> NetOptions<M> {
                 let unread = if read { 0 } else { VnetHdr::LEN as u32 };
                 BufferLayout { first, colour_mask, len: need, unread, per_page }
             }
-            // Segments must fit the fragments of a packet, which leaves little to spare.
-            RxMode::Mergeable if self.max_frame > STANDARD_FRAME => {
-                let len = page - 192;
-                debug_assert!(len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + OFFLOAD_FRAME);
-                BufferLayout { first: 0, colour_mask: 192, len, unread: 0, per_page: 1 }
-            }
             RxMode::Mergeable => {
-                let colour_mask = colours(spare(page)?);
+                // Each buffer is shorter by all colours, so that frames of several buffers get few.
+                let most = if self.max_frame > STANDARD_FRAME { 192 } else { u32::MAX };
+                let colour_mask = colours(spare(page)?).min(most);
                 let len = page - headroom - colour_mask;
                 BufferLayout { first: headroom, colour_mask, len, unread: 0, per_page: 1 }
             }
@@ -384,6 +382,18 @@ impl<M: PeerMemory> NetOptions<M> {
             RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
         };
         Ok(layout)
+    }
+
+    /// Bytes of a frame that a buffer must hold: a standard frame, or in mergeable mode a part of the longest frame, which must fit
+    /// the fragments of a packet.
+    fn least_in_a_buffer(&self) -> usize {
+        if self.mode != RxMode::Mergeable {
+            return self.max_frame.max(STANDARD_FRAME);
+        }
+        let segments = self.offloads == Offload::All && self.max_frame > STANDARD_FRAME;
+        let longest = if segments { OFFLOAD_FRAME } else { self.max_frame };
+        let part = (VnetHdr::LEN + longest).div_ceil(MAX_FRAGS + 1).saturating_sub(VnetHdr::LEN);
+        part.max(STANDARD_FRAME)
     }
 
     /// Where receive pages come from.

@@ -10,8 +10,12 @@
 //! Nothing here reads a clock: [`Time`] is an argument. A simulated link with a seed, a replayed recording and production run the
 //! same code.
 
+mod interface;
+pub mod neighbor;
+pub mod route;
 pub mod tcp;
 mod time;
 pub mod wire;
 
+pub use interface::{Address, Cast, Interface};
 pub use time::Time;

@@ -22,9 +22,12 @@ mod path;
 mod prr;
 mod queue;
 mod rack;
+#[cfg(test)]
+mod random;
 mod recovery;
 mod ring;
 mod rtt;
+mod save;
 mod scoreboard;
 #[cfg(test)]
 mod testing;
@@ -48,6 +51,7 @@ use usage::Usage;
 pub use info::SendInfo;
 pub use options::{Ack, Acked, Kind, Negotiated, SendOptions, TimedOut, Transmission};
 pub use recovery::State;
+pub use save::SavedSender;
 
 use super::congestion::{Controller, Window};
 use super::{Carrier, Chunk, Seq};
@@ -179,10 +183,15 @@ impl<C: Carrier> Sender<C> {
     #[must_use]
     pub fn established_at(iss: Seq, max_payload: u32, options: SendOptions, now: Time) -> Self {
         let mut sender = Self::new(iss, max_payload, options);
-        (sender.una, sender.nxt, sender.syn_acked) = (iss + 1, iss + 1, true);
-        (sender.release, sender.small, sender.window_ack) = (iss + 1, iss + 1, iss + 1);
-        (sender.board, sender.last_sent) = (Scoreboard::new(iss + 1), now.micros());
+        (sender.syn_acked, sender.last_sent) = (true, now.micros());
+        sender.start_at(iss + 1);
         sender
+    }
+
+    /// Everything before `una` is acknowledged, and nothing is in flight.
+    fn start_at(&mut self, una: Seq) {
+        (self.una, self.nxt, self.release, self.small, self.window_ack) = (una, una, una, una, una);
+        (self.board, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
     /// The peer's SYN came. Nothing but SYN leaves before.
@@ -355,9 +364,7 @@ impl<C: Carrier> Sender<C> {
 
     /// The connection is over: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
-        self.una = self.nxt;
-        self.queue = Queue::new(self.nxt);
-        self.board = Scoreboard::new(self.nxt);
+        self.start_at(self.nxt);
         self.scratch = Vec::new();
         (self.timer, self.waiting, self.agreed, self.syn_acked) = (None, None, None, true);
         self.fin = false;

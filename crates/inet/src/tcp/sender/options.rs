@@ -23,7 +23,7 @@ pub struct SendOptions {
     pub rto_min: Duration,
     /// The longest retransmission timeout.
     pub rto_max: Duration,
-    /// Retransmissions of SYN before the connection ends.
+    /// Retransmissions of SYN before the connection ends. Seven take more than the three minutes of RFC 9293, 3.8.3.
     pub syn_retries: u32,
     /// Retransmissions by timeout, or unanswered window probes, before the connection ends.
     pub retries: u32,
@@ -52,7 +52,7 @@ impl Default for SendOptions {
             user_timeout: None,
             rto_min: Duration::from_millis(200),
             rto_max: Duration::from_secs(120),
-            syn_retries: 6,
+            syn_retries: 7,
             retries: 15,
             initial_window: 10,
             restart_idle: true,

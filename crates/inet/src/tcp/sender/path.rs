@@ -59,6 +59,15 @@ impl PathSize {
         (self.peer, self.options) = (mss.max(48), options);
     }
 
+    /// The largest segment that the peer accepts.
+    pub(super) fn peer(&self) -> u16 {
+        u16::try_from(self.peer).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn has_timestamps(&self) -> bool {
+        self.options > 0
+    }
+
     /// Payload of a segment.
     pub(super) fn size(&self) -> u32 {
         self.size.min(self.peer) - self.options

@@ -78,6 +78,11 @@ impl<T: Chunk> Queue<T> {
         self.start = to;
     }
 
+    /// All chunks in order.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|entry| &entry.chunk)
+    }
+
     /// The entry that has the byte `at`, which must be queued.
     fn find(&mut self, at: Seq) -> usize {
         let is_there = |entry: &Entry<T>| entry.start <= at && at < entry.end();

@@ -263,6 +263,28 @@ impl Scoreboard {
 }
 
 #[cfg(test)]
+impl Scoreboard {
+    /// Counts again, and looks whether all ranges follow each other.
+    pub(super) fn check(&self) {
+        let sum = |counts: fn(&Range) -> bool| {
+            self.ranges.iter().filter(|range| counts(range)).map(Range::segments).sum::<u32>()
+        };
+        assert_eq!(self.out, sum(|_| true));
+        assert_eq!(self.sacked, sum(|range| range.sacked));
+        assert_eq!(self.lost, sum(|range| range.lost));
+        assert_eq!(self.again, sum(|range| range.again));
+        assert!(
+            self.ranges
+                .iter()
+                .zip(self.ranges.iter().skip(1))
+                .all(|(one, two)| one.end == two.start && one.start < one.end)
+        );
+        assert!(!self.ranges.iter().any(|range| range.lost && !range.again && range.start < self.first_lost));
+        assert!(!self.ranges.iter().any(|range| range.sacked && (range.lost || range.again)));
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

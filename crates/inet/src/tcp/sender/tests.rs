@@ -667,3 +667,25 @@ fn a_larger_segment_is_tried_and_used_if_it_arrives() {
         }
     }
 }
+
+// A sender is a value
+
+#[test]
+fn a_sender_goes_on_from_saved_numbers() {
+    let mut trace = Trace::new();
+    trace.write(15_000);
+    trace.now += 100;
+    trace.ack(2501, &[]);
+    trace.sender.finish();
+    let saved = trace.sender.save().expect("it is established");
+    let chunks: Vec<_> = trace.sender.chunks().cloned().collect();
+    assert_eq!(chunks, [Bytes::new(2501, 12_500)]);
+    trace.sender = Sender::restore(&saved, chunks, SendOptions::default(), trace.time());
+    assert_eq!((trace.run(), trace.info().unacked, trace.info().rto), (vec![], 12, Duration::from_millis(300)));
+    assert_eq!(trace.sender.save().map(|again| (again.una, again.nxt)), Some((saved.una, saved.nxt)));
+    assert_eq!(trace.ack(9501, &[]).first(), Some(&(14_001, 15_002, "FP")));
+    assert_eq!(trace.expire().1, [(15_001, 15_002, "F")]);
+    assert_eq!(trace.expire().1, [(9501, 10_501, "")]);
+    trace.ack(15_002, &[]);
+    assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
+}

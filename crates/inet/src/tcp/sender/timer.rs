@@ -125,7 +125,7 @@ impl<C: Carrier> Sender<C> {
     /// Puts the tail loss probe before the retransmission timer, if one is allowed.
     pub(super) fn arm_tail_probe(&mut self, at: u64) {
         let state = self.recovery.state();
-        let allowed = self.options.tail_probes && self.agreed.is_some_and(|agreed| agreed.sack);
+        let allowed = self.options.tail_probes && self.syn_acked && self.agreed.is_some_and(|agreed| agreed.sack);
         if !allowed
             || self.board.is_empty()
             || self.recovery.tail.is_some()

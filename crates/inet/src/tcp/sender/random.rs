@@ -1,0 +1,197 @@
+//! A sender against a receiver that does what RFC 9293 and 2018 ask for, over a path with seeded faults. Whatever the faults, all bytes
+//! arrive, counts stay true, and nothing is sent again while its copy is in the ring.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::testing::{Bytes, Nothing, Token};
+use super::*;
+use crate::tcp::Congestion;
+
+/// The receiver: what it has, in bytes.
+struct Receiver {
+    next: Seq,
+    /// Ranges behind a hole, by their distance from the first number.
+    behind: BTreeMap<u32, u32>,
+    recent: Vec<u32>,
+    sack: bool,
+}
+
+impl Receiver {
+    /// Takes a segment and says what is acknowledged: blocks of numbers counted from 1.
+    fn take(&mut self, from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
+        let mut blocks = Vec::new();
+        let known = to <= self.next || self.behind.iter().any(|(start, end)| Seq(*start) <= from && to <= Seq(*end));
+        if known {
+            blocks.push((from, to)); // D-SACK
+        } else {
+            let (mut start, mut end) = (from.max(self.next).0, to.0);
+            let touched: Vec<_> =
+                self.behind.range(..=end).filter(|(_, e)| **e >= start).map(|(s, e)| (*s, *e)).collect();
+            for (s, e) in touched {
+                (start, end) = (start.min(s), end.max(e));
+                self.behind.remove(&s);
+                self.recent.retain(|r| *r != s);
+            }
+            if start == self.next.0 {
+                self.next = Seq(end);
+            } else {
+                self.behind.insert(start, end);
+                self.recent.insert(0, start);
+            }
+        }
+        blocks.extend(self.recent.iter().map(|start| (Seq(*start), Seq(self.behind[start]))));
+        blocks.truncate(if self.sack { 3 } else { 0 });
+        blocks
+    }
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Segment { from: u32, to: u32, marked: bool, stamp: u32 },
+    Ack { ack: u32, window: u32, blocks: Vec<(u32, u32)>, echo: u32, ece: bool },
+    Done(usize),
+    Write,
+}
+
+/// Runs one connection to its end, and returns how long it took in milliseconds and how many segments left.
+fn run(seed: u64) -> (u64, u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (loss, jitter) = (rng.u64(0..15), rng.u64(0..40));
+    let (sack, timestamps, ecn, pending) = (rng.u8(0..4) > 0, rng.bool(), rng.u8(0..4) == 0, rng.bool());
+    let offload = if rng.bool() { 0 } else { 20_000 };
+    let mut to_write = rng.u32(1..300_000);
+    let total = to_write;
+    let options = SendOptions {
+        congestion: if rng.bool() { Congestion::Cubic } else { Congestion::NewReno },
+        send_buffer: 60_000,
+        ring_bytes: 20_000,
+        syn_retries: 20,
+        retries: 30,
+        mtu_probing: rng.bool(),
+        ..SendOptions::default()
+    };
+    let mut sender = Sender::<Nothing>::new(Seq(0), 1460, options);
+    let mut receiver = Receiver { next: Seq(1), behind: BTreeMap::new(), recent: vec![], sack };
+    let mut events = BinaryHeap::from([Reverse((50_000, 0, Event::Write))]);
+    let (mut now, mut count, mut sent_segments, mut done) = (0, 0_u64, 0, false);
+    let mut tickets: Vec<(Token, u32, u32)> = Vec::new();
+    let mut window = 100_000;
+    let negotiated = Negotiated { mss: 1012, sack, timestamps, ecn, window, seq: Seq(0) };
+    sender.established(&negotiated, Time::ZERO);
+    loop {
+        let time = Time::from_micros(now);
+        while let Some(transmission) = sender.next(time, offload) {
+            let Transmission { seq, len, syn, fin, segment_size, ect, .. } = transmission;
+            let end = seq + len + u32::from(syn) + u32::from(fin);
+            let mut at = seq.0;
+            for chunk in sender.payload(&transmission) {
+                assert_eq!(chunk, &Bytes::new(at, chunk.len() as u32), "foreign bytes");
+                at += chunk.len() as u32;
+            }
+            assert_eq!(at, (seq + len).0);
+            tickets.retain(|(ticket, ..)| !crate::tcp::Ticket::is_done(ticket));
+            assert!(tickets.iter().all(|(_, s, e)| *e <= seq.0 || end.0 <= *s), "a copy is still in the ring");
+            let ticket = if pending { Token::pending() } else { Token::done() };
+            sender.sent(&transmission, ticket.clone(), time);
+            sender.board.check();
+            if pending {
+                tickets.push((ticket, seq.0, end.0));
+                events.push(Reverse((now + rng.u64(1..3000), count, Event::Done(0))));
+                count += 1;
+            }
+            let mut from = seq;
+            loop {
+                let to = end.min(from + segment_size.max(1));
+                let to = if end - to == u32::from(fin) { end } else { to };
+                sent_segments += 1;
+                if rng.u64(0..100) >= loss {
+                    let delay = 10_000 + rng.u64(0..=jitter * 1000);
+                    let marked = ect && rng.u8(0..50) == 0;
+                    let stamp = sender.timestamp(time);
+                    events.push(Reverse((
+                        now + delay,
+                        count,
+                        Event::Segment { from: from.0, to: to.0, marked, stamp },
+                    )));
+                }
+                count += 1;
+                from = to;
+                if from >= end {
+                    break;
+                }
+            }
+        }
+        if sender.is_idle() && done {
+            assert_eq!(receiver.next.0, total + 2, "data and FIN");
+            return (now / 1000, sent_segments);
+        }
+        let deadline = sender.deadline().map(Time::micros);
+        let event = events.peek().map(|Reverse((at, ..))| *at);
+        assert!(deadline.is_some() || event.is_some(), "seed {seed}: nothing will ever happen");
+        assert!(
+            sent_segments < 20_000 && now < 4_000_000_000,
+            "seed {seed}: no end: {now} {sent_segments} window {window} {:?} {:?}",
+            sender.info(time),
+            sender.timer
+        );
+        if deadline.is_some_and(|deadline| event.is_none_or(|event| deadline < event)) {
+            now = deadline.map_or(now, |deadline| deadline.max(now));
+            let result = sender.timeout(Time::from_micros(now));
+            assert!(result.is_ok(), "seed {seed}: {result:?} {loss} {pending} {:?}", sender.info(time));
+            sender.board.check();
+            continue;
+        }
+        let Some(Reverse((at, _, event))) = events.pop() else { continue };
+        now = at.max(now);
+        let time = Time::from_micros(now);
+        match event {
+            Event::Write => {
+                while sender.room() > 0 && to_write > 0 && !done {
+                    let len = rng.u32(1..20_000).min(to_write);
+                    sender.send(Bytes::new(sender.end().0, len), rng.u8(0..5) == 0).expect("there is room");
+                    to_write -= len;
+                }
+                if to_write == 0 && !done {
+                    sender.finish();
+                    done = true;
+                } else if !done {
+                    events.push(Reverse((now + rng.u64(1..400_000), count, Event::Write)));
+                    count += 1;
+                }
+            }
+            Event::Segment { from, to, marked, stamp } => {
+                let blocks = receiver.take(Seq(from), Seq(to));
+                if rng.u8(0..if window == 0 { 2 } else { 20 }) == 0 {
+                    window = [0, 500, 3000, 100_000][rng.usize(0..4)];
+                }
+                if rng.u64(0..100) >= loss {
+                    let blocks = blocks.iter().map(|(from, to)| (from.0, to.0)).collect();
+                    let ack = Event::Ack { ack: receiver.next.0, window, blocks, echo: stamp, ece: marked };
+                    events.push(Reverse((now + 10_000 + rng.u64(0..=jitter * 1000), count, ack)));
+                    count += 1;
+                }
+            }
+            Event::Ack { ack, window, blocks, echo, ece } => {
+                let blocks: Vec<_> = blocks.iter().map(|(from, to)| (Seq(*from), Seq(*to))).collect();
+                let echo = timestamps.then_some(echo);
+                let ack = Ack { seq: Seq(1), ack: Seq(ack), window, sack: &blocks, echo, ece, data: false };
+                sender.ack(&ack, time);
+                sender.board.check();
+                assert!(sender.window.cwnd > 0);
+            }
+            Event::Done(_) => {
+                if let Some(n) = (!tickets.is_empty()).then(|| rng.usize(0..tickets.len())) {
+                    tickets.swap_remove(n).0.finish();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_byte_arrives_whatever_the_path_does() {
+    for seed in 0..300 {
+        run(seed);
+    }
+}

@@ -1,0 +1,102 @@
+//! A sender as plain numbers: it continues on another queue, or after a restart.
+
+use std::time::Duration;
+
+use super::scoreboard::Range;
+use super::{Negotiated, SendOptions, Sender};
+use crate::Time;
+use crate::tcp::{Carrier, Seq};
+
+/// What is to be known of an established connection to go on sending, beside its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedSender {
+    /// The number of SYN.
+    pub iss: Seq,
+    /// The first number that is not acknowledged.
+    pub una: Seq,
+    /// The number after the last that was sent.
+    pub nxt: Seq,
+    /// FIN is queued behind the payload.
+    pub fin: bool,
+    /// The largest segment that the peer accepts, in bytes of payload and options.
+    pub mss: u16,
+    /// Selective acknowledgements.
+    pub sack: bool,
+    /// Timestamps.
+    pub timestamps: bool,
+    /// Explicit congestion notification.
+    pub ecn: bool,
+    /// The peer's window in bytes.
+    pub window: u32,
+    /// The sequence number of the segment with that window.
+    pub window_seq: Seq,
+    /// The largest window that the peer announced, in bytes.
+    pub max_window: u32,
+    /// Bytes of payload and options that the path takes.
+    pub max_payload: u32,
+    /// The smoothed round-trip time; zero if it is not known.
+    pub rtt: Duration,
+}
+
+impl<C: Carrier> Sender<C> {
+    /// The numbers. None before the handshake is over.
+    #[must_use]
+    pub fn save(&self) -> Option<SavedSender> {
+        let agreed = self.agreed.filter(|_| self.syn_acked)?;
+        Some(SavedSender {
+            iss: self.iss,
+            una: self.una,
+            nxt: self.nxt,
+            fin: self.fin,
+            mss: self.path.peer(),
+            sack: agreed.sack,
+            timestamps: self.path.has_timestamps(),
+            ecn: agreed.ecn,
+            window: self.peer_window,
+            window_seq: self.window_seq,
+            max_window: self.max_window,
+            max_payload: self.path.path(),
+            rtt: Duration::from_micros(self.rtt.smoothed()),
+        })
+    }
+
+    /// The payload that is held, in order: from the first unacknowledged byte to the last that the user gave.
+    pub fn chunks(&self) -> impl Iterator<Item = &C::Sent> {
+        self.queue.chunks()
+    }
+
+    /// A sender that goes on where another was [saved](Self::save). What was sent and not acknowledged is taken to be in flight, and
+    /// the congestion window begins anew: the path may be another.
+    #[must_use]
+    pub fn restore(
+        saved: &SavedSender,
+        chunks: impl IntoIterator<Item = C::Sent>,
+        options: SendOptions,
+        now: Time,
+    ) -> Self {
+        let mut sender = Self::established_at(saved.iss, saved.max_payload, options, now);
+        let SavedSender { una, nxt, mss, sack, timestamps, ecn, window, window_seq: seq, .. } = *saved;
+        sender.max_window = saved.max_window;
+        sender.established(&Negotiated { mss, sack, timestamps, ecn, window, seq }, now);
+        sender.start_at(una);
+        for chunk in chunks {
+            sender.queue.push(chunk, true);
+        }
+        sender.fin = saved.fin;
+        if !saved.rtt.is_zero() {
+            sender.rtt.sample(u64::try_from(saved.rtt.as_micros()).unwrap_or(u64::MAX));
+        }
+        // No more is in flight than what the queue has.
+        let most = sender.queue.end() + u32::from(saved.fin);
+        let nxt = nxt.min(most);
+        if nxt > una {
+            let at = now.micros();
+            sender.nxt = nxt;
+            sender.board.push(Range { resent: true, ..Range::new(una, nxt, sender.segment_size(), at, 0) });
+            sender.rack.sent(una, nxt, at);
+            sender.waiting = Some(at);
+            sender.arm_retransmission(at);
+        }
+        sender
+    }
+}

@@ -9,16 +9,47 @@
 //! * [`Seq`]: a place in the sequence space. [`Header`], [`Options`]: what a segment says, as values; `wire` reads and writes them.
 //! * [`Sender`]: what is sent when, and again. [`Congestion`]: how much may be in flight.
 //! * [`Carrier`]: what holds the payload. The state machine trims payload by arithmetic, and never reads it.
+//! * [`Connection`]: one end of a connection. [`Config`]: how it behaves. [`Event`], [`Error`]: what its user must know.
+//! * [`Listener`]: which segments begin a connection.
+//! * [`Output`]: where its segments go.
+//! * [`Budget`]: how many buffers received payload may occupy, counted by [`Held`].
+//! * [`Secret`]: where a connection begins in the sequence space.
 
+mod acks;
+mod assembler;
+mod budget;
 mod carrier;
+mod clock;
+mod close;
+mod config;
+mod connection;
+mod cookie;
+mod event;
 mod header;
+mod input;
+mod isn;
+mod limit;
+mod listener;
+mod output;
+mod receiver;
 mod seq;
+#[cfg(test)]
+mod testing;
+mod transmit;
 
 pub mod congestion;
 pub mod sender;
 
+pub use budget::{Budget, Charge, Held};
 pub use carrier::{Carrier, Chunk, Ticket};
+pub use config::{Config, Ecn, KeepAlive};
 pub use congestion::Congestion;
+pub use connection::{Connection, Info, Received, Refusal, Refused, State};
+pub use event::{Error, Event, IcmpError, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
+pub use input::Meta;
+pub use isn::{Secret, Start};
+pub use listener::{Answer, Arriving, Listener, reset_for};
+pub use output::{Full, Outgoing, Output};
 pub use sender::Sender;
 pub use seq::Seq;

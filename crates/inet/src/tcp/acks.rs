@@ -1,0 +1,150 @@
+//! When an acknowledgement is sent.
+
+use std::time::Duration;
+
+use crate::Time;
+
+/// Segments at the beginning, and after an idle time, that are acknowledged at once: the peer is in slow start, and a larger delay
+/// would only slow it.
+const QUICK: u16 = 16;
+
+/// Delayed acknowledgements, counted in segments (RFC 9293, section 3.8.6.3).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acks {
+    /// Segments with payload since the last acknowledgement.
+    segments: u16,
+    /// So many are acknowledged together.
+    every: u16,
+    delay: Duration,
+    due: Option<Time>,
+    now: bool,
+    quick: u16,
+    last_arrival: Time,
+}
+
+impl Acks {
+    pub(super) fn new(every: u16, delay: Duration, now: Time) -> Self {
+        // More than half a second is not allowed (MUST-40).
+        let delay = delay.min(Duration::from_millis(500));
+        Self { segments: 0, every, delay, due: None, now: false, quick: QUICK, last_arrival: now }
+    }
+
+    /// `segments` with payload arrived in order.
+    pub(super) fn arrived(&mut self, segments: u16, idle: Duration, now: Time) {
+        if now.since(self.last_arrival) > idle {
+            self.quick = QUICK;
+        }
+        self.last_arrival = now;
+        self.segments = self.segments.saturating_add(segments);
+        if self.quick > 0 {
+            self.quick = self.quick.saturating_sub(segments);
+            self.now = true;
+        }
+        if self.segments >= self.every {
+            self.now = true;
+        } else {
+            self.due.get_or_insert(now + self.delay);
+        }
+    }
+
+    /// One must be sent now.
+    pub(super) fn at_once(&mut self) {
+        self.now = true;
+    }
+
+    /// Segments are acknowledged at once for a while, or not any more.
+    pub(super) fn set_quick(&mut self, quick: bool) {
+        self.quick = if quick { QUICK } else { 0 };
+        self.now |= quick && self.segments > 0;
+    }
+
+    pub(super) fn set_every(&mut self, every: u16) {
+        self.every = every.max(1);
+    }
+
+    /// Whether one must be sent now.
+    pub(super) fn is_due(&self) -> bool {
+        self.now
+    }
+
+    /// A header with ACK left. If it had payload, the user answers what it reads, and acknowledgements can wait for that.
+    pub(super) fn sent(&mut self, payload: bool) {
+        if payload && self.segments > 0 {
+            self.quick = 0;
+        }
+        (self.segments, self.now, self.due) = (0, false, None);
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.due
+    }
+
+    pub(super) fn timeout(&mut self, now: Time) {
+        self.now |= self.due.is_some_and(|due| due <= now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(40);
+
+    fn slow() -> Acks {
+        let mut acks = Acks::new(2, DELAY, Time::ZERO);
+        acks.set_quick(false);
+        acks
+    }
+
+    #[test]
+    fn two_segments_share_an_acknowledgement() {
+        let mut acks = slow();
+        for n in 0..10 {
+            acks.arrived(1, DELAY, Time::ZERO);
+            assert_eq!(acks.is_due(), n % 2 == 1);
+            if acks.is_due() {
+                acks.sent(false);
+            }
+        }
+        acks.arrived(2, DELAY, Time::ZERO);
+        assert!(acks.is_due(), "a merged segment counts as the segments in it");
+    }
+
+    #[test]
+    fn one_segment_waits_for_the_delay() {
+        let mut acks = slow();
+        acks.arrived(1, DELAY, Time::ZERO);
+        assert_eq!(acks.deadline(), Some(Time::ZERO + DELAY));
+        acks.timeout(Time::from_micros(39_999));
+        assert!(!acks.is_due());
+        acks.timeout(Time::ZERO + DELAY);
+        assert!(acks.is_due());
+        acks.sent(false);
+        assert!(!acks.is_due() && acks.deadline().is_none());
+    }
+
+    #[test]
+    fn the_delay_is_half_a_second_at_most() {
+        let mut acks = Acks::new(2, Duration::from_secs(3), Time::ZERO);
+        acks.set_quick(false);
+        acks.arrived(1, DELAY, Time::ZERO);
+        assert_eq!(acks.deadline(), Some(Time::from_micros(500_000)));
+    }
+
+    #[test]
+    fn the_first_segments_and_those_after_a_pause_are_acknowledged_at_once() {
+        let mut acks = Acks::new(2, DELAY, Time::ZERO);
+        let at_once = |acks: &mut Acks, now| {
+            let arrive = |_: &u16| {
+                acks.arrived(1, DELAY, now);
+                let due = acks.is_due();
+                acks.sent(false);
+                due
+            };
+            (0..100).take_while(arrive).count()
+        };
+        assert_eq!(at_once(&mut acks, Time::ZERO), 16);
+        assert_eq!(at_once(&mut acks, Time::ZERO), 0);
+        assert_eq!(at_once(&mut acks, Time::from_micros(50_000)), 16);
+    }
+}

@@ -1,0 +1,251 @@
+//! Payload that arrived before the payload in front of it.
+
+use std::collections::VecDeque;
+
+use super::budget::{Budget, Held};
+use super::{Chunk, SackBlocks, Seq};
+
+/// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks in it do not overlap.
+///
+/// Nothing is copied. A chunk that overlaps what is there already is trimmed, and one that fills several gaps is cloned. The number
+/// of chunks is bounded by the [`Budget`] that each of them is counted in.
+pub(super) struct Assembler<T> {
+    blocks: Vec<Block<T>>,
+    /// A number in each of the blocks that changed last, the latest first: the order of SACK blocks (RFC 2018, section 4).
+    recent: [Option<Seq>; SackBlocks::MOST],
+}
+
+struct Block<T> {
+    from: Seq,
+    to: Seq,
+    chunks: VecDeque<Held<T>>,
+}
+
+/// What became of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Inserted {
+    /// All of its bytes are kept now, or were kept before.
+    pub(super) complete: bool,
+    /// The first of its bytes that were there already.
+    pub(super) duplicate: Option<(Seq, Seq)>,
+}
+
+impl<T: Chunk> Assembler<T> {
+    pub(super) fn new() -> Self {
+        Self { blocks: Vec::new(), recent: [None; SackBlocks::MOST] }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Keeps what is new of `chunk`, whose first number is `seq`, while `budget` has room.
+    pub(super) fn insert(&mut self, mut seq: Seq, mut chunk: T, budget: &Budget) -> Inserted {
+        let mut result = Inserted { complete: true, duplicate: None };
+        let mut changed = None;
+        while !chunk.is_empty() {
+            // The first block that ends behind `seq`.
+            let at = self.blocks.partition_point(|block| block.to <= seq);
+            let next = self.blocks.get(at).map(|block| (block.from, block.to));
+            if let Some((from, to)) = next
+                && from <= seq
+            {
+                let known = chunk.len().min((to - seq) as usize);
+                result.duplicate.get_or_insert((seq, seq + known as u32));
+                changed.get_or_insert(seq);
+                chunk.advance(known);
+                seq += known as u32;
+                continue;
+            }
+            let gap = next.map_or(usize::MAX, |(from, _)| (from - seq) as usize);
+            let Some(charge) = budget.take() else {
+                result.complete = false;
+                break;
+            };
+            let len = chunk.len().min(gap);
+            let rest = (len < chunk.len()).then(|| {
+                let mut rest = chunk.clone();
+                rest.advance(len);
+                rest
+            });
+            chunk.truncate(len);
+            self.place(at, seq, Held::new(chunk, charge));
+            changed = Some(seq);
+            seq += len as u32;
+            match rest {
+                Some(rest) => chunk = rest,
+                None => break,
+            }
+        }
+        if let Some(seq) = changed {
+            self.touch(seq);
+        }
+        result
+    }
+
+    /// Puts `piece` into the gap before block `at`, and merges blocks that touch now.
+    fn place(&mut self, at: usize, from: Seq, piece: Held<T>) {
+        let to = from + piece.len() as u32;
+        let joins_before = at > 0 && self.blocks[at - 1].to == from;
+        let joins_after = self.blocks.get(at).is_some_and(|block| block.from == to);
+        match (joins_before, joins_after) {
+            (true, true) => {
+                let mut after = self.blocks.remove(at);
+                let before = &mut self.blocks[at - 1];
+                before.chunks.push_back(piece);
+                before.chunks.append(&mut after.chunks);
+                before.to = after.to;
+            }
+            (true, false) => {
+                let before = &mut self.blocks[at - 1];
+                before.chunks.push_back(piece);
+                before.to = to;
+            }
+            (false, true) => {
+                let after = &mut self.blocks[at];
+                after.chunks.push_front(piece);
+                after.from = from;
+            }
+            (false, false) => self.blocks.insert(at, Block { from, to, chunks: VecDeque::from([piece]) }),
+        }
+    }
+
+    /// Makes the block with `seq` the latest one.
+    fn touch(&mut self, seq: Seq) {
+        let Some((from, to)) = self.block_with(seq) else { return };
+        let is_other = |recent: &Option<Seq>| recent.is_some_and(|seq| !(from <= seq && seq < to));
+        let mut order = [None; SackBlocks::MOST];
+        order[0] = Some(seq);
+        for (slot, other) in order[1..].iter_mut().zip(self.recent.iter().filter(|recent| is_other(recent))) {
+            *slot = *other;
+        }
+        self.recent = order;
+    }
+
+    fn block_with(&self, seq: Seq) -> Option<(Seq, Seq)> {
+        let at = self.blocks.partition_point(|block| block.to <= seq);
+        self.blocks.get(at).map(|block| (block.from, block.to)).filter(|(from, _)| *from <= seq)
+    }
+
+    /// Adds the blocks that changed last to `blocks`, the latest first, while there is room.
+    pub(super) fn report(&self, blocks: &mut SackBlocks) {
+        for (from, to) in self.recent.iter().flatten().filter_map(|seq| self.block_with(*seq)) {
+            if !blocks.push(from, to) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the next chunk if it starts at `nxt` or before it. What is before `nxt` is trimmed or dropped.
+    pub(super) fn pop(&mut self, nxt: Seq) -> Option<Held<T>> {
+        while let Some(block) = self.blocks.first_mut()
+            && block.from <= nxt
+        {
+            let known = (nxt - block.from) as usize;
+            let chunk = block.chunks.pop_front();
+            block.from += chunk.as_ref().map_or(0, |chunk| chunk.len() as u32);
+            if block.chunks.is_empty() {
+                self.blocks.remove(0);
+            }
+            if let Some(mut chunk) = chunk.filter(|chunk| known < chunk.len()) {
+                chunk.advance(known);
+                return Some(chunk);
+            }
+        }
+        None
+    }
+
+    /// Drops the chunk with the highest numbers: the room is needed for payload that is in order. Returns false if there is none.
+    pub(super) fn evict(&mut self) -> bool {
+        let Some(last) = self.blocks.last_mut() else { return false };
+        if let Some(chunk) = last.chunks.pop_back() {
+            last.to = last.to - chunk.len() as u32;
+        }
+        if last.chunks.is_empty() {
+            self.blocks.pop();
+        }
+        true
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+    }
+
+    #[cfg(test)]
+    pub(super) fn ranges(&self) -> Vec<(Seq, Seq)> {
+        self.blocks.iter().map(|block| (block.from, block.to)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Piece;
+    use super::*;
+
+    fn insert(assembler: &mut Assembler<Piece>, budget: &Budget, from: u32, to: u32) -> Inserted {
+        assembler.insert(Seq(from), Piece::numbered(from, to - from), budget)
+    }
+
+    fn reported(assembler: &Assembler<Piece>) -> Vec<(u32, u32)> {
+        let mut blocks = SackBlocks::default();
+        assembler.report(&mut blocks);
+        blocks.iter().map(|(from, to)| (from.0, to.0)).collect()
+    }
+
+    #[test]
+    fn blocks_are_reported_latest_first_and_merge() {
+        let (mut assembler, budget) = (Assembler::new(), Budget::new(100));
+        for (from, to) in [(10, 20), (30, 40), (50, 60), (70, 80), (90, 95)] {
+            assert_eq!(insert(&mut assembler, &budget, from, to), Inserted { complete: true, duplicate: None });
+        }
+        assert_eq!(reported(&assembler), [(90, 95), (70, 80), (50, 60), (30, 40)]);
+        insert(&mut assembler, &budget, 40, 50);
+        assert_eq!(reported(&assembler), [(30, 60), (90, 95), (70, 80)], "two blocks became one");
+        assert_eq!(insert(&mut assembler, &budget, 35, 62).duplicate, Some((Seq(35), Seq(60))));
+        assert_eq!(reported(&assembler)[0], (30, 62));
+    }
+
+    #[test]
+    fn the_highest_numbers_go_first() {
+        let (mut assembler, budget) = (Assembler::new(), Budget::new(3));
+        for from in [10, 30, 50] {
+            insert(&mut assembler, &budget, from, from + 10);
+        }
+        assert!(!insert(&mut assembler, &budget, 20, 30).complete);
+        assert!(assembler.evict());
+        assert_eq!(assembler.ranges(), [(Seq(10), Seq(20)), (Seq(30), Seq(40))]);
+        assert_eq!(budget.used(), 2);
+        assert!(assembler.evict() && assembler.evict() && !assembler.evict());
+    }
+
+    /// Random chunks that overlap come out as the bytes that went in, each once, whatever their order.
+    #[test]
+    fn any_order_gives_the_same_bytes() {
+        for seed in 0..300 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let start = Seq(u32::MAX - 500);
+            let (mut assembler, budget) = (Assembler::new(), Budget::new(10_000));
+            let mut covered = [false; 1000];
+            for _ in 0..random.usize(1..60) {
+                let from = random.u32(1..990);
+                let len = random.u32(1..=(1000 - from).min(80));
+                let seq = start + from;
+                let result = assembler.insert(seq, Piece::numbered(seq.0, len), &budget);
+                let there = covered[from as usize..(from + len) as usize].iter().any(|there| *there);
+                assert_eq!(result.duplicate.is_some(), there, "seed {seed}");
+                covered[from as usize..(from + len) as usize].fill(true);
+            }
+            let mut nxt = start;
+            while let Some(gap) = (0..1000).skip((nxt - start) as usize).find(|at| covered[*at]) {
+                nxt = start + gap as u32;
+                while let Some(chunk) = assembler.pop(nxt) {
+                    assert_eq!(chunk.bytes(), Piece::numbered(nxt.0, chunk.len() as u32).bytes(), "seed {seed}");
+                    let at = (nxt - start) as usize;
+                    covered[at..at + chunk.len()].iter_mut().for_each(|there| assert!(std::mem::take(there)));
+                    nxt += chunk.len() as u32;
+                }
+            }
+            assert!(assembler.is_empty() && budget.used() == 0, "seed {seed}");
+        }
+    }
+}

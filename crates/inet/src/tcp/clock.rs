@@ -1,0 +1,50 @@
+//! The peer's timestamps, and protection against wrapped sequence numbers.
+
+use std::time::Duration;
+
+use super::Timestamps;
+use crate::Time;
+
+/// After so long without a segment, the peer's clock may have wrapped (RFC 7323, section 5.5).
+const STALE: Duration = Duration::from_secs(24 * 24 * 3600);
+
+/// The latest timestamp of the peer, which is echoed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerClock {
+    recent: u32,
+    at: Time,
+}
+
+impl PeerClock {
+    pub(super) fn new(timestamps: Timestamps, now: Time) -> Self {
+        Self { recent: timestamps.value, at: now }
+    }
+
+    /// What to echo.
+    pub(super) fn recent(&self) -> u32 {
+        self.recent
+    }
+
+    /// Whether a segment with `value` is from before the latest one (PAWS).
+    pub(super) fn is_old(&self, value: u32, now: Time) -> bool {
+        (value.wrapping_sub(self.recent) as i32) < 0 && now.since(self.at) < STALE
+    }
+
+    /// A segment with `value`, which is not old, begins at or before the last number that was acknowledged.
+    pub(super) fn advance(&mut self, value: u32, now: Time) {
+        *self = Self { recent: value, at: now };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_stood_for_24_days_is_believed_again() {
+        let clock = PeerClock::new(Timestamps { value: 5, echo: 0 }, Time::ZERO);
+        assert!(clock.is_old(4, Time::ZERO + Duration::from_secs(1)) && !clock.is_old(5, Time::ZERO));
+        assert!(clock.is_old(u32::MAX, Time::ZERO), "the comparison wraps");
+        assert!(!clock.is_old(4, Time::ZERO + STALE));
+    }
+}

@@ -1,0 +1,400 @@
+//! How a connection ends, and its timers.
+
+use super::connection::{Connection, State};
+use super::event::Events;
+use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
+use crate::Time;
+
+/// The initial number of a connection that reuses TIME-WAIT is so far behind the last number of the old one.
+const REUSE_GAP: u32 = 1 << 16;
+
+impl<C: Carrier> Connection<C> {
+    /// The user sends no more: FIN follows what is queued. Payload still comes in (half close).
+    pub fn shutdown(&mut self) {
+        if self.shut || self.state == State::Closed {
+            return;
+        }
+        self.shut = true;
+        match self.state {
+            State::SynSent => return self.end(),
+            // FIN-WAIT-1 begins when the handshake is complete.
+            State::SynReceived => {}
+            State::CloseWait => self.state = State::LastAck,
+            _ => self.state = State::FinWait1,
+        }
+        self.sender.finish();
+    }
+
+    /// The user reads no more: after what is queued, [`recv`](Self::recv) says that the stream ended. The peer is not told, as it
+    /// cannot be, and payload that still comes in is acknowledged.
+    pub fn shutdown_read(&mut self) {
+        self.deaf = true;
+    }
+
+    /// The user is gone.
+    ///
+    /// What is queued is sent, then FIN. If there is payload that was not read, the connection is reset instead: the peer must
+    /// know that it was lost (RFC 9293, section 3.6.1). The same is done if payload arrives later.
+    pub fn close(&mut self, now: Time) {
+        let unread = self.receiver.readable() > 0;
+        self.closed = true;
+        if unread && matches!(self.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait) {
+            return self.reset(Error::Aborted, now);
+        }
+        self.receiver.clear();
+        self.shutdown();
+        if self.state == State::FinWait2 {
+            self.until.get_or_insert(now + self.config.fin_wait_2);
+        }
+    }
+
+    /// Resets the connection.
+    pub fn abort(&mut self, now: Time) {
+        match self.state {
+            State::Closed => {}
+            State::SynSent | State::Closing | State::LastAck | State::TimeWait => self.fail(Error::Aborted),
+            _ => self.reset(Error::Aborted, now),
+        }
+    }
+
+    /// The device is gone: nothing can be sent or received any more.
+    pub fn device_gone(&mut self) {
+        if self.state != State::Closed {
+            self.fail(Error::DeviceGone);
+        }
+    }
+
+    /// An ICMP error came, which quotes a segment of this connection that begins with `seq`, or this host itself found the error.
+    ///
+    /// The error counts only if `seq` is in flight: an attacker who knows the ports must guess it (RFC 5927). During the
+    /// handshake, a hard error ends the connection. Afterwards, errors say only why it timed out, should it do so. Returns whether
+    /// the error counts.
+    pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
+        let una = self.sender.una();
+        let seq = seq.unwrap_or(una);
+        let in_flight = una <= seq && seq < self.sender.next_seq();
+        if !in_flight || self.state == State::Closed {
+            return false;
+        }
+        match error {
+            IcmpError::TooBig { max_payload } => {
+                self.sender.too_big(seq, max_payload, now);
+            }
+            IcmpError::Unreachable(what) => {
+                if what.is_hard() && matches!(self.state, State::SynSent | State::SynReceived) {
+                    self.fail(Error::Unreachable(what));
+                } else {
+                    self.soft = Some(what);
+                }
+            }
+        }
+        true
+    }
+
+    /// When [`timeout`](Self::timeout) is to be called.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        if self.state == State::Closed {
+            return None;
+        }
+        [self.sender.deadline(), self.acks.deadline(), self.until, self.keep_alive_at()].into_iter().flatten().min()
+    }
+
+    /// The time of the [`deadline`](Self::deadline) has come. A call before it does nothing.
+    pub fn timeout(&mut self, now: Time) {
+        if self.state == State::Closed {
+            return;
+        }
+        if self.until.is_some_and(|until| until <= now) {
+            return self.end();
+        }
+        if self.sender.deadline().is_some_and(|deadline| deadline <= now) && self.sender.timeout(now).is_err() {
+            return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
+        }
+        self.acks.timeout(now);
+        if self.keep_alive_at().is_some_and(|at| at <= now) {
+            self.keep_alive(now);
+        }
+    }
+
+    /// When the next probe of an idle peer is due.
+    fn keep_alive_at(&self) -> Option<Time> {
+        let keep_alive = self.config.keep_alive?;
+        let open = !matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait);
+        (open && self.sender.is_idle()).then(|| self.heard + keep_alive.idle + keep_alive.interval * self.probes.into())
+    }
+
+    /// A probe repeats the last number that was acknowledged, without payload: the peer must answer it (RFC 9293, section 3.8.4).
+    fn keep_alive(&mut self, now: Time) {
+        if self.config.keep_alive.is_some_and(|keep_alive| self.probes >= keep_alive.probes) {
+            return self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now);
+        }
+        self.probes += 1;
+        self.reply = Some(self.header(self.sender.next_seq() - 1, Flags::ACK, now).0);
+    }
+
+    /// Whether `syn` may begin a new connection with the same addresses and ports, although this one is in TIME-WAIT: it must be
+    /// later by its timestamp (RFC 6191) or by its number. The answer is the least initial number for this side.
+    #[must_use]
+    pub fn reused_by(&self, syn: &Header) -> Option<Seq> {
+        let begins = syn.flags.has(Flags::SYN) && !syn.flags.has(Flags::ACK) && !syn.flags.has(Flags::RST);
+        let by_number = self.receiver.nxt() < syn.seq;
+        let later = match (&self.clock, syn.options.timestamps) {
+            (Some(clock), Some(stamps)) if stamps.value != clock.recent() => {
+                0 < stamps.value.wrapping_sub(clock.recent()) as i32
+            }
+            _ => by_number,
+        };
+        (self.state == State::TimeWait && begins && later).then(|| self.sender.next_seq() + REUSE_GAP)
+    }
+
+    /// Both sides sent FIN and both were acknowledged. The last acknowledgement may have to be repeated.
+    pub(super) fn time_wait(&mut self, now: Time) {
+        self.state = State::TimeWait;
+        self.until = Some(now + self.config.time_wait);
+    }
+
+    /// The connection is over, and the peer is told by a reset.
+    pub(super) fn reset(&mut self, error: Error, now: Time) {
+        let (header, _) = self.header(self.sender.next_seq(), Flags::RST.with(Flags::ACK), now);
+        self.fail(error);
+        self.reply = Some(header);
+    }
+
+    /// The connection is over because of `error`. What was received can still be read, unless the user is gone.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.error = Some(error);
+        self.end();
+    }
+
+    /// The connection is over.
+    pub(super) fn end(&mut self) {
+        self.state = State::Closed;
+        self.until = None;
+        self.reply = None;
+        self.sender.clear();
+        self.events.add(Events::CLOSED);
+        if self.closed {
+            self.receiver.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::testing::{End, Pair, Piece, start, stream};
+    use super::super::{Config, Event, Received, Refused, Timestamps, Unreachable};
+    use super::*;
+
+    fn pair() -> Pair {
+        Pair::connected(&Config::default(), &Config::default())
+    }
+
+    fn resets(sent: &[(bool, super::super::testing::Sent)]) -> usize {
+        sent.iter().filter(|(_, sent)| sent.has(Flags::RST)).count()
+    }
+
+    #[test]
+    fn both_sides_close_at_the_same_time() {
+        let mut pair = pair();
+        pair.a.tcp.close(pair.now);
+        pair.b.tcp.close(pair.now);
+        let (one, two) = (pair.a.output(pair.now).remove(0), pair.b.output(pair.now).remove(0));
+        assert!(one.has(Flags::FIN) && two.has(Flags::FIN));
+        pair.a.input(&two, pair.now);
+        pair.b.input(&one, pair.now);
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::Closing, State::Closing));
+        pair.settle();
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::TimeWait, State::TimeWait));
+    }
+
+    #[test]
+    fn what_is_queued_leaves_before_fin() {
+        let mut pair = pair();
+        for n in 0..100 {
+            pair.a.tcp.send(stream(n * 1000, 1000), false).unwrap();
+        }
+        pair.a.tcp.close(pair.now);
+        assert_eq!(pair.a.tcp.send(stream(0, 1), false).unwrap_err().why, Refused::Shut);
+        for _ in 0..100 {
+            pair.pass(Duration::from_millis(50));
+            pair.b.read(pair.now);
+        }
+        assert_eq!(pair.b.read, Piece::numbered(0, 100_000).bytes());
+        assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
+    }
+
+    #[test]
+    fn close_with_unread_payload_resets() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 100), false).unwrap();
+        pair.settle();
+        pair.b.tcp.close(pair.now);
+        let sent = pair.settle();
+        let reset = &sent[0].1.header;
+        assert_eq!((sent.len(), reset.flags), (1, Flags::RST.with(Flags::ACK)));
+        assert!(reset.options.timestamps.is_some());
+        assert_eq!(pair.a.events.last(), Some(&Event::Closed(Some(Error::Reset))));
+        assert!(pair.a.tcp.is_gone() && pair.b.tcp.is_gone());
+        assert_eq!(pair.b.tcp.info(pair.now).buffers, 0);
+    }
+
+    #[test]
+    fn payload_after_close_resets() {
+        let mut pair = pair();
+        pair.b.tcp.close(pair.now);
+        pair.settle();
+        pair.a.tcp.send(stream(0, 100), false).unwrap();
+        assert_eq!(resets(&pair.settle()), 1);
+        assert_eq!(pair.a.tcp.failure(), Some(Error::Reset));
+    }
+
+    #[test]
+    fn payload_after_shutdown_read_is_taken() {
+        let mut pair = pair();
+        pair.b.tcp.shutdown_read();
+        assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+        pair.a.tcp.send(stream(0, 100), false).unwrap();
+        assert_eq!(resets(&pair.settle()), 0);
+        pair.b.read(pair.now);
+        assert_eq!(pair.b.read.len(), 100);
+    }
+
+    #[test]
+    fn a_closed_connection_does_not_wait_for_ever_for_fin() {
+        let mut pair = pair();
+        pair.a.tcp.shutdown();
+        pair.settle();
+        pair.pass(Duration::from_secs(3600));
+        assert_eq!(pair.a.tcp.state(), State::FinWait2, "the user still reads");
+        pair.a.tcp.close(pair.now);
+        pair.pass(Duration::from_secs(59));
+        assert_eq!(pair.a.tcp.state(), State::FinWait2);
+        pair.pass(Duration::from_secs(1));
+        assert!(pair.a.tcp.is_gone());
+    }
+
+    #[test]
+    fn close_before_the_answer_to_syn_is_silent() {
+        let mut pair = Pair::new(&Config::default(), &Config::default());
+        pair.a.tcp.close(pair.now);
+        assert!(pair.a.output(pair.now).is_empty() && pair.a.tcp.is_gone());
+    }
+
+    #[test]
+    fn close_before_the_handshake_is_complete_follows_it() {
+        let mut pair = Pair::new(&Config::default(), &Config::default());
+        pair.b.tcp.close(pair.now);
+        pair.settle();
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::CloseWait, State::FinWait2));
+    }
+
+    #[test]
+    fn abort_resets_and_drops_what_is_queued() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 100_000), false).unwrap();
+        pair.a.tcp.abort(pair.now);
+        let sent = pair.settle();
+        assert_eq!((sent.len(), resets(&sent)), (1, 1));
+        assert_eq!(pair.b.tcp.failure(), Some(Error::Reset));
+        assert_eq!(pair.a.tcp.send(stream(0, 1), false).unwrap_err().why, Refused::Over(Error::Aborted));
+    }
+
+    #[test]
+    fn a_repeated_fin_is_answered_and_time_wait_begins_again() {
+        let mut pair = pair();
+        pair.b.tcp.close(pair.now);
+        pair.settle();
+        pair.a.tcp.close(pair.now);
+        let fin = pair.a.output(pair.now).remove(0);
+        pair.b.input(&fin, pair.now);
+        assert_eq!(pair.b.output(pair.now).len(), 1);
+        let until = pair.b.tcp.deadline().unwrap();
+        pair.now += Duration::from_secs(30);
+        pair.b.input(&fin, pair.now);
+        assert_eq!(pair.b.output(pair.now)[0].header.ack, fin.header.seq + 1);
+        assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn a_later_syn_reuses_time_wait() {
+        let mut pair = pair();
+        pair.a.tcp.close(pair.now);
+        pair.settle();
+        let mut syn = Header { seq: pair.a.tcp.receiver.nxt() + 100, flags: Flags::SYN, ..Header::default() };
+        assert_eq!(pair.a.tcp.reused_by(&syn), None, "not in TIME-WAIT");
+        pair.b.tcp.close(pair.now);
+        pair.settle();
+        assert_eq!(pair.a.tcp.state(), State::TimeWait);
+        let recent = pair.a.tcp.clock.unwrap().recent();
+        let least = pair.a.tcp.reused_by(&syn).unwrap();
+        assert!(pair.a.tcp.sender.next_seq() < least);
+        let mut with = |value: u32, seq: Seq| {
+            syn.seq = seq;
+            syn.options.timestamps = Some(Timestamps { value, echo: 0 });
+            pair.a.tcp.reused_by(&syn).is_some()
+        };
+        let nxt = pair.b.tcp.sender.next_seq();
+        assert!(with(recent.wrapping_add(1), nxt - 5), "by timestamp");
+        assert!(!with(recent.wrapping_sub(1), nxt + 5), "an old SYN");
+        assert!(with(recent, nxt + 5) && !with(recent, nxt - 5), "by number");
+        syn.options.timestamps = None;
+        syn.seq = nxt - 5;
+        assert_eq!(pair.a.tcp.reused_by(&syn), None);
+    }
+
+    #[test]
+    fn icmp_errors_are_believed_for_segments_in_flight() {
+        let port = IcmpError::Unreachable(Unreachable::Port);
+        let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
+        assert!(!end.tcp.error(port, None, Time::ZERO), "nothing is in flight");
+        end.output(Time::ZERO);
+        for seq in [99, 101, 5_000_000] {
+            assert!(!end.tcp.error(port, Some(Seq(seq)), Time::ZERO));
+        }
+        assert!(end.tcp.error(IcmpError::Unreachable(Unreachable::Network), Some(Seq(100)), Time::ZERO));
+        assert_eq!(end.tcp.state(), State::SynSent, "a soft error");
+        assert!(end.tcp.error(port, Some(Seq(100)), Time::ZERO));
+        assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
+    }
+
+    #[test]
+    fn an_icmp_error_does_not_end_an_established_connection_but_names_the_cause() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 100), false).unwrap();
+        pair.a.output(pair.now);
+        let una = pair.a.tcp.una();
+        assert!(pair.a.tcp.error(IcmpError::Unreachable(Unreachable::Port), Some(una), pair.now));
+        assert_eq!(pair.a.tcp.state(), State::Established);
+        while let Some(next) = pair.a.tcp.deadline() {
+            pair.a.tcp.timeout(next);
+            pair.a.output(next);
+        }
+        assert_eq!(pair.a.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_answer_times_out() {
+        let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
+        let (mut now, mut syns) = (Time::ZERO, end.output(Time::ZERO).len());
+        while let Some(next) = end.tcp.deadline() {
+            now = next;
+            end.tcp.timeout(now);
+            syns += end.output(now).len();
+        }
+        assert_eq!((syns, end.tcp.failure()), (8, Some(Error::TimedOut)));
+        assert!(now.since(Time::ZERO) > Duration::from_secs(180));
+        assert!(matches!(end.tcp.recv(now), Err(Error::TimedOut)));
+    }
+
+    #[test]
+    fn a_device_that_is_gone_ends_the_connection() {
+        let mut pair = pair();
+        pair.a.tcp.device_gone();
+        assert!(pair.a.output(pair.now).is_empty() && pair.a.tcp.is_gone());
+        assert_eq!(pair.a.events, [Event::Closed(Some(Error::DeviceGone))]);
+    }
+}

@@ -1,0 +1,116 @@
+//! What a connection tells its user.
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The handshake is complete.
+    Connected,
+    /// There is more to read than before.
+    Readable,
+    /// There is urgent data ahead ([`Connection::urgent`](super::Connection::urgent)).
+    Urgent,
+    /// The peer sends no more: after what is queued, the stream ends.
+    End,
+    /// There is room in the send buffer again.
+    Writable,
+    /// The connection is over. Without an error, both sides closed it.
+    Closed(Option<Error>),
+}
+
+/// Why a connection ended, or was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The peer answered SYN with a reset.
+    #[error("connection refused")]
+    Refused,
+    /// The peer reset the connection.
+    #[error("connection reset by the peer")]
+    Reset,
+    /// The peer did not answer for too long.
+    #[error("connection timed out")]
+    TimedOut,
+    /// A router or the peer's host said that the peer cannot be reached.
+    #[error("the peer cannot be reached: {0}")]
+    Unreachable(Unreachable),
+    /// The device is gone.
+    #[error("the device is gone")]
+    DeviceGone,
+    /// This side reset the connection.
+    #[error("connection aborted")]
+    Aborted,
+}
+
+/// What is unreachable, as ICMP says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreachable {
+    /// No route to the network.
+    #[error("network unreachable")]
+    Network,
+    /// No route to the host, or no answer from it on its link.
+    #[error("host unreachable")]
+    Host,
+    /// The host does not know the protocol.
+    #[error("protocol unreachable")]
+    Protocol,
+    /// The port is closed.
+    #[error("port unreachable")]
+    Port,
+    /// A firewall forbids it.
+    #[error("administratively prohibited")]
+    Prohibited,
+    /// The hop limit was exceeded, or a header was not understood.
+    #[error("not delivered")]
+    NotDelivered,
+}
+
+impl Unreachable {
+    /// Whether trying again cannot help (RFC 9293, section 3.9.2.2): the peer's host itself refuses.
+    #[must_use]
+    pub fn is_hard(self) -> bool {
+        matches!(self, Self::Protocol | Self::Port | Self::Prohibited)
+    }
+}
+
+/// An ICMP error about a segment of this connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcmpError {
+    /// The segment did not arrive.
+    Unreachable(Unreachable),
+    /// The segment is larger than the path allows.
+    TooBig {
+        /// Payload of a segment that the announced MTU admits, without options.
+        max_payload: u32,
+    },
+}
+
+/// Events that wait. Each kind waits at most once, so that the peer cannot make them pile up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Events(u8);
+
+impl Events {
+    pub(super) const CONNECTED: u8 = 1;
+    pub(super) const READABLE: u8 = 1 << 1;
+    pub(super) const URGENT: u8 = 1 << 2;
+    pub(super) const END: u8 = 1 << 3;
+    pub(super) const WRITABLE: u8 = 1 << 4;
+    pub(super) const CLOSED: u8 = 1 << 5;
+
+    pub(super) fn add(&mut self, event: u8) {
+        self.0 |= event;
+    }
+
+    /// The first one that waits, in the order above.
+    pub(super) fn take(&mut self, error: Option<Error>) -> Option<Event> {
+        let first = self.0 & self.0.wrapping_neg();
+        self.0 &= !first;
+        Some(match first {
+            Self::CONNECTED => Event::Connected,
+            Self::READABLE => Event::Readable,
+            Self::URGENT => Event::Urgent,
+            Self::END => Event::End,
+            Self::WRITABLE => Event::Writable,
+            Self::CLOSED => Event::Closed(error),
+            _ => return None,
+        })
+    }
+}

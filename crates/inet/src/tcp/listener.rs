@@ -1,0 +1,407 @@
+//! The state LISTEN: which segments begin a connection.
+
+use std::hash::Hash;
+
+use super::connection::{Connection, State};
+use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, receiver};
+use crate::Time;
+
+/// A port that is listened on: two bounded queues, and what happens when they are full.
+///
+/// ```text
+///   SYN ─► half open: at most `half_open` ─► connected, not accepted: at most `backlog` ─► accept
+///     └──► full: SYN-ACK is a cookie ─► acknowledgement with a cookie ──┘   └ full: SYN and acknowledgements are dropped
+/// ```
+///
+/// The queues themselves are the caller's, who keeps half-open connections with its other connections. This value counts them and
+/// decides. A peer whose acknowledgement is dropped believes to be connected. It is when SYN-ACK is sent again and there is room.
+#[derive(Clone, Copy, Debug)]
+pub struct Listener {
+    backlog: usize,
+    most_half_open: usize,
+    waiting: usize,
+    half_open: usize,
+    cookie_at: Option<Time>,
+    dropped: u64,
+    cookies: u64,
+}
+
+/// What a segment for a listening port leads to.
+pub enum Answer<C: Carrier> {
+    /// A connection in SYN-RECEIVED: its next [`transmit`](Connection::transmit) sends SYN-ACK. Say later whether it
+    /// [`connected`](Listener::connected) or [`failed`](Listener::failed).
+    HalfOpen(Connection<C>),
+    /// The acknowledgement had a cookie: this connection is established and counted as waiting. Give it the same segment.
+    Connected(Connection<C>),
+    /// A segment to be sent: SYN-ACK with a cookie, or a reset.
+    Reply(Header),
+    /// Nothing.
+    Drop,
+}
+
+/// A segment for a listening port.
+#[derive(Clone, Copy, Debug)]
+pub struct Arriving<'a, F> {
+    /// Its header.
+    pub header: &'a Header,
+    /// Bytes of payload.
+    pub len: u32,
+    /// Addresses and ports.
+    pub flow: &'a F,
+    /// From [`Connection::reused_by`], if a connection of this flow in TIME-WAIT made room for this segment.
+    pub after: Option<Seq>,
+}
+
+impl Listener {
+    /// A listener for `backlog` connections that wait for accept, and for `half_open` handshakes without cookies.
+    #[must_use]
+    pub fn new(backlog: usize, half_open: usize) -> Self {
+        Self { backlog, most_half_open: half_open, waiting: 0, half_open: 0, cookie_at: None, dropped: 0, cookies: 0 }
+    }
+
+    /// A segment for which there is no connection. RFC 9293, section 3.10.7.2.
+    ///
+    /// `config` is for the new connection, whose payload is counted in `queue`. Cost: a connection's memory for SYN while there
+    /// is room for half-open ones, else two keyed hashes.
+    pub fn segment<C: Carrier>(
+        &mut self,
+        segment: Arriving<'_, impl Hash>,
+        config: &Config,
+        secret: &Secret,
+        queue: Option<&Budget>,
+        now: Time,
+    ) -> Answer<C> {
+        let Arriving { header, len, flow, after } = segment;
+        let flags = header.flags;
+        if flags.has(Flags::RST) {
+            return Answer::Drop;
+        }
+        if flags.has(Flags::ACK) {
+            if flags.has(Flags::SYN) || self.cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
+                return reset(header, len);
+            }
+            return self.cookie(header, len, flow, config, secret, queue, now);
+        }
+        if !flags.has(Flags::SYN) {
+            return Answer::Drop;
+        }
+        if self.is_full() {
+            self.dropped += 1;
+            return Answer::Drop;
+        }
+        if self.half_open < self.most_half_open {
+            self.half_open += 1;
+            let mut start = secret.start(flow, now);
+            start.iss = after.map_or(start.iss, |after| start.iss.max(after));
+            return Answer::HalfOpen(Connection::answer(header, config, start, queue, now));
+        }
+        self.cookies += 1;
+        self.cookie_at = Some(now);
+        Answer::Reply(syn_cookie(header, flow, config, secret, now))
+    }
+
+    #[allow(clippy::too_many_arguments)] // Those of `segment`, taken apart.
+    fn cookie<C: Carrier>(
+        &mut self,
+        header: &Header,
+        len: u32,
+        flow: &impl Hash,
+        config: &Config,
+        secret: &Secret,
+        queue: Option<&Budget>,
+        now: Time,
+    ) -> Answer<C> {
+        let iss = header.ack - 1;
+        let Some(mss) = cookie::check(secret, flow, header.seq - 1, iss, now) else { return reset(header, len) };
+        if self.is_full() {
+            self.dropped += 1;
+            return Answer::Drop;
+        }
+        self.waiting += 1;
+        let stamps = header.options.timestamps.filter(|_| config.timestamps);
+        let (options, ecn) = stamps.map_or((Options::default(), false), |stamps| cookie::options(stamps.echo));
+        let options = Options { mss: Some(mss), timestamps: stamps, ..options };
+        let start = super::Start { iss, ..secret.start(flow, now) };
+        Answer::Connected(Connection::from_cookie(header, options, ecn, config, start, queue, now))
+    }
+
+    /// Whether a segment may be given to a connection that is half open. Without room in the accept queue, acknowledgements are
+    /// dropped before they complete the handshake.
+    pub fn admits<C: Carrier>(&mut self, connection: &Connection<C>, header: &Header) -> bool {
+        let completes = connection.state() == State::SynReceived && header.flags.has(Flags::ACK);
+        let admitted = !completes || header.flags.has(Flags::RST) || !self.is_full();
+        self.dropped += u64::from(!admitted);
+        admitted
+    }
+
+    /// A half-open connection is connected, and waits for accept.
+    pub fn connected(&mut self) {
+        self.half_open = self.half_open.saturating_sub(1);
+        self.waiting += 1;
+    }
+
+    /// A half-open connection is over.
+    pub fn failed(&mut self) {
+        self.half_open = self.half_open.saturating_sub(1);
+    }
+
+    /// A waiting connection was accepted, or is over.
+    pub fn taken(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    /// Connections that wait for accept.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Handshakes that are not complete.
+    #[must_use]
+    pub fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    /// Segments that were dropped because the accept queue was full, from the beginning.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Cookies that were sent, from the beginning.
+    #[must_use]
+    pub fn cookies(&self) -> u64 {
+        self.cookies
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting >= self.backlog
+    }
+}
+
+/// SYN-ACK that is not remembered.
+fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, now: Time) -> Header {
+    let mss = syn.options.mss.unwrap_or(config.default_mss);
+    let stamps = syn.options.timestamps.filter(|_| config.timestamps);
+    let scale = syn.options.window_scale.filter(|_| config.window_scaling && stamps.is_some());
+    let sack = syn.options.sack_permitted && config.sack && stamps.is_some();
+    let both = Flags::ECE.with(Flags::CWR);
+    let ecn = syn.flags.has(both) && config.ecn != Ecn::Off && stamps.is_some();
+    let clock = (now.micros() / 1000) as u32;
+    let clock = clock.wrapping_add(secret.start(flow, now).timestamp_offset);
+    let flags = Flags::SYN.with(Flags::ACK);
+    let (most, own_scale) = receiver::scale(config.receive_buffer);
+    Header {
+        seq: cookie::make(secret, flow, syn.seq, mss, now),
+        ack: syn.seq + 1,
+        flags: if ecn { flags.with(Flags::ECE) } else { flags },
+        window: receiver::first_window(most),
+        urgent: 0,
+        options: Options {
+            mss: Some(config.mss),
+            window_scale: scale.map(|_| own_scale),
+            sack_permitted: sack,
+            timestamps: stamps
+                .map(|stamps| Timestamps { value: cookie::stamp(clock, scale, sack, ecn), echo: stamps.value }),
+            ..Options::default()
+        },
+    }
+}
+
+fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
+    reset_for(header, len).map_or(Answer::Drop, Answer::Reply)
+}
+
+/// The reset that answers a segment for which there is neither connection nor listener, unless it is a reset itself. RFC 9293,
+/// section 3.10.7.1.
+#[must_use]
+pub fn reset_for(header: &Header, len: u32) -> Option<Header> {
+    let flags = header.flags;
+    if flags.has(Flags::RST) {
+        return None;
+    }
+    if flags.has(Flags::ACK) {
+        return Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
+    }
+    let len = len + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+    Some(Header { ack: header.seq + len, flags: Flags::RST.with(Flags::ACK), ..Header::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::testing::{End, Pieces, Sent, start, stream};
+    use super::super::{Error, Event};
+    use super::*;
+
+    const NOW: Time = Time::from_micros(100_000_000);
+
+    fn secret() -> Secret {
+        Secret::new([7; 16])
+    }
+
+    fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<Pieces> {
+        let arriving = Arriving { header, len: 0, flow: &flow, after: None };
+        listener.segment(arriving, &Config::default(), &secret(), None, now)
+    }
+
+    fn client(config: &Config) -> (End, Header) {
+        let mut end = End::new(Connection::connect(config, start(1000), None, NOW));
+        let syn = end.output(NOW).remove(0).header;
+        (end, syn)
+    }
+
+    fn bare(header: Header) -> Sent {
+        Sent { header, payload: Vec::new(), ect: false }
+    }
+
+    #[test]
+    fn a_handshake_moves_from_queue_to_queue() {
+        let mut listener = Listener::new(1, 1);
+        let (mut client, syn) = client(&Config::default());
+        let Answer::HalfOpen(server) = give(&mut listener, &syn, 1, NOW) else { panic!() };
+        let mut server = End::new(server);
+        let syn_ack = server.output(NOW).remove(0);
+        client.input(&syn_ack, NOW);
+        let ack = client.output(NOW).remove(0);
+        assert!(listener.admits(&server.tcp, &ack.header));
+        server.input(&ack, NOW);
+        assert_eq!(server.tcp.event(), Some(Event::Connected));
+        assert_eq!((listener.half_open(), listener.waiting()), (1, 0));
+        listener.connected();
+        assert_eq!((listener.half_open(), listener.waiting()), (0, 1));
+        // The accept queue is full.
+        assert!(matches!(give(&mut listener, &syn, 2, NOW), Answer::Drop));
+        assert_eq!(listener.dropped(), 1);
+        listener.taken();
+        assert!(matches!(give(&mut listener, &syn, 2, NOW), Answer::HalfOpen(_)));
+        listener.failed();
+        assert_eq!((listener.half_open(), listener.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn a_full_accept_queue_lets_the_peer_wait() {
+        let mut listener = Listener::new(1, 2);
+        let mut ends: Vec<_> = (1..3)
+            .map(|flow| {
+                let (mut client, syn) = client(&Config::default());
+                let Answer::HalfOpen(server) = give(&mut listener, &syn, flow, NOW) else { panic!() };
+                let mut server = End::new(server);
+                server.output(NOW).iter().for_each(|sent| client.input(sent, NOW));
+                (client, server)
+            })
+            .collect();
+        listener.connected();
+        let (mut client, mut server) = ends.remove(1);
+        client.tcp.send(stream(0, 10), false).unwrap();
+        let sent = client.output(NOW);
+        assert!(sent.iter().all(|sent| !listener.admits(&server.tcp, &sent.header)));
+        listener.taken();
+        // SYN-ACK is repeated, and what follows is admitted.
+        let later = server.tcp.deadline().unwrap();
+        server.tcp.timeout(later);
+        server.output(later).iter().for_each(|sent| client.input(sent, later));
+        client.tcp.timeout(later);
+        for sent in client.output(later) {
+            assert!(listener.admits(&server.tcp, &sent.header));
+            server.input(&sent, later);
+        }
+        assert_eq!(server.tcp.event(), Some(Event::Connected));
+        // A reset gets in always.
+        assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
+    }
+
+    #[test]
+    fn cookies_keep_scale_and_sack_within_timestamps() {
+        for timestamps in [true, false] {
+            let mut listener = Listener::new(1, 0);
+            let config = Config { timestamps, ..Config::default() };
+            let (mut client, syn) = client(&config);
+            let Answer::Reply(syn_ack) = give(&mut listener, &syn, 1, NOW) else { panic!() };
+            assert_eq!(
+                (syn_ack.options.window_scale.is_some(), syn_ack.options.sack_permitted),
+                (timestamps, timestamps)
+            );
+            client.input(&bare(syn_ack), NOW);
+            client.tcp.send(stream(0, 5000), false).unwrap();
+            let later = NOW + Duration::from_secs(60);
+            let sent = client.output(later);
+            let Answer::Connected(server) = give(&mut listener, &sent[0].header, 1, later) else { panic!() };
+            assert_eq!(listener.waiting(), 1);
+            let mut server = End::new(server);
+            assert_eq!(
+                (server.tcp.scaled, server.tcp.sack, server.tcp.clock.is_some()),
+                (timestamps, timestamps, timestamps)
+            );
+            assert_eq!((server.tcp.peer_scale, server.tcp.peer_mss), (client.tcp.peer_scale, 1460));
+            sent.iter().for_each(|sent| server.input(sent, later));
+            server.read(later);
+            assert_eq!((server.read.len(), server.tcp.state()), (5000, State::Established));
+            server.output(later).iter().for_each(|sent| client.input(sent, later));
+            assert_eq!(client.tcp.una(), sent[0].header.seq + 5000, "the echoed timestamps pass PAWS");
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_without_a_valid_cookie_is_reset() {
+        let mut listener = Listener::new(1, 0);
+        let (mut client, syn) = client(&Config::default());
+        let header = Header { seq: syn.seq + 1, ack: Seq(99), flags: Flags::ACK, ..syn };
+        let is_reset =
+            |answer| matches!(answer, Answer::Reply(reset) if reset.flags == Flags::RST && reset.seq == header.ack);
+        assert!(is_reset(give(&mut listener, &header, 1, NOW)), "no cookie was sent");
+        let Answer::Reply(syn_ack) = give(&mut listener, &syn, 1, NOW) else { panic!() };
+        assert!(is_reset(give(&mut listener, &header, 1, NOW)), "forged");
+        client.input(&bare(syn_ack), NOW);
+        let ack = client.output(NOW).remove(0).header;
+        assert!(!matches!(give(&mut listener, &ack, 2, NOW), Answer::Connected(_)), "of another flow");
+        let late = NOW + Duration::from_secs(129);
+        assert!(!matches!(give(&mut listener, &ack, 1, late), Answer::Connected(_)), "too late");
+        assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Connected(_)));
+        assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Drop), "the accept queue is full");
+    }
+
+    #[test]
+    fn a_flood_of_syn_occupies_the_queue_and_no_more() {
+        let mut listener = Listener::new(1, 16);
+        let (_, syn) = client(&Config::default());
+        let kept = (0..10_000).filter(|flow| matches!(give(&mut listener, &syn, *flow, NOW), Answer::HalfOpen(_)));
+        assert_eq!((kept.count(), listener.half_open(), listener.cookies()), (16, 16, 9984));
+    }
+
+    #[test]
+    fn what_does_not_begin_a_connection_is_reset_or_dropped() {
+        let mut listener = Listener::new(1, 1);
+        let flags = |flags: Flags| Header { seq: Seq(5), ack: Seq(9), flags, ..Header::default() };
+        assert!(matches!(give(&mut listener, &flags(Flags::RST), 1, NOW), Answer::Drop));
+        assert!(matches!(give(&mut listener, &flags(Flags::FIN), 1, NOW), Answer::Drop));
+        for flags in [flags(Flags::ACK), flags(Flags::SYN.with(Flags::ACK))] {
+            assert!(matches!(give(&mut listener, &flags, 1, NOW), Answer::Reply(reset) if reset.seq == Seq(9)));
+        }
+        assert_eq!(reset_for(&flags(Flags::RST), 0), None);
+        let reset = reset_for(&flags(Flags::SYN), 10).unwrap();
+        assert_eq!((reset.seq, reset.ack, reset.flags), (Seq(0), Seq(16), Flags::RST.with(Flags::ACK)));
+    }
+
+    #[test]
+    fn a_new_connection_begins_after_the_one_in_time_wait() {
+        let mut listener = Listener::new(1, 1);
+        let (_, syn) = client(&Config::default());
+        let after = secret().start(&1_u32, NOW).iss + 70_000;
+        let arriving = Arriving { header: &syn, len: 0, flow: &1_u32, after: Some(after) };
+        let answer = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+        assert!(matches!(answer, Answer::HalfOpen(server) if server.una() == after));
+    }
+
+    #[test]
+    fn a_reset_of_a_half_open_connection_ends_it() {
+        let mut listener = Listener::new(1, 1);
+        let (_, syn) = client(&Config::default());
+        let Answer::HalfOpen(server) = give(&mut listener, &syn, 1, NOW) else { panic!() };
+        let mut server = End::new(server);
+        server.output(NOW);
+        server.answer(Header { seq: syn.seq + 1, flags: Flags::RST, ..Header::default() }, NOW);
+        assert_eq!(server.events, [Event::Closed(Some(Error::Refused))]);
+    }
+}

@@ -1,0 +1,232 @@
+//! For unit tests: payload whose bytes follow from their numbers, and two ends of a connection.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{
+    Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Meta, Outgoing, Output, Received, Seq, Start,
+    State, Ticket,
+};
+use crate::Time;
+
+/// A range of shared bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    bytes: Rc<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+impl Piece {
+    /// `len` bytes, the first of which has the number `seq`.
+    pub(crate) fn numbered(seq: u32, len: u32) -> Self {
+        Self::from((0..len).map(|n| seq.wrapping_add(n).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect::<Vec<_>>())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.from..self.to]
+    }
+}
+
+impl From<Vec<u8>> for Piece {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { from: 0, to: bytes.len(), bytes: bytes.into() }
+    }
+}
+
+impl Chunk for Piece {
+    fn len(&self) -> usize {
+        self.to - self.from
+    }
+
+    fn advance(&mut self, n: usize) {
+        assert!(n <= self.len());
+        self.from += n;
+    }
+
+    fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len());
+        self.to = self.from + len;
+    }
+}
+
+/// A transmission that is complete once the flag says so.
+pub(crate) struct Done(pub(crate) Rc<Cell<bool>>);
+
+impl Ticket for Done {
+    fn is_done(&self) -> bool {
+        self.0.get()
+    }
+}
+
+/// Pieces both ways.
+#[derive(Debug)]
+pub(crate) struct Pieces;
+
+impl Carrier for Pieces {
+    type Received = Piece;
+    type Sent = Piece;
+    type Ticket = Done;
+}
+
+/// A segment on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<Piece>,
+    pub(crate) ect: bool,
+}
+
+impl Sent {
+    pub(crate) fn len(&self) -> u32 {
+        self.payload.iter().map(|piece| piece.len() as u32).sum()
+    }
+
+    pub(crate) fn has(&self, flags: Flags) -> bool {
+        self.header.flags.has(flags)
+    }
+}
+
+/// A ring with `room` places, whose transmissions are complete at once.
+pub(crate) struct Ring {
+    pub(crate) room: usize,
+    pub(crate) segments: Vec<Sent>,
+}
+
+impl Ring {
+    pub(crate) fn new() -> Self {
+        Self { room: usize::MAX, segments: Vec::new() }
+    }
+}
+
+impl Output<Pieces> for Ring {
+    fn max_payload(&self) -> usize {
+        0
+    }
+
+    fn segment(&mut self, segment: Outgoing<'_, Pieces>) -> Result<Done, Full> {
+        self.room = self.room.checked_sub(1).ok_or(Full)?;
+        let payload = segment.payload.to_vec();
+        assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), segment.payload_len as usize);
+        self.segments.push(Sent { header: *segment.header, payload, ect: segment.ect });
+        Ok(Done(Rc::new(Cell::new(true))))
+    }
+}
+
+/// One end, with what it sent last and what happened to it.
+pub(crate) struct End {
+    pub(crate) tcp: Connection<Pieces>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) read: Vec<u8>,
+}
+
+impl End {
+    pub(crate) fn new(tcp: Connection<Pieces>) -> Self {
+        Self { tcp, events: Vec::new(), read: Vec::new() }
+    }
+
+    pub(crate) fn output(&mut self, now: Time) -> Vec<Sent> {
+        let mut ring = Ring::new();
+        self.tcp.transmit(now, &mut ring).unwrap();
+        self.events.extend(std::iter::from_fn(|| self.tcp.event()));
+        ring.segments
+    }
+
+    pub(crate) fn input(&mut self, sent: &Sent, now: Time) {
+        self.tcp.segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
+    }
+
+    /// Gives a segment without payload to the connection, and returns what it sends then.
+    pub(crate) fn answer(&mut self, header: Header, now: Time) -> Vec<Sent> {
+        self.input(&Sent { header, payload: Vec::new(), ect: false }, now);
+        self.output(now)
+    }
+
+    /// The same with `len` bytes, whose values follow from their numbers.
+    pub(crate) fn answer_text(&mut self, header: Header, len: u32, now: Time) -> Vec<Sent> {
+        self.input(&Sent { header, payload: vec![Piece::numbered(header.seq.0, len)], ect: false }, now);
+        self.output(now)
+    }
+
+    pub(crate) fn read(&mut self, now: Time) {
+        while let Ok(Received::Chunk(chunk)) = self.tcp.recv(now) {
+            self.read.extend_from_slice(chunk.bytes());
+        }
+    }
+}
+
+/// Two ends and a link without delay.
+pub(crate) struct Pair {
+    pub(crate) a: End,
+    pub(crate) b: End,
+    pub(crate) now: Time,
+    /// Everything that was sent, with whether `a` sent it.
+    pub(crate) log: Vec<(bool, Sent)>,
+}
+
+pub(crate) fn start(iss: u32) -> Start {
+    Start { iss: Seq(iss), timestamp_offset: iss.rotate_left(7) }
+}
+
+impl Pair {
+    /// Both ends, after SYN was sent and answered once: `a` opened the connection.
+    pub(crate) fn new(a: &Config, b: &Config) -> Self {
+        let now = Time::from_micros(1_000_000);
+        let mut a = End::new(Connection::connect(a, start(u32::MAX - 10), None, now));
+        let syn = a.output(now).remove(0);
+        let b = End::new(Connection::answer(&syn.header, b, start(7), None, now));
+        Self { a, b, now, log: vec![(true, syn)] }
+    }
+
+    /// Both ends, connected.
+    pub(crate) fn connected(a: &Config, b: &Config) -> Self {
+        let mut pair = Self::new(a, b);
+        pair.settle();
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::Established, State::Established));
+        assert_eq!((pair.a.events.remove(0), pair.b.events.remove(0)), (Event::Connected, Event::Connected));
+        pair
+    }
+
+    /// Exchanges segments until none is left. Returns what was sent, with whether `a` sent it.
+    pub(crate) fn settle(&mut self) -> Vec<(bool, Sent)> {
+        let before = self.log.len();
+        loop {
+            let sent = self.a.output(self.now);
+            sent.iter().for_each(|sent| self.b.input(sent, self.now));
+            let back = self.b.output(self.now);
+            back.iter().for_each(|sent| self.a.input(sent, self.now));
+            if sent.is_empty() && back.is_empty() {
+                return self.log[before..].to_vec();
+            }
+            self.log.extend(sent.into_iter().map(|sent| (true, sent)));
+            self.log.extend(back.into_iter().map(|sent| (false, sent)));
+        }
+    }
+
+    /// Lets time pass, with timeouts and segments.
+    pub(crate) fn pass(&mut self, time: Duration) -> Vec<(bool, Sent)> {
+        let (until, before) = (self.now + time, self.log.len());
+        self.settle();
+        while let Some(next) = self.a.tcp.deadline().into_iter().chain(self.b.tcp.deadline()).min()
+            && next <= until
+        {
+            self.now = self.now.max(next);
+            self.a.tcp.timeout(self.now);
+            self.b.tcp.timeout(self.now);
+            self.settle();
+        }
+        self.now = until;
+        self.log[before..].to_vec()
+    }
+
+    /// A header that `a` would send now.
+    pub(crate) fn header_of_a(&self, flags: Flags) -> Header {
+        self.a.tcp.header(self.a.tcp.sender.next_seq(), flags, self.now).0
+    }
+}
+
+/// `len` bytes to be sent, whose values follow from their places in the stream.
+pub(crate) fn stream(from: usize, len: usize) -> Piece {
+    Piece::numbered(from as u32, len as u32)
+}

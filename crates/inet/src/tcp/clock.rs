@@ -20,6 +20,16 @@ impl PeerClock {
         Self { recent: timestamps.value, at: now }
     }
 
+    /// A clock that said `recent` a time `age` ago.
+    pub(super) fn aged(recent: u32, age: Duration, now: Time) -> Self {
+        Self { recent, at: Time::from_micros(now.since(Time::ZERO + age).as_micros() as u64) }
+    }
+
+    /// How long ago the latest timestamp came.
+    pub(super) fn age(&self, now: Time) -> Duration {
+        now.since(self.at)
+    }
+
     /// What to echo.
     pub(super) fn recent(&self) -> u32 {
         self.recent

@@ -64,15 +64,16 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// An ICMP error came, which quotes a segment of this connection that begins with `seq`, or this host itself found the error.
+    /// An ICMP error came, which quotes a segment of this connection that begins with `seq`. Without `seq`, this host itself found
+    /// that the next hop does not answer.
     ///
-    /// The error counts only if `seq` is in flight: an attacker who knows the ports must guess it (RFC 5927). During the
-    /// handshake, a hard error ends the connection. Afterwards, errors say only why it timed out, should it do so. Returns whether
-    /// the error counts.
+    /// An ICMP error counts only if `seq` is in flight: an attacker who knows the ports must guess it (RFC 5927). During the
+    /// handshake, a hard error ends the connection, and so does an error of this host, because nothing was sent. Afterwards, errors
+    /// say only why the connection timed out, should it do so. Returns whether the error counts.
     pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
-        let una = self.sender.una();
+        let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
-        let in_flight = una <= seq && seq < self.sender.next_seq();
+        let in_flight = local || (una <= seq && seq < self.sender.next_seq());
         if !in_flight || self.state == State::Closed {
             return false;
         }
@@ -81,7 +82,7 @@ impl<C: Carrier> Connection<C> {
                 self.sender.too_big(seq, max_payload, now);
             }
             IcmpError::Unreachable(what) => {
-                if what.is_hard() && matches!(self.state, State::SynSent | State::SynReceived) {
+                if (what.is_hard() || local) && matches!(self.state, State::SynSent | State::SynReceived) {
                     self.fail(Error::Unreachable(what));
                 } else {
                     self.soft = Some(what);
@@ -350,7 +351,7 @@ mod tests {
     fn icmp_errors_are_believed_for_segments_in_flight() {
         let port = IcmpError::Unreachable(Unreachable::Port);
         let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
-        assert!(!end.tcp.error(port, None, Time::ZERO), "nothing is in flight");
+        assert!(!end.tcp.error(port, Some(Seq(100)), Time::ZERO), "nothing is in flight");
         end.output(Time::ZERO);
         for seq in [99, 101, 5_000_000] {
             assert!(!end.tcp.error(port, Some(Seq(seq)), Time::ZERO));
@@ -359,6 +360,13 @@ mod tests {
         assert_eq!(end.tcp.state(), State::SynSent, "a soft error");
         assert!(end.tcp.error(port, Some(Seq(100)), Time::ZERO));
         assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
+    }
+
+    #[test]
+    fn a_next_hop_that_does_not_answer_ends_the_handshake() {
+        let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
+        assert!(end.tcp.error(IcmpError::Unreachable(Unreachable::Host), None, Time::ZERO));
+        assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Host)));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::acks::Acks;
 use super::budget::{Budget, Held};
 use super::clock::PeerClock;
@@ -15,7 +17,7 @@ use super::{
 use crate::Time;
 
 /// The states of RFC 9293, section 3.3.2. LISTEN is a [`Listener`](super::Listener).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // The names are the RFC's.
 pub enum State {
     SynSent,
@@ -173,7 +175,7 @@ impl<C: Carrier> Connection<C> {
         this
     }
 
-    fn new(state: State, config: &Config, sender: Sender<C>, queue: Option<&Budget>, now: Time) -> Self {
+    pub(super) fn new(state: State, config: &Config, sender: Sender<C>, queue: Option<&Budget>, now: Time) -> Self {
         let budget = Budget::within(config.budget, queue);
         Self {
             state,

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::assembler::Assembler;
 use super::budget::{Budget, Held};
 use super::{Chunk, SackBlocks, Seq};
@@ -10,6 +12,16 @@ use crate::Time;
 
 /// The window that a connection begins with, if the window adapts.
 const FIRST_WINDOW: u32 = 64 << 10;
+
+/// What is to be known of a receiver to go on receiving, beside what was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedReceiver {
+    nxt: Seq,
+    edge: Seq,
+    scale: u8,
+    capacity: u32,
+    finished: bool,
+}
 
 /// The largest window of at most `most` bytes, and the shift for it. The shift is announced in SYN, before it is known how large
 /// the window will be.
@@ -243,6 +255,30 @@ impl<T: Chunk> Receiver<T> {
             self.round = (now, 0);
         }
         Some(chunk)
+    }
+
+    /// Payload that was not read, in order.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &T> {
+        self.queue.iter().map(|held| &**held)
+    }
+
+    /// The numbers that another receiver can go on with. What is out of order is not part of it: the peer keeps it until it is
+    /// acknowledged (RFC 2018, section 8).
+    pub(super) fn save(&self) -> SavedReceiver {
+        let Self { nxt, edge, scale, capacity, finished, .. } = *self;
+        SavedReceiver { nxt, edge, scale, capacity, finished }
+    }
+
+    /// Goes on where another receiver was saved, with what was not read there.
+    pub(super) fn restore(&mut self, saved: &SavedReceiver, unread: impl IntoIterator<Item = T>) {
+        (self.scale, self.finished) = (saved.scale.min(14), saved.finished);
+        self.capacity = saved.capacity;
+        self.most = self.most.max(saved.capacity);
+        for chunk in unread.into_iter().filter(|chunk| !chunk.is_empty()) {
+            self.append(Held::new(chunk, self.budget.force()));
+        }
+        (self.nxt, self.edge) = (saved.nxt, saved.edge.max(saved.nxt));
+        self.fin = self.finished.then(|| self.nxt - 1);
     }
 
     /// Drops all payload: the user is gone.

@@ -3,8 +3,10 @@
 use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Sub};
 
+use serde::{Deserialize, Serialize};
+
 /// A sequence number. Two of them can be compared if they are less than 2^31 apart, which any window guarantees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Seq(pub u32);
 
 impl Seq {

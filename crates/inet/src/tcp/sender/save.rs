@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::scoreboard::Range;
 use super::{Negotiated, SendOptions, Sender};
 use crate::Time;
 use crate::tcp::{Carrier, Seq};
 
 /// What is to be known of an established connection to go on sending, beside its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSender {
     /// The number of SYN.
     pub iss: Seq,

@@ -131,7 +131,7 @@ pub struct Info {
     pub announced_mss: u16,
     /// The largest payload of a received segment.
     pub received_mss: u32,
-    /// Since the last payload was received.
+    /// Since the last payload was received, or the handshake.
     pub idle: Duration,
     /// Bytes that can be read.
     pub readable: u32,
@@ -230,6 +230,7 @@ impl<C: Carrier> Connection<C> {
         let timestamps = self.clock.is_some();
         self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn: self.ecn, window, seq }, now);
         self.state = if self.shut { State::FinWait1 } else { State::Established };
+        self.data_at = now;
         self.events.add(Events::CONNECTED);
     }
 

@@ -235,8 +235,11 @@ impl<C: Carrier> Connection<C> {
         }
         let end = header.seq + meta.len;
         if self.closed && meta.len > 0 && self.receiver.nxt() < end {
-            // Payload that the user can never read (RFC 9293, section 3.6.1, MUST-17 and SHLD-3).
-            return self.reset(Error::Aborted, now);
+            // Payload that the user can never read (RFC 9293, section 3.6.1, MUST-17 and SHLD-3). The reset has the number that the peer
+            // expects, which is before a FIN that it does not have yet (RFC 5961, section 3).
+            self.fail(Error::Aborted);
+            self.reply = super::reset_for(header, meta.len);
+            return;
         }
         self.data_at = now;
         self.largest = self.largest.max(meta.len / u32::from(meta.segments.max(1)));

@@ -152,7 +152,13 @@ impl<T: Chunk> Receiver<T> {
     /// window is closed (MUST-66). Its payload is trimmed to the window.
     pub(super) fn is_acceptable(&self, seq: Seq, len: u32) -> bool {
         let window = self.edge - self.nxt;
-        seq == self.nxt || seq.is_in(self.nxt, window) || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
+        // A peer whose last window is lost acknowledges and probes with the number behind it, where an empty segment has no number
+        // of its own.
+        let behind = len == 0 && seq == self.edge;
+        seq == self.nxt
+            || behind
+            || seq.is_in(self.nxt, window)
+            || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
     }
 
     /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. Payload that is missing was dropped before.

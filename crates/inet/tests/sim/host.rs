@@ -1,0 +1,493 @@
+//! One end: a connection, its user, its transmit ring, and the packets that it makes and reads.
+
+use crate::memory::{Memory, Piece, Posted};
+use fastrand::Rng;
+use netmem_inet::Time;
+use netmem_inet::tcp::{
+    Answer, Arriving, Budget, Chunk, Config, Connection, Error, Event, Flags, Full, Header, IcmpError, Listener, Meta,
+    Outgoing, Output, Received, Refused, Secret, Seq, State, reset_for,
+};
+use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
+use netmem_packet::Sum;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What a user does when it has nothing more to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Shuts its sending side, reads to the end, and closes.
+    Shut,
+    /// Waits for the peer's end, and closes.
+    Wait,
+    /// Closes, whatever there is to read.
+    Close,
+    /// Resets the connection.
+    Abort,
+}
+
+/// What a user does.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Bytes to send.
+    pub(crate) send: usize,
+    /// Most bytes of a write.
+    pub(crate) write: usize,
+    /// Longest pause between writes, and between reads, in microseconds.
+    pub(crate) write_pause: u64,
+    pub(crate) read_pause: u64,
+    /// Nothing is read earlier.
+    pub(crate) read_from: Time,
+    pub(crate) end: End,
+}
+
+/// The transmit ring of a device that is late.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    /// Segments that it has room for.
+    pub(crate) room: usize,
+    /// Longest time that a segment waits in it, in microseconds.
+    pub(crate) wait: u64,
+    /// How often it says that it is full although it is not.
+    pub(crate) refuse: f64,
+    /// Payload that it cuts into segments, at most; 0: it cannot.
+    pub(crate) offload: usize,
+}
+
+pub(crate) struct Host {
+    pub(crate) name: &'static str,
+    flow: Flow,
+    config: Config,
+    secret: Secret,
+    pub(crate) listener: Option<Listener>,
+    pub(crate) connection: Option<Connection<Memory>>,
+    budget: Budget,
+    rng: Rng,
+    plan: Plan,
+    ring: Ring,
+    /// Transmissions in the ring, and when each is done.
+    posted: Vec<(Time, Rc<Cell<bool>>)>,
+    /// When a refused transmission is tried again.
+    again: Option<Time>,
+    pub(crate) out: Vec<Vec<u8>>,
+    key: u64,
+    /// What the user knows.
+    readable: bool,
+    writable: bool,
+    pub(crate) connected: bool,
+    next_read: Time,
+    next_write: Time,
+    pub(crate) sent: usize,
+    pub(crate) received: usize,
+    pub(crate) ended: bool,
+    pub(crate) closed: bool,
+    pub(crate) over: bool,
+    pub(crate) failure: Option<Error>,
+    pub(crate) watch: Watch,
+}
+
+/// What a host announced.
+pub(crate) struct Watch {
+    /// The right edge of its windows.
+    pub(crate) edge: Option<Seq>,
+    /// The shift of its windows, and whether both ends announced one.
+    scale: u8,
+    scaled: bool,
+}
+
+impl Watch {
+    fn announced(&mut self, name: &str, header: &Header) {
+        if header.flags.has(Flags::SYN) {
+            self.scale = header.options.window_scale.unwrap_or(0);
+            self.scaled &= header.options.window_scale.is_some();
+        }
+        if !header.flags.has(Flags::ACK) || header.flags.has(Flags::RST) {
+            return;
+        }
+        let shift = if header.flags.has(Flags::SYN) || !self.scaled { 0 } else { self.scale };
+        let edge = header.ack + (u32::from(header.window) << shift);
+        // The window of a SYN cannot say more than 64 KiB, and it can be sent again after an acknowledgement that did.
+        // Rounding to the unit of the scale can take back less than a unit (RFC 7323, section 2.4).
+        let before = self.edge.unwrap_or(edge);
+        let syn = header.flags.has(Flags::SYN);
+        assert!(syn || before.distance(edge) < 1 << shift, "{name}: the window shrank from {before:?} to {edge:?}");
+        self.edge = Some(before.max(edge));
+    }
+}
+
+/// The `n`-th byte that the user with this key sends.
+pub(crate) fn byte(key: u64, n: usize) -> u8 {
+    let x = (n as u64 ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x >> 56) as u8 ^ (x >> 24) as u8
+}
+
+struct Device<'h> {
+    flow: &'h Flow,
+    ring: &'h Ring,
+    rng: &'h mut Rng,
+    posted: &'h mut Vec<(Time, Rc<Cell<bool>>)>,
+    out: &'h mut Vec<Vec<u8>>,
+    headers: Vec<Header>,
+    now: Time,
+}
+
+impl Output<Memory> for Device<'_> {
+    fn max_payload(&self) -> usize {
+        self.ring.offload
+    }
+
+    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+        if self.posted.len() >= self.ring.room || self.rng.f64() < self.ring.refuse {
+            return Err(Full);
+        }
+        let payload: Vec<u8> = segment.payload.iter().flat_map(Piece::bytes).copied().collect();
+        assert_eq!(payload.len(), segment.payload_len as usize, "the payload is as long as it says");
+        let size = segment.segment_size as usize;
+        assert!(
+            payload.len() <= size || payload.len() <= self.ring.offload,
+            "a device that cannot cut is given one segment"
+        );
+        self.headers.push(*segment.header);
+        let mut at = 0;
+        loop {
+            let take = if size == 0 { payload.len() } else { (payload.len() - at).min(size) };
+            let (first, last) = (at == 0, at + take == payload.len());
+            let mut header = *segment.header;
+            header.seq += at as u32;
+            if !first {
+                header.flags = header.flags.without(Flags::CWR);
+            }
+            if !last {
+                header.flags = header.flags.without(Flags::FIN.with(Flags::PSH));
+            }
+            self.out.push(packet(self.flow, &header, &payload[at..at + take], segment.ect));
+            at += take;
+            if at == payload.len() {
+                break;
+            }
+        }
+        let done = Rc::new(Cell::new(false));
+        self.posted.push((self.now + Duration::from_micros(self.rng.u64(0..=self.ring.wait)), done.clone()));
+        Ok(Posted(done))
+    }
+}
+
+/// A packet that begins with its IP header.
+pub(crate) fn packet(flow: &Flow, header: &Header, payload: &[u8], ect: bool) -> Vec<u8> {
+    let mut sum = Sum::default();
+    sum.add(payload);
+    let mut bytes = vec![0; wire::MAX_HEADERS];
+    let outer = Outer { traffic_class: if ect { Ip::ECT0 } else { 0 }, ..Outer::new(None) };
+    let body = Body { len: payload.len(), sum: Some(sum), segment_size: None };
+    let emitted = wire::emit_tcp(&mut bytes, &outer, flow, header, body).unwrap();
+    bytes.truncate(emitted.len);
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// The segment in a packet, if its checksums are right, and whether the packet is marked as capable of ECN.
+pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
+    let ip = Ip::parse(&bytes[..bytes.len().min(wire::MAX_HEAD)], bytes.len()).ok()?;
+    let transport = ip.transport(bytes).ok()?;
+    let covered = ip.covered(&transport)?;
+    let mut sum = Sum::default();
+    sum.add(&bytes[covered.part.at..covered.part.end()]);
+    match transport {
+        Transport::Tcp(segment) if covered.holds(sum) => Some((segment, ip.traffic_class & Ip::ECN == Ip::ECT0)),
+        _ => None,
+    }
+}
+
+impl Host {
+    pub(crate) fn new(name: &'static str, flow: Flow, config: Config, plan: Plan, ring: Ring, seed: u64) -> Self {
+        Self {
+            name,
+            flow,
+            config,
+            secret: Secret::new([seed as u8; 16]),
+            listener: None,
+            connection: None,
+            budget: Budget::new(config.budget),
+            rng: Rng::with_seed(seed),
+            next_read: plan.read_from,
+            plan,
+            ring,
+            posted: Vec::new(),
+            again: None,
+            out: Vec::new(),
+            key: seed,
+            readable: false,
+            writable: false,
+            connected: false,
+            next_write: Time::ZERO,
+            sent: 0,
+            received: 0,
+            ended: false,
+            closed: false,
+            over: false,
+            failure: None,
+            watch: Watch { edge: None, scale: 0, scaled: true },
+        }
+    }
+
+    /// The simulation begins.
+    pub(crate) fn begin(&mut self, now: Time) {
+        self.next_read = now + (self.plan.read_from - Time::ZERO);
+        self.next_write = now;
+    }
+
+    pub(crate) fn connect(&mut self, now: Time) {
+        let start = self.secret.start(&self.flow, now);
+        self.connection = Some(Connection::connect(&self.config, start, Some(&self.budget), now));
+        self.transmit(now);
+    }
+
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// A packet arrived. `peer` is the key of the bytes in it.
+    pub(crate) fn receive(&mut self, bytes: &[u8], mark: f64, now: Time) {
+        // A checksum that is wrong: the packet is dropped.
+        let Some((segment, ect)) = parse(bytes) else { return };
+        let payload = &bytes[segment.payload.at..segment.payload.end()];
+        let ce = ect && self.rng.f64() < mark;
+        self.segment(&segment.header, payload, ce, now);
+    }
+
+    pub(crate) fn segment(&mut self, header: &Header, payload: &[u8], ce: bool, now: Time) {
+        let meta = Meta { ce, ..Meta::of(payload.len() as u32) };
+        let mut after = None;
+        if let Some(connection) = &self.connection {
+            after = connection.reused_by(header);
+            if after.is_some() {
+                self.connection = None;
+            } else if connection.is_gone() {
+                // It is not in a table of connections any more; its user may still read.
+                self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false)));
+                return;
+            }
+        }
+        if header.flags.has(Flags::SYN) && header.options.window_scale.is_none() {
+            self.watch.scaled = false;
+        }
+        if self.connection.is_none()
+            && !self.over
+            && let Some(listener) = &mut self.listener
+        {
+            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after };
+            match listener.segment::<Memory>(arriving, &self.config, &self.secret, Some(&self.budget), now) {
+                Answer::HalfOpen(connection) => {
+                    self.connection = Some(connection);
+                    return self.transmit(now);
+                }
+                Answer::Connected(connection) => self.connection = Some(connection),
+                Answer::Reply(header) => {
+                    self.watch.announced(self.name, &header);
+                    self.out.push(packet(&self.flow, &header, &[], false));
+                    return;
+                }
+                Answer::Drop => return,
+            }
+        }
+        match &mut self.connection {
+            Some(connection) => {
+                if connection.state() == State::SynReceived
+                    && self.listener.as_mut().is_some_and(|listener| !listener.admits(connection, header))
+                {
+                    return;
+                }
+                let piece = (!payload.is_empty()).then(|| Piece::new(payload.to_vec()));
+                connection.segment(header, piece, meta, now);
+                let buffers = connection.info(now).buffers;
+                assert!(
+                    buffers <= self.config.budget.max(1),
+                    "{}: {buffers} buffers of {}",
+                    self.name,
+                    self.config.budget
+                );
+                self.transmit(now);
+            }
+            None => self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false))),
+        }
+    }
+
+    pub(crate) fn too_big(&mut self, seq: Seq, max_payload: u32, now: Time) {
+        if let Some(connection) = &mut self.connection {
+            connection.error(IcmpError::TooBig { max_payload }, Some(seq), now);
+            self.transmit(now);
+        }
+    }
+
+    /// Sends what there is to send, and hears what happened.
+    fn transmit(&mut self, now: Time) {
+        let Some(connection) = &mut self.connection else { return };
+        let mut device = Device {
+            flow: &self.flow,
+            ring: &self.ring,
+            rng: &mut self.rng,
+            posted: &mut self.posted,
+            out: &mut self.out,
+            headers: Vec::new(),
+            now,
+        };
+        let result = connection.transmit(now, &mut device);
+        let headers = device.headers;
+        self.again = match result {
+            Ok(()) => None,
+            // Once the ring has room: when the next transmission is done, or soon.
+            Err(Full) => Some(now + Duration::from_micros(self.rng.u64(1..5000))),
+        };
+        let headers = headers.into_iter();
+        headers.for_each(|header| self.watch.announced(self.name, &header));
+        while let Some(event) = connection.event() {
+            match event {
+                Event::Connected => {
+                    (self.connected, self.writable) = (true, true);
+                    if let Some(listener) = &mut self.listener {
+                        listener.connected();
+                        listener.taken();
+                    }
+                }
+                Event::Readable | Event::End => self.readable = true,
+                Event::Writable => self.writable = true,
+                Event::Urgent => {}
+                Event::Closed(error) => {
+                    if !self.connected
+                        && let Some(listener) = &mut self.listener
+                    {
+                        listener.failed();
+                    }
+                    (self.failure, self.readable) = (error, true);
+                    self.over = true;
+                }
+            }
+        }
+    }
+
+    /// When something happens here by itself.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let connection = self.connection.as_ref()?;
+        let ring = self.posted.iter().map(|(at, _)| *at).min();
+        let read = (self.readable && !self.closed).then_some(self.next_read);
+        let write = (self.writable && !self.closed && !self.over).then_some(self.next_write);
+        // What is due waits for the ring.
+        let timer = connection.deadline().map(|at| self.again.map_or(at, |again| at.max(again)));
+        [timer, ring, self.again, read, write].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub(crate) fn act(&mut self, peer: u64, now: Time) {
+        self.posted.retain(|(at, done)| {
+            done.set(*at <= now);
+            !done.get()
+        });
+        let Some(connection) = &mut self.connection else { return };
+        if connection.deadline().is_some_and(|at| at <= now) {
+            connection.timeout(now);
+        }
+        if self.readable && !self.closed && self.next_read <= now {
+            self.read(peer, now);
+        }
+        if self.writable && !self.closed && !self.over && self.next_write <= now {
+            self.write(now);
+        }
+        self.transmit(now);
+    }
+
+    fn read(&mut self, peer: u64, now: Time) {
+        let Some(connection) = &mut self.connection else { return };
+        self.next_read = now + Duration::from_micros(self.rng.u64(0..=self.plan.read_pause));
+        for _ in 0..self.rng.usize(1..8) {
+            match connection.recv(now) {
+                Ok(Received::Chunk(chunk)) => {
+                    for (i, b) in chunk.bytes().iter().enumerate() {
+                        assert_eq!(*b, byte(peer, self.received + i), "{}: byte {}", self.name, self.received + i);
+                    }
+                    assert!(!chunk.is_empty());
+                    self.received += chunk.len();
+                }
+                Ok(Received::Empty) => {
+                    self.readable = false;
+                    break;
+                }
+                Ok(Received::End) => {
+                    (self.ended, self.readable) = (!self.over || self.failure.is_none(), false);
+                    if self.sent == self.plan.send {
+                        self.closed = true;
+                        connection.close(now);
+                    }
+                    break;
+                }
+                Err(error) => {
+                    assert_eq!(self.failure, Some(error));
+                    self.closed = true;
+                    connection.close(now);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, now: Time) {
+        let Some(connection) = &mut self.connection else { return };
+        self.next_write = now + Duration::from_micros(self.rng.u64(0..=self.plan.write_pause));
+        let left = self.plan.send - self.sent;
+        if left > 0 {
+            let len = self.rng.usize(1..=self.plan.write.min(left));
+            let more = len < left && self.rng.u8(0..10) == 0;
+            let bytes = (self.sent..self.sent + len).map(|n| byte(self.key, n)).collect();
+            match connection.send(Piece::new(bytes), more) {
+                Ok(()) => self.sent += len,
+                Err(refusal) => {
+                    assert_ne!(refusal.why, Refused::Shut);
+                    self.writable = false;
+                }
+            }
+            return;
+        }
+        self.writable = false;
+        match self.plan.end {
+            End::Shut => connection.shutdown(),
+            // It may have read the end already.
+            End::Wait if !self.ended => {}
+            End::Close | End::Wait => {
+                self.closed = true;
+                connection.close(now);
+            }
+            End::Abort => {
+                self.closed = true;
+                connection.abort(now);
+            }
+        }
+        if self.ended && !self.closed {
+            self.closed = true;
+            connection.close(now);
+        }
+    }
+
+    /// Whether nothing is left of a connection that there was, and its user has read all.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.over && (self.closed || !self.readable) && self.connection.as_ref().is_none_or(Connection::is_gone)
+    }
+
+    pub(crate) fn state(&self) -> String {
+        let connection = self.connection.as_ref().map(|c| (c.state(), c.deadline(), c.readable(), c.room()));
+        format!(
+            "{}: {connection:?}, sent {} of {}, received {}, readable {}, writable {}, closed {}, over {}, {:?}",
+            self.name,
+            self.sent,
+            self.plan.send,
+            self.received,
+            self.readable,
+            self.writable,
+            self.closed,
+            self.over,
+            self.failure
+        )
+    }
+}

@@ -10,8 +10,10 @@
 //! Nothing here reads a clock: [`Time`] is an argument. A simulated link with a seed, a replayed recording and production run the
 //! same code.
 
+pub mod icmp;
 mod interface;
 pub mod neighbor;
+pub mod reassembly;
 pub mod route;
 pub mod tcp;
 mod time;

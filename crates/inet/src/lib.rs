@@ -15,9 +15,14 @@ mod interface;
 pub mod neighbor;
 pub mod reassembly;
 pub mod route;
+pub mod stack;
 pub mod tcp;
 mod time;
 pub mod wire;
 
 pub use interface::{Address, Cast, Interface};
+pub use stack::{
+    Fragment, Host, HostCarrier, ListenOptions, Packer, Received, SocketError, Sockets, Stack, StackOptions,
+    StackStats, StackWaker, TcpListener, TcpStream, UdpSocket,
+};
 pub use time::Time;

@@ -57,6 +57,7 @@
 //! | [`packet`] | packets, XDP frames and verdicts, the traits of receive and transmit queues |
 //! | [`virtio`] | the virtio-net driver, the virtio-net device, vhost-user |
 //! | [`refs`] | reference counts that scale, and smart pointers over them |
+//! | [`inet`] | IP, UDP and TCP on these queues, whose payload is fragments |
 //! | [`devmem`] | device memory that nobody here maps: bindings, sockets, tokens, senders |
 //! | [`percpu`] | per-CPU counters and magazines: restartable sequences behind a gate |
 //!
@@ -116,6 +117,7 @@
 //! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
 
 pub use netmem_devmem as devmem;
+pub use netmem_inet as inet;
 pub use netmem_packet as packet;
 pub use netmem_percpu as percpu;
 pub use netmem_pool as pool;

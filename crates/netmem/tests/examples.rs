@@ -62,21 +62,38 @@ fn a_driver_sleeps_in_mio() {
     prints("sleep_mio", &["[20000, 20000] frames in two queues", "a message of another thread ended the loop"]);
 }
 
-/// In a network namespace of its own, which goes with the process.
-#[test]
-fn the_kernel_gets_its_datagrams_back() {
+/// Runs an example in a network namespace of its own, which goes with the process. `None`, and the test is skipped, where there are no taps.
+#[track_caller]
+fn apart(example: &str) -> Option<String> {
     let apart = ["unshare", "--net"].map(str::to_owned);
     let checks = [&apart[..], &["ip".into(), "tuntap".into(), "add".into(), "mode".into(), "tap".into()]].concat();
     match Command::new("unshare").args(&checks[1..]).output() {
         Ok(done) if done.status.success() => {}
         Ok(done) => {
-            return skip(&format!("no taps in a network namespace: {}", String::from_utf8_lossy(&done.stderr).trim()));
+            skip(&format!("no taps in a network namespace: {}", String::from_utf8_lossy(&done.stderr).trim()));
+            return None;
         }
-        Err(e) => return skip(&format!("`unshare` cannot be run: {e}")),
+        Err(e) => {
+            skip(&format!("`unshare` cannot be run: {e}"));
+            return None;
+        }
     }
-    let text = printed(&run(&[&apart[..], &cargo("echo_tap")].concat()));
+    Some(printed(&run(&[&apart[..], &cargo(example)].concat())))
+}
+
+#[test]
+fn the_kernel_gets_its_datagrams_back() {
+    let Some(text) = apart("echo_tap") else { return };
     for number in 1..=3 {
         let line = format!("sent \"hello {number}\", the echo is \"hello {number}\"");
         assert!(text.contains(&line), "{line} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn the_kernel_gets_its_bytes_back() {
+    let Some(text) = apart("tcp_echo_tap") else { return };
+    for line in ["sent 1000000 bytes, and the echo is equal", "the stack slept: true"] {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
     }
 }

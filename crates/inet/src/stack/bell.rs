@@ -1,0 +1,73 @@
+//! The bell of a stack: how another thread wakes the thread that drives the stack, at no cost while that thread polls.
+//!
+//! ```text
+//!   the stack's thread (`arm`)               another thread (`ring`)
+//!   1  forgets old rings                     1  publishes work: a frame in the mailbox, or `rung`
+//!   2  armed = true                          2  exchanges armed for false
+//!   3  looks for work                           it was true: writes the eventfd
+//!        some: armed = false, `Work`            it was false: nothing
+//!        none: `Waits`, sleeps
+//! ```
+//!
+//! All accesses to `armed`, and those by which work is published and looked for, are sequentially consistent, so at least one side sees
+//! the other's.
+
+use netmem_packet::Armed;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) struct Bell {
+    armed: AtomicBool,
+    /// The stack is to be polled, whatever its mailbox holds.
+    rung: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { armed: AtomicBool::new(false), rung: AtomicBool::new(false), event })
+    }
+
+    /// Wakes the stack's thread. Work was published before, by a sequentially consistent access.
+    pub(crate) fn published(&self) {
+        if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
+            // It fails where the counter is full, and then it is readable.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the stack's thread, or makes its next sleep end at once.
+    pub(crate) fn ring(&self) {
+        self.rung.store(true, Ordering::SeqCst);
+        self.published();
+    }
+
+    /// Forgets a [`ring`](Self::ring): the stack is polled now. Whether there was one.
+    pub(crate) fn take_rung(&self) -> bool {
+        self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::SeqCst)
+    }
+
+    pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
+        // It fails where it is not set.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.armed.store(true, Ordering::SeqCst);
+        if self.rung.load(Ordering::SeqCst) || has_work() {
+            self.disarm();
+            return Armed::Work;
+        }
+        Armed::Waits
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.armed.store(false, Ordering::SeqCst);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

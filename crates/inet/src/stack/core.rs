@@ -1,0 +1,584 @@
+//! The tables of a stack: connections, listeners, and what is due.
+
+use super::carrier::HostCarrier;
+use super::control::meaning;
+use super::directory::{Protocol, StackId};
+use super::egress::{Egress, Segments};
+use super::host::Host;
+use super::path::Path;
+use super::udp::Datagrams;
+use super::wheel::Wheel;
+use super::{SocketError, StackOptions};
+use crate::Time;
+use crate::reassembly::Reassembly;
+use crate::tcp::{
+    self, Answer, Arriving, Budget, Config, Connection, Event, Flags, Header, Listener, Outgoing, Output, Seq, State,
+    Unreachable, reset_for,
+};
+use crate::wire::{Flow, IcmpKind};
+use netmem_packet::{Packet, TxQueue};
+use netmem_pool::{Frag, Mapped};
+use slab::Slab;
+use std::collections::VecDeque;
+use std::collections::hash_map::{HashMap, RandomState};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::task::Waker;
+use std::time::Duration;
+
+/// After this time, connections are tried again that wait for a page or for the ring.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// A connection in its table.
+pub(super) struct Slot<M: Mapped> {
+    pub(super) connection: Connection<HostCarrier<M>>,
+    pub(super) flow: Flow,
+    pub(super) path: Path,
+    pub(super) role: Role,
+    /// It is in the list of connections that are due.
+    queued: bool,
+    pub(super) connected: bool,
+    /// The connection is over, and why.
+    pub(super) closed: Option<Option<tcp::Error>>,
+    pub(super) read: Option<Waker>,
+    pub(super) write: Option<Waker>,
+    /// Urgent data is ahead, and the user was not told yet.
+    pub(super) urgent: bool,
+    /// It is in the list of connections in TIME-WAIT.
+    in_time_wait: bool,
+    max_payload: u16,
+    /// What the peer had acknowledged when the next hop was last confirmed.
+    una: Seq,
+}
+
+/// What a connection belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A `TcpStream` of the user.
+    Stream,
+    /// A listener; the handshake is not complete.
+    HalfOpen(u32),
+    /// A listener's accept queue.
+    Accepted(u32),
+    /// The user has closed it.
+    Orphan,
+}
+
+/// A listener in its table.
+pub(super) struct Listening {
+    pub(super) listener: Listener,
+    pub(super) config: Config,
+    pub(super) local: SocketAddr,
+    pub(super) ready: VecDeque<u32>,
+    pub(super) waker: Option<Waker>,
+}
+
+pub(super) struct Core<M: Mapped> {
+    pub(super) host: Host<M>,
+    pub(super) id: StackId,
+    pub(super) options: StackOptions,
+    pub(super) now: Time,
+    pub(super) egress: Egress<M>,
+    /// Received pages that connections, sockets and users may hold.
+    pub(super) budget: Budget,
+    pub(super) slots: Slab<Slot<M>>,
+    flows: HashMap<Flow, u32, RandomState>,
+    pub(super) listeners: Slab<Listening>,
+    listening: HashMap<SocketAddr, u32>,
+    pub(super) udp: Datagrams<M>,
+    pub(super) reassembly: Reassembly<Packet<M>>,
+    wheel: Wheel,
+    fired: Vec<u32>,
+    /// Connections to be looked at: something happened to them.
+    due: VecDeque<u32>,
+    /// Connections that wait for the ring, for a page or for their next hop.
+    blocked: VecDeque<u32>,
+    /// When they are looked at although the ring has completed nothing: pages and next hops wake no one.
+    retry: Option<Time>,
+    /// Connections in TIME-WAIT, in the order in which they came there.
+    time_wait: VecDeque<(u32, Flow)>,
+    /// Are woken at the end of the poll, when no table is borrowed.
+    pub(super) wakers: Vec<Waker>,
+    /// The task that drives the stack.
+    pub(super) driver: Option<Waker>,
+    /// The stack was dropped.
+    pub(super) gone: bool,
+}
+
+impl<M: Mapped> Core<M> {
+    pub(super) fn new(host: Host<M>, id: StackId, egress: Egress<M>, options: StackOptions, now: Time) -> Self {
+        let budget = Budget::new(options.pages);
+        Self {
+            egress,
+            udp: Datagrams::new(),
+            reassembly: Reassembly::new(),
+            budget,
+            host,
+            id,
+            options,
+            now,
+            slots: Slab::new(),
+            flows: HashMap::default(),
+            listeners: Slab::new(),
+            listening: HashMap::new(),
+            wheel: Wheel::new(now),
+            fired: Vec::new(),
+            due: VecDeque::new(),
+            blocked: VecDeque::new(),
+            retry: None,
+            time_wait: VecDeque::new(),
+            wakers: Vec::new(),
+            driver: None,
+            gone: false,
+        }
+    }
+
+    /// Something is to be done at the next poll.
+    pub(super) fn has_work(&self) -> bool {
+        !self.due.is_empty() || !self.egress.loopback.is_empty() || self.udp.has_work()
+    }
+
+    /// Something waits for the transmit queue.
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.blocked.is_empty() || self.udp.is_blocked()
+    }
+
+    /// When the first timer fires or moves, or connections are tried again.
+    pub(super) fn next_timer(&self) -> Option<Time> {
+        [self.wheel.next(), self.retry].into_iter().flatten().min()
+    }
+
+    /// A next hop was resolved, or will not be: connections that wait for one are tried in this poll.
+    pub(super) fn retry_now(&mut self) {
+        self.retry = Some(self.now);
+    }
+
+    /// The user did something to a connection: it is looked at in the next poll.
+    pub(super) fn touch(&mut self, n: u32) {
+        self.enqueue(n);
+        self.wake_driver();
+    }
+
+    /// The stack is to be polled: the task that does it is woken, if there is one.
+    pub(super) fn wake_driver(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
+        }
+    }
+
+    fn enqueue(&mut self, n: u32) {
+        if let Some(slot) = self.slots.get_mut(n as usize)
+            && !mem::replace(&mut slot.queued, true)
+        {
+            self.due.push_back(n);
+        }
+    }
+
+    // ---- connections come and go
+
+    fn insert(&mut self, connection: Connection<HostCarrier<M>>, flow: Flow, path: Path, role: Role) -> u32 {
+        let slot = Slot {
+            connection,
+            flow,
+            role,
+            queued: false,
+            connected: false,
+            closed: None,
+            read: None,
+            write: None,
+            urgent: false,
+            in_time_wait: false,
+            max_payload: path.mtu(self.now).saturating_sub(headers(&flow)),
+            una: Seq(0),
+            path,
+        };
+        // There are at most `options.connections`.
+        let n = self.slots.insert(slot) as u32;
+        self.flows.insert(flow, n);
+        self.enqueue(n);
+        n
+    }
+
+    /// The connection is over, and nothing refers to it.
+    fn remove(&mut self, n: u32) {
+        let slot = self.slots.remove(n as usize);
+        self.flows.remove(&slot.flow);
+        self.host.directory().release(&slot.flow);
+        self.wheel.clear(n);
+        self.wakers.extend(slot.read.into_iter().chain(slot.write));
+    }
+
+    /// What a connection on a path begins with.
+    fn config(&self, config: &Config, path: &Path, flow: &Flow) -> Config {
+        let mss = self.host.interface().mtu.saturating_sub(headers(flow));
+        let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
+        Config { mss, max_payload, ..*config }
+    }
+
+    pub(super) fn connect(&mut self, remote: SocketAddr, config: &Config) -> Result<u32, SocketError> {
+        if self.gone {
+            return Err(SocketError::StackGone);
+        }
+        self.check_room()?;
+        let path = Path::find(&self.host, remote.ip(), self.now).ok_or(SocketError::NoRoute)?;
+        let flow = self.host.ports().claim(self.host.directory(), path.source(), remote, self.id);
+        let flow = flow.ok_or(SocketError::NoPort)?;
+        let config = self.config(config, &path, &flow);
+        let start = self.host.secret().start(&flow, self.now);
+        let connection = Connection::connect(&config, start, Some(&self.budget), self.now);
+        let n = self.insert(connection, flow, path, Role::Stream);
+        self.touch(n);
+        Ok(n)
+    }
+
+    /// Whether a socket can be bound to an address.
+    pub(super) fn check_local(&self, local: IpAddr) -> Result<(), SocketError> {
+        if self.gone {
+            return Err(SocketError::StackGone);
+        }
+        let ours = local.is_unspecified() || self.host.interface().owns(local);
+        if ours { Ok(()) } else { Err(SocketError::NotOurs) }
+    }
+
+    fn check_room(&self) -> Result<(), SocketError> {
+        if self.slots.len() < self.options.connections { Ok(()) } else { Err(SocketError::TooMany) }
+    }
+
+    // ---- listeners
+
+    pub(super) fn listen(&mut self, local: SocketAddr, listener: Listener, config: Config) -> Result<u32, SocketError> {
+        if !self.host.directory().bind(Protocol::Tcp, local, self.id) {
+            return Err(SocketError::InUse);
+        }
+        let listening = Listening { listener, config, local, ready: VecDeque::new(), waker: None };
+        let n = self.listeners.insert(listening) as u32;
+        self.listening.insert(any(local), n);
+        Ok(n)
+    }
+
+    /// The user is done with a listener: connections that were not accepted are reset.
+    pub(super) fn unlisten(&mut self, n: u32) {
+        let Some(listening) = self.listeners.try_remove(n as usize) else { return };
+        self.listening.remove(&any(listening.local));
+        self.host.directory().unbind(Protocol::Tcp, listening.local, self.id);
+        let own = |(_, slot): &(usize, &Slot<M>)| [Role::HalfOpen(n), Role::Accepted(n)].contains(&slot.role);
+        let connections: Vec<u32> = self.slots.iter().filter(own).map(|(n, _)| n as u32).collect();
+        for n in connections {
+            self.let_go(n, true);
+        }
+    }
+
+    pub(super) fn accept(&mut self, n: u32) -> Option<u32> {
+        let listening = self.listeners.get_mut(n as usize)?;
+        let connection = listening.ready.pop_front()?;
+        listening.listener.taken();
+        self.slots[connection as usize].role = Role::Stream;
+        Some(connection)
+    }
+
+    /// The user is done with a connection.
+    pub(super) fn let_go(&mut self, n: u32, abort: bool) {
+        let (now, Some(slot)) = (self.now, self.slots.get_mut(n as usize)) else { return };
+        slot.role = Role::Orphan;
+        // A waker that is dropped here could drop another socket, while the tables are borrowed.
+        self.wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
+        if abort {
+            slot.connection.abort(now)
+        } else {
+            slot.connection.close(now)
+        }
+        self.touch(n);
+    }
+
+    fn listener_of(&self, local: SocketAddr) -> Option<u32> {
+        self.listening.get(&local).or_else(|| self.listening.get(&everywhere(local.port()))).copied()
+    }
+
+    // ---- segments
+
+    /// A segment that was received. Returns the packet if another stack is to have it.
+    pub(super) fn segment<T: TxQueue<Mem = M>>(
+        &mut self,
+        tx: &mut T,
+        flow: Flow,
+        header: &Header,
+        meta: tcp::Meta,
+        packet: Packet<M>,
+    ) {
+        let payload = |packet: Packet<M>| {
+            let (head, rest) = packet.into_fragments();
+            std::iter::once(head).chain(rest).filter(|frag: &Frag<M>| frag.len() > 0)
+        };
+        let now = self.now;
+        let mut after = None;
+        let listener = self.listener_of(flow.local);
+        if let Some(&n) = self.flows.get(&flow) {
+            let slot = &mut self.slots[n as usize];
+            after = match slot.connection.state() {
+                State::TimeWait if header.flags.has(Flags::SYN) => slot.connection.reused_by(header),
+                _ => None,
+            };
+            if after.is_none() || listener.is_none() {
+                if let Role::HalfOpen(listener) = slot.role
+                    && let Some(listening) = self.listeners.get_mut(listener as usize)
+                    && !listening.listener.admits(&slot.connection, header)
+                {
+                    self.egress.stats.accept_overflows += 1;
+                    return;
+                }
+                slot.connection.segment(header, payload(packet), meta, now);
+                self.enqueue(n);
+                return;
+            }
+            // A new connection takes the place of one in TIME-WAIT.
+            self.remove(n);
+        }
+        let Some(listener) = listener else {
+            self.reset(tx, &flow, header, meta);
+            return;
+        };
+        let Some(path) = Path::find(&self.host, flow.remote.ip(), now).filter(|_| self.check_room().is_ok()) else {
+            self.egress.stats.no_room += 1;
+            return;
+        };
+        let config = self.config(&self.listeners[listener as usize].config, &path, &flow);
+        let listening = &mut self.listeners[listener as usize];
+        let arriving = Arriving { header, len: meta.len, flow: &flow, after };
+        match listening.listener.segment(arriving, &config, self.host.secret(), Some(&self.budget), now) {
+            Answer::HalfOpen(connection) => {
+                if self.host.directory().claim(flow, self.id) {
+                    self.insert(connection, flow, path, Role::HalfOpen(listener));
+                } else {
+                    listening.listener.failed();
+                }
+            }
+            Answer::Connected(mut connection) => {
+                if self.host.directory().claim(flow, self.id) {
+                    connection.segment(header, payload(packet), meta, now);
+                    let n = self.insert(connection, flow, path, Role::Accepted(listener));
+                    self.offer(listener, n);
+                } else {
+                    listening.listener.taken();
+                }
+            }
+            Answer::Reply(reply) => self.reply(tx, &flow, &reply, path),
+            Answer::Drop => {}
+        }
+    }
+
+    /// Whether the connection is this stack's.
+    pub(super) fn has_connection(&self, flow: &Flow) -> bool {
+        self.flows.contains_key(flow)
+    }
+
+    fn reset<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, meta: tcp::Meta) {
+        let Some(reset) = reset_for(header, meta.len) else { return };
+        if let Some(path) = Path::find(&self.host, flow.remote.ip(), self.now) {
+            self.egress.stats.resets += 1;
+            self.reply(tx, flow, &reset, path);
+        }
+    }
+
+    /// Sends a segment of no connection. It is lost if there is no room for it.
+    fn reply<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, mut path: Path) {
+        let mut out = Segments { host: &self.host, egress: &mut self.egress, tx, flow, path: &mut path, now: self.now };
+        let segment = Outgoing { header, payload: &[], payload_len: 0, segment_size: 0, ect: false, probe: false };
+        let _ = out.segment(segment);
+    }
+
+    /// The stack is dropped: everything ends. Returns whom to wake.
+    pub(super) fn end(&mut self) -> Vec<Waker> {
+        self.gone = true;
+        let numbers: Vec<u32> = self.slots.iter().map(|(n, _)| n as u32).collect();
+        for n in numbers {
+            self.remove(n);
+        }
+        let listeners: Vec<u32> = self.listeners.iter().map(|(n, _)| n as u32).collect();
+        for n in listeners {
+            let waker = self.listeners[n as usize].waker.take();
+            self.unlisten(n);
+            self.wakers.extend(waker);
+        }
+        self.egress.loopback.clear();
+        mem::take(&mut self.wakers)
+    }
+
+    // ---- what is due
+
+    /// An ICMP error about a segment.
+    pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
+        let Some(&n) = self.flows.get(flow) else { return };
+        let slot = &mut self.slots[n as usize];
+        let error = meaning(kind, headers(flow).into());
+        if slot.connection.error(error, Some(seq), self.now)
+            && let IcmpKind::TooBig { mtu } = kind
+        {
+            slot.path.too_big(mtu, self.now);
+        }
+        self.enqueue(n);
+    }
+
+    /// Fires timers, and lets connections that are due send.
+    pub(super) fn work<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, completed: usize) -> usize {
+        let now = self.now;
+        let mut fired = mem::take(&mut self.fired);
+        self.wheel.advance(now, &mut fired);
+        for &n in &fired {
+            self.enqueue(n);
+        }
+        let mut work = fired.len();
+        fired.clear();
+        self.fired = fired;
+        // What waits goes first: it has waited longer.
+        if completed > 0 || self.retry.is_some_and(|at| at <= now) {
+            self.retry = None;
+            for n in mem::take(&mut self.blocked).into_iter().rev() {
+                self.due.push_front(n);
+            }
+        }
+        work += self.due.len();
+        let mut full = false;
+        for _ in 0..self.due.len() {
+            let Some(n) = self.due.pop_front() else { break };
+            full |= self.visit(tx, n, full);
+        }
+        if !self.blocked.is_empty() && self.retry.is_none() {
+            self.retry = Some(now + RETRY);
+        }
+        work
+    }
+
+    /// Looks at a connection: timers, segments to send, events, the next timer. Returns whether the ring is full.
+    fn visit<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, n: u32, full: bool) -> bool {
+        let now = self.now;
+        let Some(slot) = self.slots.get_mut(n as usize) else { return false };
+        slot.queued = false;
+        if slot.connection.deadline().is_some_and(|at| at <= now) {
+            slot.connection.timeout(now);
+        }
+        let una = slot.connection.una();
+        if mem::replace(&mut slot.una, una) != una {
+            // The peer has received something, so the next hop has.
+            slot.path.confirm(now);
+        }
+        let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
+        if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
+            slot.connection.set_max_payload(max_payload);
+        }
+        let mut out =
+            Segments { host: &self.host, egress: &mut self.egress, tx, flow: &slot.flow, path: &mut slot.path, now };
+        let sent = if full { Err(tcp::Full) } else { slot.connection.transmit(now, &mut out) };
+        let ring_is_full = sent.is_err() && !slot.path.waits();
+        if slot.path.take_failure() {
+            slot.connection.error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
+        }
+        if sent.is_err() || slot.connection.waits_for_ring() {
+            slot.queued = true;
+            self.blocked.push_back(n);
+        }
+        while let Some(event) = self.slots[n as usize].connection.event() {
+            self.event(n, event);
+        }
+        let slot = &mut self.slots[n as usize];
+        if slot.connection.state() == State::TimeWait && !mem::replace(&mut slot.in_time_wait, true) {
+            self.time_wait.push_back((n, slot.flow));
+        }
+        self.set_timer(n);
+        self.limit_time_wait();
+        let Some(slot) = self.slots.get(n as usize) else { return ring_is_full };
+        // A connection whose user does not know of its end yet stays until the user does.
+        if slot.connection.is_gone() && slot.role != Role::Stream {
+            self.remove(n);
+        }
+        ring_is_full
+    }
+
+    fn set_timer(&mut self, n: u32) {
+        let slot = &self.slots[n as usize];
+        // A connection that waits for the ring or its next hop can do nothing about its deadline before it is tried again.
+        let deadline = slot.connection.deadline().map(|at| if slot.queued { at.max(self.now + RETRY) } else { at });
+        let armed = self.wheel.get(n);
+        // A timer that fires too early is set again then: moving it each time would cost more.
+        if let Some(at) = deadline
+            && armed.is_none_or(|armed| at < armed)
+        {
+            self.wheel.set(n, at);
+        }
+    }
+
+    fn event(&mut self, n: u32, event: Event) {
+        let slot = &mut self.slots[n as usize];
+        let wakers = &mut self.wakers;
+        match event {
+            Event::Connected => {
+                slot.connected = true;
+                wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
+                if let Role::HalfOpen(listener) = slot.role {
+                    slot.role = Role::Accepted(listener);
+                    if let Some(listening) = self.listeners.get_mut(listener as usize) {
+                        listening.listener.connected();
+                    }
+                    self.offer(listener, n);
+                }
+            }
+            Event::Readable | Event::End => wakers.extend(slot.read.take()),
+            Event::Urgent => {
+                slot.urgent = true;
+                wakers.extend(slot.read.take());
+            }
+            Event::Writable => wakers.extend(slot.write.take()),
+            Event::Closed(error) => {
+                slot.closed = Some(error);
+                wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
+                match slot.role {
+                    Role::HalfOpen(listener) => {
+                        if let Some(listening) = self.listeners.get_mut(listener as usize) {
+                            listening.listener.failed();
+                        }
+                        slot.role = Role::Orphan;
+                    }
+                    // It stays in the accept queue: the user reads what was received, and the error.
+                    Role::Accepted(_) | Role::Stream | Role::Orphan => {}
+                }
+            }
+        }
+    }
+
+    fn offer(&mut self, listener: u32, n: u32) {
+        if let Some(listening) = self.listeners.get_mut(listener as usize) {
+            listening.ready.push_back(n);
+            self.wakers.extend(listening.waker.take());
+        }
+    }
+
+    pub(super) fn count_time_wait(&self) -> usize {
+        self.slots.iter().filter(|(_, slot)| slot.connection.state() == State::TimeWait).count()
+    }
+
+    /// More connections in TIME-WAIT than the limit: the oldest go.
+    fn limit_time_wait(&mut self) {
+        while self.time_wait.len() > self.options.time_wait {
+            let Some((n, flow)) = self.time_wait.pop_front() else { break };
+            let slot = self.slots.get(n as usize);
+            let is_it = slot.is_some_and(|slot| slot.flow == flow && slot.connection.state() == State::TimeWait);
+            if is_it && slot.is_some_and(|slot| slot.role == Role::Orphan) {
+                self.remove(n);
+            }
+        }
+    }
+}
+
+/// Bytes of IP and TCP headers without options.
+fn headers(flow: &Flow) -> u16 {
+    if flow.local.is_ipv4() { 40 } else { 60 }
+}
+
+/// The key of a listener on all addresses of both families.
+pub(super) fn everywhere(port: u16) -> SocketAddr {
+    ([0, 0, 0, 0], port).into()
+}
+
+/// The key of a listener.
+pub(super) fn any(local: SocketAddr) -> SocketAddr {
+    if local.ip().is_unspecified() { everywhere(local.port()) } else { local }
+}

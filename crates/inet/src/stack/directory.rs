@@ -1,0 +1,173 @@
+//! The connections of all stacks of a host, and the ports on which they listen.
+//!
+//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner here, and puts
+//! the frame into the owner's mailbox. The directory also decides about ports: a flow that is in it is taken.
+
+use crate::wire::Flow;
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::BuildHasher;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Locks of the connections. Each is held for one lookup or change in a table.
+const SHARDS: usize = 64;
+
+/// The number of a stack in its host.
+pub(crate) type StackId = u32;
+
+/// What a port is used by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+pub(crate) struct Directory {
+    /// Keyed by secrets of this process: a peer chooses addresses and ports.
+    hasher: RandomState,
+    shards: Box<[Mutex<HashMap<Flow, StackId, RandomState>>]>,
+    /// Which stacks have a socket on a port. Changes with sockets, and is read by frames of no connection.
+    ports: RwLock<HashMap<(Protocol, u16), Vec<Bound>>>,
+}
+
+/// A socket that is bound to a port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Bound {
+    /// `None`: all addresses.
+    address: Option<IpAddr>,
+    stack: StackId,
+}
+
+impl Bound {
+    fn is_for(&self, address: IpAddr) -> bool {
+        self.address.is_none_or(|own| own == address)
+    }
+}
+
+impl Directory {
+    pub(crate) fn new() -> Self {
+        let hasher = RandomState::new();
+        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(hasher.clone()))).collect();
+        Self { hasher, shards, ports: RwLock::default() }
+    }
+
+    fn shard(&self, flow: &Flow) -> MutexGuard<'_, HashMap<Flow, StackId, RandomState>> {
+        // The table uses the upper and the lowest bits.
+        let shard = (self.hasher.hash_one(flow) >> 32) as usize % SHARDS;
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a flow for a stack. False if it is taken.
+    pub(crate) fn claim(&self, flow: Flow, stack: StackId) -> bool {
+        match self.shard(&flow).entry(flow) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(vacant) => {
+                vacant.insert(stack);
+                true
+            }
+        }
+    }
+
+    /// The flow is free.
+    pub(crate) fn release(&self, flow: &Flow) {
+        self.shard(flow).remove(flow);
+    }
+
+    /// The stack that has this connection.
+    pub(crate) fn owner(&self, flow: &Flow) -> Option<StackId> {
+        self.shard(flow).get(flow).copied()
+    }
+
+    /// Connections of all stacks.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
+    /// A socket of `stack` is bound to a port. False if this stack has one there that would get the same packets. Sockets of different
+    /// stacks share a port.
+    pub(crate) fn bind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) -> bool {
+        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        let bound = ports.entry((protocol, local.port())).or_default();
+        let clash = |other: &Bound| {
+            other.stack == stack && (other.address == address || protocol == Protocol::Udp && other.address.is_none())
+        };
+        if bound.iter().any(clash) {
+            return false;
+        }
+        bound.push(Bound { address, stack });
+        true
+    }
+
+    /// The socket is gone.
+    pub(crate) fn unbind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) {
+        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut bound) = ports.entry((protocol, local.port())) {
+            bound.get_mut().retain(|other| *other != Bound { address, stack });
+            if bound.get().is_empty() {
+                bound.remove();
+            }
+        }
+    }
+
+    /// Whether a socket of any stack is bound to a port.
+    pub(crate) fn is_bound(&self, protocol: Protocol, port: u16) -> bool {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).contains_key(&(protocol, port))
+    }
+
+    /// A stack that has a socket for a flow. If several have, the flow decides, so that all its packets go to the same one.
+    pub(crate) fn bound(&self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
+        let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
+        let bound = ports.get(&(protocol, flow.local.port()))?;
+        let fitting = || bound.iter().filter(|bound| bound.is_for(flow.local.ip()));
+        let count = fitting().count();
+        let pick = self.hasher.hash_one(flow) as usize % count.max(1);
+        fitting().nth(pick).map(|bound| bound.stack)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(local: u16, remote: u16) -> Flow {
+        Flow { local: ([10, 0, 0, 1], local).into(), remote: ([10, 0, 0, 2], remote).into() }
+    }
+
+    #[test]
+    fn a_flow_has_one_owner() {
+        let directory = Directory::new();
+        assert!(directory.claim(flow(80, 1000), 3));
+        assert!(!directory.claim(flow(80, 1000), 4), "it is taken");
+        assert!(directory.claim(flow(80, 1001), 4));
+        assert_eq!((directory.owner(&flow(80, 1000)), directory.owner(&flow(81, 1000))), (Some(3), None));
+        directory.release(&flow(80, 1000));
+        assert_eq!((directory.owner(&flow(80, 1000)), directory.len()), (None, 1));
+    }
+
+    #[test]
+    fn stacks_share_a_port_and_a_flow_goes_to_one_of_them() {
+        let directory = Directory::new();
+        let any = SocketAddr::from(([0, 0, 0, 0], 80));
+        let other = SocketAddr::from(([10, 0, 0, 9], 80));
+        assert!(directory.bind(Protocol::Tcp, any, 0) && directory.bind(Protocol::Tcp, any, 1));
+        assert!(!directory.bind(Protocol::Tcp, any, 1), "the stack has one there");
+        assert!(directory.bind(Protocol::Tcp, other, 2));
+        let mut seen = [0; 3];
+        for remote in 0..1000 {
+            let stack = directory.bound(Protocol::Tcp, &flow(80, remote)).unwrap();
+            assert_eq!(directory.bound(Protocol::Tcp, &flow(80, remote)), Some(stack), "always the same one");
+            seen[stack as usize] += 1;
+        }
+        assert!(seen[0] > 300 && seen[1] > 300 && seen[2] == 0, "{seen:?}");
+        assert_eq!(directory.bound(Protocol::Udp, &flow(80, 1)), None);
+        directory.unbind(Protocol::Tcp, any, 0);
+        directory.unbind(Protocol::Tcp, any, 1);
+        assert_eq!(directory.bound(Protocol::Tcp, &flow(80, 1)), None, "the third is bound to another address");
+        assert!(directory.is_bound(Protocol::Tcp, 80));
+        directory.unbind(Protocol::Tcp, other, 2);
+        assert!(!directory.is_bound(Protocol::Tcp, 80));
+    }
+}

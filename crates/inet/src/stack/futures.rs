@@ -1,0 +1,30 @@
+//! Streams as the `futures` crates know them.
+
+use super::TcpStream;
+use futures_io::{AsyncRead, AsyncWrite};
+use netmem_pool::Mapped;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+impl<M: Mapped> AsyncRead for TcpStream<M> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().poll_read(cx, into).map_err(io::Error::from)
+    }
+}
+
+impl<M: Mapped> AsyncWrite for TcpStream<M> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().poll_write(cx, bytes).map_err(io::Error::from)
+    }
+
+    /// What was written is sent by the next poll of the stack: there is nothing to flush.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().shutdown();
+        Poll::Ready(Ok(()))
+    }
+}

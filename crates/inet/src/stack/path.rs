@@ -1,0 +1,137 @@
+//! The way to a peer: its destination entry, and the link header of the next hop.
+
+use super::host::Host;
+use crate::Time;
+use crate::neighbor::Resolution;
+use crate::route::Dst;
+use crate::wire::{Link, Mac};
+use netmem_pool::Mapped;
+use netmem_refs::{RcuRef, Ref};
+use std::net::IpAddr;
+
+/// A destination entry that a connection has cached. Each use looks whether the routes have changed.
+pub(super) struct Path {
+    dst: Ref<Dst, RcuRef>,
+    link: Link,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Goes,
+    /// The next hop's address is being asked for.
+    Waits,
+    /// The next hop did not answer.
+    Failed,
+}
+
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextHop {
+    /// Out, with this link header.
+    Link(Link),
+    /// To this host.
+    Here,
+    /// It is not known yet.
+    Waits,
+}
+
+impl Path {
+    /// The path to `destination`, if there is one.
+    pub(super) fn find<M: Mapped>(host: &Host<M>, destination: IpAddr, now: Time) -> Option<Self> {
+        let hop = |next| host.neighbors().hop(next, now);
+        let dst = host.routes().find(destination, now, hop).ok()?;
+        let link = Link { destination: Mac::default(), source: host.interface().mac };
+        Some(Self { dst, link, state: State::Goes })
+    }
+
+    /// The address that packets on the path come from.
+    pub(super) fn source(&self) -> IpAddr {
+        self.dst.source()
+    }
+
+    /// The longest IP packet that the path admits.
+    pub(super) fn mtu(&self, now: Time) -> u16 {
+        self.dst.path_mtu(now)
+    }
+
+    /// A router said that a packet was too long for it.
+    pub(super) fn too_big(&self, mtu: u32, now: Time) {
+        self.dst.too_big(mtu, now);
+    }
+
+    /// Whether it leads to this host.
+    pub(super) fn is_here(&self) -> bool {
+        self.dst.hop().is_none()
+    }
+
+    /// Whether packets wait for the next hop's address.
+    pub(super) fn waits(&self) -> bool {
+        self.state != State::Goes
+    }
+
+    /// Whether the next hop has not answered since the last call.
+    pub(super) fn take_failure(&mut self) -> bool {
+        let failed = self.state == State::Failed;
+        if failed {
+            self.state = State::Goes;
+        }
+        failed
+    }
+
+    /// The next hop has done something for which it must have received packets.
+    pub(super) fn confirm(&self, now: Time) {
+        if let Some(hop) = self.dst.hop() {
+            hop.confirm(now);
+        }
+    }
+
+    /// The link header of packets that wait for the next hop's address.
+    pub(super) fn unresolved(&self) -> Link {
+        self.link
+    }
+
+    pub(super) fn dst(&self) -> &Dst {
+        &self.dst
+    }
+
+    /// Where packets go now.
+    #[inline]
+    pub(super) fn next_hop<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> NextHop {
+        if !host.routes().is_current(&self.dst) && !self.renew(host, now) {
+            self.state = State::Failed;
+            return NextHop::Waits;
+        }
+        let Some(hop) = self.dst.hop() else { return NextHop::Here };
+        match hop.mac() {
+            Some(mac) => {
+                self.state = State::Goes;
+                NextHop::Link(Link { destination: mac, ..self.link })
+            }
+            None => self.resolve(host, now),
+        }
+    }
+
+    #[cold]
+    fn renew<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> bool {
+        let found = Self::find(host, self.dst.destination(), now);
+        found.map(|path| self.dst = path.dst).is_some()
+    }
+
+    #[cold]
+    fn resolve<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> NextHop {
+        let Some(hop) = self.dst.hop() else { return NextHop::Here };
+        let mut neighbors = host.neighbors();
+        let resolution = neighbors.resolve(hop, now);
+        host.neighbors_changed(&neighbors, true);
+        self.state = match resolution {
+            Resolution::Known(mac) => {
+                self.state = State::Goes;
+                return NextHop::Link(Link { destination: mac, ..self.link });
+            }
+            Resolution::Pending => State::Waits,
+            Resolution::Failed => State::Failed,
+        };
+        NextHop::Waits
+    }
+}

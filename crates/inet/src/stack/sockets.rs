@@ -1,0 +1,514 @@
+//! Sockets of TCP: listeners and streams.
+
+use super::SocketError;
+use super::core::{Core, Slot};
+use super::fragment::{Fragment, Packer};
+use crate::tcp::{self, Config, Info, KeepAlive, Listener, Received, Refused};
+use netmem_pool::{Frag, Mapped, Page};
+use std::cell::RefCell;
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// Opens the sockets of a [`Stack`](super::Stack). Stays on its thread, as they do; fragments go anywhere.
+///
+/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack: then segments are sent. Their time is that of the
+/// last poll.
+pub struct Sockets<M: Mapped> {
+    pub(super) core: Rc<RefCell<Core<M>>>,
+}
+
+impl<M: Mapped> Clone for Sockets<M> {
+    fn clone(&self) -> Self {
+        Self { core: self.core.clone() }
+    }
+}
+
+impl<M: Mapped> fmt::Debug for Sockets<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sockets")
+    }
+}
+
+/// How a listener behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenOptions {
+    /// Connections that wait to be accepted. When so many wait, acknowledgements that would complete another handshake are dropped.
+    pub backlog: usize,
+    /// Handshakes that are not complete. When there are so many, further ones are answered by cookies, which take no memory.
+    pub half_open: usize,
+    /// How accepted connections behave. MSS and path MTU follow from the route.
+    pub connection: Config,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 1024, half_open: 1024, connection: Config::default() }
+    }
+}
+
+impl<M: Mapped> Sockets<M> {
+    /// Listens on `local`. The unspecified address means all addresses of the host, of both families.
+    ///
+    /// Each stack of a host can listen on the same port. Connections are spread over the stacks that do, by their addresses and ports.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::NotOurs`], [`SocketError::InUse`].
+    pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<TcpListener<M>, SocketError> {
+        let mut core = self.core.borrow_mut();
+        core.check_local(local.ip())?;
+        let listener = Listener::new(options.backlog, options.half_open);
+        let n = core.listen(local, listener, options.connection)?;
+        drop(core);
+        Ok(TcpListener { sockets: self.clone(), n, local })
+    }
+
+    /// Begins to connect to `remote`, from a port that the stack chooses. Returns at once: the stream is writable when it is connected.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::NoRoute`], [`SocketError::NoPort`], [`SocketError::TooMany`].
+    pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<TcpStream<M>, SocketError> {
+        let mut core = self.core.borrow_mut();
+        let n = core.connect(remote, options)?;
+        drop(core);
+        Ok(TcpStream::new(self.clone(), n))
+    }
+
+    /// Pages into which received payload can be detached. See [`Fragment::detach`].
+    pub fn packer(&self) -> Packer<M> {
+        let core = self.core.borrow();
+        Packer::new(core.egress.pool.clone(), core.budget.clone())
+    }
+}
+
+/// A socket that accepts connections.
+///
+/// Dropping it resets connections that wait to be accepted.
+pub struct TcpListener<M: Mapped> {
+    sockets: Sockets<M>,
+    n: u32,
+    local: SocketAddr,
+}
+
+impl<M: Mapped> TcpListener<M> {
+    /// The next connection.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: none waits.
+    pub fn accept(&mut self) -> Result<TcpStream<M>, SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        if core.gone {
+            return Err(SocketError::StackGone);
+        }
+        let n = core.accept(self.n).ok_or(SocketError::WouldBlock)?;
+        drop(core);
+        Ok(TcpStream::new(self.sockets.clone(), n))
+    }
+
+    /// Like [`accept`](Self::accept); the waker is called when a connection waits.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<TcpStream<M>, SocketError>> {
+        match self.accept() {
+            Err(SocketError::WouldBlock) => {
+                let waker = cx.waker().clone();
+                let mut core = self.sockets.core.borrow_mut();
+                let listening = core.listeners.get_mut(self.n as usize);
+                let before = listening.and_then(|listening| listening.waker.replace(waker));
+                drop(core);
+                drop(before);
+                Poll::Pending
+            }
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// The address and the port that it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl<M: Mapped> Drop for TcpListener<M> {
+    fn drop(&mut self) {
+        self.sockets.core.borrow_mut().unlisten(self.n);
+    }
+}
+
+impl<M: Mapped> fmt::Debug for TcpListener<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpListener({})", self.local)
+    }
+}
+
+/// A TCP connection.
+///
+/// Non-blocking: [`SocketError::WouldBlock`] says that there is nothing to do now, and the `poll_` calls call a waker when there is.
+/// What was received before the connection ended can still be read. Then calls return why it ended: [`SocketError::Closed`].
+///
+/// Dropping it closes the connection: what was sent still arrives. If received data was not read, the peer gets a reset instead.
+pub struct TcpStream<M: Mapped> {
+    sockets: Sockets<M>,
+    n: u32,
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// What [`read`](Self::read) has not copied yet.
+    rest: Fragment<M>,
+    /// The page into which [`write`](Self::write) copies.
+    page: Option<Page<M>>,
+}
+
+/// Nothing in it is pinned.
+impl<M: Mapped> Unpin for TcpStream<M> {}
+
+impl<M: Mapped> TcpStream<M> {
+    fn new(sockets: Sockets<M>, n: u32) -> Self {
+        let flow = sockets.core.borrow().slots[n as usize].flow;
+        Self { sockets, n, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
+    }
+
+    /// This end.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The peer.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Receives what is there, without a copy: the next payload in order goes into the places of `into`, a fragment each. Returns how many
+    /// places were filled; 0 says that the peer sends no more.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: nothing is there. [`SocketError::Closed`].
+    pub fn recv(&mut self, into: &mut [Fragment<M>]) -> Result<usize, SocketError> {
+        let mut places = into.iter_mut();
+        let mut filled = 0;
+        if !self.rest.is_empty()
+            && let Some(place) = places.next()
+        {
+            *place = std::mem::take(&mut self.rest);
+            filled = 1;
+        }
+        let mut core = self.sockets.core.borrow_mut();
+        let now = core.now;
+        let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        let mut outcome = Ok(());
+        for place in places {
+            match slot.connection.recv(now) {
+                Ok(Received::Chunk(held)) => *place = Fragment::new(held),
+                Ok(Received::Empty) => {
+                    outcome = Err(SocketError::WouldBlock);
+                    break;
+                }
+                Ok(Received::End) => break,
+                Err(error) => {
+                    outcome = Err(SocketError::Closed(error));
+                    break;
+                }
+            }
+            filled += 1;
+        }
+        if filled > 0 {
+            // The window may have opened.
+            core.touch(self.n);
+            return Ok(filled);
+        }
+        outcome.map(|()| 0)
+    }
+
+    /// Like [`recv`](Self::recv); the waker is called when there is something to receive.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>, into: &mut [Fragment<M>]) -> Poll<Result<usize, SocketError>> {
+        match self.recv(into) {
+            Err(SocketError::WouldBlock) => self.wait_to_read(cx),
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    fn wait_to_read<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
+        self.wait(cx, |slot| &mut slot.read)
+    }
+
+    fn wait_to_write<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
+        self.wait(cx, |slot| &mut slot.write)
+    }
+
+    fn wait<R>(&self, cx: &mut Context<'_>, place: impl FnOnce(&mut Slot<M>) -> &mut Option<Waker>) -> Poll<R> {
+        let waker = cx.waker().clone();
+        let mut core = self.sockets.core.borrow_mut();
+        let before = core.slots.get_mut(self.n as usize).and_then(|slot| place(slot).replace(waker));
+        // A waker that is dropped can drop another socket, which borrows the tables.
+        drop(core);
+        drop(before);
+        Poll::Pending
+    }
+
+    /// Copies received bytes out. Returns how many; 0 says that the peer sends no more, unless `into` is empty.
+    ///
+    /// # Errors
+    ///
+    /// As of [`recv`](Self::recv).
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
+        let mut copied = 0;
+        while copied < into.len() {
+            if self.rest.is_empty() {
+                let mut next = [Fragment::default()];
+                match self.recv(&mut next) {
+                    Ok(0) => break,
+                    Ok(_) => [self.rest] = next,
+                    Err(_) if copied > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            let n = self.rest.len().min(into.len() - copied);
+            let out = self.rest.copy_to(0, &mut into[copied..copied + n]);
+            debug_assert!(out.is_ok());
+            self.rest.advance(n);
+            copied += n;
+        }
+        self.sockets.core.borrow_mut().egress.stats.copied_received += copied as u64;
+        Ok(copied)
+    }
+
+    /// Like [`read`](Self::read); the waker is called when there is something to read.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<usize, SocketError>> {
+        match self.read(into) {
+            Err(SocketError::WouldBlock) => self.wait_to_read(cx),
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Sends a fragment, without a copy: of a page that was received by this host's device, or that was allocated from its pool. It is held
+    /// until the peer has acknowledged it and the device is done with each of its transmissions.
+    ///
+    /// `more` says that more follows soon: a segment that is not full may wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The fragment comes back. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`], [`SocketError::Closed`].
+    pub fn send(&mut self, fragment: Frag<M>, more: bool) -> Result<(), (SocketError, Frag<M>)> {
+        let mut core = self.sockets.core.borrow_mut();
+        let Some(slot) = core.slots.get_mut(self.n as usize) else { return Err((SocketError::StackGone, fragment)) };
+        if fragment.len() == 0 {
+            return Ok(());
+        }
+        match slot.connection.send(fragment, more) {
+            Ok(()) => {
+                core.touch(self.n);
+                Ok(())
+            }
+            Err(refusal) => {
+                let error = match refusal.why {
+                    Refused::Full => SocketError::WouldBlock,
+                    Refused::Shut => SocketError::ShutDown,
+                    Refused::Over(error) => SocketError::Closed(error),
+                };
+                Err((error, refusal.chunk))
+            }
+        }
+    }
+
+    /// Copies bytes into pages of the pool and sends them. Returns how many: as many as there is room for.
+    ///
+    /// # Errors
+    ///
+    /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the pool has no page.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SocketError> {
+        let mut written = 0;
+        while written < bytes.len() {
+            let room = {
+                let mut core = self.sockets.core.borrow_mut();
+                let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+                let room = slot.connection.room();
+                if self.page.is_none() && room > 0 {
+                    self.page = core.egress.page();
+                }
+                room
+            };
+            let Some(page) = self.page.as_mut().filter(|_| room > 0) else { break };
+            let n = page.len().min(bytes.len() - written).min(room);
+            let copied = page.copy_from(0, &bytes[written..written + n]);
+            debug_assert!(copied.is_ok());
+            let part = page.split_to(n).freeze();
+            if page.len() == 0 {
+                self.page = None;
+            }
+            match self.send(part, false) {
+                Ok(()) => written += n,
+                Err(_) if written > 0 => break,
+                Err((error, _)) => return Err(error),
+            }
+        }
+        let mut core = self.sockets.core.borrow_mut();
+        core.egress.stats.copied_sent += written as u64;
+        if written > 0 || bytes.is_empty() {
+            return Ok(written);
+        }
+        // Why there is no room.
+        match core.slots.get(self.n as usize).map(|slot| (slot.closed, slot.connection.failure())) {
+            None => Err(SocketError::StackGone),
+            Some((Some(_), error)) => Err(SocketError::Closed(error.unwrap_or(tcp::Error::Aborted))),
+            Some((None, _)) => Err(SocketError::WouldBlock),
+        }
+    }
+
+    /// Like [`write`](Self::write); the waker is called when there is room.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize, SocketError>> {
+        match self.write(bytes) {
+            Err(SocketError::WouldBlock) => self.wait_to_write(cx),
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Bytes that the send buffer takes now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.sockets.core.borrow().slots.get(self.n as usize).map_or(0, |slot| slot.connection.room())
+    }
+
+    /// Bytes that can be received now.
+    #[must_use]
+    pub fn readable(&self) -> usize {
+        let core = self.sockets.core.borrow();
+        self.rest.len() + core.slots.get(self.n as usize).map_or(0, |slot| slot.connection.readable())
+    }
+
+    /// Ready when the send buffer has room, or the connection has ended.
+    pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
+        let core = self.sockets.core.borrow();
+        let Some(slot) = core.slots.get(self.n as usize) else { return Poll::Ready(Err(SocketError::StackGone)) };
+        if slot.closed.is_some() {
+            return Poll::Ready(slot.connection.failure().map_or(Ok(()), |error| Err(SocketError::Closed(error))));
+        }
+        if slot.connected && slot.connection.is_writable() {
+            return Poll::Ready(Ok(()));
+        }
+        drop(core);
+        self.wait_to_write(cx)
+    }
+
+    /// Whether the handshake is complete. False while it is under way.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::Closed`] says why the connection was not made, or has ended.
+    pub fn is_connected(&self) -> Result<bool, SocketError> {
+        let core = self.sockets.core.borrow();
+        let slot = core.slots.get(self.n as usize).ok_or(SocketError::StackGone)?;
+        match slot.connection.failure() {
+            Some(error) => Err(SocketError::Closed(error)),
+            None => Ok(slot.connected),
+        }
+    }
+
+    /// Ready when the handshake is complete, or has failed.
+    ///
+    /// # Errors
+    ///
+    /// As of [`is_connected`](Self::is_connected).
+    pub fn poll_connected(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
+        match self.is_connected() {
+            Ok(false) => self.wait_to_write(cx),
+            Ok(true) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Sends no more: the peer sees the end of the stream after what was sent. Receiving goes on.
+    pub fn shutdown(&mut self) {
+        self.with(|connection, _| connection.shutdown());
+    }
+
+    /// Resets the connection. What was sent and not acknowledged is lost.
+    pub fn abort(self) {
+        self.with(|connection, now| connection.abort(now));
+    }
+
+    /// While corked, only full segments leave, for at most 200 ms.
+    pub fn set_cork(&mut self, cork: bool) {
+        self.with(|connection, _| connection.set_cork(cork));
+    }
+
+    /// Small segments leave at once, or wait until what was sent is acknowledged.
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.with(|connection, _| connection.set_nodelay(nodelay));
+    }
+
+    /// Bytes of the send buffer.
+    pub fn set_send_buffer(&mut self, bytes: usize) {
+        self.with(|connection, _| connection.set_send_buffer(bytes));
+    }
+
+    /// Whether an idle peer is asked if it is still there.
+    pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
+        self.with(|connection, _| connection.set_keep_alive(keep_alive));
+    }
+
+    /// How long sent data may stay unacknowledged.
+    pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.with(|connection, _| connection.set_user_timeout(timeout));
+    }
+
+    /// How many bytes from the reading position on are urgent, if any are. They are read in line.
+    #[must_use]
+    pub fn urgent(&self) -> Option<u32> {
+        let core = self.sockets.core.borrow();
+        core.slots.get(self.n as usize)?.connection.urgent()
+    }
+
+    /// Numbers about the connection.
+    #[must_use]
+    pub fn info(&self) -> Option<Info> {
+        let core = self.sockets.core.borrow();
+        let now = core.now;
+        core.slots.get(self.n as usize).map(|slot| slot.connection.info(now))
+    }
+
+    fn with(&self, f: impl FnOnce(&mut tcp::Connection<super::HostCarrier<M>>, crate::Time)) {
+        let mut core = self.sockets.core.borrow_mut();
+        let now = core.now;
+        if let Some(slot) = core.slots.get_mut(self.n as usize) {
+            f(&mut slot.connection, now);
+            core.touch(self.n);
+        }
+    }
+}
+
+impl<M: Mapped> Drop for TcpStream<M> {
+    fn drop(&mut self) {
+        // A part of a fragment is data that was not read.
+        let unread = !self.rest.is_empty();
+        self.rest = Fragment::default();
+        self.sockets.core.borrow_mut().let_go(self.n, unread);
+    }
+}
+
+impl<M: Mapped> fmt::Debug for TcpStream<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpStream({} - {})", self.local, self.remote)
+    }
+}

@@ -1,0 +1,339 @@
+//! UDP: datagrams whose payload is fragments.
+
+use super::core::{Core, any, everywhere};
+use super::directory::Protocol;
+use super::fragment::Fragment;
+use super::path::{NextHop, Path};
+use super::{SocketError, Sockets};
+use crate::tcp::{Budget, Held};
+use crate::wire::{Flow, HEADROOM, MAX_HEADERS, Outer};
+use netmem_packet::{Packet, TxQueue};
+use netmem_pool::{Frag, Mapped};
+use slab::Slab;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll, Waker};
+
+/// Datagrams that wait for the transmit ring. One more is refused: the user tries again.
+const OUTBOX: usize = 1024;
+/// Datagrams that wait in a socket for its user.
+const QUEUE: usize = 1024;
+
+/// The sockets of a stack.
+pub(super) struct Datagrams<M: Mapped> {
+    sockets: Slab<Socket<M>>,
+    bound: HashMap<SocketAddr, u32>,
+    outbox: VecDeque<(Flow, Packet<M>)>,
+    /// One with its headers, which found the ring full, and whether it is for this host.
+    ready: Option<(Packet<M>, bool)>,
+    /// Sockets that found the outbox full.
+    writers: Vec<Waker>,
+}
+
+struct Socket<M: Mapped> {
+    queue: VecDeque<Arrived<M>>,
+    /// Pages that wait in the queue or are held by the user.
+    budget: Budget,
+    read: Option<Waker>,
+    error: Option<SocketError>,
+}
+
+/// A datagram that was received.
+struct Arrived<M: Mapped> {
+    flow: Flow,
+    first: Held<Frag<M>>,
+    rest: Vec<Held<Frag<M>>>,
+}
+
+impl<M: Mapped> Datagrams<M> {
+    pub(super) fn new() -> Self {
+        Self { sockets: Slab::new(), bound: HashMap::new(), outbox: VecDeque::new(), ready: None, writers: Vec::new() }
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// A datagram waits for the ring.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.ready.is_some()
+    }
+
+    /// The socket that a packet with this flow is for.
+    pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
+        let exact = self.bound.get(&flow.local);
+        exact.or_else(|| self.bound.get(&everywhere(flow.local.port()))).copied()
+    }
+
+    /// Queues a received datagram. False if the socket has no room or no budget: it is dropped.
+    pub(super) fn deliver(&mut self, n: u32, flow: Flow, packet: Packet<M>, wakers: &mut Vec<Waker>) -> bool {
+        let Some(socket) = self.sockets.get_mut(n as usize).filter(|socket| socket.queue.len() < QUEUE) else {
+            return false;
+        };
+        let (first, rest) = packet.into_fragments();
+        let held = |frag| socket.budget.take().map(|charge| Held::new(frag, charge));
+        let Some(first) = held(first) else { return false };
+        let Some(rest) = rest.map(held).collect() else { return false };
+        socket.queue.push_back(Arrived { flow, first, rest });
+        wakers.extend(socket.read.take());
+        true
+    }
+
+    /// An ICMP error about a datagram of this flow.
+    pub(super) fn refused(&mut self, flow: &Flow, wakers: &mut Vec<Waker>) {
+        if let Some(n) = self.find(flow)
+            && let Some(socket) = self.sockets.get_mut(n as usize)
+        {
+            socket.error = Some(SocketError::Refused);
+            wakers.extend(socket.read.take());
+        }
+    }
+}
+
+impl<M: Mapped> Core<M> {
+    /// Sends datagrams that wait. Returns how many left their place.
+    pub(super) fn send_datagrams<T: TxQueue<Mem = M>>(&mut self, tx: &mut T) -> usize {
+        let mut sent = 0;
+        loop {
+            let (packet, here) = match self.udp.ready.take() {
+                Some(ready) => ready,
+                None => match self.next_datagram(tx) {
+                    Some(ready) => ready,
+                    None if self.udp.outbox.is_empty() => break,
+                    // It was dropped, or waits for its next hop.
+                    None => continue,
+                },
+            };
+            let outcome = if here { self.egress.send_to_self(packet) } else { self.egress.send(tx, packet) };
+            if let Err(packet) = outcome {
+                self.udp.ready = Some((packet, here));
+                break;
+            }
+            sent += 1;
+        }
+        if sent > 0 && self.udp.outbox.len() < OUTBOX {
+            self.wakers.append(&mut self.udp.writers);
+        }
+        sent
+    }
+
+    /// Takes a datagram out of the outbox and writes its headers. Whether it is for this host.
+    fn next_datagram<T: TxQueue<Mem = M>>(&mut self, tx: &mut T) -> Option<(Packet<M>, bool)> {
+        let (flow, packet) = self.udp.outbox.pop_front()?;
+        let mut path = Path::find(&self.host, flow.remote.ip(), self.now)?;
+        let hop = path.next_hop(&self.host, self.now);
+        let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
+        let packet = self.egress.datagram(&Outer::new(Some(link)), &flow, packet)?;
+        if let NextHop::Waits = hop {
+            self.await_next_hop(tx, &path, packet);
+            return None;
+        }
+        Some((packet, matches!(hop, NextHop::Here)))
+    }
+}
+
+/// A socket for datagrams.
+///
+/// Payload is received as [`Fragment`]s, and sent from pages. Datagrams are not fragmented: what is longer than the path admits is refused.
+/// Non-blocking: [`SocketError::WouldBlock`] says that there is nothing to do now, and the `poll_` calls call a waker when there is.
+///
+/// Stays on the stack's thread.
+pub struct UdpSocket<M: Mapped> {
+    sockets: Sockets<M>,
+    n: u32,
+    local: SocketAddr,
+}
+
+/// A datagram that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// How many fragments hold its payload. None hold an empty one.
+    pub fragments: usize,
+    /// Bytes of payload.
+    pub len: usize,
+    /// The sender.
+    pub from: SocketAddr,
+    /// The address that it was sent to.
+    pub to: IpAddr,
+    /// The datagram had more fragments than there were places: the rest is lost.
+    pub truncated: bool,
+}
+
+impl<M: Mapped> Sockets<M> {
+    /// Opens a socket on `local`. The unspecified address means all addresses of the host; port 0 means any port.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoPort`].
+    pub fn bind(&self, local: SocketAddr) -> Result<UdpSocket<M>, SocketError> {
+        let mut core = self.core.borrow_mut();
+        core.check_local(local.ip())?;
+        let (host, id) = (core.host.clone(), core.id);
+        let local = if local.port() == 0 {
+            host.ports().bind(host.directory(), local.ip(), id).ok_or(SocketError::NoPort)?
+        } else if host.directory().bind(Protocol::Udp, local, id) {
+            local
+        } else {
+            return Err(SocketError::InUse);
+        };
+        let budget = Budget::within(core.options.pages / 4, Some(&core.budget));
+        let socket = Socket { queue: VecDeque::new(), budget, read: None, error: None };
+        let n = core.udp.sockets.insert(socket) as u32;
+        core.udp.bound.insert(any(local), n);
+        drop(core);
+        Ok(UdpSocket { sockets: self.clone(), n, local })
+    }
+}
+
+impl<M: Mapped> UdpSocket<M> {
+    /// The address and the port that it is bound to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Receives a datagram: its payload goes into the first places of `into`, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: none is there. [`SocketError::Refused`]: a datagram that was sent earlier reached no socket.
+    pub fn recv_from(&mut self, into: &mut [Fragment<M>]) -> Result<Received, SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        let socket = core.udp.sockets.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
+        let Arrived { flow, first, rest } = socket.queue.pop_front().ok_or(SocketError::WouldBlock)?;
+        drop(core);
+        let mut received = Received { fragments: 0, len: 0, from: flow.remote, to: flow.local.ip(), truncated: false };
+        let mut places = into.iter_mut();
+        for held in std::iter::once(first).chain(rest).filter(|held| held.len() > 0) {
+            let Some(place) = places.next() else {
+                received.truncated = true;
+                break;
+            };
+            received.len += held.len();
+            received.fragments += 1;
+            *place = Fragment::new(held);
+        }
+        Ok(received)
+    }
+
+    /// Like [`recv_from`](Self::recv_from); the waker is called when there is a datagram.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_recv_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut [Fragment<M>],
+    ) -> Poll<Result<Received, SocketError>> {
+        match self.recv_from(into) {
+            Err(SocketError::WouldBlock) => {
+                let waker = cx.waker().clone();
+                let mut core = self.sockets.core.borrow_mut();
+                let before = core.udp.sockets.get_mut(self.n as usize).and_then(|socket| socket.read.replace(waker));
+                drop(core);
+                drop(before);
+                Poll::Pending
+            }
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Sends a copy of `payload` as one datagram, by the next poll of the stack.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::TooLong`], [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]: there is no room in the queue, or no page.
+    pub fn send_to(&mut self, payload: &[u8], to: SocketAddr) -> Result<(), SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        let flow = core.datagram_flow(self.local, to, payload.len())?;
+        // Headers go in front of it.
+        let at = HEADROOM + MAX_HEADERS;
+        let mut page = core.egress.page().ok_or(SocketError::WouldBlock)?;
+        let most = page.len() - at;
+        let (first, rest) = payload.split_at(payload.len().min(most));
+        let too_long = SocketError::TooLong { len: payload.len(), most };
+        page.copy_from(at, first).map_err(|_| too_long)?;
+        let mut packet = Packet::new(page.freeze_range(at..at + first.len()));
+        for part in rest.chunks(core.egress.pool.page_size()) {
+            let mut page = core.egress.page().ok_or(SocketError::WouldBlock)?;
+            page.copy_from(0, part).map_err(|_| too_long)?;
+            packet.push(page.freeze_range(0..part.len())).map_err(|_| too_long)?;
+        }
+        core.egress.stats.copied_sent += payload.len() as u64;
+        core.push_datagram(flow, packet)
+    }
+
+    /// Sends a fragment as one datagram, by the next poll of the stack. It is not copied.
+    ///
+    /// # Errors
+    ///
+    /// As of [`send_to`](Self::send_to).
+    pub fn send_fragment_to(&mut self, payload: Frag<M>, to: SocketAddr) -> Result<(), SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        let flow = core.datagram_flow(self.local, to, payload.len())?;
+        core.push_datagram(flow, Packet::new(payload))
+    }
+
+    /// Ready when there is room for a datagram.
+    pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut core = self.sockets.core.borrow_mut();
+        if core.udp.outbox.len() < OUTBOX {
+            return Poll::Ready(());
+        }
+        let waker = cx.waker();
+        if !core.udp.writers.iter().any(|other| other.will_wake(waker)) {
+            core.udp.writers.push(waker.clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl<M: Mapped> Core<M> {
+    fn datagram_flow(&self, local: SocketAddr, to: SocketAddr, len: usize) -> Result<Flow, SocketError> {
+        if self.gone {
+            return Err(SocketError::StackGone);
+        }
+        if self.udp.outbox.len() >= OUTBOX {
+            return Err(SocketError::WouldBlock);
+        }
+        let path = Path::find(&self.host, to.ip(), self.now).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
+        let most = usize::from(path.mtu(self.now)).saturating_sub(if to.is_ipv4() { 28 } else { 48 });
+        if len > most {
+            return Err(SocketError::TooLong { len, most });
+        }
+        let source = if local.ip().is_unspecified() { path.source() } else { local.ip() };
+        if source.is_ipv4() != to.is_ipv4() {
+            return Err(SocketError::NoRoute);
+        }
+        Ok(Flow { local: SocketAddr::new(source, local.port()), remote: to })
+    }
+
+    fn push_datagram(&mut self, flow: Flow, packet: Packet<M>) -> Result<(), SocketError> {
+        self.udp.outbox.push_back((flow, packet));
+        self.wake_driver();
+        Ok(())
+    }
+}
+
+impl<M: Mapped> Drop for UdpSocket<M> {
+    fn drop(&mut self) {
+        let mut core = self.sockets.core.borrow_mut();
+        let socket = core.udp.sockets.try_remove(self.n as usize);
+        core.udp.bound.remove(&any(self.local));
+        core.host.directory().unbind(Protocol::Udp, self.local, core.id);
+        drop(core);
+        // What it held is dropped when no table is borrowed.
+        drop(socket);
+    }
+}
+
+impl<M: Mapped> fmt::Debug for UdpSocket<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UdpSocket({})", self.local)
+    }
+}

@@ -1,0 +1,426 @@
+//! Stacks over queue pairs in memory.
+#![allow(clippy::unwrap_used, reason = "test")]
+
+mod stack_common;
+
+use netmem_inet::tcp::{self, Config};
+use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
+use netmem_packet::{PollThenSleep, Turn};
+use stack_common::{Cable, Link, host, pair, stack};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Bytes in both directions, over both IPs, with and without offloads; then both sides close, and nothing is left.
+#[test]
+fn two_stacks_exchange_bytes_and_nothing_is_left() {
+    for (to, offloads) in
+        [("10.0.0.2:80", false), ("[fd00::2]:80", false), ("10.0.0.2:80", true), ("[fd00::2]:80", true)]
+    {
+        let mut link = Link::new(offloads);
+        let mut listener = link.far.sockets().listen(addr("0.0.0.0:80"), ListenOptions::default()).unwrap();
+        let mut client = link.near.sockets().connect(addr(to), &Config::default()).unwrap();
+        assert_eq!(client.is_connected(), Ok(false));
+        link.settle();
+        assert_eq!(client.is_connected(), Ok(true), "{to} {:?} {:?}", link.near.stats(), link.far.stats());
+        let mut server = listener.accept().unwrap();
+        assert_eq!(listener.accept().unwrap_err(), SocketError::WouldBlock);
+        assert_eq!((server.peer_addr(), server.local_addr()), (client.local_addr(), client.peer_addr()));
+
+        let sent: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
+        for turn in 0..2 {
+            let (from, into) = if turn == 0 { (&mut client, &mut server) } else { (&mut server, &mut client) };
+            let (mut at, mut received) = (0, Vec::new());
+            while received.len() < sent.len() {
+                match from.write(&sent[at..]) {
+                    Ok(n) => at += n,
+                    Err(error) => assert_eq!(error, SocketError::WouldBlock),
+                }
+                link.settle();
+                let mut places: [Fragment<_>; 16] = Default::default();
+                match into.recv(&mut places) {
+                    Ok(n) => received.extend(places[..n].iter().flat_map(|f| f.to_vec())),
+                    Err(error) => {
+                        assert_eq!(error, SocketError::WouldBlock);
+                        assert!(link.step());
+                    }
+                }
+            }
+            assert!(received == sent, "every byte is right");
+        }
+        let stats = link.far.stats();
+        // That of ICMPv6, by which neighbours are found, is always computed.
+        assert_eq!(stats.checksummed_received > 4, !offloads, "{stats:?}");
+        assert_eq!((stats.copied_received, stats.wrong_checksum), (0, 0), "fragments are not copied: {stats:?}");
+
+        client.shutdown();
+        link.settle();
+        let mut byte = [0];
+        assert_eq!(server.read(&mut byte), Ok(0));
+        drop(server);
+        link.settle();
+        assert_eq!(client.read(&mut byte), Ok(0));
+        drop(client);
+        link.pass(Duration::from_secs(61));
+        assert_eq!((link.near.connections(), link.far.connections()), (0, 0));
+        assert_eq!((link.near.pages(), link.far.pages()), (0, 0));
+    }
+}
+
+#[test]
+fn a_port_without_listener_refuses() {
+    let mut link = Link::new(true);
+    let mut client = link.near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
+    link.settle();
+    assert_eq!(client.is_connected(), Err(SocketError::Closed(tcp::Error::Refused)));
+    assert_eq!(client.read(&mut [0]), Err(SocketError::Closed(tcp::Error::Refused)));
+    assert_eq!(link.far.stats().resets, 1);
+}
+
+/// Datagrams both ways, and the answer of a port that has no socket.
+#[test]
+fn datagrams_go_both_ways_and_a_closed_port_says_so() {
+    for (here, there) in [("10.0.0.1:0", "10.0.0.2:53"), ("[fd00::1]:0", "[fd00::2]:53")] {
+        let mut link = Link::new(false);
+        let mut server = link.far.sockets().bind(addr("0.0.0.0:53")).unwrap();
+        assert_eq!(link.far.sockets().bind(addr("0.0.0.0:53")).unwrap_err(), SocketError::InUse);
+        let mut client = link.near.sockets().bind(addr(here)).unwrap();
+        assert!(client.local_addr().port() >= 1024);
+        let mut places: [Fragment<_>; 4] = Default::default();
+        for len in [0, 1, 100, 1400] {
+            let payload = vec![len as u8; len];
+            client.send_to(&payload, addr(there)).unwrap();
+            link.settle();
+            let received = server.recv_from(&mut places).unwrap();
+            assert_eq!((received.len, received.from, received.truncated), (len, client.local_addr(), false));
+            let echo: Vec<u8> = places[..received.fragments].iter().flat_map(|f| f.to_vec()).collect();
+            assert_eq!(echo, payload);
+            // By address: the page that was received is the page that is sent.
+            match places[0].share() {
+                Some(frag) if len > 0 => server.send_fragment_to(frag, received.from).unwrap(),
+                _ => server.send_to(&[], received.from).unwrap(),
+            }
+            link.settle();
+            assert_eq!(client.recv_from(&mut places).unwrap().len, len);
+            assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock));
+        }
+        assert!(matches!(client.send_to(&[0; 1500], addr(there)), Err(SocketError::TooLong { .. })));
+        drop(server);
+        client.send_to(b"x", addr(there)).unwrap();
+        link.settle();
+        assert_eq!(client.recv_from(&mut places), Err(SocketError::Refused));
+        places = Default::default();
+        drop((client, places));
+        assert_eq!((link.near.pages(), link.far.pages()), (0, 0));
+    }
+}
+
+/// A socket whose user does not read holds no more than its share of the pages.
+#[test]
+fn datagrams_that_are_not_read_stay_within_the_budget() {
+    let mut link = Link::with(true, StackOptions { pages: 64, ..StackOptions::default() });
+    let mut server = link.far.sockets().bind(addr("10.0.0.2:53")).unwrap();
+    let mut client = link.near.sockets().bind(addr("10.0.0.1:0")).unwrap();
+    for _ in 0..100 {
+        client.send_to(b"x", addr("10.0.0.2:53")).unwrap();
+        link.settle();
+    }
+    assert_eq!((link.far.pages(), link.far.stats().datagrams_dropped), (16, 84));
+    let mut places: [Fragment<_>; 1] = Default::default();
+    assert!((0..16).all(|_| server.recv_from(&mut places).is_ok()));
+    assert_eq!((server.recv_from(&mut places), link.far.pages()), (Err(SocketError::WouldBlock), 1));
+}
+
+/// Packets for an address of this host come in again by themselves, and the device sees none of them.
+#[test]
+fn a_host_talks_to_itself() {
+    let mut link = Link::new(false);
+    let sockets = link.near.sockets();
+    let mut listener = sockets.listen(addr("10.0.0.1:80"), ListenOptions::default()).unwrap();
+    let mut client = sockets.connect(addr("10.0.0.1:80"), &Config::default()).unwrap();
+    link.settle();
+    let mut server = listener.accept().unwrap();
+    let sent: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
+    let (mut at, mut received) = (0, Vec::new());
+    let mut bytes = [0; 10_000];
+    while received.len() < sent.len() {
+        at += client.write(&sent[at..]).unwrap_or(0);
+        link.settle();
+        match server.read(&mut bytes) {
+            Ok(n) => received.extend_from_slice(&bytes[..n]),
+            Err(_) => assert!(link.step()),
+        }
+    }
+    assert!(received == sent);
+    let mut datagrams = sockets.bind(addr("10.0.0.1:53")).unwrap();
+    datagrams.send_to(b"to myself", addr("10.0.0.1:53")).unwrap();
+    link.settle();
+    let mut places: [Fragment<_>; 1] = Default::default();
+    assert_eq!(datagrams.recv_from(&mut places).unwrap().from, addr("10.0.0.1:53"));
+    let stats = link.near.stats();
+    assert_eq!((stats.sent, stats.checksummed_sent, stats.wrong_checksum), (0, 0, 0), "{stats:?}");
+    drop((client, server, listener, places));
+    link.pass(Duration::from_secs(61));
+    assert_eq!((link.near.connections(), link.near.pages()), (0, 0));
+}
+
+/// A host with two queues: segments arrive on any of them, and the connection's stack gets them. A reset is sent only for a connection
+/// that no stack has.
+#[test]
+fn a_segment_finds_its_connection_on_another_queue() {
+    let (there, back) = (Cable::default(), Cable::default());
+    let (queue0, queue1) = (Cable::default(), Cable::default());
+    let mut near = stack(&host(1), pair(&back, &there, true), StackOptions::default());
+    let both = host(2);
+    let mut far = [&queue0, &queue1].map(|queue| stack(&both, pair(queue, &back, true), StackOptions::default()));
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut now = Time::from_micros(1_000_000);
+    let mut settle = |near: &mut Stack<_, _>, far: &mut [Stack<_, _>; 2]| {
+        for _ in 0..2000 {
+            now += Duration::from_millis(1);
+            near.poll(now);
+            for frame in there.borrow_mut().drain(..) {
+                // The device picks a queue as it likes.
+                if rng.bool() { &queue0 } else { &queue1 }.borrow_mut().push_back(frame);
+            }
+            for stack in far.iter_mut() {
+                stack.poll(now);
+            }
+        }
+    };
+    // Only the second stack listens.
+    let mut listener = far[1].sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut clients: Vec<_> =
+        (0..8).map(|_| near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap()).collect();
+    settle(&mut near, &mut far);
+    let mut servers: Vec<_> = std::iter::from_fn(|| listener.accept().ok()).collect();
+    assert_eq!((servers.len(), far[0].connections(), far[1].connections()), (8, 0, 8));
+    for client in &mut clients {
+        assert_eq!(client.write(&[7; 20_000]), Ok(20_000));
+    }
+    settle(&mut near, &mut far);
+    for server in &mut servers {
+        let mut bytes = vec![0; 30_000];
+        assert_eq!(server.read(&mut bytes), Ok(20_000));
+        assert!(bytes[..20_000].iter().all(|&byte| byte == 7));
+    }
+    assert!(far[0].stats().handed_over > 8, "{:?}", far[0].stats());
+    assert_eq!((far[0].stats().resets, far[1].stats().resets), (0, 0));
+    // The same for datagrams.
+    let mut socket = far[1].sockets().bind(addr("10.0.0.2:53")).unwrap();
+    let mut sender = near.sockets().bind(addr("10.0.0.1:0")).unwrap();
+    for _ in 0..32 {
+        sender.send_to(b"x", addr("10.0.0.2:53")).unwrap();
+    }
+    settle(&mut near, &mut far);
+    let mut places: [Fragment<_>; 1] = Default::default();
+    assert_eq!(std::iter::from_fn(|| socket.recv_from(&mut places).ok()).count(), 32);
+    // No stack has this one.
+    let refused = near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
+    settle(&mut near, &mut far);
+    assert_eq!(refused.is_connected(), Err(SocketError::Closed(tcp::Error::Refused)));
+    assert_eq!(far[0].stats().resets + far[1].stats().resets, 1);
+}
+
+/// A segment that was lost is not sent again while the device still has its first copy: the page could have other bytes when the device
+/// reads it.
+#[test]
+fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
+    let mut link = Link::new(true);
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    link.settle();
+    let mut server = listener.accept().unwrap();
+    let completes = link.near.queues().1.completes.clone();
+    *completes.borrow_mut() = false;
+    link.near.queues().1.loses = Box::new(|frame| frame.len() > 100);
+    client.write(&[7; 1000]).unwrap();
+    link.pass(Duration::from_secs(10));
+    let sent = link.near.stats().sent;
+    link.pass(Duration::from_secs(10));
+    assert_eq!(link.near.stats().sent, sent, "its only copy is in the ring");
+    *completes.borrow_mut() = true;
+    link.near.queues().1.loses = Box::new(|_| false);
+    link.pass(Duration::from_secs(60));
+    assert_eq!(server.read(&mut [0; 2000]), Ok(1000));
+}
+
+/// Connections that were closed wait, in bounded number, and the newest are kept.
+#[test]
+fn connections_in_time_wait_are_bounded() {
+    let mut link = Link::with(true, StackOptions { time_wait: 10, ..StackOptions::default() });
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    for n in 0..100 {
+        let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+        link.settle();
+        let server = listener.accept().unwrap();
+        drop(client);
+        link.settle();
+        drop(server);
+        link.settle();
+        assert_eq!((link.near.connections(), link.far.connections()), ((n + 1).min(10), 0));
+    }
+    link.pass(Duration::from_secs(61));
+    assert_eq!(link.near.connections(), 0);
+}
+
+/// A neighbour that does not exist: nothing is sent but questions, and the connection says why it was not made.
+#[test]
+fn a_host_that_does_not_answer_is_unreachable() {
+    let mut link = Link::new(true);
+    let client = link.near.sockets().connect(addr("10.0.0.9:80"), &Config::default()).unwrap();
+    link.pass(Duration::from_secs(300));
+    let unreachable = tcp::Error::Unreachable(tcp::Unreachable::Host);
+    assert_eq!(client.is_connected(), Err(SocketError::Closed(unreachable)));
+    drop(client);
+    link.pass(Duration::from_secs(1));
+    assert_eq!(link.near.connections(), 0);
+    assert_eq!(
+        link.near.sockets().connect(addr("192.0.2.1:80"), &Config::default()).unwrap_err(),
+        SocketError::NoRoute
+    );
+}
+
+/// A peer whose data is not read takes its budget and no more, and another connection goes on. When the user reads, all of it arrives.
+#[test]
+fn a_connection_that_is_not_read_stays_within_its_budget() {
+    let mut link = Link::with(true, StackOptions { pages: 128, ..StackOptions::default() });
+    let connection = Config { budget: 64, ..Config::default() };
+    let options = ListenOptions { connection, ..ListenOptions::default() };
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), options).unwrap();
+    let connect = |link: &mut Link, listener: &mut netmem_inet::TcpListener<_>| {
+        let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+        client.set_nodelay(true);
+        link.settle();
+        (client, listener.accept().unwrap())
+    };
+    let (mut one, mut unread) = connect(&mut link, &mut listener);
+    let (mut two, mut read) = connect(&mut link, &mut listener);
+    // A byte in each segment, and so in each page.
+    let mut sent = 0;
+    for _ in 0..300 {
+        sent += one.write(&[7]).unwrap();
+        link.settle();
+    }
+    assert!(link.far.pages() <= 64, "{}", link.far.pages());
+    let mut bytes = [0; 1000];
+    for _ in 0..300 {
+        assert_eq!(two.write(&[8; 1000]), Ok(1000));
+        let mut received = 0;
+        while received < 1000 {
+            link.settle();
+            match read.read(&mut bytes) {
+                Ok(n) => received += n,
+                Err(_) => assert!(link.step()),
+            }
+        }
+    }
+    let mut received = 0;
+    while received < sent {
+        match unread.read(&mut bytes) {
+            Ok(n) => received += n,
+            Err(_) => assert!(link.step()),
+        }
+        link.settle();
+    }
+    drop((one, two, unread, read, listener));
+    link.pass(Duration::from_secs(61));
+    assert_eq!((link.far.connections(), link.far.pages()), (0, 0));
+}
+
+/// Without a page for its headers nothing is sent; when pages come home, everything is.
+#[test]
+fn a_stack_without_pages_goes_on_when_there_are_some() {
+    let mut link = Link::new(true);
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    let mut taken: Vec<_> = std::iter::from_fn(|| link.near_pool.alloc()).collect();
+    link.pass(Duration::from_millis(100));
+    assert!(link.near.stats().no_page > 0 && client.is_connected() == Ok(false));
+    taken.clear();
+    link.pass(Duration::from_secs(3));
+    assert_eq!(client.is_connected(), Ok(true), "{:?}", link.near.stats());
+    drop(listener.accept().unwrap());
+}
+
+/// Sockets outlive their stack, and say that it is gone.
+#[test]
+fn sockets_say_that_their_stack_is_gone() {
+    let Link { near, mut far, .. } = Link::new(true);
+    let sockets = near.sockets();
+    let mut listener = sockets.listen(addr("10.0.0.1:80"), ListenOptions::default()).unwrap();
+    let mut client = sockets.connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    let mut datagrams = sockets.bind(addr("10.0.0.1:53")).unwrap();
+    drop(near);
+    assert_eq!(listener.accept().unwrap_err(), SocketError::StackGone);
+    assert_eq!(client.write(b"x"), Err(SocketError::StackGone));
+    assert_eq!(client.read(&mut [0]), Err(SocketError::StackGone));
+    assert_eq!(datagrams.send_to(b"x", addr("10.0.0.2:53")), Err(SocketError::StackGone));
+    assert_eq!(sockets.connect(addr("10.0.0.2:80"), &Config::default()).unwrap_err(), SocketError::StackGone);
+    far.poll(Time::ZERO);
+}
+
+/// Wakers are called for what a socket waits for, and not for more.
+#[test]
+fn wakers_are_called() {
+    struct Count(AtomicU32);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let count = || Arc::new(Count(AtomicU32::new(0)));
+    let woken = |count: &Arc<Count>| count.0.swap(0, Ordering::Relaxed);
+    let (accept, connect, read) = (count(), count(), count());
+    let wakers = [&accept, &connect, &read].map(|count| Waker::from(count.clone()));
+    let [mut accepts, mut connects, mut reads] = [0, 1, 2].map(|n| Context::from_waker(&wakers[n]));
+
+    let mut link = Link::new(true);
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    assert!(listener.poll_accept(&mut accepts).is_pending() && client.poll_connected(&mut connects).is_pending());
+    link.settle();
+    assert_eq!((woken(&accept), woken(&connect)), (1, 1));
+    let mut server = listener.accept().unwrap();
+    assert!(server.poll_read(&mut reads, &mut [0; 10]).is_pending());
+    link.settle();
+    assert_eq!(woken(&read), 0);
+    client.write(b"hello").unwrap();
+    link.settle();
+    assert_eq!((woken(&read), woken(&connect), woken(&accept)), (1, 0, 0));
+    let mut bytes = [0; 10];
+    assert!(matches!(server.poll_read(&mut reads, &mut bytes), Poll::Ready(Ok(5))));
+    assert_eq!(&bytes[..5], b"hello");
+    assert!(server.poll_read(&mut reads, &mut bytes).is_pending());
+    client.abort();
+    link.settle();
+    assert_eq!(woken(&read), 1);
+    let reset = SocketError::Closed(tcp::Error::Reset);
+    assert!(matches!(server.poll_read(&mut reads, &mut bytes), Poll::Ready(Err(error)) if error == reset));
+}
+
+/// A thread that sleeps for a stack is woken by another thread.
+#[test]
+fn another_thread_ends_the_sleep() {
+    let mut link = Link::new(true);
+    link.settle();
+    let waker = link.near.waker();
+    let mut pause = PollThenSleep::new(Duration::ZERO);
+    let thread = std::thread::spawn(move || waker.wake());
+    // Without the wake-up it would sleep for ever.
+    loop {
+        match pause.turn(0, &mut [&mut link.near], None).unwrap() {
+            Turn::Woken => break,
+            // It came before the stack was armed: this poll counts it.
+            Turn::Polls if link.near.poll(link.now) > 0 => break,
+            _ => {}
+        }
+    }
+    thread.join().unwrap();
+}

@@ -1,0 +1,269 @@
+//! A queue pair in memory, and hosts that are connected by a cable.
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
+
+use netmem_inet::wire::Mac;
+use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
+use netmem_packet::{
+    Armed, Checksum, Handler, Meta, Packet, Poll, Reach, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame,
+};
+use netmem_pool::{Frag, Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
+use rustix::event::{EventfdFlags, eventfd};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A frame on the cable.
+#[derive(Clone)]
+pub struct Frame {
+    pub bytes: Vec<u8>,
+    pub meta: Meta,
+}
+
+/// One direction of the cable.
+pub type Cable = Rc<RefCell<VecDeque<Frame>>>;
+
+pub struct MemRx {
+    pub cable: Cable,
+    pool: PagePool<Private>,
+    event: OwnedFd,
+    /// Frames for which there was no page.
+    pub starved: u64,
+}
+
+pub struct MemPoll<'a> {
+    cable: &'a Cable,
+    napi: Napi<'a, Private>,
+    starved: &'a mut u64,
+}
+
+impl RxQueue for MemRx {
+    type Mem = Private;
+    type Poll<'a> = MemPoll<'a>;
+
+    fn poll<R>(&mut self, f: impl FnOnce(&mut MemPoll<'_>) -> R) -> R {
+        let Self { cable, pool, starved, .. } = self;
+        pool.poll(|napi| f(&mut MemPoll { cable, napi: napi.reborrow(), starved }))
+    }
+}
+
+impl Poll for MemPoll<'_> {
+    type Mem = Private;
+
+    fn receive<H: Handler<Private>>(&mut self, budget: usize, handler: &mut H) -> usize {
+        let mut frames = 0;
+        while frames < budget {
+            let Some(frame) = self.cable.borrow_mut().pop_front() else { break };
+            frames += 1;
+            let (head, rest) = frame.bytes.split_at(frame.bytes.len().min(PAGE_SIZE));
+            let Some(mut page) = self.napi.alloc() else {
+                *self.starved += 1;
+                continue;
+            };
+            page[..head.len()].copy_from_slice(head);
+            let mut xdp = XdpFrame::new(page, 0, head.len());
+            for part in rest.chunks(PAGE_SIZE) {
+                let mut page = self.napi.alloc().unwrap();
+                page[..part.len()].copy_from_slice(part);
+                xdp.push(page.freeze_range(0..part.len())).unwrap();
+            }
+            xdp.meta = frame.meta;
+            if handler.run(&mut xdp) == Verdict::Pass {
+                handler.pass(xdp.into_packet());
+            }
+        }
+        handler.flush();
+        frames
+    }
+
+    fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, Private>) -> R) -> R {
+        f(&mut self.napi)
+    }
+}
+
+/// Decides which frames get lost.
+pub type Loses = Box<dyn FnMut(&[u8]) -> bool>;
+
+pub struct MemTx {
+    pub cable: Cable,
+    /// Packets that the device has.
+    ring: VecDeque<Packet<Private>>,
+    sent: usize,
+    pub size: usize,
+    /// The device computes checksums and cuts segments (that is, it passes them on).
+    pub offloads: bool,
+    /// Whether the device is done with packets at the next completion.
+    pub completes: Rc<RefCell<bool>>,
+    /// Which frames get lost.
+    pub loses: Loses,
+    event: OwnedFd,
+}
+
+impl TxQueue for MemTx {
+    type Mem = Private;
+
+    fn send(&mut self, packet: Packet<Private>) -> Result<(), Packet<Private>> {
+        if self.ring.len() == self.size || !self.takes(packet.meta) {
+            return Err(packet);
+        }
+        self.ring.push_back(packet);
+        Ok(())
+    }
+
+    fn room(&self, packet: &Packet<Private>) -> Room {
+        match self.ring.len() == self.size {
+            _ if !self.takes(packet.meta) => Room::Never,
+            true => Room::Later,
+            false => Room::Now,
+        }
+    }
+
+    fn takes(&self, meta: Meta) -> bool {
+        self.offloads || meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
+    }
+
+    fn flush(&mut self) {
+        while let Some(packet) = self.ring.get(self.sent) {
+            let frame = Frame { bytes: packet.to_vec(), meta: packet.meta };
+            // A device that computes nothing says nothing of checksums on the other side.
+            let meta = if self.offloads { frame.meta } else { Meta::default() };
+            if !(self.loses)(&frame.bytes) {
+                self.cable.borrow_mut().push_back(Frame { meta, ..frame });
+            }
+            self.sent += 1;
+        }
+    }
+
+    fn complete(&mut self) -> usize {
+        if !*self.completes.borrow() {
+            return 0;
+        }
+        let done = std::mem::take(&mut self.sent);
+        self.ring.drain(..done);
+        done
+    }
+
+    fn reach(&self, _: &Frag<Private>) -> Reach {
+        Reach::Mapped(0)
+    }
+}
+
+macro_rules! waits {
+    ($queue:ty) => {
+        impl AsFd for $queue {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.event.as_fd()
+            }
+        }
+
+        impl Wait for $queue {
+            fn arm(&mut self) -> Armed {
+                Armed::Waits
+            }
+            fn disarm(&mut self) {}
+        }
+    };
+}
+waits!(MemRx);
+waits!(MemTx);
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn provider(pages: usize) -> Arc<RegionProvider<Private>> {
+    RegionProvider::new(RegionOptions::new(pages).huge_pages(false).build::<Private>().unwrap())
+}
+
+pub fn host(number: u8) -> Host<Private> {
+    let addresses = vec![
+        Address { addr: IpAddr::from([10, 0, 0, number]), prefix_len: 24 },
+        Address { addr: IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number.into()]), prefix_len: 64 },
+    ];
+    Host::new(Interface { mac: Mac([2, 0, 0, 0, 0, number]), mtu: 1500, addresses })
+}
+
+/// A queue pair that receives from one direction and sends into the other.
+pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
+    let pool = PoolOptions::new("rx").build(provider(1024), None).unwrap();
+    let rx = MemRx { cable: from.clone(), pool, event: event(), starved: 0 };
+    let tx = MemTx {
+        cable: to.clone(),
+        ring: VecDeque::new(),
+        sent: 0,
+        size: 256,
+        offloads,
+        completes: Rc::new(RefCell::new(true)),
+        loses: Box::new(|_| false),
+        event: event(),
+    };
+    (rx, tx)
+}
+
+pub fn pool() -> Arc<SharedPool<Private>> {
+    Arc::new(PoolOptions::new("tx").build_shared(provider(2048), None).unwrap())
+}
+
+pub fn stack(host: &Host<Private>, (rx, tx): (MemRx, MemTx), options: StackOptions) -> Stack<MemRx, MemTx> {
+    Stack::new(host, rx, tx, pool(), options, Time::ZERO).unwrap()
+}
+
+/// Two hosts, 10.0.0.1 and 10.0.0.2, and the time.
+pub struct Link {
+    pub near: Stack<MemRx, MemTx>,
+    pub far: Stack<MemRx, MemTx>,
+    pub now: Time,
+    /// What the near host sends from.
+    pub near_pool: Arc<SharedPool<Private>>,
+}
+
+impl Link {
+    pub fn new(offloads: bool) -> Self {
+        Self::with(offloads, StackOptions::default())
+    }
+
+    pub fn with(offloads: bool, options: StackOptions) -> Self {
+        let (there, back) = (Cable::default(), Cable::default());
+        let (near_pool, (rx, tx)) = (pool(), pair(&back, &there, offloads));
+        let near = Stack::new(&host(1), rx, tx, near_pool.clone(), options, Time::ZERO).unwrap();
+        let far = stack(&host(2), pair(&there, &back, offloads), options);
+        Self { near, far, now: Time::from_micros(1_000_000), near_pool }
+    }
+
+    /// Polls both until neither has work.
+    pub fn settle(&mut self) {
+        for _ in 0..10_000 {
+            self.now += Duration::from_micros(1);
+            let work = self.near.poll(self.now) + self.far.poll(self.now);
+            let due = [&self.near, &self.far].iter().any(|s| s.next_deadline().is_some_and(|at| at <= self.now));
+            if work == 0 && !due {
+                return;
+            }
+        }
+        panic!("the stacks do not settle: {:?} {:?}", self.near.stats(), self.far.stats());
+    }
+
+    /// Goes on to the next timer of either side, and settles.
+    pub fn step(&mut self) -> bool {
+        let next = [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min();
+        let Some(next) = next else { return false };
+        self.now = self.now.max(next);
+        self.settle();
+        true
+    }
+
+    /// Goes on for so long.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min().is_some_and(|t| t < end)
+        {
+            self.step();
+        }
+        self.now = self.now.max(end);
+        self.settle();
+    }
+}

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use device_common::rings::*;
 use device_common::*;
-use netmem_virtio::device::port::{Echo, Gen, Sink};
+use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, Event, PackedDesc, Position};
+use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, Event, PackedDesc, PackedRing, Position};
 
 /// Every set of ring features.
 fn combinations() -> impl Iterator<Item = u64> {
@@ -224,6 +224,39 @@ fn a_device_that_sleeps_asks_for_kicks() {
     }
 }
 
+/// A frame needs more buffers than there are, and the device sleeps. It asks for a kick behind the buffers that it has, so the driver
+/// that adds the missing ones wakes it.
+#[test]
+fn a_device_that_lacks_buffers_asks_for_a_kick() {
+    for ring in combinations().map(|ring| ring | feature::MRG_RXBUF) {
+        let mut device = NetDevice::new(one_pair(), |_| Gen::new(1000, None)).unwrap();
+        let mut driver = Driver::connect(&device, PLAIN | ring);
+        driver.share_memory();
+        let mut rx = Queue::start(&mut driver, 0, 16, ring);
+        let (stop, control, stats) = (AtomicBool::new(false), device.control(), device.stats());
+        std::thread::scope(|s| {
+            s.spawn(|| device.run(&stop, netmem_virtio::Spin::NONE));
+            let _ends = Ends { stop: &stop, control: &control };
+            for _ in 0..30 {
+                // 1012 bytes take three of these.
+                for _ in 0..3 {
+                    until(|| asleep(&stats) == 1);
+                    let id = rx.vacant(1).unwrap();
+                    rx.post(&driver.memory, id, &[(rx.buffer(id), 400, WRITE)], false);
+                    rx.kick();
+                }
+                let mut back = Vec::new();
+                until(|| {
+                    back.extend(rx.take());
+                    back.len() == 3
+                });
+                assert_eq!(back.iter().map(|chain| chain.1).sum::<u32>(), 1012, "{ring:#x}");
+            }
+        });
+        driver.hang_up();
+    }
+}
+
 /// A device with two pairs, of which the first is attacked on ring `index`: only that ring is stopped, `name` is counted
 /// once, the error descriptor is signalled, the ring's words stay as they are, and the other pair still works.
 fn attack(features: u64, index: usize, name: &str, attack: impl Fn(&mut Queue, &Driver)) {
@@ -282,7 +315,9 @@ fn packed_chains_are_judged() {
 fn packed_rings_are_judged() {
     let put = |q: &Queue, n: u16, id: u16, flags: u16| {
         let at = q.position().step(n, 64);
-        q.packed().set_desc(at.offset(), PackedDesc { addr: q.buffer(0), len: 1, id, flags: flags | at.available() });
+        // Long enough for a frame: also on the path that takes such buffers in groups.
+        q.packed()
+            .set_desc(at.offset(), PackedDesc { addr: q.buffer(0), len: 2048, id, flags: flags | at.available() });
     };
     for (index, write) in [(0, WRITE), (1, 0)] {
         for id in [64, 65, u16::MAX] {
@@ -315,6 +350,60 @@ fn an_id_may_come_twice() {
     }
     poll_until(&mut device, || tx.entries().len() == 2);
     assert_eq!(tx.take(), [(5, 0), (5, 0)]);
+}
+
+/// Makes the ring's next descriptor available again, of the next turn too, whenever the device has taken a frame.
+struct Again {
+    ring: PackedRing,
+    at: Position,
+    addr: u64,
+}
+
+impl Port for Again {
+    const WANTS_BYTES: bool = true;
+    const FEATURES: u64 = 0;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        None
+    }
+
+    fn consume(&mut self) {}
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        let d = PackedDesc { addr: self.addr, len: 76, id: 3, flags: self.at.available() };
+        self.ring.set_desc(self.at.offset(), d);
+        self.at = self.at.step(1, self.ring.size());
+        true
+    }
+}
+
+/// A driver makes descriptors available before they were given back, while the device is in its pass: the device takes more of them than
+/// the ring has. A batch does not become longer than the ring, and the driver hears of the pass.
+#[test]
+fn more_is_available_than_the_ring_has() {
+    for ring in [0, feature::IN_ORDER, feature::EVENT_IDX].map(|other| feature::RING_PACKED | other) {
+        // What is published does not end at the end of the ring.
+        const N: u16 = 12;
+        let memory = Memory::new();
+        // SAFETY: the memory of ring 1, aligned, with room for it; it stays until the end of the test.
+        let words = unsafe { PackedRing::from_layout(memory.base.add(RING_ROOM), N) };
+        let mut driver = Driver { memory, ..Driver::unconnected() };
+        let again = Again { ring: words, at: Position::START, addr: GUEST + BUFFERS as u64 };
+        let mut again = Some(again);
+        let mut device = NetDevice::new(one_pair(), |_| Ok(again.take().unwrap())).unwrap();
+        driver.stats = device.stats();
+        driver.reconnect(&device.control(), PLAIN | ring);
+        driver.share_memory();
+        let tx = Queue::start(&mut driver, 1, N, ring);
+        let wanted = Event { position: Position::START.step(5, N).bits(), flags: Event::AT };
+        tx.packed().set_driver_event(wanted);
+        // The first one.
+        device.ports()[0].send(&[]);
+        assert!(device.poll() > usize::from(N), "{ring:#x}: more than the ring has");
+        assert_eq!(tx.calls(), 1, "{ring:#x}: every event was passed");
+        assert_eq!(driver.queue_errors(), []);
+        driver.hang_up();
+    }
 }
 
 #[test]

@@ -209,26 +209,3 @@ impl<B> RingQueue<B> {
         self.queue.disarm();
     }
 }
-
-/// What a queue is armed by.
-pub(crate) trait Alarm {
-    fn handle(&self) -> &RingHandle;
-    fn notify(&mut self);
-    fn arm(&mut self) -> Armed;
-    fn disarm(&mut self);
-}
-
-impl<B> Alarm for RingQueue<B> {
-    fn handle(&self) -> &RingHandle {
-        self.handle()
-    }
-    fn notify(&mut self) {
-        self.notify();
-    }
-    fn arm(&mut self) -> Armed {
-        self.arm()
-    }
-    fn disarm(&mut self) {
-        self.disarm();
-    }
-}

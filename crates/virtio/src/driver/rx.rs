@@ -7,9 +7,9 @@ use super::frame::Frames;
 use super::page_buffers::PageBuffers;
 use super::receive::{Header, Receive};
 use super::restart::{Stop, Stopped};
-use super::ring::{Alarm, RingHandle};
+use super::ring::RingHandle;
 use super::stats::{RxStats, state};
-use netmem_packet::{Handler, Poll, RxQueue};
+use netmem_packet::{Armed, Handler, Poll, RxQueue, Wait};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
 use std::sync::Arc;
@@ -91,15 +91,6 @@ impl<M: PeerMemory> VirtioRx<M> {
         }
     }
 
-    /// Whether the device has buffers for a frame of any length.
-    pub(super) fn can_receive(&self) -> bool {
-        each!(&self.ring, rx => rx.can_receive())
-    }
-
-    pub(super) fn ring_mut(&mut self) -> &mut dyn Alarm {
-        each!(&mut self.ring, rx => rx.ring_mut())
-    }
-
     /// Goes on with the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
@@ -151,6 +142,17 @@ impl<M: PeerMemory> Drop for VirtioRx<M> {
 impl<M: PeerMemory> fmt::Debug for VirtioRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioRx({}, {})", self.index, state(self.stats().stopped))
+    }
+}
+
+/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
+impl<M: PeerMemory> Wait for VirtioRx<M> {
+    fn arm(&mut self) -> Armed {
+        each!(&mut self.ring, rx => self.link.arm_receive(self.index, rx))
+    }
+
+    fn disarm(&mut self) {
+        each!(&mut self.ring, rx => rx.ring_mut().disarm());
     }
 }
 

@@ -4,11 +4,11 @@ use super::Link;
 use super::alive::Quiet;
 use super::receive::{Header, Pools, Receive, Sink};
 use super::restart::{Stop, Stopped};
-use super::ring::{Alarm, RingHandle};
+use super::ring::RingHandle;
 use super::split_buffers::{SplitBuffers, SplitNapi, SplitPools};
 use super::stats::{RxStats, state};
 use crate::net::VnetHdr;
-use netmem_packet::{SplitFrame, SplitHandler};
+use netmem_packet::{Armed, SplitFrame, SplitHandler, Wait};
 use netmem_pool::{Device, Napi, Page, PeerMemory, PeerShared, PoolClosed, PoolStats, Provider};
 use std::fmt;
 use std::sync::Arc;
@@ -134,15 +134,6 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         self.ring.buffers().header_bytes()
     }
 
-    /// Whether the device has a buffer for a frame.
-    pub(super) fn can_receive(&self) -> bool {
-        self.ring.can_receive()
-    }
-
-    pub(super) fn ring_mut(&mut self) -> &mut dyn Alarm {
-        self.ring.ring_mut()
-    }
-
     /// Stops the queue, takes back or quarantines what was posted, and closes the pools.
     pub fn close(mut self) -> Option<SplitClosed> {
         self.stop().map(|stopped| stopped.closed)
@@ -179,6 +170,17 @@ impl<M: PeerMemory> Drop for VirtioSplitRx<M> {
 impl<M: PeerMemory> fmt::Debug for VirtioSplitRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtioSplitRx({}, {})", self.index, state(self.stats().stopped))
+    }
+}
+
+/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
+impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
+    fn arm(&mut self) -> Armed {
+        self.link.arm_receive(self.index, &mut self.ring)
+    }
+
+    fn disarm(&mut self) {
+        self.ring.ring_mut().disarm();
     }
 }
 

@@ -28,8 +28,9 @@
 
 use super::Link;
 use super::queues::{EitherRx, VirtioRxQueues};
+use super::receive::{Buffers, Receive};
 use super::restart::Stop;
-use super::ring::Alarm;
+use super::ring::RingQueue;
 use super::rx::VirtioRx;
 use super::split_rx::VirtioSplitRx;
 use super::split_tx::VirtioSplitTx;
@@ -85,7 +86,7 @@ impl Alarms {
 
 impl<M: PeerMemory> Link<M> {
     /// Arms a queue: see the module. `polls`: whether the owner is to poll for another reason.
-    fn arm(&self, queue: usize, ring: &mut dyn Alarm, polls: bool) -> Armed {
+    fn arm<B>(&self, queue: usize, ring: &mut RingQueue<B>, polls: bool) -> Armed {
         let hung_up = self.alarms.of(queue).clear();
         if hung_up {
             self.hung_up(ring.handle().connection());
@@ -102,6 +103,12 @@ impl<M: PeerMemory> Link<M> {
         }
         armed
     }
+
+    /// The same of a receive queue. One that has stopped, or that lacks pages for the next frame, does not wait.
+    pub(super) fn arm_receive<B: Buffers<Mem = M>>(&self, queue: usize, rx: &mut Receive<B>) -> Armed {
+        let polls = rx.stats().stopped.is_some() || !rx.can_receive();
+        self.arm(queue, rx.ring_mut(), polls)
+    }
 }
 
 impl<M: PeerMemory> AsFd for VirtioRx<M> {
@@ -110,35 +117,9 @@ impl<M: PeerMemory> AsFd for VirtioRx<M> {
     }
 }
 
-/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
-impl<M: PeerMemory> Wait for VirtioRx<M> {
-    fn arm(&mut self) -> Armed {
-        let (link, index) = (self.link().clone(), self.index());
-        let polls = self.stats().stopped.is_some() || !self.can_receive();
-        link.arm(index, self.ring_mut(), polls)
-    }
-
-    fn disarm(&mut self) {
-        self.ring_mut().disarm();
-    }
-}
-
 impl<M: PeerMemory> AsFd for VirtioSplitRx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link().alarms.of(self.index()).as_fd()
-    }
-}
-
-/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
-impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
-    fn arm(&mut self) -> Armed {
-        let (link, index) = (self.link().clone(), self.index());
-        let polls = self.stats().stopped.is_some() || !self.can_receive();
-        link.arm(index, self.ring_mut(), polls)
-    }
-
-    fn disarm(&mut self) {
-        self.ring_mut().disarm();
     }
 }
 

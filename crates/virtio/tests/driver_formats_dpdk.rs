@@ -112,8 +112,8 @@ fn dpdk_vhost_in_every_format() {
         let Some(_testpmd) = Testpmd::run(dpdk, &vhost, "--forward-mode=macswap --rxq=2 --txq=2", "") else { return };
         for chosen in 0..1 << features.len() {
             let ring = (0..features.len()).filter(|i| chosen >> i & 1 == 1).map(|i| features[i]).sum();
-            // Each mode meets each feature on and off, and each number of pairs. But for big mode on packed rings: DPDK fills four
-            // descriptors at once there, and takes each for a buffer of its own, where ours are parts of one.
+            // Each mode meets each feature on and off, and each number of pairs. But for big mode on packed rings, which DPDK
+            // fills wrongly: see "Where a peer differs" in docs/virtio.md.
             let modes = &MODES[..if ring & feature::RING_PACKED == 0 { 3 } else { 2 }];
             let mode = modes[(chosen + chosen / 3 + dpdk as usize) % modes.len()];
             let pairs = 1 + (chosen / 2 % 2) as u16;

@@ -402,7 +402,9 @@ impl<C: Carrier> Sender<C> {
         let in_ring = self.ring.settle();
         self.waits = false;
         if !self.syn_acked {
-            return self.next_syn();
+            let syn = self.next_syn();
+            self.waiting = self.waiting.or(syn.map(|_| at));
+            return syn;
         }
         self.agreed?;
         if in_ring > 0 && in_ring >= self.options.ring_bytes {
@@ -411,8 +413,10 @@ impl<C: Carrier> Sender<C> {
         }
         let next = self.choose(at, offload);
         self.clocks.note(at, self.is_busy(), next.is_none() && self.is_blocked_by_peer());
-        if next.is_none() {
-            self.arm_persist(at);
+        match next {
+            None => self.arm_persist(at),
+            // The user timeout also runs while the device takes nothing.
+            Some(_) => self.waiting = self.waiting.or(Some(at)),
         }
         next
     }
@@ -503,8 +507,9 @@ impl<C: Carrier> Sender<C> {
         let size = self.segment_size();
         let unsent = self.unsent() as u32;
         let room = self.window_end().distance(self.nxt);
-        if unsent > 0 && i64::from(room) >= i64::from(unsent.min(size)) {
-            let len = self.queue.fit(self.nxt, unsent.min(size));
+        let fin = self.fin && !self.is_fin_sent();
+        if (unsent > 0 || fin) && i64::from(room) >= i64::from(unsent.min(size).max(1)) {
+            let len = if unsent > 0 { self.queue.fit(self.nxt, unsent.min(size)) } else { 0 };
             return Some(self.new_data(len, size, Kind::TailProbe));
         }
         let probe = self.board.last().copied().and_then(|range| {
@@ -534,27 +539,30 @@ impl<C: Carrier> Sender<C> {
         if unsent == 0 && !fin {
             return None;
         }
+        let size = self.segment_size();
+        let room = u32::try_from(self.window_end().distance(self.nxt)).unwrap_or(0);
+        // A part of a segment leaves only if the peer's window stays small for long.
+        let released = self.probe == Some(Probe::Window);
+        if room == 0 || (room < unsent.min(size) && !released) {
+            return None;
+        }
         self.restart_after_idle(at);
-        let quota = self.quota();
+        // FIN alone does not wait for the congestion window.
+        let quota = if unsent == 0 { self.quota().max(1) } else { self.quota() };
         if quota == 0 {
             self.usage.note(true, self.board.out(), self.una, self.nxt);
             return None;
         }
-        let size = self.segment_size();
-        let room = u32::try_from(self.window_end().distance(self.nxt)).unwrap_or(0);
         // Half of the window at once, so that acknowledgements of the first half clock out the second.
         let segments = quota.min((self.window.cwnd / 2).max(1)).min((offload as u32 / size).max(1));
         let most = size.saturating_mul(segments);
         let mut len = unsent.min(most).min(room);
-        let released = self.probe == Some(Probe::Window);
         if len < unsent {
-            // A part of a segment leaves only if the peer's window is small for long.
-            let whole = len / size * size;
-            len = if whole > 0 || !released { whole } else { len };
+            len = if len > size { len / size * size } else { len };
         } else if !fin && !released && !self.may_send_small(self.nxt + unsent, unsent % size) {
             len -= unsent % size;
         }
-        if len == 0 && (unsent > 0 || room == 0) {
+        if len == 0 && unsent > 0 {
             return None;
         }
         if len > 0 {
@@ -636,7 +644,6 @@ impl<C: Carrier> Sender<C> {
             self.sent_again(seq, end, size, at, id);
         }
         self.last_sent = at;
-        self.waiting = self.waiting.or(Some(at));
         match kind {
             Kind::TailProbe => self.tail_probe_sent(!is_new, at),
             Kind::Again if seq == self.una => self.arm_retransmission(at),

@@ -148,6 +148,20 @@ fn after_an_idle_time_the_window_is_the_first_one_again() {
 }
 
 #[test]
+fn a_window_that_was_closed_for_long_restarts_when_data_leaves_and_not_before() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    trace.give(Trace::plain(10_001, 0));
+    assert_eq!((trace.write(30_000), trace.info().cwnd), (vec![], 20));
+    for _ in 0..3 {
+        trace.expire();
+    }
+    assert_eq!(trace.info().cwnd, 20);
+    assert_eq!(trace.give(Trace::plain(10_001, 100_000)).len(), 10);
+}
+
+#[test]
 fn with_offload_half_of_the_window_leaves_at_once_in_whole_segments() {
     let mut trace = Trace::new();
     trace.offload = 65_000;
@@ -195,6 +209,20 @@ fn fin_does_not_wait() {
     let acked = trace.sender.ack(&Trace::plain(32, 1000), trace.time());
     assert_eq!(acked, Acked { bytes: 30, fin: true, syn: false, writable: false });
     assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
+}
+
+#[test]
+fn fin_does_not_wait_for_the_congestion_window_and_is_the_tail_that_is_probed() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 10;
+    trace.sender.finish();
+    assert_eq!(trace.run(), [(10_001, 10_002, "F")]);
+    assert_eq!(trace.expire().1, [(10_001, 10_002, "F")]);
+    let mut trace = Trace::new();
+    trace.write(10_001);
+    trace.sender.finish();
+    assert_eq!(trace.run(), [], "there is data before it");
 }
 
 #[test]
@@ -596,6 +624,17 @@ fn a_range_is_not_repeated_while_its_copy_is_in_the_ring() {
     trace.tickets[1].finish();
     assert_eq!(trace.run(), [(1, 1001, "")]);
     assert!(!trace.sender.waits_for_ring());
+}
+
+#[test]
+fn the_user_timeout_runs_while_the_device_takes_nothing() {
+    let user_timeout = Some(Duration::from_secs(3));
+    let mut trace = Trace::with(SendOptions { user_timeout, ..SendOptions::default() }, true, 100);
+    trace.sender.send(Bytes::new(1, 1000), false).unwrap();
+    assert!(trace.sender.next(trace.time(), 0).is_some());
+    assert_eq!(trace.sender.deadline(), Some(trace.time() + Duration::from_secs(3)));
+    trace.now += 3000;
+    assert!(trace.sender.timeout(trace.time()).is_err());
 }
 
 #[test]

@@ -74,6 +74,7 @@ impl<C: Carrier> Sender<C> {
     /// counts for its selective acknowledgements only.
     pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
         let at = now.micros();
+        let ack = &Ack { ece: ack.ece && self.agreed.is_some_and(|agreed| agreed.ecn), ..*ack };
         let mut acked = Acked::default();
         if ack.ack > self.nxt {
             return acked;
@@ -109,6 +110,7 @@ impl<C: Carrier> Sender<C> {
 
     /// What follows once it is known what arrived.
     fn after(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
+        self.recovery.new_only = false;
         if self.recovery.tail.is_some() {
             self.judge_tail_probe(ack, news);
         }

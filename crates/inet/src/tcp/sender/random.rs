@@ -71,7 +71,8 @@ fn run(seed: u64) -> (u64, u64) {
         mtu_probing: rng.bool(),
         ..SendOptions::default()
     };
-    let mut sender = Sender::<Nothing>::new(Seq(0), 1460, options);
+    let iss = Seq(if rng.bool() { rng.u32(..) } else { 0_u32.wrapping_sub(rng.u32(0..=total)) });
+    let mut sender = Sender::<Nothing>::new(iss, 1460, options);
     let mut receiver = Receiver { next: Seq(1), behind: BTreeMap::new(), recent: vec![], sack };
     let mut events = BinaryHeap::from([Reverse((50_000, 0, Event::Write))]);
     let (mut now, mut count, mut sent_segments, mut done) = (0, 0_u64, 0, false);
@@ -87,9 +88,11 @@ fn run(seed: u64) -> (u64, u64) {
             let mut at = seq.0;
             for chunk in sender.payload(&transmission) {
                 assert_eq!(chunk, &Bytes::new(at, chunk.len() as u32), "foreign bytes");
-                at += chunk.len() as u32;
+                at = at.wrapping_add(chunk.len() as u32);
             }
             assert_eq!(at, (seq + len).0);
+            // The receiver counts from the first number.
+            let (seq, end) = (Seq(seq - iss), Seq(end - iss));
             tickets.retain(|(ticket, ..)| !crate::tcp::Ticket::is_done(ticket));
             assert!(tickets.iter().all(|(_, s, e)| *e <= seq.0 || end.0 <= *s), "a copy is still in the ring");
             let ticket = if pending { Token::pending() } else { Token::done() };
@@ -173,9 +176,9 @@ fn run(seed: u64) -> (u64, u64) {
                 }
             }
             Event::Ack { ack, window, blocks, echo, ece } => {
-                let blocks: Vec<_> = blocks.iter().map(|(from, to)| (Seq(*from), Seq(*to))).collect();
+                let blocks: Vec<_> = blocks.iter().map(|(from, to)| (iss + *from, iss + *to)).collect();
                 let echo = timestamps.then_some(echo);
-                let ack = Ack { seq: Seq(1), ack: Seq(ack), window, sack: &blocks, echo, ece, data: false };
+                let ack = Ack { seq: Seq(1), ack: iss + ack, window, sack: &blocks, echo, ece, data: false };
                 sender.ack(&ack, time);
                 sender.board.check();
                 assert!(sender.window.cwnd > 0);
@@ -193,5 +196,79 @@ fn run(seed: u64) -> (u64, u64) {
 fn every_byte_arrives_whatever_the_path_does() {
     for seed in 0..300 {
         run(seed);
+    }
+}
+
+/// A peer that says anything: acknowledgements, blocks, windows, timestamps, marks.
+fn lie(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let iss = Seq(rng.u32(..));
+    let options = SendOptions { send_buffer: 40_000, mtu_probing: rng.bool(), ..SendOptions::default() };
+    let mut sender = Sender::<Nothing>::new(iss, 1460, options);
+    let (sack, ecn) = (rng.u8(0..4) > 0, rng.bool());
+    let mut now = 0;
+    for step in 0..400 {
+        let time = Time::from_micros(now);
+        let near = |rng: &mut fastrand::Rng| match rng.u8(0..10) {
+            0 => Seq(rng.u32(..)),
+            1..=3 => sender.una + rng.u32(0..45) * 1000,
+            4 => sender.una - rng.u32(0..3000),
+            _ => sender.una + rng.u32(0..=(sender.nxt - sender.una) + 1),
+        };
+        match rng.u8(0..12) {
+            0 if step == 0 || sender.agreed.is_none() => {
+                let mss = [0, 1, 100, 1460, u16::MAX][rng.usize(0..5)];
+                let window = rng.u32(0..1 << 30);
+                sender.established(&Negotiated { mss, sack, timestamps: rng.bool(), ecn, window, seq: Seq(0) }, time);
+            }
+            0 => drop(sender.too_big(near(&mut rng), rng.u32(0..2000), time)),
+            1 | 2 => drop(sender.send(Bytes::new(sender.end().0, rng.u32(1..9000)), rng.bool())),
+            3 => now += rng.u64(0..100_000),
+            4 => {
+                if let Some(deadline) = sender.deadline() {
+                    now = now.max(deadline.micros());
+                    if sender.timeout(Time::from_micros(now)).is_err() {
+                        return;
+                    }
+                }
+            }
+            _ => {
+                let blocks: Vec<_> = (0..rng.usize(0..5)).map(|_| (near(&mut rng), near(&mut rng))).collect();
+                let window = [0, 1, 700, 1 << 20][rng.usize(0..4)];
+                let (ack, echo) = (near(&mut rng), rng.bool().then(|| rng.u32(..)));
+                let ack = Ack {
+                    seq: Seq(rng.u32(0..9)),
+                    ack,
+                    window,
+                    sack: &blocks,
+                    echo,
+                    ece: rng.bool(),
+                    data: rng.bool(),
+                };
+                sender.ack(&ack, time);
+            }
+        }
+        sender.board.check();
+        for _ in 0..1000 {
+            let Some(transmission) = sender.next(Time::from_micros(now), 20_000) else { break };
+            let payload = sender.payload(&transmission).iter().map(Chunk::len).sum::<usize>();
+            assert_eq!(payload, transmission.len as usize);
+            sender.sent(&transmission, Token::done(), Time::from_micros(now));
+            sender.board.check();
+        }
+        assert!(sender.board.ranges() <= sender.board.out() as usize, "no more ranges than segments");
+        assert!(sender.window.cwnd > 0 && sender.window.ssthresh > 1);
+        let waits = !sender.board.is_empty() || (sender.unsent() > 0 && sender.agreed.is_some());
+        assert!(
+            !waits || sender.deadline().is_some(),
+            "seed {seed}, step {step}: nothing would ever happen: {sender:?}"
+        );
+    }
+}
+
+#[test]
+fn a_peer_that_lies_gets_no_more_than_segments() {
+    for seed in 0..500 {
+        lie(seed);
     }
 }

@@ -66,8 +66,8 @@ pub(super) struct Recovery {
     first_again: Option<u32>,
     /// F-RTO decides whether the timeout was needed.
     frto: bool,
-    /// F-RTO wants new data to be sent, and nothing again.
-    new_only: bool,
+    /// F-RTO wants new data to be sent, and nothing again, until the next acknowledgement.
+    pub(super) new_only: bool,
     /// Segments that duplicate acknowledgements stand for, if the peer has no selective ones.
     pub(super) duplicates: u32,
     /// Segments by which reordering was seen, and how often.

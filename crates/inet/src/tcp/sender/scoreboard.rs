@@ -264,6 +264,10 @@ impl Scoreboard {
 
 #[cfg(test)]
 impl Scoreboard {
+    pub(super) fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// Counts again, and looks whether all ranges follow each other.
     pub(super) fn check(&self) {
         let sum = |counts: fn(&Range) -> bool| {

@@ -430,6 +430,20 @@ fn after_a_timeout_everything_is_sent_again_in_slow_start() {
 }
 
 #[test]
+fn what_was_sent_twice_gives_no_round_trip_time() {
+    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
+    trace.write(3000);
+    trace.expire();
+    trace.now += 10;
+    trace.ack(3001, &[]);
+    assert_eq!(trace.info().rtt, Duration::from_millis(100));
+    trace.write(3000);
+    trace.now += 180;
+    trace.ack(6001, &[]);
+    assert_eq!(trace.info().rtt, Duration::from_millis(110));
+}
+
+#[test]
 fn a_timeout_is_taken_back_if_what_was_never_repeated_arrives() {
     let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
     trace.write(14_000);
@@ -546,6 +560,15 @@ fn a_congestion_mark_shrinks_the_window_once_in_a_round_trip() {
     assert_eq!(trace.info().ssthresh, 7, "the same congestion");
     assert_eq!(left.iter().filter(|(.., flags)| *flags == "W").count(), 1, "CWR is said once: {left:?}");
     assert!(trace.info().cwnd <= 8);
+}
+
+#[test]
+fn a_congestion_mark_that_was_not_agreed_on_is_ignored() {
+    let mut trace = Trace::new();
+    trace.write(10_000);
+    trace.now += 100;
+    trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
+    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
 }
 
 #[test]

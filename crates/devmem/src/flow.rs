@@ -9,16 +9,18 @@
 //! Each receive queue has a [`FlowQueue`] of its own, which knows what binding the queue receives into; the table behind is read by RCU.
 
 use crate::binding::BindingProvider;
-use crate::headers::{self, Drop as Why, Headers};
 use crate::mailbox::{Datagram, Mailbox, Payload};
 use crate::sync::Snapshot;
 use crate::{Binding, BindingCount, Socket, SocketOptions};
+use netmem_inet::Ports;
+use netmem_inet::wire::{self, Drop as Why, Network, Part, Transport, protocol};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};
-use netmem_pool::{Frag, PeerMemory, PeerShared};
+use netmem_pool::{Frag, Mapped, PeerMemory, PeerShared};
 use netmem_refs::PercpuRef;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
@@ -33,7 +35,7 @@ pub enum FlowBindError {
         /// The port.
         port: u16,
     },
-    /// All ports from 49152 on are taken.
+    /// All ports from 1024 on are taken.
     #[error("no port is free; close sockets that are not needed")]
     Exhausted,
     /// A socket without a place for a datagram.
@@ -72,6 +74,9 @@ struct Counters {
     foreign: AtomicU64,
 }
 
+/// A socket takes datagrams to any address, from any.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+
 type Sockets<C> = HashMap<u16, Arc<Mailbox<C>>>;
 
 /// What handles of a table share.
@@ -80,6 +85,7 @@ pub(crate) struct Flows<C: BindingCount> {
     snapshot: Snapshot<Sockets<C>>,
     /// The same, for who binds and closes.
     sockets: Mutex<Sockets<C>>,
+    ports: Ports,
     dropped: Counters,
 }
 
@@ -88,7 +94,10 @@ impl<C: BindingCount> Flows<C> {
         let (port, replaced) = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let port = match port {
-                0 => (49152..=u16::MAX).find(|port| !sockets.contains_key(port)).ok_or(FlowBindError::Exhausted)?,
+                0 => {
+                    let mut candidates = self.ports.candidates(ANY.ip(), ANY);
+                    candidates.find(|port| !sockets.contains_key(port)).ok_or(FlowBindError::Exhausted)?
+                }
                 port if sockets.contains_key(&port) => return Err(FlowBindError::Taken { port }),
                 port => port,
             };
@@ -124,7 +133,7 @@ impl FlowTable<PercpuRef> {
 }
 
 impl<C: BindingCount> FlowTable<C> {
-    /// A socket on a UDP port; 0 for one that is free, from 49152 on.
+    /// A socket on a UDP port; 0 for one that is free, from 1024 on, and hard to guess.
     ///
     /// # Errors
     ///
@@ -168,8 +177,8 @@ impl<C: BindingCount> Clone for FlowTable<C> {
 
 impl<C: BindingCount> Default for FlowTable<C> {
     fn default() -> Self {
-        let flows = Flows { snapshot: Snapshot::new(), sockets: Mutex::default(), dropped: Counters::default() };
-        Self { flows: Arc::new(flows) }
+        let (snapshot, sockets, ports) = (Snapshot::new(), Mutex::default(), Ports::default());
+        Self { flows: Arc::new(Flows { snapshot, sockets, ports, dropped: Counters::default() }) }
     }
 }
 
@@ -197,9 +206,10 @@ where
         if frame.meta.gso.is_some() {
             return count(&dropped.other);
         }
-        let Headers { peer, port, start, len } = match headers::parse(&frame) {
-            Ok(headers) => headers,
-            Err(Why::InDeviceMemory(port)) => {
+        let Headers { peer, port, payload: Part { at: start, len } } = match parse(&frame) {
+            Ok(Some(headers)) => headers,
+            Ok(None) => return count(&dropped.fragments),
+            Err(Why::Beyond { port }) => {
                 count(&dropped.headers_in_device);
                 return self.flows.snapshot.read(|sockets| {
                     if let Some(mailbox) = port.and_then(|port| sockets?.get(&port)) {
@@ -207,9 +217,8 @@ where
                     }
                 });
             }
-            Err(Why::Fragment) => return count(&dropped.fragments),
-            Err(Why::Other) => return count(&dropped.other),
             Err(Why::Malformed) => return count(&dropped.malformed),
+            Err(_) => return count(&dropped.other),
         };
         // Of a sum that its sender left to the device both have the frame as it was made.
         let vouched = frame.meta.checksum != Checksum::Unknown;
@@ -231,6 +240,41 @@ where
             Some(mailbox) => mailbox.deliver(datagram),
             None => count(&dropped.no_socket),
         });
+    }
+}
+
+/// As many bytes as headers can have that are copied: Ethernet, and IPv4 with all options, or IPv6 with some extensions, and UDP.
+const HEAD: usize = 96;
+
+/// A UDP datagram in a frame.
+struct Headers {
+    /// Who sent it.
+    peer: SocketAddr,
+    /// The port that it is for.
+    port: u16,
+    /// In the frame; it begins in the head or at its end.
+    payload: Part,
+}
+
+/// Reads the headers of a frame, on a private copy. `None` for a fragment.
+fn parse<M: Mapped>(frame: &SplitFrame<M>) -> Result<Option<Headers>, Why> {
+    let mut copy = [0; HEAD];
+    let head = &mut copy[..frame.head().len().min(HEAD)];
+    frame.head().copy_to(0, head).map_err(|_| Why::Malformed)?;
+    let (_, Network::Ip(ip)) = wire::parse(head, frame.len())? else { return Err(Why::Unknown) };
+    if ip.fragment.is_some() {
+        return Ok(None);
+    }
+    // Headers of other protocols may go on in device memory, and are not looked at.
+    if ip.protocol != protocol::UDP {
+        return Err(Why::Unknown);
+    }
+    match ip.transport(head)? {
+        Transport::Udp(datagram) => {
+            let peer = SocketAddr::new(ip.source, datagram.source_port);
+            Ok(Some(Headers { peer, port: datagram.destination_port, payload: datagram.payload }))
+        }
+        _ => Err(Why::Unknown),
     }
 }
 

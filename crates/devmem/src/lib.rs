@@ -69,8 +69,6 @@ mod counts;
 mod error;
 #[cfg(not(loom))]
 mod flow;
-#[cfg(not(loom))]
-mod headers;
 #[cfg(any(test, not(loom)))]
 mod ledger;
 #[cfg(not(loom))]

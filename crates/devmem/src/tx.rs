@@ -7,21 +7,15 @@
 //!
 //! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the unbinding can still be sent.
 
-use crate::headers::{checksum, fold, sum};
 use crate::{Binding, BindingCount, BindingRef};
-use etherparse::{EtherType, Ethernet2Header, Ipv4Header, Ipv6Header, UdpHeader, ether_type, ip_number};
-use netmem_packet::{Checksum, DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
+use netmem_inet::wire::{self, Body, EmitError, Flow, HEADROOM, Link, MAX_HEADERS, Mac, Outer};
+use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
 use netmem_pool::{DmaDomain, MapError, OutOfRange, PeerMemory, PeerShared, SharedPool};
 use netmem_refs::PercpuRef;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use thiserror::Error;
-
-/// Room in front of the headers for what a device wants there.
-const HEADROOM: usize = 64;
-/// The longest headers: Ethernet, IPv6, UDP.
-const MOST: usize = 14 + 40 + 8;
 
 /// One side of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +152,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
             return Err(SenderError::Family { local: local.addr, peer: peer.addr });
         }
         let pages = pages.into();
-        if pages.page_size() < HEADROOM + MOST {
+        if pages.page_size() < HEADROOM + MAX_HEADERS {
             return Err(SenderError::Pages { page_size: pages.page_size() });
         }
         let base = binding.map_for(domain)?;
@@ -266,70 +260,22 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         payload: &mut Vec<DeviceFrag<BindingRef<C>>>,
         bytes: u16,
     ) -> Result<(), SendError> {
-        let (headers, len) = self.headers(bytes);
+        let mut headers = [0; MAX_HEADERS];
+        let outer = Outer::new(Some(Link { destination: Mac(self.peer.mac), source: Mac(self.local.mac) }));
+        let flow = Flow { local: self.local.addr, remote: self.peer.addr };
+        let body = Body { len: bytes.into(), sum: None, segment_size: None };
+        // Both addresses are of one family, there is room, and a datagram is no longer than an MTU.
+        let too_long = |_: EmitError| SendError::TooLong { bytes: bytes.into(), most: self.most() as u64 };
+        let wire::Emitted { len, meta } = wire::emit_udp(&mut headers, &outer, &flow, body).map_err(too_long)?;
         let mut page = self.pages.alloc().ok_or(SendError::NoPage)?;
         page.copy_from(HEADROOM, &headers[..len]).map_err(|OutOfRange { .. }| SendError::NoPage)?;
         let mut packet = Packet::new(page.freeze_range(HEADROOM..HEADROOM + len));
-        packet.meta.checksum = Checksum::Partial { start: (len - 8) as u16, offset: 6 };
+        packet.meta = meta;
         queue.send_split(packet, payload).map_err(|_| SendError::Queue)
     }
 
     fn ip_len(&self) -> usize {
         if self.local.addr.is_ipv4() { 20 } else { 40 }
-    }
-
-    /// Headers for so many bytes of payload, and how long they are.
-    fn headers(&self, bytes: u16) -> ([u8; MOST], usize) {
-        let (local, peer) = (self.local.addr, self.peer.addr);
-        let udp_len = bytes + 8;
-        let ethernet = |ether_type: EtherType| {
-            Ethernet2Header { source: self.local.mac, destination: self.peer.mac, ether_type }.to_bytes()
-        };
-        let (mut out, mut at) = ([0; MOST], 0);
-        let mut put = |bytes: &[u8]| {
-            out[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        };
-        let mut pseudo = u64::from(udp_len) + u64::from(ip_number::UDP.0);
-        match (local.ip(), peer.ip()) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                put(&ethernet(ether_type::IPV4));
-                let mut ip = Ipv4Header {
-                    total_len: 20 + udp_len,
-                    time_to_live: 64,
-                    protocol: ip_number::UDP,
-                    source: source.octets(),
-                    destination: destination.octets(),
-                    dont_fragment: true,
-                    ..Ipv4Header::default()
-                };
-                ip.header_checksum = ip.calc_header_checksum();
-                debug_assert_eq!(checksum(&ip.to_bytes()), 0);
-                put(&ip.to_bytes());
-                pseudo += sum(&ip.source) + sum(&ip.destination);
-            }
-            (source, destination) => {
-                put(&ethernet(ether_type::IPV6));
-                // The families are the same.
-                let octets = |ip: IpAddr| match ip {
-                    IpAddr::V6(ip) => ip.octets(),
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                };
-                let ip = Ipv6Header {
-                    payload_length: udp_len,
-                    next_header: ip_number::UDP,
-                    hop_limit: 64,
-                    source: octets(source),
-                    destination: octets(destination),
-                    ..Ipv6Header::default()
-                };
-                put(&ip.to_bytes());
-                pseudo += sum(&ip.source) + sum(&ip.destination);
-            }
-        }
-        let (source_port, destination_port) = (local.port(), peer.port());
-        put(&UdpHeader { source_port, destination_port, length: udp_len, checksum: fold(pseudo) }.to_bytes());
-        (out, at)
     }
 }
 

@@ -13,6 +13,7 @@
 pub mod icmp;
 mod interface;
 pub mod neighbor;
+mod ports;
 pub mod reassembly;
 pub mod route;
 pub mod stack;
@@ -21,6 +22,7 @@ mod time;
 pub mod wire;
 
 pub use interface::{Address, Cast, Interface};
+pub use ports::Ports;
 pub use stack::{
     Fragment, Host, HostCarrier, ListenOptions, Packer, Received, SocketError, Sockets, Stack, StackOptions,
     StackStats, StackWaker, TcpListener, TcpStream, UdpSocket,

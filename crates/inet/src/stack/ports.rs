@@ -1,29 +1,15 @@
-//! Local ports that the stack chooses (RFC 6056, algorithm 4: double hash).
-//!
-//! An observer of one destination does not learn the ports that are used with another, and a port is reused as late as possible.
+//! Local ports that the stack chooses: the first of the candidates that the directory has free.
 
 use super::directory::{Directory, Protocol, StackId};
 use crate::wire::Flow;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// All ports that are not well known.
-const FIRST: u32 = 1024;
-const COUNT: u32 = 65536 - FIRST;
-
-pub(crate) struct Ports {
-    offset: RandomState,
-    index: RandomState,
-    counters: [AtomicU32; 64],
-}
+#[derive(Default)]
+pub(crate) struct Ports(crate::Ports);
 
 impl Ports {
     pub(crate) fn new() -> Self {
-        let random = RandomState::new();
-        let counters = std::array::from_fn(|n| AtomicU32::new(random.hash_one(n) as u32));
-        Self { offset: RandomState::new(), index: RandomState::new(), counters }
+        Self::default()
     }
 
     /// Claims a flow to `remote` for a stack, with a port that no listener has. `None` if all are taken.
@@ -34,7 +20,7 @@ impl Ports {
         remote: SocketAddr,
         stack: StackId,
     ) -> Option<Flow> {
-        self.candidates(local, remote).find_map(|port| {
+        self.0.candidates(local, remote).find_map(|port| {
             let flow = Flow { local: SocketAddr::new(local, port), remote };
             (!directory.is_bound(Protocol::Tcp, port) && directory.claim(flow, stack)).then_some(flow)
         })
@@ -44,18 +30,8 @@ impl Ports {
     pub(crate) fn bind(&self, directory: &Directory, local: IpAddr, stack: StackId) -> Option<SocketAddr> {
         // All datagrams that the socket sends come from this port: there is one destination to hide from.
         let anywhere = SocketAddr::new(local, 0);
-        self.candidates(local, anywhere).map(|port| SocketAddr::new(local, port)).find(|&local| {
+        self.0.candidates(local, anywhere).map(|port| SocketAddr::new(local, port)).find(|&local| {
             !directory.is_bound(Protocol::Udp, local.port()) && directory.bind(Protocol::Udp, local, stack)
-        })
-    }
-
-    fn candidates(&self, local: IpAddr, remote: SocketAddr) -> impl Iterator<Item = u16> {
-        let offset = self.offset.hash_one((local, remote)) as u32;
-        let counter = &self.counters[self.index.hash_one((local, remote)) as usize % self.counters.len()];
-        (0..COUNT).map(move |_| {
-            let next = counter.fetch_add(1, Ordering::Relaxed);
-            // It fits: the last one is 65535.
-            (FIRST + offset.wrapping_add(next) % COUNT) as u16
         })
     }
 }
@@ -80,15 +56,5 @@ mod tests {
         assert_eq!(seen.len(), 65536 - 1024 - 1);
         let other = SocketAddr::from(([10, 0, 0, 3], 80));
         assert!(ports.claim(&directory, HERE, other, 0).is_some(), "another destination has its own ports");
-    }
-
-    /// Two destinations: the sequence of ports of the one says nothing of the other's.
-    #[test]
-    fn sequences_of_destinations_begin_anywhere() {
-        let (directory, ports) = (Directory::new(), Ports::new());
-        let firsts: HashSet<u16> = (0..100)
-            .map(|n| ports.claim(&directory, HERE, ([10, 0, 1, n], 80).into(), 0).unwrap().local.port() / 1000)
-            .collect();
-        assert!(firsts.len() > 20, "{firsts:?}");
     }
 }

@@ -73,6 +73,8 @@ pub struct Covered {
     pub part: Part,
     /// The sum of the pseudo header.
     pseudo: u16,
+    /// There is no checksum where there must be one.
+    missing: bool,
 }
 
 impl Covered {
@@ -81,7 +83,7 @@ impl Covered {
     #[must_use]
     pub fn holds(&self, mut sum: Sum) -> bool {
         sum.add_word(self.pseudo);
-        sum.value() == 0xffff
+        sum.value() == 0xffff && !self.missing
     }
 }
 
@@ -133,7 +135,7 @@ impl Ip {
         }
         match self.protocol {
             protocol::TCP => Segment::parse(bytes, self.content).map(Transport::Tcp),
-            protocol::UDP => Datagram::parse(bytes, self.content, v6).map(Transport::Udp),
+            protocol::UDP => Datagram::parse(bytes, self.content).map(Transport::Udp),
             protocol::ICMP if !v6 => Icmp::parse_v4(bytes, self).map(Transport::Icmp),
             protocol::ICMPV6 if v6 => Icmp::parse_v6(bytes, self).map(Transport::Icmp),
             _ => Ok(Transport::Unknown),
@@ -146,12 +148,13 @@ impl Ip {
     #[inline]
     #[must_use]
     pub fn covered(&self, transport: &Transport) -> Option<Covered> {
-        let mut part = self.content;
+        let (mut part, mut missing) = (self.content, false);
         let pseudo = match transport {
             Transport::Tcp(_) => true,
             Transport::Udp(datagram) => {
                 part.len = datagram.payload.end() - part.at;
-                if !datagram.checksum {
+                missing = !datagram.checksum;
+                if missing && self.source.is_ipv4() {
                     return None;
                 }
                 true
@@ -161,7 +164,7 @@ impl Ip {
         };
         let pseudo =
             if pseudo { pseudo_sum(self.source, self.destination, self.protocol, part.len).value() } else { 0 };
-        Some(Covered { part, pseudo })
+        Some(Covered { part, pseudo, missing })
     }
 
     /// The flow of a packet that was received, with the ports of its transport header.

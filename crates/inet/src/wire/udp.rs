@@ -13,7 +13,8 @@ pub struct Datagram {
     pub destination_port: u16,
     /// The payload.
     pub payload: Part,
-    /// It has a checksum. Over IPv4 it may have none.
+    /// It has a checksum. Over IPv4 it may have none. Over IPv6 it must: [`Covered::holds`](super::Covered::holds) is false of one without, and
+    /// only a receiver that has checksums of its own may take it.
     pub checksum: bool,
 }
 
@@ -23,14 +24,14 @@ const CHECKSUM: u16 = 6;
 
 impl Datagram {
     #[inline]
-    pub(super) fn parse(bytes: Bytes<'_>, content: Part, v6: bool) -> Result<Self, Drop> {
+    pub(super) fn parse(bytes: Bytes<'_>, content: Part) -> Result<Self, Drop> {
         let udp = bytes.at::<LEN>(content.at).map_err(|drop| match drop {
             Drop::Beyond { .. } => Drop::Beyond { port: bytes.at::<4>(content.at).ok().map(|ports| be16(ports, 2)) },
             drop => drop,
         })?;
         let len = usize::from(be16(udp, 4));
         let checksum = be16(udp, 6) != 0;
-        if len < LEN || len > content.len || v6 && !checksum {
+        if len < LEN || len > content.len {
             return Err(Drop::Malformed);
         }
         let payload = Part { at: content.at + LEN, len: len - LEN };

@@ -24,7 +24,7 @@ pub mod wire;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
 pub use stack::{
-    Fragment, Host, HostCarrier, ListenOptions, Packer, Received, SocketError, Sockets, Stack, StackOptions,
-    StackStats, StackWaker, TcpListener, TcpStream, UdpSocket,
+    Departed, Fragment, Host, HostCarrier, ListenOptions, Packer, Received, SavedStream, SocketError, Sockets, Stack,
+    StackOptions, StackStats, StackWaker, TcpListener, TcpStream, UdpSocket,
 };
 pub use time::Time;

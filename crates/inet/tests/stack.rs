@@ -424,3 +424,82 @@ fn another_thread_ends_the_sleep() {
     }
     thread.join().unwrap();
 }
+
+/// A connection goes from stack to stack of a host, and through its numbers, while data is on its way both ways. The peer notices nothing.
+#[test]
+fn a_connection_moves_while_data_is_on_its_way() {
+    let (there, back) = (Cable::default(), Cable::default());
+    let (queue0, queue1) = (Cable::default(), Cable::default());
+    let mut near = stack(&host(1), pair(&back, &there, true), StackOptions::default());
+    let both = host(2);
+    let mut far = [&queue0, &queue1].map(|queue| stack(&both, pair(queue, &back, true), StackOptions::default()));
+    let mut now = Time::from_micros(1_000_000);
+    let mut poll = |near: &mut Stack<_, _>, far: &mut [Stack<_, _>; 2]| {
+        now += Duration::from_millis(1);
+        near.poll(now);
+        for (n, frame) in there.borrow_mut().drain(..).enumerate() {
+            [&queue0, &queue1][n % 2].borrow_mut().push_back(frame);
+        }
+        for stack in far.iter_mut() {
+            stack.poll(now);
+        }
+    };
+    let mut listener = far[0].sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut client = near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    for _ in 0..10 {
+        poll(&mut near, &mut far);
+    }
+    let mut server = listener.accept().unwrap();
+    let sent: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
+    let (mut at, mut back_at, mut received, mut echoed) = (0, 0, Vec::new(), Vec::new());
+    let mut bytes = [0; 7001];
+    for turn in 0..20_000 {
+        at += client.write(&sent[at..]).unwrap_or(0);
+        // It reads slowly, so that data waits when the connection moves.
+        if turn % 3 == 0
+            && let Ok(n) = server.read(&mut bytes)
+        {
+            received.extend_from_slice(&bytes[..n]);
+        }
+        back_at += server.write(&received[back_at..]).unwrap_or(0);
+        if let Ok(n) = client.read(&mut bytes) {
+            echoed.extend_from_slice(&bytes[..n]);
+        }
+        poll(&mut near, &mut far);
+        if turn % 50 == 49 && turn < 500 {
+            let to = far[turn / 50 % 2].sockets();
+            server = if turn % 100 == 49 {
+                let departed = server.depart().unwrap();
+                poll(&mut near, &mut far);
+                to.adopt(departed).unwrap()
+            } else {
+                let text = serde_json::to_string(&server.save().unwrap()).unwrap();
+                poll(&mut near, &mut far);
+                to.restore(&serde_json::from_str(&text).unwrap(), &Config::default()).unwrap()
+            };
+        }
+        if echoed.len() == sent.len() {
+            break;
+        }
+    }
+    assert!(received == sent && echoed == sent, "{} {}", received.len(), echoed.len());
+    assert!(far[0].stats().handed_over > 0 && far[1].stats().handed_over > 0);
+    assert_eq!(far[0].stats().resets + far[1].stats().resets, 0);
+    drop((client, server, listener));
+    for _ in 0..70_000 {
+        poll(&mut near, &mut far);
+    }
+    assert_eq!((near.connections(), both.connections(), far[0].pages(), far[1].pages()), (0, 0, 0, 0));
+    // A stream that departed and was dropped: the flow is free, and the peer learns it.
+    let mut listener = far[0].sockets().listen(addr("10.0.0.2:81"), ListenOptions::default()).unwrap();
+    let mut client = near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
+    for _ in 0..10 {
+        poll(&mut near, &mut far);
+    }
+    drop(listener.accept().unwrap().depart().unwrap());
+    client.write(b"x").unwrap();
+    for _ in 0..10 {
+        poll(&mut near, &mut far);
+    }
+    assert_eq!(client.is_connected(), Err(SocketError::Closed(tcp::Error::Reset)));
+}

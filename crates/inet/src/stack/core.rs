@@ -176,7 +176,7 @@ impl<M: Mapped> Core<M> {
 
     // ---- connections come and go
 
-    fn insert(&mut self, connection: Connection<HostCarrier<M>>, flow: Flow, path: Path, role: Role) -> u32 {
+    pub(super) fn insert(&mut self, connection: Connection<HostCarrier<M>>, flow: Flow, path: Path, role: Role) -> u32 {
         let slot = Slot {
             connection,
             flow,
@@ -201,15 +201,21 @@ impl<M: Mapped> Core<M> {
 
     /// The connection is over, and nothing refers to it.
     fn remove(&mut self, n: u32) {
-        let slot = self.slots.remove(n as usize);
-        self.flows.remove(&slot.flow);
+        let slot = self.forget(n);
         self.host.directory().release(&slot.flow);
+    }
+
+    /// Takes a connection out of the tables of this stack.
+    pub(super) fn forget(&mut self, n: u32) -> Slot<M> {
+        let mut slot = self.slots.remove(n as usize);
+        self.flows.remove(&slot.flow);
         self.wheel.clear(n);
-        self.wakers.extend(slot.read.into_iter().chain(slot.write));
+        self.wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
+        slot
     }
 
     /// What a connection on a path begins with.
-    fn config(&self, config: &Config, path: &Path, flow: &Flow) -> Config {
+    pub(super) fn config(&self, config: &Config, path: &Path, flow: &Flow) -> Config {
         let mss = self.host.interface().mtu.saturating_sub(headers(flow));
         let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
         Config { mss, max_payload, ..*config }
@@ -240,7 +246,7 @@ impl<M: Mapped> Core<M> {
         if ours { Ok(()) } else { Err(SocketError::NotOurs) }
     }
 
-    fn check_room(&self) -> Result<(), SocketError> {
+    pub(super) fn check_room(&self) -> Result<(), SocketError> {
         if self.slots.len() < self.options.connections { Ok(()) } else { Err(SocketError::TooMany) }
     }
 
@@ -332,6 +338,10 @@ impl<M: Mapped> Core<M> {
             }
             // A new connection takes the place of one in TIME-WAIT.
             self.remove(n);
+        }
+        if self.host.directory().is_departed(&flow) {
+            self.egress.stats.departed += 1;
+            return;
         }
         let Some(listener) = listener else {
             self.reset(tx, &flow, header, meta);

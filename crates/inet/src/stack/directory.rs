@@ -16,6 +16,9 @@ const SHARDS: usize = 64;
 /// The number of a stack in its host.
 pub(crate) type StackId = u32;
 
+/// No stack: the connection is on its way to another one.
+const NOBODY: StackId = StackId::MAX;
+
 /// What a port is used by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Protocol {
@@ -67,6 +70,26 @@ impl Directory {
                 true
             }
         }
+    }
+
+    /// The connection leaves its stack. Its flow stays taken until it [arrives](Self::arrive) somewhere, or is released.
+    pub(crate) fn depart(&self, flow: Flow) {
+        self.shard(&flow).insert(flow, NOBODY);
+    }
+
+    /// A connection comes to a stack. False if its flow is another's.
+    pub(crate) fn arrive(&self, flow: Flow, stack: StackId) -> bool {
+        let mut shard = self.shard(&flow);
+        let free = shard.get(&flow).is_none_or(|&owner| owner == NOBODY);
+        if free {
+            shard.insert(flow, stack);
+        }
+        free
+    }
+
+    /// Whether the connection is between two stacks.
+    pub(crate) fn is_departed(&self, flow: &Flow) -> bool {
+        self.owner(flow) == Some(NOBODY)
     }
 
     /// The flow is free.

@@ -105,6 +105,11 @@ impl<M: Mapped> Host<M> {
         self.0.directory.len()
     }
 
+    /// Whether both are the same host.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Its interface.
     #[must_use]
     pub fn interface(&self) -> &Interface {

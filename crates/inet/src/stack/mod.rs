@@ -65,6 +65,7 @@ mod fragment;
 mod futures;
 mod host;
 mod input;
+mod moving;
 mod path;
 mod ports;
 mod sockets;
@@ -77,6 +78,7 @@ pub use carrier::{HeaderTicket, HostCarrier};
 pub use error::SocketError;
 pub use fragment::{Fragment, Packer};
 pub use host::Host;
+pub use moving::{Departed, SavedStream};
 pub use sockets::{ListenOptions, Sockets, TcpListener, TcpStream};
 pub use udp::{Received, UdpSocket};
 
@@ -145,6 +147,8 @@ pub struct StackStats {
     pub copied_received: u64,
     /// Bytes that were copied into pages to be sent.
     pub copied_sent: u64,
+    /// Segments that were dropped because their connection is between two stacks.
+    pub departed: u64,
     /// Resets for segments of no connection.
     pub resets: u64,
     /// ICMP errors that were sent.

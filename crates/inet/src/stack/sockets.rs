@@ -156,12 +156,12 @@ impl<M: Mapped> fmt::Debug for TcpListener<M> {
 ///
 /// Dropping it closes the connection: what was sent still arrives. If received data was not read, the peer gets a reset instead.
 pub struct TcpStream<M: Mapped> {
-    sockets: Sockets<M>,
-    n: u32,
-    local: SocketAddr,
-    remote: SocketAddr,
+    pub(super) sockets: Sockets<M>,
+    pub(super) n: u32,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
     /// What [`read`](Self::read) has not copied yet.
-    rest: Fragment<M>,
+    pub(super) rest: Fragment<M>,
     /// The page into which [`write`](Self::write) copies.
     page: Option<Page<M>>,
 }
@@ -170,7 +170,7 @@ pub struct TcpStream<M: Mapped> {
 impl<M: Mapped> Unpin for TcpStream<M> {}
 
 impl<M: Mapped> TcpStream<M> {
-    fn new(sockets: Sockets<M>, n: u32) -> Self {
+    pub(super) fn new(sockets: Sockets<M>, n: u32) -> Self {
         let flow = sockets.core.borrow().slots[n as usize].flow;
         Self { sockets, n, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
     }

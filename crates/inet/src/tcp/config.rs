@@ -92,3 +92,14 @@ impl Default for KeepAlive {
         Self { idle: Duration::from_secs(7200), interval: Duration::from_secs(75), probes: 9 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_alive_is_off_and_begins_after_two_hours() {
+        assert_eq!(Config::default().keep_alive, None);
+        assert!(KeepAlive::default().idle >= Duration::from_secs(7200));
+    }
+}

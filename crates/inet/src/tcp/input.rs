@@ -314,6 +314,55 @@ mod tests {
     }
 
     #[test]
+    fn without_an_mss_option_segments_have_the_default_size() {
+        let mut pair = Pair::new(&plain(), &plain());
+        let mut syn_ack = pair.b.output(pair.now).remove(0);
+        syn_ack.header.options.mss = None;
+        pair.a.input(&syn_ack, pair.now);
+        pair.a.tcp.send(stream(0, 5000), false).unwrap();
+        assert_eq!(pair.a.output(pair.now).iter().map(Sent::len).max(), Some(536));
+    }
+
+    #[test]
+    fn segments_of_a_poll_share_an_acknowledgement() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 14_600), false).unwrap();
+        let sent = pair.a.output(pair.now);
+        assert_eq!(sent.len(), 10);
+        sent.iter().for_each(|sent| pair.b.input(sent, pair.now));
+        assert_eq!(pair.b.output(pair.now).len(), 1);
+    }
+
+    #[test]
+    fn a_window_that_shrinks_is_tolerated() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 14_600), false).unwrap();
+        let sent = pair.a.output(pair.now);
+        let una = pair.a.tcp.una();
+        // The peer takes back what it promised, and has the first segment only.
+        let header =
+            Header { ack: una + 1460, window: 0, ..pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0 };
+        assert!(pair.a.answer(header, pair.now).is_empty());
+        assert_eq!((pair.a.tcp.una(), pair.a.tcp.state()), (una + 1460, State::Established));
+        // It acknowledges what was sent beyond its window, and the rest follows when the window is open.
+        sent.iter().for_each(|sent| pair.b.input(sent, pair.now));
+        pair.a.tcp.send(stream(14_600, 5000), false).unwrap();
+        for _ in 0..100 {
+            pair.pass(Duration::from_millis(100));
+            pair.b.read(pair.now);
+        }
+        assert_eq!(pair.b.read, Piece::numbered(0, 19_600).bytes());
+    }
+
+    #[test]
+    fn a_window_may_stay_closed_for_days() {
+        let mut pair = Pair::connected(&plain(), &Config { receive_buffer: 1000, fixed_window: true, ..plain() });
+        pair.a.tcp.send(stream(0, 2000), false).unwrap();
+        pair.pass(Duration::from_secs(3 * 24 * 3600));
+        assert_eq!((pair.a.tcp.state(), pair.b.tcp.readable()), (State::Established, 1000));
+    }
+
+    #[test]
     fn both_sides_open_at_the_same_time() {
         let mut pair = Pair::new(&Config::default(), &Config::default());
         pair.b = End::new(Connection::connect(&Config::default(), start(5), None, pair.now));

@@ -4,10 +4,12 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// A moment, in microseconds from any beginning that all callers of one stack agree on.
 ///
 /// The stack never asks for the time. The caller says what time it is, and the time it says must not go back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Time(u64);
 
 impl Time {

@@ -2,6 +2,7 @@
 
 use super::connection::{Connection, State};
 use super::event::Events;
+use super::record::Step;
 use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
 use crate::Time;
 
@@ -11,6 +12,11 @@ const REUSE_GAP: u32 = 1 << 16;
 impl<C: Carrier> Connection<C> {
     /// The user sends no more: FIN follows what is queued. Payload still comes in (half close).
     pub fn shutdown(&mut self) {
+        self.note(|| Step::Shutdown);
+        self.finish();
+    }
+
+    fn finish(&mut self) {
         if self.shut || self.state == State::Closed {
             return;
         }
@@ -28,6 +34,7 @@ impl<C: Carrier> Connection<C> {
     /// The user reads no more: after what is queued, [`recv`](Self::recv) says that the stream ended. The peer is not told, as it
     /// cannot be, and payload that still comes in is acknowledged.
     pub fn shutdown_read(&mut self) {
+        self.note(|| Step::ShutdownRead);
         self.deaf = true;
     }
 
@@ -36,13 +43,14 @@ impl<C: Carrier> Connection<C> {
     /// What is queued is sent, then FIN. If there is payload that was not read, the connection is reset instead: the peer must
     /// know that it was lost (RFC 9293, section 3.6.1). The same is done if payload arrives later.
     pub fn close(&mut self, now: Time) {
+        self.note(|| Step::Close(now));
         let unread = self.receiver.readable() > 0;
         self.closed = true;
         if unread && matches!(self.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait) {
             return self.reset(Error::Aborted, now);
         }
         self.receiver.clear();
-        self.shutdown();
+        self.finish();
         if self.state == State::FinWait2 {
             self.until.get_or_insert(now + self.config.fin_wait_2);
         }
@@ -50,6 +58,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Resets the connection.
     pub fn abort(&mut self, now: Time) {
+        self.note(|| Step::Abort(now));
         match self.state {
             State::Closed => {}
             State::SynSent | State::Closing | State::LastAck | State::TimeWait => self.fail(Error::Aborted),
@@ -59,6 +68,7 @@ impl<C: Carrier> Connection<C> {
 
     /// The device is gone: nothing can be sent or received any more.
     pub fn device_gone(&mut self) {
+        self.note(|| Step::DeviceGone);
         if self.state != State::Closed {
             self.fail(Error::DeviceGone);
         }
@@ -71,6 +81,7 @@ impl<C: Carrier> Connection<C> {
     /// handshake, a hard error ends the connection, and so does an error of this host, because nothing was sent. Afterwards, errors
     /// say only why the connection timed out, should it do so. Returns whether the error counts.
     pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
+        self.note(|| Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
         let in_flight = local || (una <= seq && seq < self.sender.next_seq());
@@ -103,6 +114,7 @@ impl<C: Carrier> Connection<C> {
 
     /// The time of the [`deadline`](Self::deadline) has come. A call before it does nothing.
     pub fn timeout(&mut self, now: Time) {
+        self.note(|| Step::Timeout(now));
         if self.state == State::Closed {
             return;
         }

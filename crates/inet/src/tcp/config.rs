@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::sender::SendOptions;
 
 /// How a connection behaves. The values of [`Default`] are for Ethernet and IPv4 without offloads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Config {
     /// The MSS that is announced: the link's MTU without the IP and TCP headers (40 bytes for IPv4, 60 for IPv6).
     pub mss: u16,
@@ -40,6 +42,8 @@ pub struct Config {
     pub fin_wait_2: Duration,
     /// Twice the maximum segment lifetime: how long TIME-WAIT lasts.
     pub time_wait: Duration,
+    /// So many calls are recorded, from the beginning on ([`Recording`](super::Recording)). 0: none.
+    pub record: u32,
 }
 
 impl Default for Config {
@@ -61,12 +65,13 @@ impl Default for Config {
             keep_alive: None,
             fin_wait_2: Duration::from_secs(60),
             time_wait: Duration::from_secs(60),
+            record: 0,
         }
     }
 }
 
 /// Explicit congestion notification (RFC 3168).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ecn {
     /// Not used.
     Off,
@@ -77,7 +82,7 @@ pub enum Ecn {
 }
 
 /// Probes of an idle connection (RFC 9293, section 3.8.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepAlive {
     /// The connection was idle for this long before the first probe.
     pub idle: Duration,

@@ -10,9 +10,11 @@ use super::clock::PeerClock;
 use super::event::Events;
 use super::limit::Limit;
 use super::receiver::Receiver;
+use super::record::Step;
 use super::sender::{Negotiated, SendInfo, SendOptions, Sender};
 use super::{
-    Carrier, Config, Ecn, Error, Event, Flags, Header, KeepAlive, Options, Seq, Start, Timestamps, Unreachable,
+    Carrier, Chunk, Config, Ecn, Error, Event, Flags, Header, KeepAlive, Options, Recording, Seq, Start, Timestamps,
+    Unreachable,
 };
 use crate::Time;
 
@@ -86,6 +88,7 @@ pub struct Connection<C: Carrier> {
     pub(super) probes: u8,
     pub(super) data_at: Time,
     pub(super) largest: u32,
+    pub(super) tape: Option<Box<Recording>>,
 }
 
 /// What a call of [`recv`](Connection::recv) gave.
@@ -145,14 +148,40 @@ impl<C: Carrier> Connection<C> {
     /// Received payload is counted in a budget of [`Config::budget`] buffers inside `queue`, if there is one.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
+        let mut this = Self::begin(State::SynSent, config, start, queue, now);
+        this.record(start, None, now);
+        this
+    }
+
+    fn begin(state: State, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let send = SendOptions { timestamp_offset: start.timestamp_offset, ..config.send };
         let sender = Sender::new(start.iss, u32::from(config.max_payload), send);
-        Self::new(State::SynSent, config, sender, queue, now)
+        Self::new(state, config, sender, queue, now)
+    }
+
+    /// The calls from the beginning on, if [`Config::record`] asks for them. Connections from cookies and restored ones have none.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        self.tape.as_deref()
+    }
+
+    fn record(&mut self, start: Start, syn: Option<&Header>, now: Time) {
+        if self.config.record > 0 {
+            self.tape = Some(Box::new(Recording::new(&self.config, start, syn, now)));
+        }
+    }
+
+    #[inline]
+    pub(super) fn note(&mut self, step: impl FnOnce() -> Step) {
+        if let Some(tape) = &mut self.tape {
+            tape.add(step());
+        }
     }
 
     /// The answer to `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
-        let mut this = Self { state: State::SynReceived, ..Self::connect(config, start, queue, now) };
+        let mut this = Self::begin(State::SynReceived, config, start, queue, now);
+        this.record(start, Some(syn), now);
         this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), now);
         this
     }
@@ -207,6 +236,7 @@ impl<C: Carrier> Connection<C> {
             probes: 0,
             data_at: now,
             largest: 0,
+            tape: None,
         }
     }
 
@@ -239,6 +269,7 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// The chunk is given back, with the reason.
     pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), Refusal<C::Sent>> {
+        self.note(|| Step::Send { len: chunk.len() as u32, more });
         let why = match self.state {
             State::Closed => Refused::Over(self.error.unwrap_or(Error::Aborted)),
             _ if self.shut => Refused::Shut,
@@ -254,6 +285,7 @@ impl<C: Carrier> Connection<C> {
     ///
     /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
     pub fn mark_urgent(&mut self) {
+        self.note(|| Step::MarkUrgent);
         self.urgent_sent = Some(self.sender.end());
     }
 
@@ -274,6 +306,7 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// The connection is over, and there is nothing left to read.
     pub fn recv(&mut self, now: Time) -> Result<Received<C::Received>, Error> {
+        self.note(|| Step::Recv(now));
         let round_trip = self.sender.round_trip();
         if let Some(chunk) = self.receiver.read(now, round_trip) {
             return Ok(Received::Chunk(chunk));
@@ -337,42 +370,50 @@ impl<C: Carrier> Connection<C> {
 
     /// Small segments leave at once, or wait until what was sent is acknowledged (Nagle's algorithm).
     pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.note(|| Step::Nodelay(nodelay));
         self.sender.set_nodelay(nodelay);
     }
 
     /// While corked, only full segments leave.
     pub fn set_cork(&mut self, cork: bool) {
+        self.note(|| Step::Cork(cork));
         self.sender.set_cork(cork);
     }
 
     /// How long sent data may stay unacknowledged.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.note(|| Step::UserTimeout(timeout));
         self.sender.set_user_timeout(timeout);
     }
 
     /// Bytes of the send buffer.
     pub fn set_send_buffer(&mut self, bytes: usize) {
+        self.note(|| Step::SendBuffer(bytes));
         self.sender.set_send_buffer(bytes);
     }
 
     /// Whether an idle peer is asked if it is still there. The time since the peer was heard counts.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
+        self.note(|| Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
         self.probes = 0;
     }
 
     /// Segments that one acknowledgement covers.
     pub fn set_ack_every(&mut self, segments: u16) {
+        self.note(|| Step::AckEvery(segments));
         self.acks.set_every(segments);
     }
 
     /// The next segments are acknowledged at once, or delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
+        self.note(|| Step::QuickAck(quick));
         self.acks.set_quick(quick);
     }
 
     /// The route's path MTU changed: payload of a segment, without options.
     pub fn set_max_payload(&mut self, max_payload: u16) {
+        self.note(|| Step::MaxPayload(max_payload));
         self.config.max_payload = max_payload;
         self.sender.set_max_payload(u32::from(max_payload));
     }

@@ -1,5 +1,7 @@
 //! What a connection tells its user.
 
+use serde::{Deserialize, Serialize};
+
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -41,7 +43,7 @@ pub enum Error {
 }
 
 /// What is unreachable, as ICMP says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Unreachable {
     /// No route to the network.
     #[error("network unreachable")]
@@ -72,7 +74,7 @@ impl Unreachable {
 }
 
 /// An ICMP error about a segment of this connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IcmpError {
     /// The segment did not arrive.
     Unreachable(Unreachable),

@@ -1,9 +1,11 @@
 //! What a segment's header says, as values.
 
+use serde::{Deserialize, Serialize};
+
 use super::Seq;
 
 /// A segment's header without its ports, which the flow has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The number of the first byte of payload, or of SYN.
     pub seq: Seq,
@@ -20,7 +22,7 @@ pub struct Header {
 }
 
 /// Control bits, as they are in the header's 14th byte.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flags(pub u8);
 
 impl Flags {
@@ -64,7 +66,7 @@ impl Flags {
 }
 
 /// The options that are understood.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// The largest segment that the sender of this option accepts, in bytes of payload.
     pub mss: Option<u16>,
@@ -79,7 +81,7 @@ pub struct Options {
 }
 
 /// The timestamp option, in the sender's own unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timestamps {
     /// The sender's clock.
     pub value: u32,
@@ -88,7 +90,8 @@ pub struct Timestamps {
 }
 
 /// Up to four ranges of sequence numbers, each from its first number to the one after its last.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Vec<(Seq, Seq)>", into = "Vec<(Seq, Seq)>")]
 pub struct SackBlocks {
     blocks: [(Seq, Seq); 4],
     len: u8,
@@ -107,6 +110,21 @@ impl SackBlocks {
     /// Keeps the first `n`.
     pub fn truncate(&mut self, n: usize) {
         self.len = self.len.min(u8::try_from(n).unwrap_or(u8::MAX));
+    }
+}
+
+/// Blocks beyond the fourth are left out.
+impl From<Vec<(Seq, Seq)>> for SackBlocks {
+    fn from(ranges: Vec<(Seq, Seq)>) -> Self {
+        let mut blocks = Self::default();
+        ranges.into_iter().all(|(from, to)| blocks.push(from, to));
+        blocks
+    }
+}
+
+impl From<SackBlocks> for Vec<(Seq, Seq)> {
+    fn from(blocks: SackBlocks) -> Self {
+        blocks.to_vec()
     }
 }
 

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::connection::{Connection, State};
 use super::event::Events;
+use super::record::Step;
 use super::sender::Ack;
-use super::{Carrier, Ecn, Error, Flags, Header, Seq};
+use super::{Carrier, Chunk, Ecn, Error, Flags, Header, Seq};
 use crate::Time;
 
 /// After a pause of this length, the peer is in slow start again.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// What is known of a segment besides its header and its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
     /// Bytes of payload, as the headers say. Payload that is missing was dropped below the reserve of buffers; the header counts.
     pub len: u32,
@@ -36,6 +39,15 @@ impl<C: Carrier> Connection<C> {
     /// Checksums were verified. Cost: constant for a segment in order, and logarithmic in the number of gaps for another one.
     pub fn segment(&mut self, header: &Header, payload: impl IntoIterator<Item = C::Received>, meta: Meta, now: Time) {
         let payload = payload.into_iter();
+        if self.tape.is_none() {
+            return self.judge(header, payload, meta, now);
+        }
+        let mut chunks = Vec::new();
+        self.judge(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
+        self.note(|| Step::Segment { header: *header, meta, chunks, now });
+    }
+
+    fn judge(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         match self.state {
             State::Closed => {}
             State::SynSent => self.syn_sent(header, payload, meta, now),

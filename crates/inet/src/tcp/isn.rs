@@ -3,6 +3,8 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use serde::{Deserialize, Serialize};
+
 use siphasher::sip::SipHasher24;
 
 use super::Seq;
@@ -15,7 +17,7 @@ use crate::Time;
 pub struct Secret([u8; 16]);
 
 /// The first numbers of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// The number of SYN.
     pub iss: Seq,

@@ -11,6 +11,7 @@
 //! * [`Carrier`]: what holds the payload. The state machine trims payload by arithmetic, and never reads it.
 //! * [`Connection`]: one end of a connection. [`Config`]: how it behaves. [`Event`], [`Error`]: what its user must know.
 //! * [`Listener`]: which segments begin a connection.
+//! * [`Recording`]: what happened to a connection, to make it happen again.
 //! * [`Saved`]: a connection as numbers, which goes on elsewhere.
 //! * [`Output`]: where its segments go.
 //! * [`Budget`]: how many buffers received payload may occupy, counted by [`Held`].
@@ -33,6 +34,7 @@ mod limit;
 mod listener;
 mod output;
 mod receiver;
+mod record;
 mod saved;
 mod seq;
 #[cfg(test)]
@@ -53,6 +55,7 @@ pub use input::Meta;
 pub use isn::{Secret, Start};
 pub use listener::{Answer, Arriving, Listener, reset_for};
 pub use output::{Full, Outgoing, Output};
+pub use record::{Counted, Diverged, Length, Numbered, Recording};
 pub use saved::Saved;
 pub use sender::Sender;
 pub use seq::Seq;

@@ -1,6 +1,7 @@
 //! Segments leave.
 
 use super::connection::{Connection, State};
+use super::record::Left;
 use super::sender::Kind;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
 use crate::Time;
@@ -11,9 +12,18 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// The ring is full. What did not leave is not forgotten: call this again when the ring has room.
     pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
+        let result = self.send_all(now, out);
+        if let Some(tape) = &mut self.tape {
+            tape.transmitted(now, out.max_payload(), result.is_err(), self.sender.settled());
+        }
+        result
+    }
+
+    fn send_all(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         if let Some(header) = self.reply {
             out.segment(empty(&header))?;
             self.reply = None;
+            self.note_left(&header, 0, false);
         }
         if self.state == State::Closed {
             return Ok(());
@@ -49,6 +59,7 @@ impl<C: Carrier> Connection<C> {
                 ect: next.ect,
                 probe: next.kind == Kind::MtuProbe,
             })?;
+            self.note_left(&header, next.len, true);
             self.sender.sent(&next, ticket, now);
             self.left(&header, edge, next.len > 0);
         }
@@ -67,6 +78,7 @@ impl<C: Carrier> Connection<C> {
             header.options.sack.truncate(if self.clock.is_some() { 3 } else { SackBlocks::MOST });
         }
         out.segment(empty(&header))?;
+        self.note_left(&header, 0, false);
         self.receiver.reported();
         self.left(&header, edge, false);
         Ok(())
@@ -113,6 +125,13 @@ impl<C: Carrier> Connection<C> {
     /// A device that cuts a segment repeats its urgent pointer, which would then point too far.
     fn offload(&self, out: &impl Output<C>) -> usize {
         if self.urgent_sent.is_some_and(|urgent| self.sender.una() < urgent) { 0 } else { out.max_payload() }
+    }
+
+    #[inline]
+    fn note_left(&mut self, header: &Header, len: u32, tracked: bool) {
+        if let Some(tape) = &mut self.tape {
+            tape.left(Left { header: *header, len, tracked, done: self.sender.settled() });
+        }
     }
 
     /// A segment with `header` left.

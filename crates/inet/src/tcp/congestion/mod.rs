@@ -4,6 +4,8 @@
 //! The sender decides *when*: it finds losses, shrinks the window in steps ([RFC 6937](https://www.rfc-editor.org/rfc/rfc6937)),
 //! undoes what was wrong, and does not let the window grow while the connection does not fill it. An algorithm decides *how much*.
 
+use serde::{Deserialize, Serialize};
+
 mod cubic;
 mod newreno;
 
@@ -67,7 +69,7 @@ pub trait Control {
 }
 
 /// The algorithms that are built in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Congestion {
     /// RFC 9438.
     #[default]

@@ -346,6 +346,12 @@ impl<C: Carrier> Sender<C> {
         self.waits
     }
 
+    /// Transmissions before this number, the first of which is 1, were complete when the ring was last looked at.
+    #[must_use]
+    pub(in crate::tcp) fn settled(&self) -> u64 {
+        self.ring.first()
+    }
+
     /// The value of the timestamp option of a segment that is sent now: milliseconds.
     #[must_use]
     pub fn timestamp(&self, now: Time) -> u32 {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::tcp::{Congestion, Seq};
 
 /// How a connection sends. The user's choice; what the peer can do is in [`Negotiated`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SendOptions {
     /// The algorithm of the congestion window.
     pub congestion: Congestion,

@@ -38,6 +38,11 @@ impl<T: Ticket> Ring<T> {
         self.bytes
     }
 
+    /// The first transmission that was not done when it was last looked at.
+    pub(super) fn first(&self) -> Id {
+        self.first
+    }
+
     /// Whether the device is done with the transmission `id`.
     pub(super) fn is_done(&self, id: Id) -> bool {
         let Some(place) = id.checked_sub(self.first) else { return true };

@@ -68,7 +68,6 @@ impl<C: Carrier> Sender<C> {
             }
             Purpose::Persist => {
                 self.probe = Some(Probe::Window);
-                self.release = self.queue.end();
                 self.probes <= self.options.retries
             }
             Purpose::Retransmission => self.retransmission_expired(at),

@@ -124,7 +124,7 @@ impl VnetHdr {
         Meta { checksum, gso }
     }
 
-    /// The header of a frame that is sent, which counts no buffers. Vouching is for those who receive.
+    /// The header of a frame that is sent. It counts no buffers, and says nothing of a vouched checksum: only received frames have that flag.
     #[must_use]
     pub fn of(meta: Meta) -> Self {
         let mut h = Self { num_buffers: 0, ..Self::PLAIN };

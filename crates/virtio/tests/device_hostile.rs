@@ -34,7 +34,7 @@ fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     assert_eq!(driver.queue_errors(), [(name, 1)]);
     assert_eq!(driver.rings[ring].err.read().unwrap(), 1);
     let stuck = driver.rings[ring].ring.used_idx();
-    // The ring may be repaired: nobody looks.
+    // The ring is repaired. The device does not look at it any more.
     let (addr, _) = driver.buffer(ring, 0, 2048);
     for n in 0..4 {
         driver.rings[ring].chain(n, &[(addr, 2048, DESC_WRITE)]);

@@ -208,7 +208,7 @@ struct Wire {
 impl Wire {
     fn new(interface: &str) -> std::io::Result<Self> {
         let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex"))?;
-        // SAFETY: a call without pointers, and then a descriptor that nobody else has.
+        // SAFETY: a call without pointers, and then a descriptor that is only here.
         let socket = unsafe {
             match libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) {
                 -1 => return Err(std::io::Error::last_os_error()),

@@ -563,7 +563,7 @@ impl Port for BusyHead {
 }
 
 /// What is asked that has nothing to do with rings is answered in the middle of a pass, again and again: of a device that is in a
-/// pass nearly always, nobody waits for the end of one without need.
+/// pass nearly always, no thread waits for the end of one without need.
 #[test]
 fn questions_are_answered_in_a_pass() {
     let ((entered, in_pass), (answered, go_on)) = (mpsc::channel(), mpsc::channel());

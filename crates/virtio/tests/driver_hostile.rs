@@ -223,7 +223,7 @@ fn lies_inside_of_a_merged_frame() {
     }
 }
 
-/// Buffers of no bytes in the middle of a frame are odd, and harm nobody.
+/// Buffers of no bytes in the middle of a frame add nothing to it, and the queue goes on.
 #[test]
 fn empty_buffers_inside_of_a_merged_frame() {
     for format in FORMATS {

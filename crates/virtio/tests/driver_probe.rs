@@ -58,7 +58,7 @@ fn no_socket() {
     let error = VhostUser::connect("/nonexistent/netmem.sock").unwrap_err();
     assert!(matches!(error, VhostUserError::Connect { .. }));
     assert!(error.to_string().contains("/nonexistent/netmem.sock"), "{error}");
-    // A file, and a socket that nobody listens on.
+    // A file, and a socket without a listener.
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("file"), dir.path().join("socket"));
     std::fs::write(&file, "no socket").unwrap();
@@ -83,7 +83,7 @@ fn strangers() {
     // A process that hangs up at once may be a device that is busy.
     let error = stranger(drop);
     assert!(matches!(error, VhostUserError::Busy), "{error}");
-    // Somebody who sends back what is said.
+    // A peer that sends back what it receives.
     let error = stranger(|mut s| {
         let mut to = s.try_clone().unwrap();
         let _ = std::io::copy(&mut s, &mut to);
@@ -376,7 +376,7 @@ fn memory_of_the_users() {
     assert_eq!(std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len(), 1024);
 }
 
-/// Proves POOL-8: queues declare what memory they deliver from and take, to whoever is generic over queues.
+/// Proves POOL-8: queues declare what memory they deliver from and take, to code that is generic over queues.
 #[test]
 fn queues_declare_their_memory() {
     fn delivers<Q: RxQueue>() -> &'static str {

@@ -166,7 +166,7 @@ fn the_used_index_jumps() {
     }
 }
 
-/// Too short for a header, or a header that cannot be true, or of segments that nobody negotiated: the frame is counted, and
+/// Too short for a header, or a header that cannot be true, or of segments that were not negotiated: the frame is counted, and
 /// what it was in is posted again.
 #[test]
 fn frames_that_are_none() {
@@ -308,7 +308,7 @@ fn lies_about_what_was_sent() {
     }
 }
 
-/// Proves NET-6 for device memory: a backend that dies keeps what it has, of both kinds, and nobody uses it again; what users
+/// Proves NET-6 for device memory: a backend that dies keeps what it has, of both kinds, and it is not used again; what users
 /// hold is theirs.
 #[test]
 fn a_backend_that_dies() {

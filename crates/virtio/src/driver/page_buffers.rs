@@ -61,7 +61,7 @@ pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
     reads_header: bool,
     needs_sync: bool,
-    /// Whether a page that was dropped may stay in its slot. A page per packet is one that goes home.
+    /// Whether a page that was dropped may stay in its slot. A pool that takes a new page for each packet keeps none.
     keeps: bool,
     /// Parts of split pages that are not posted yet.
     parts: Vec<Page<M>>,

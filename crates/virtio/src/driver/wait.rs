@@ -23,7 +23,7 @@
 //!   reconnect);
 //! * the device has done something wrong and the queue has stopped: its `stats` say so;
 //! * a receive queue has fewer buffers posted than the longest frame takes, for want of pages. Pages that come home from other
-//!   threads wake no one, and the device could wait for buffers while the driver waits for frames. An owner that polls posts
+//!   threads do not wake the owner, and the device could wait for buffers while the driver waits for frames. An owner that polls posts
 //!   the pages as they come home. A queue that lacks pages, but has enough buffers for a frame, waits: the frame wakes it.
 
 use super::Link;

@@ -51,7 +51,7 @@ impl DeviceMemory {
         bytes
     }
 
-    /// Pages that nobody has.
+    /// Pages that are free.
     pub fn at_home(&self) -> usize {
         let pages: Vec<_> = std::iter::from_fn(|| self.provider.page()).collect();
         pages.len()

@@ -144,7 +144,7 @@ impl Tap {
         Ok(tap)
     }
 
-    /// What a read has brought. An error other than "nothing there" is kept: the interface was deleted.
+    /// The result of a read. An error other than "nothing there" is kept: the interface was deleted.
     #[inline]
     fn settle<T>(&mut self, read: io::Result<T>) -> Option<T> {
         match read {

@@ -1,5 +1,5 @@
 //! What the device costs: frames from the generator into a driver that only posts its buffers again, on one thread.
-//! Run with `cargo run --release -p netmem-virtio --example device_speed`.
+//! Run with `cargo run --release -p netmem-virtio --example device_speed [ROW [FRAMES]]`: all rows, or those with `ROW` in their name.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/device_common/mod.rs"]
@@ -20,6 +20,14 @@ use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, Position};
 const RING: u16 = 1024;
 const BUFFER: usize = 2048;
 
+/// How many frames of `size` bytes a row moves, if it was asked for.
+fn frames_of(row: &str, size: usize) -> Option<u64> {
+    let mut args = std::env::args().skip(1);
+    row.contains(&args.next().unwrap_or_default()).then_some(())?;
+    let asked = args.next().map(|n| n.parse().unwrap());
+    Some(asked.unwrap_or((20_000_000 * 64 / size.max(64) as u64).max(200_000)))
+}
+
 /// Posts all that the device gave back again, after a `look` at each; says how many there were.
 fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
     let (from, to) = (r.used, r.ring.used_idx());
@@ -37,6 +45,7 @@ fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
 }
 
 fn receive(what: &str, size: usize, features: u64, each: usize) {
+    let Some(total) = frames_of(what, size) else { return };
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
@@ -46,7 +55,6 @@ fn receive(what: &str, size: usize, features: u64, each: usize) {
         let addr = GUEST + BUFFERS as u64 + u64::from(n) * each as u64;
         driver.rings[0].chain(n, &[(addr, each as u32, DESC_WRITE)]);
     }
-    let total = (20_000_000 * 64 / size.max(64) as u64).max(200_000);
     let (start, mut posting) = (Instant::now(), 0u64);
     while frames(&driver.stats).0 < total {
         device.poll();
@@ -59,6 +67,7 @@ fn receive(what: &str, size: usize, features: u64, each: usize) {
 
 /// The device on a thread of its own, as the command runs it.
 fn receive_across(what: &str, size: usize, features: u64) {
+    let Some(total) = frames_of(what, size) else { return };
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
     driver.share_memory();
@@ -76,7 +85,7 @@ fn receive_across(what: &str, size: usize, features: u64) {
             }
         });
         let (start, mut posting, mut seen) = (Instant::now(), 0u64, 0u64);
-        while seen < 10_000_000 {
+        while seen < total {
             let t = Instant::now();
             let memory = &driver.memory;
             // The driver reads the header, as any driver must.
@@ -96,6 +105,7 @@ fn receive_across(what: &str, size: usize, features: u64) {
 }
 
 fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<P, PortError>) {
+    let Some(total) = frames_of(what, size) else { return };
     let mut device = NetDevice::new(one_pair(), port).unwrap();
     let mut driver = Driver::connect(&device, PLAIN);
     driver.share_memory();
@@ -110,7 +120,7 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
         driver.rings[1].chain(n, &[(addr, size as u32 + 12, 0)]);
     }
     let (start, mut posting) = (Instant::now(), 0u64);
-    while frames(&driver.stats).1 < 10_000_000 {
+    while frames(&driver.stats).1 < total {
         device.poll();
         let t = Instant::now();
         for r in &mut driver.rings {
@@ -140,6 +150,7 @@ fn repost_packed(q: &Queue, at: &mut Position, post: PackedDesc) -> u64 {
 
 /// One packed ring: to the driver with a generator, or from it with a sink.
 fn packed<P: Port>(what: &str, size: usize, ring: u64, rx: bool, port: impl FnMut(usize) -> Result<P, PortError>) {
+    let Some(total) = frames_of(what, size) else { return };
     let features = feature::RING_PACKED | ring;
     let mut device = NetDevice::new(one_pair(), port).unwrap();
     let mut driver = Driver::connect(&device, PLAIN | features);
@@ -152,7 +163,6 @@ fn packed<P: Port>(what: &str, size: usize, ring: u64, rx: bool, port: impl FnMu
         let flags = post.flags | Position::START.available();
         queue.packed().set_desc(id, PackedDesc { addr, len, id, flags });
     }
-    let total = (20_000_000 * 64 / size.max(64) as u64).max(200_000);
     let (start, mut posting, mut at) = (Instant::now(), 0u64, Position::START);
     let mut moved = 0;
     while moved < total {

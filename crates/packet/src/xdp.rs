@@ -62,7 +62,7 @@ impl<M: Memory> XdpFrame<M> {
     #[inline]
     #[must_use]
     pub fn new(page: Page<M>, start: usize, len: usize) -> Self {
-        assert!(start <= page.len() && len <= page.len() - start);
+        assert!(start.checked_add(len).is_some_and(|end| end <= page.len()));
         let (start, len) = (start as u32, len as u32);
         Self { page, start, end: start + len, len, frags: Frags::NONE, meta: Meta::default() }
     }

@@ -104,7 +104,8 @@ fn fill<S: Side, P: Port>(
         }
         if q.plain() {
             // What a port reads is copied one frame at a time: the next one is read into place again.
-            q.look_ahead(memory, if P::READS { 1 } else { left }, &mut group);
+            let most = if P::READS { 1 } else { left };
+            q.look_ahead(memory, most, Direction::Write, &mut group);
         }
         let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
         q.give_back_group(&mut group, taken);

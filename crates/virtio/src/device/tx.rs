@@ -9,7 +9,7 @@ use super::port::{MAX_WIRE, Port};
 use super::rx::{BATCH, Scratch};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Head, Side, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Group, Head, Side, Whole, each};
 
 /// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
@@ -46,31 +46,73 @@ fn transmit_on<S: Side, P: Port>(
     if !q.refresh()? {
         return Ok(());
     }
-    let (mut memory, short) = (q.view(memory), short(q));
-    let mut result = Ok(());
-    for n in 0..BATCH {
-        if n % PUBLISH_FRAMES == PUBLISH_FRAMES - 1 {
-            q.publish();
-        }
-        if accepts.is_some() && !port.room() {
-            break;
-        }
-        match take(q, &mut memory, P::WANTS_BYTES, scratch, wire) {
-            Ok(Some(head)) => {
-                let total = head.bytes() + short;
-                frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
-                q.give_back_read(head);
-            }
-            Ok(None) => break,
-            Err(e) => {
-                result = Err(e);
-                break;
-            }
-        }
-    }
+    let mut memory = q.view(memory);
+    let result = drain(q, &mut memory, port, accepts, scratch, wire, tally);
     q.viewed(&memory);
     q.publish();
     result
+}
+
+#[inline(always)]
+fn drain<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'_>,
+    port: &mut P,
+    accepts: Option<Offloads>,
+    scratch: &mut Scratch,
+    wire: &mut [u8],
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    let (mut group, mut done, mut fresh) = (Group::EMPTY, 0, 0);
+    while done < BATCH && (accepts.is_none() || port.room()) {
+        let most = PUBLISH_FRAMES - fresh;
+        if q.plain() {
+            q.look_ahead(memory, most, Direction::Read, &mut group);
+        }
+        let mut taken = whole_frames(port, accepts, group.chains(), wire, tally);
+        q.give_back_group_read(&mut group, usize::from(taken));
+        if taken < most {
+            // The port is full, or the next chain is of another form, or there is none.
+            if accepts.is_some() && !port.room() || !q.available() {
+                break;
+            }
+            let Some(head) = chain(q, memory, P::WANTS_BYTES, scratch, wire)? else { break };
+            let total = head.bytes() + short(q);
+            frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
+            q.give_back_read(head);
+            taken += 1;
+        }
+        (done, fresh) = (done + taken, fresh + taken);
+        if fresh == PUBLISH_FRAMES {
+            q.publish();
+            fresh = 0;
+        }
+    }
+    Ok(())
+}
+
+/// Hands frames on that each lie in one buffer, while the port has room. Returns how many.
+#[inline(always)]
+fn whole_frames<P: Port>(
+    port: &mut P,
+    accepts: Option<Offloads>,
+    group: &[Whole],
+    wire: &mut [u8],
+    tally: &mut Tally,
+) -> u16 {
+    for (n, w) in (0..).zip(group) {
+        let total = w.len as usize;
+        if !(VnetHdr::LEN..=MAX_WIRE).contains(&total) || accepts.is_some() && !port.room() {
+            return n;
+        }
+        let wire = &mut wire[..total];
+        if P::WANTS_BYTES {
+            // SAFETY: `host` is *mapped* for the bytes of the chain, and `wire` has that many.
+            unsafe { copy_out(w.host, wire) };
+        }
+        frame(port, accepts, wire, total, tally);
+    }
+    group.len() as u16
 }
 
 /// A legacy header is two bytes shorter than the one of the wire form, and lacks its last field. By how many bytes the
@@ -79,31 +121,7 @@ fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
 
-/// The next chain, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is set.
-#[inline(always)]
-fn take<S: Side>(
-    q: &mut DeviceQueue<S>,
-    memory: &mut View<'_>,
-    copied: bool,
-    scratch: &mut Scratch,
-    wire: &mut [u8],
-) -> Result<Option<Head<S::At>>, DriverFault> {
-    if q.plain()
-        && let Some((head, host)) = q.whole(memory, VnetHdr::LEN, wire.len())
-    {
-        if copied {
-            // SAFETY: `host` is *mapped* for the bytes of the chain, and `wire` has that many.
-            unsafe { copy_out(host, &mut wire[..head.bytes()]) };
-        }
-        return Ok(Some(head));
-    }
-    if !q.available() {
-        return Ok(None);
-    }
-    chain(q, memory, copied, scratch, wire)
-}
-
-/// The same of a chain of any form.
+/// The next chain, of any form, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is set.
 #[inline(never)]
 fn chain<S: Side>(
     q: &mut DeviceQueue<S>,

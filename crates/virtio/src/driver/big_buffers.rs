@@ -132,13 +132,16 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
         true
     }
 
-    fn open(&mut self, chain: &Chain<M>, len: u32, _: &Napi<'_, M>) -> [u8; VnetHdr::LEN] {
+    fn sync(&self, chain: &Chain<M>, len: u32, _: &Napi<'_, M>) {
         let len = len as usize;
         if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
             for (i, link) in chain.links.iter().take(len.div_ceil(self.page_size)).enumerate() {
                 domain.sync_for_cpu(link.dma, self.filled(i, len));
             }
         }
+    }
+
+    fn header(&self, chain: &Chain<M>) -> [u8; VnetHdr::LEN] {
         chain.links.first().and_then(|link| link.page.read_at(0).ok()).unwrap_or(PLAIN)
     }
 

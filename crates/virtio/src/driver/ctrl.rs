@@ -61,7 +61,9 @@ impl ControlQueue {
         let answered = Segment { addr: dma + answer as u64, len: 1, writable: true };
         let segments = [Segment::read(dma + text as u64, 2), argument, answered];
         with_queue!(&mut self.ring.queue, queue => {
-            queue.post(|()| segments.into_iter().filter(|segment| segment.len > 0));
+            if let Some(vacant) = queue.vacant(segments.len()) {
+                queue.post(vacant, |()| segments.into_iter().filter(|segment| segment.len > 0));
+            }
             queue.publish();
         });
         self.ring.notify();
@@ -85,7 +87,9 @@ impl ControlQueue {
             if queue.pending()? == 0 {
                 return Ok(false);
             }
-            queue.take()?;
+            if queue.take().is_none() {
+                return queue.outcome().map(|()| false);
+            }
         });
         Ok(true)
     }

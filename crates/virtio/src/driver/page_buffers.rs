@@ -10,7 +10,7 @@
 
 use super::Recipe;
 use super::panics::Panics;
-use super::receive::{Buffers, Header, PLAIN, Pools, prefetch};
+use super::receive::{Buffers, PLAIN, Pools, prefetch};
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;
@@ -59,7 +59,6 @@ impl<M: PeerMemory> Default for PageSlot<M> {
 /// See the module.
 pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
-    reads_header: bool,
     needs_sync: bool,
     /// Whether a page that was dropped may stay in its slot. A pool that takes a new page for each packet keeps none.
     keeps: bool,
@@ -69,18 +68,12 @@ pub(super) struct PageBuffers<M: PeerMemory> {
 
 impl<M: PeerMemory> PageBuffers<M> {
     pub(super) fn new(recipe: &Recipe<M>, pool: &PagePool<M>) -> Self {
-        Self {
-            layout: recipe.layout,
-            reads_header: recipe.header != Header::Plain,
-            needs_sync: pool.needs_sync(),
-            keeps: pool.circulates(),
-            parts: Vec::new(),
-        }
+        Self { layout: recipe.layout, needs_sync: pool.needs_sync(), keeps: pool.circulates(), parts: Vec::new() }
     }
 
     /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
     #[inline(always)]
-    fn sync(&self, page: &Page<M>, start: u32, len: u32, napi: &Napi<'_, M>) {
+    fn sync_page(&self, page: &Page<M>, start: u32, len: u32, napi: &Napi<'_, M>) {
         if self.needs_sync {
             napi.sync_for_cpu(page, start as usize..(start + len) as usize);
         }
@@ -125,17 +118,15 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn open(&mut self, slot: &PageSlot<M>, len: u32, napi: &Napi<'_, M>) -> [u8; VnetHdr::LEN] {
-        let mut header = PLAIN;
-        if let Some(page) = &slot.page {
-            self.sync(page, slot.start, len, napi);
-            if self.reads_header {
-                // The buffer was posted from `start` and holds at least a header.
-                let read = page.copy_to(slot.start as usize, &mut header);
-                debug_assert!(read.is_ok());
-            }
+    fn sync(&self, slot: &PageSlot<M>, len: u32, napi: &Napi<'_, M>) {
+        if let (true, Some(page)) = (self.needs_sync, &slot.page) {
+            self.sync_page(page, slot.start, len, napi);
         }
-        header
+    }
+
+    #[inline(always)]
+    fn header(&self, slot: &PageSlot<M>) -> [u8; VnetHdr::LEN] {
+        slot.page.as_ref().and_then(|page| page.read_at(slot.start as usize).ok()).unwrap_or(PLAIN)
     }
 
     #[inline(always)]
@@ -146,7 +137,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
 
     fn append(&mut self, slot: &mut PageSlot<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
         let Some(page) = slot.page.take() else { return };
-        self.sync(&page, slot.start, len, napi);
+        self.sync_page(&page, slot.start, len, napi);
         let start = slot.start as usize;
         // The caller counts the buffers: there is room for every fragment.
         let pushed = frame.push(page.freeze_range(start..start + len as usize));

@@ -76,11 +76,13 @@ pub(super) trait Buffers {
     /// stays in the slot. User code may panic in it, with the same effect.
     fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
 
-    /// Makes `len` bytes of a slot that the device has used readable (sync): at least a header, and at most the length of a
-    /// buffer. Returns the virtio-net header, or [`PLAIN`] if the header has no meaning.
-    fn open(&mut self, slot: &Self::Slot, len: u32, napi: &Napi<'_, Self>) -> [u8; VnetHdr::LEN];
+    /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at most the length of a buffer.
+    fn sync(&self, slot: &Self::Slot, len: u32, napi: &Napi<'_, Self>);
 
-    /// Takes the frame out of a slot that was opened.
+    /// The virtio-net header in a slot that was synced, which begins with one.
+    fn header(&self, slot: &Self::Slot) -> [u8; VnetHdr::LEN];
+
+    /// Takes the frame out of a slot that was synced.
     fn complete(&mut self, slot: &mut Self::Slot, len: u32) -> Option<Self::Frame>;
 
     /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
@@ -288,10 +290,7 @@ impl<B: Buffers> Work<B> {
         };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
         for i in 0..n {
-            // A bad id is found when the buffer is taken. Here it prefetches nothing.
-            if let Some(slot) = queue.peek(i) {
-                B::prefetch(slot);
-            }
+            B::prefetch(queue.peek(i));
         }
         let mut frames = 0;
         let mut buffers = 0;
@@ -299,13 +298,9 @@ impl<B: Buffers> Work<B> {
             if buffers >= n {
                 break Ok(());
             }
-            match self.frame(queue, napi, pending - buffers, sink) {
-                Ok(used) => {
-                    buffers += used;
-                    frames += 1;
-                }
-                Err(fault) => break Err(fault),
-            }
+            let Some(used) = self.frame(queue, napi, pending - buffers, sink) else { break queue.outcome() };
+            buffers += used;
+            frames += 1;
         };
         // Also without frames, and after a fault. A slot that found no memory earlier may find some now, and with nothing
         // posted no frame would come that could trigger another try.
@@ -315,7 +310,7 @@ impl<B: Buffers> Work<B> {
         (frames, outcome)
     }
 
-    /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of.
+    /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of; none after a fault.
     #[inline(always)]
     fn frame<F: DriverFormat>(
         &mut self,
@@ -323,32 +318,37 @@ impl<B: Buffers> Work<B> {
         napi: &mut Napi<'_, B>,
         pending: u16,
         sink: &mut impl Sink<B>,
-    ) -> Result<u16, DeviceFault> {
+    ) -> Option<u16> {
         let (id, len, slot) = queue.take()?;
         if (len as usize) < VnetHdr::LEN + ETHERNET {
             // The memory stays in its slot, and is posted again as it is.
             self.stats.short += 1;
-            return Ok(1);
+            return Some(1);
         }
-        let header = self.buffers.open(slot, len, napi);
-        // Without mergeable buffers the number has no meaning, and not every device writes it.
-        let buffers = match self.header {
-            Header::Mergeable => u16::from_le_bytes([header[10], header[11]]),
-            _ => 1,
-        };
-        // The usual frame: one buffer, no segments, and a checksum that is in its place.
-        if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
-            return self.unusual(queue, napi, id, len, header, buffers, pending, sink);
+        self.buffers.sync(slot, len, napi);
+        let mut vouched = 0;
+        if self.header != Header::Plain {
+            let header = self.buffers.header(slot);
+            // Without mergeable buffers the number has no meaning, and not every device writes it.
+            let buffers = match self.header {
+                Header::Mergeable => u16::from_le_bytes([header[10], header[11]]),
+                _ => 1,
+            };
+            // The usual frame: one buffer, no segments, and a checksum that is in its place.
+            if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
+                return self.unusual(queue, napi, id, len, header, buffers, pending, sink);
+            }
+            vouched = header[0];
         }
         // The memory is there, because the slot was posted.
-        let Some(mut frame) = self.buffers.complete(slot, len) else { return Ok(1) };
-        if self.offloads.vouches(header[0]) {
+        let Some(mut frame) = self.buffers.complete(slot, len) else { return Some(1) };
+        if self.offloads.vouches(vouched) {
             frame.meta().checksum = Checksum::Vouched;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
             self.buffers.keep(slot, page);
         }
-        Ok(1)
+        Some(1)
     }
 
     /// A frame of several buffers, or with offloads that the header describes. Its first buffer is `id`, of `len` bytes.
@@ -365,18 +365,21 @@ impl<B: Buffers> Work<B> {
         buffers: u16,
         pending: u16,
         sink: &mut impl Sink<B>,
-    ) -> Result<u16, DeviceFault> {
+    ) -> Option<u16> {
         let header = VnetHdr::from_bytes(header);
         if buffers == 1 {
             // Before the memory leaves its slot: if the frame is refused, the memory is posted again as it is.
-            let Some(meta) = self.judge(header, len as usize - VnetHdr::LEN) else { return Ok(1) };
-            let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Ok(1) };
+            let Some(meta) = self.judge(header, len as usize - VnetHdr::LEN) else { return Some(1) };
+            let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Some(1) };
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
-            return Ok(1);
+            return Some(1);
         }
-        let buffers = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending)?;
-        let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Ok(1) };
+        if let Err(fault) = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending) {
+            queue.refuse(fault);
+            return None;
+        }
+        let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Some(1) };
         for _ in 1..buffers {
             let (_, len, slot) = queue.take()?;
             self.buffers.append(slot, len, napi, &mut frame);
@@ -385,7 +388,7 @@ impl<B: Buffers> Work<B> {
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
         }
-        Ok(buffers)
+        Some(buffers)
     }
 
     /// The offload information of a frame of `len` bytes. If its header makes no sense, or speaks of what was not negotiated,

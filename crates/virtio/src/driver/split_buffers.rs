@@ -170,12 +170,15 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     }
 
     #[inline(always)]
-    fn open(&mut self, slot: &SplitSlot<M>, len: u32, napi: &SplitNapi<'_, M>) -> [u8; VnetHdr::LEN] {
-        let Some(part) = &slot.part else { return PLAIN };
-        if self.needs_sync {
+    fn sync(&self, slot: &SplitSlot<M>, len: u32, napi: &SplitNapi<'_, M>) {
+        if let (true, Some(part)) = (self.needs_sync, &slot.part) {
             napi.host.sync_for_cpu(part, 0..len.min(self.head) as usize);
         }
-        part.read_at(0).unwrap_or(PLAIN)
+    }
+
+    #[inline(always)]
+    fn header(&self, slot: &SplitSlot<M>) -> [u8; VnetHdr::LEN] {
+        slot.part.as_ref().and_then(|part| part.read_at(0).ok()).unwrap_or(PLAIN)
     }
 
     #[inline(always)]

@@ -13,7 +13,7 @@ use super::space::{Memory, Space};
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::driver::{DriverFormat, DriverQueue, Segment, with_queue};
+use crate::virtqueue::driver::{DriverFormat, DriverQueue, LOOK, Segment, Vacant, with_queue};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
@@ -155,29 +155,33 @@ impl<M: PeerMemory> Outlet<M> {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
-        if self.lacks_offload(packet.meta) {
+        let Some(header) = self.header(packet.meta) else {
             self.stats.no_offload += 1;
             return Err(packet);
-        }
+        };
         // Checked before anything is written: a packet that is refused comes back as it was.
-        if !queue.fits(segments(&packet)) {
+        let Some(vacant) = queue.vacant(segments(&packet)) else {
             self.stats.full += 1;
             return Err(packet);
-        }
-        let Some(slot) = queue.vacant() else { return Err(packet) };
+        };
         if !packet.fragments().all(|f| self.space.address(f).is_some()) {
-            return self.send_mapped(queue, slot, packet);
+            return self.send_mapped(queue, vacant, packet);
         }
         let len = packet.len();
-        let header = VnetHdr::of(packet.meta).to_bytes();
         // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
+        let slot = vacant.slot();
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
         if let Err(panic) = self.space.sync(packet) {
             return unsent(queue.buffer(slot), in_place, panic);
         }
-        let apart = self.apart(slot, in_place, header);
-        queue.post(|packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))));
+        // The usual packet: one fragment, which has the header, too.
+        if in_place && packet.frags().is_empty() {
+            queue.post(vacant, |packet| std::iter::once(self.segment(filled(packet).head())));
+        } else {
+            let apart = self.apart(slot, in_place, header);
+            queue.post(vacant, |packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))));
+        }
         self.count(len);
         Ok(())
     }
@@ -188,9 +192,10 @@ impl<M: PeerMemory> Outlet<M> {
     fn send_mapped<F: DriverFormat>(
         &mut self,
         queue: &mut Queue<F, M>,
-        slot: u16,
+        vacant: Vacant,
         mut packet: Packet<M>,
     ) -> Result<(), Packet<M>> {
+        let slot = vacant.slot();
         let header = VnetHdr::of(packet.meta).to_bytes();
         let len = packet.len();
         // Before the head is mapped, so that the header is, too.
@@ -206,7 +211,7 @@ impl<M: PeerMemory> Outlet<M> {
         }
         *queue.buffer(slot) = Some(packet);
         let apart = self.apart(slot, in_place, header);
-        queue.post(|packet| {
+        queue.post(vacant, |packet| {
             let frags = fragments(packet).zip(self.space.mapped(slot));
             apart.into_iter().chain(frags.map(|(frag, addr)| Segment::read(addr, frag.len() as u32)))
         });
@@ -229,16 +234,16 @@ impl<M: PeerMemory> Outlet<M> {
             self.stats.no_offload += 1;
             return Err(packet);
         }
-        if !queue.fits(segments(&packet) + payload.len()) {
+        let Some(vacant) = queue.vacant(segments(&packet) + payload.len()) else {
             self.stats.full += 1;
             return Err(packet);
-        }
+        };
         // Headers are written for this device, in memory of its domain.
         if !packet.fragments().all(|f| self.space.address(f).is_some()) {
             self.stats.wrong_domain += 1;
             return Err(packet);
         }
-        let Some(slot) = queue.vacant() else { return Err(packet) };
+        let slot = vacant.slot();
         let header = VnetHdr::of(packet.meta).to_bytes();
         let mut bytes = packet.len();
         let packet = queue.buffer(slot).insert(packet);
@@ -248,7 +253,9 @@ impl<M: PeerMemory> Outlet<M> {
         }
         let apart = self.apart(slot, in_place, header);
         let payload = payload.inspect(|&(_, len)| bytes += len as usize).map(|(addr, len)| Segment::read(addr, len));
-        queue.post(|packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))).chain(payload));
+        queue.post(vacant, |packet| {
+            apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))).chain(payload)
+        });
         self.count(bytes);
         Ok(slot)
     }
@@ -260,17 +267,23 @@ impl<M: PeerMemory> Outlet<M> {
         queue: &mut Queue<F, M>,
         mut done: impl FnMut(u16),
     ) -> Result<usize, DeviceFault> {
-        let pending = queue.pending()?;
-        for _ in 0..pending {
-            let (slot, _, packet) = queue.take()?;
-            self.stats.completed += 1;
-            let _sent = Sent(packet);
-            if self.space.has_mapped() {
-                self.space.release(slot);
+        let mut reaped = 0;
+        loop {
+            let pending = queue.pending()?;
+            for _ in 0..pending {
+                let Some((slot, _, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
+                self.stats.completed += 1;
+                let _sent = Sent(packet);
+                if self.space.has_mapped() {
+                    self.space.release(slot);
+                }
+                done(slot);
             }
-            done(slot);
+            reaped += usize::from(pending);
+            if pending < LOOK {
+                return queue.outcome().map(|()| reaped);
+            }
         }
-        Ok(usize::from(pending))
     }
 
     /// The segment of a header that is not in its packet.
@@ -283,6 +296,15 @@ impl<M: PeerMemory> Outlet<M> {
     #[inline(always)]
     fn segment(&self, frag: &Frag<M>) -> Segment {
         Segment::read(self.space.known(frag), frag.len() as u32)
+    }
+
+    /// The header of a frame; none if it asks for something that was not negotiated.
+    #[inline(always)]
+    fn header(&self, meta: Meta) -> Option<[u8; VnetHdr::LEN]> {
+        match needs(meta) {
+            0 => Some([0; VnetHdr::LEN]),
+            needs => self.negotiated.has(needs).then(|| VnetHdr::of(meta).to_bytes()),
+        }
     }
 
     /// Whether a frame asks for something that was not negotiated.
@@ -302,8 +324,13 @@ impl<M: PeerMemory> Outlet<M> {
 /// The fragments of the packet in a slot that are not empty: a descriptor of no bytes is an error to many devices.
 #[inline(always)]
 fn fragments<M: PeerMemory>(packet: &Option<Packet<M>>) -> impl Iterator<Item = &Frag<M>> {
-    let packet = packet.as_ref().expect("the packet was put into its slot before it is posted");
-    packet.fragments().filter(|f| f.len() > 0)
+    filled(packet).fragments().filter(|f| f.len() > 0)
+}
+
+/// The packet in a slot.
+#[inline(always)]
+fn filled<M: PeerMemory>(packet: &Option<Packet<M>>) -> &Packet<M> {
+    packet.as_ref().expect("the packet was put into its slot before it is posted")
 }
 
 /// The domain panicked over the packet in a slot, which is not posted yet: empties the slot and goes on with the panic. Returns
@@ -407,6 +434,7 @@ fn segments<M: PeerMemory>(packet: &Packet<M>) -> usize {
 }
 
 /// The features without which a frame cannot be sent.
+#[inline(always)]
 pub(super) fn needs(meta: Meta) -> u64 {
     let checksum = if let Checksum::Partial { .. } = meta.checksum { feature::CSUM } else { 0 };
     let gso = meta.gso.map_or(0, |gso| {

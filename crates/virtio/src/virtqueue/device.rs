@@ -197,18 +197,13 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     fn follow(&self, link: &Link<Self::At>) -> Result<Link<Self::At>, DriverFault>;
     /// The id of a chain that ends with `last`.
     fn id(&self, last: &Link<Self::At>) -> Result<u16, DriverFault>;
-    /// See [`DeviceQueue::look_ahead`].
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize;
+    /// See [`DeviceQueue::look_ahead`]. `kind` is what the flags of a descriptor must be.
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize;
     /// The next chain goes back; the driver sees it after `publish`.
     fn give_back(&mut self, id: u16, span: u16, len: u32);
     /// The same of several chains of one descriptor each.
-    #[inline(always)]
-    fn give_back_group(&mut self, chains: &[Whole]) {
-        for w in chains {
-            self.give_back(w.id, 1, w.len);
-        }
-    }
-    /// The same of a chain that was only read, and may be batched.
+    fn give_back_group(&mut self, chains: &[Whole]);
+    /// The same of chains that were only read, and may be batched: `id` is the last one's, and `span` what all move the position by.
     fn give_back_read(&mut self, id: u16, span: u16);
     /// See [`DeviceQueue::publish`].
     fn publish(&mut self);
@@ -360,11 +355,12 @@ impl<S: Side> DeviceQueue<S> {
         self.region = memory.index();
     }
 
-    /// Looks ahead, over up to `most` chains of one writable buffer each, without taking them. The first chain that is
-    /// anything else, wrong ones too, ends it. Only for a [plain](Self::plain) queue.
+    /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain that is anything
+    /// else, wrong ones too, ends it. Only for a [plain](Self::plain) queue.
     #[inline(always)]
-    pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, group: &mut Group) {
-        group.found = self.side.look_ahead(memory, most, &mut group.chains);
+    pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
+        let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
+        group.found = self.side.look_ahead(memory, most, kind, &mut group.chains);
     }
 
     /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
@@ -374,18 +370,20 @@ impl<S: Side> DeviceQueue<S> {
         group.found = 0;
     }
 
-    /// The next chain, if it is one readable buffer in one region, of at least `least` bytes and at most `most`: its head,
-    /// and where the buffer is. None if it is anything else, or if there is none. Only for a [plain](Self::plain) queue.
+    /// The same of chains that were only read, see [`give_back_read`](Self::give_back_read).
     #[inline(always)]
-    pub(crate) fn whole(&self, memory: &mut View<'_>, least: usize, most: usize) -> Option<(Head<S::At>, *mut u8)> {
-        let Ok(Some(link)) = self.side.first(self.side.next()) else { return None };
-        let Desc { addr, len, flags, .. } = link.desc;
-        if flags != 0 || !(least..=most).contains(&(len as usize)) {
-            return None;
+    pub(crate) fn give_back_group_read(&mut self, group: &mut Group, taken: usize) {
+        if self.batches() {
+            if let Some(last) = group.chains[..taken].last() {
+                self.side.give_back_read(last.id, taken as u16);
+            }
+            group.found = 0;
+        } else {
+            for w in &mut group.chains[..taken] {
+                w.len = 0;
+            }
+            self.give_back_group(group, taken);
         }
-        let host = memory.translate(addr, len)?;
-        let Ok(id) = self.side.id(&link) else { return None };
-        Some((Head { at: link.at, id, span: 1, bytes: len }, host))
     }
 
     /// Where to begin lending.
@@ -485,12 +483,18 @@ impl<S: Side> DeviceQueue<S> {
     #[inline(always)]
     pub(crate) fn give_back_read(&mut self, head: Head<S::At>) {
         debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
-        // In-flight state is kept by the used entries, of which there must be one for each chain.
-        if self.negotiated.in_order() && !self.watched {
+        if self.batches() {
             self.side.give_back_read(head.id, head.span);
         } else {
             self.side.give_back(head.id, head.span, 0);
         }
+    }
+
+    /// Whether chains that were only read share used entries. In-flight state is kept by the used entries, of which there must be
+    /// one for each chain.
+    #[inline(always)]
+    fn batches(&self) -> bool {
+        self.negotiated.in_order() && !self.watched
     }
 
     /// Shows the driver everything given back so far.

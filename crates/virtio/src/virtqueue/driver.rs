@@ -14,7 +14,8 @@
 //!   chain of descriptors, or a table in [`Tables`] where that was negotiated.
 //!
 //! Nothing that the driver wrote is read back from the ring: heads, addresses and positions have private copies. What the
-//! device writes is read once and judged by [`fault`](super::fault); after a fault the caller stops the queue.
+//! device writes is read once, for a group of buffers at a time, and judged by [`fault`](super::fault); after a fault the caller
+//! stops the queue.
 //!
 //! User code runs between two operations, and may panic. A slot counts as posted only after it was exposed, and an address is
 //! written to the ring after the last call of user code in a batch. So a panic leaves no slot exposed twice, and no slot that
@@ -31,12 +32,13 @@ pub(crate) use split::Split;
 use super::fault::DeviceFault;
 use super::sync::{AtomicU64, Ordering};
 use super::{Armed, DESC_NEXT, DESC_WRITE, Negotiated, PackedRing, SplitRing};
+use std::collections::VecDeque;
 
 /// The most buffers that one [`refill`](DriverQueue::refill) step posts.
 const BATCH: usize = 64;
-/// Used buffers that [`pending`](DriverQueue::pending) looks for in a shaped queue. More than a batch and the longest frame,
-/// so that a frame that begins in a batch is seen whole.
-const LOOK: usize = 2 * BATCH;
+/// Used buffers that are read from the ring and not taken yet, at most. More than a batch and the longest frame, so that a frame
+/// that begins in a batch is seen whole.
+pub(crate) const LOOK: u16 = 2 * BATCH as u16;
 
 /// A part of a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -146,12 +148,15 @@ impl Shape {
     }
 }
 
-/// The slots (or, in a split ring, descriptors) that the device does not have. Ring buffer of as many places as a power of two.
+/// The slots (or, in a split ring, descriptors) that the device does not have. Ring buffer of as many places as a power of two;
+/// positions count up, modulo 2^16.
 #[derive(Debug)]
 pub(crate) struct Free {
     ids: Box<[u16]>,
+    /// The oldest.
     head: u16,
-    len: u16,
+    /// Behind the one that was freed last.
+    tail: u16,
     /// Whether the oldest is taken next, or the one that was freed last, which is in the cache.
     oldest_first: bool,
 }
@@ -159,61 +164,130 @@ pub(crate) struct Free {
 impl Free {
     fn new(count: u16, oldest_first: bool) -> Self {
         let places = count.max(1).next_power_of_two();
-        let mut this = Self { ids: vec![0; usize::from(places)].into(), head: 0, len: 0, oldest_first };
+        let mut this = Self { ids: vec![0; usize::from(places)].into(), head: 0, tail: 0, oldest_first };
         this.reset(count);
         this
     }
 
     /// All are free.
     fn reset(&mut self, count: u16) {
-        (self.head, self.len) = (0, 0);
+        (self.head, self.tail) = (0, 0);
         for id in 0..count {
             self.push(if self.oldest_first { id } else { count - 1 - id });
         }
     }
 
     #[inline(always)]
-    fn place(&self, n: u16) -> usize {
-        usize::from(self.head.wrapping_add(n)) & (self.ids.len() - 1)
+    fn len(&self) -> u16 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    #[inline(always)]
+    fn place(&self, position: u16) -> usize {
+        usize::from(position) & (self.ids.len() - 1)
     }
 
     /// Up to `most` of the oldest, which lie next to each other. None if none is free.
     #[inline(always)]
     fn oldest(&self, most: usize) -> &[u16] {
-        let oldest = &self.ids[self.place(0)..];
-        &oldest[..most.min(usize::from(self.len)).min(oldest.len())]
+        let oldest = &self.ids[self.place(self.head)..];
+        &oldest[..most.min(usize::from(self.len())).min(oldest.len())]
     }
 
     /// Takes the `n` oldest.
     #[inline(always)]
     fn skip(&mut self, n: u16) {
         self.head = self.head.wrapping_add(n);
-        self.len -= n;
     }
 
     /// The next to be taken.
     #[inline(always)]
     fn next(&self) -> Option<u16> {
-        let n = if self.oldest_first { 0 } else { self.len.wrapping_sub(1) };
-        (self.len > 0).then(|| self.ids[self.place(n)])
+        if self.head == self.tail {
+            return None;
+        }
+        Some(self.ids[self.place(if self.oldest_first { self.head } else { self.tail.wrapping_sub(1) })])
+    }
+
+    /// The [next](Self::next) is taken.
+    #[inline(always)]
+    fn taken(&mut self) {
+        if self.oldest_first {
+            self.head = self.head.wrapping_add(1);
+        } else {
+            self.tail = self.tail.wrapping_sub(1);
+        }
     }
 
     #[inline(always)]
     fn pop(&mut self) -> Option<u16> {
         let id = self.next()?;
-        if self.oldest_first {
-            self.head = self.head.wrapping_add(1);
-        }
-        self.len -= 1;
+        self.taken();
         Some(id)
     }
 
     #[inline(always)]
     fn push(&mut self, id: u16) {
-        let at = self.place(self.len);
+        let at = self.place(self.tail);
         self.ids[at] = id;
-        self.len += 1;
+        self.tail = self.tail.wrapping_add(1);
     }
+}
+
+/// Used buffers that were read from the ring and not taken yet, oldest first: their slots, and their lengths as the device claims
+/// them. Positions count up, modulo 2^16.
+pub(crate) struct Found {
+    entries: Box<[(u16, u32); LOOK as usize]>,
+    head: u16,
+    tail: u16,
+}
+
+impl Found {
+    fn new() -> Self {
+        Self { entries: Box::new([(0, 0); LOOK as usize]), head: 0, tail: 0 }
+    }
+
+    #[inline(always)]
+    fn len(&self) -> u16 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    #[inline(always)]
+    fn get(&self, i: u16) -> (u16, u32) {
+        self.entries[usize::from(self.head.wrapping_add(i) % LOOK)]
+    }
+
+    /// Adds what `next` finds, which is given the numbers from 0 on, until that is nothing, or there is no room, or there are `most`.
+    /// Returns how many were added.
+    #[inline(always)]
+    fn fill(&mut self, most: u16, mut next: impl FnMut(u16) -> Option<(u16, u32)>) -> u16 {
+        let (most, tail, entries) = (most.min(LOOK - self.len()), self.tail, &mut *self.entries);
+        let mut n = 0;
+        while n < most
+            && let Some(used) = next(n)
+        {
+            entries[usize::from(tail.wrapping_add(n) % LOOK)] = used;
+            n += 1;
+        }
+        self.tail = tail.wrapping_add(n);
+        n
+    }
+
+    /// Takes the first, which the caller knows to be there.
+    #[inline(always)]
+    fn pop(&mut self) -> (u16, u32) {
+        debug_assert!(self.len() > 0, "a buffer that is pending is taken");
+        let first = self.get(0);
+        self.head = self.head.wrapping_add(1);
+        first
+    }
+}
+
+/// Where buffers are used in order: the slots that the device has, in the order in which they were made available.
+struct Order {
+    slots: VecDeque<u16>,
+    /// The last buffer of a batch of which only a part was found yet, and its length.
+    batch: Option<(u16, u32)>,
 }
 
 /// A ring format, seen from the driver: how buffers are described to the device and how used ones are found. Slots are the
@@ -234,15 +308,13 @@ pub(crate) trait DriverFormat: Sized {
     /// Descriptors that a buffer of `segments` takes, or None if no buffer can have so many.
     fn takes(&self, segments: usize) -> Option<usize>;
 
-    /// The addresses of `slot` have changed.
-    fn point(&mut self, slot: u16, shape: &Shape);
+    /// Makes shaped buffers available at the next [`publish`](Self::publish): the slot of each, and whether its addresses have changed
+    /// since it was made available last.
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape);
 
-    /// Makes shaped buffers available at the next [`publish`](Self::publish).
-    fn expose(&mut self, slots: &[u16], shape: &Shape);
-
-    /// Takes `free`'s next slot, and what else it needs, for a buffer of `segments`, and makes it available at the next
-    /// [`publish`](Self::publish). The caller has seen that there is room.
-    fn post(&mut self, segments: impl Iterator<Item = Segment>, free: &mut Free) -> Option<u16>;
+    /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of `segments`, and makes it available at the
+    /// next [`publish`](Self::publish). The caller has seen that there is room.
+    fn post(&mut self, slot: u16, segments: impl Iterator<Item = Segment>, free: &mut Free);
 
     /// Lets the device see what was made available.
     fn publish(&mut self);
@@ -250,23 +322,27 @@ pub(crate) trait DriverFormat: Sized {
     /// See [`DriverQueue::should_notify`].
     fn should_notify(&mut self) -> bool;
 
-    /// Buffers that the device has used and that were not consumed. A format that has to walk for it stops at `most`.
-    fn pending(&mut self, most: usize, posted: u16) -> Result<u16, DeviceFault>;
+    /// Reads used entries, of which each stands for one buffer, until there is no room in `found`, and adds their buffers. The
+    /// device has `unread` more buffers than those that were found before. Those before a fault are found.
+    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault>;
 
-    /// The slot of the `i`th of them, or another one if the device lies.
-    fn peek(&self, i: u16) -> Option<u32>;
+    /// Where buffers are used in order: the next used entry, if there is one, and for how many buffers it can stand. The device
+    /// has `unread` more buffers than those that were found before.
+    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault>;
 
-    /// The slot whose buffer the ring calls `id`, if it is the name of one; the number may be too large.
-    fn slot(&self, id: u32) -> Option<u32>;
+    /// The position in the ring moves behind the buffer in `slot`, which was found in a [`batch`](Self::batch).
+    fn skip(&mut self, slot: u16);
 
-    /// The ring's id and the length of the next one, as the device claims them. A buffer that a batch skips was used
-    /// completely: all of its `have` bytes.
-    fn front(&mut self, have: u32) -> Result<(u32, u32), DeviceFault>;
+    /// The slot whose buffer the ring calls `id`.
+    fn slot(&self, id: u32) -> Result<u16, DeviceFault>;
 
-    /// The next one, which is the buffer in `slot`, is done with.
-    fn consume(&mut self, slot: u16, free: &mut Free);
+    /// What the ring calls the buffer in `slot`.
+    fn id(&self, slot: u16) -> u16;
 
-    /// See [`DriverQueue::arm`].
+    /// The buffer in `slot`, which was found, is done with.
+    fn release(&mut self, slot: u16, free: &mut Free);
+
+    /// Asks for an interrupt at the next used entry that was not read, and looks whether it is there.
     fn arm(&mut self) -> Armed;
 
     /// See [`DriverQueue::disarm`].
@@ -310,8 +386,23 @@ pub(crate) struct DriverQueue<F, B> {
     have: u32,
     /// Buffers that the device has.
     posted: u16,
-    /// What [`pending`](Self::pending) looks for at most.
-    most: usize,
+    /// Those of them that it has used, as far as the ring was read.
+    found: Found,
+    /// What the device did wrong after them.
+    fault: Option<DeviceFault>,
+    /// Only where buffers are used in order.
+    order: Option<Order>,
+}
+
+/// A slot that is taken next by [`post`](DriverQueue::post), if nothing else is posted before.
+pub(crate) struct Vacant(u16);
+
+impl Vacant {
+    /// The slot.
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> u16 {
+        self.0
+    }
 }
 
 impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
@@ -339,8 +430,9 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
         let have = if shaped { shape.lens.iter().sum() } else { u32::MAX };
         let slot = |_| Slot { buffer: B::default(), posted: false, changed: false };
         let slots = (0..count).map(slot).collect();
-        let most = if shaped { LOOK } else { usize::from(size) };
-        Self { format, setup, slots, free, shape, have, posted: 0, most }
+        let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: None };
+        let order = setup.negotiated.in_order().then(order);
+        Self { format, setup, slots, free, shape, have, posted: 0, found: Found::new(), fault: None, order }
     }
 }
 
@@ -353,7 +445,11 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         for slot in &mut self.slots {
             (slot.posted, slot.changed) = (false, true);
         }
-        self.posted = 0;
+        (self.posted, self.found, self.fault) = (0, Found::new(), None);
+        if let Some(order) = &mut self.order {
+            order.slots.clear();
+            order.batch = None;
+        }
         self.free.reset(self.slots.len() as u16);
     }
 
@@ -382,7 +478,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// Whether there are slots to [`refill`](Self::refill).
     #[inline(always)]
     pub(crate) fn has_free(&self) -> bool {
-        self.free.len > 0
+        self.free.len() > 0
     }
 
     /// Posts up to a batch of buffers of a shaped queue, in the slots that have been free for the longest time. `fill` is given
@@ -396,27 +492,28 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// If `fill` panics, nothing of the batch is posted, and the next call continues with what is in the slots.
     #[inline(always)]
     pub(crate) fn refill(&mut self, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
-        let Self { format, slots, free, shape, .. } = self;
-        let n = shape.lens.len();
+        let Self { format, slots, free, shape, order, .. } = self;
+        let (slots, addrs, n) = (&mut **slots, &mut *shape.addrs, shape.lens.len());
         let oldest = free.oldest(BATCH);
         let mut got = 0;
         for &id in oldest {
             let slot = &mut slots[usize::from(id)];
-            let (addrs, first, changed) = (&mut shape.addrs[..], usize::from(id) * n, &mut slot.changed);
+            let (first, changed) = (usize::from(id) * n, &mut slot.changed);
             if !fill(&mut slot.buffer, &mut Segments { addrs, first, changed }) {
                 break;
             }
             got += 1;
         }
         let batch = &oldest[..got];
-        for &id in batch {
+        let exposed = batch.iter().map(|&id| {
             let slot = &mut slots[usize::from(id)];
             slot.posted = true;
-            if std::mem::take(&mut slot.changed) {
-                format.point(id, shape);
-            }
+            (id, std::mem::take(&mut slot.changed))
+        });
+        format.expose(exposed, shape);
+        if let Some(order) = order {
+            order.slots.extend(batch);
         }
-        format.expose(batch, shape);
         free.skip(got as u16);
         self.posted += got as u16;
         got
@@ -433,22 +530,28 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.format.takes(segments).is_some_and(|n| n <= usize::from(self.size()))
     }
 
-    /// The slot of a free queue that is posted next. Its buffer is put there before [`post`](Self::post).
+    /// The slot of a free queue that is posted next, if a buffer of so many segments can be posted now. The buffer is put into the
+    /// slot before [`post`](Self::post).
     #[inline(always)]
-    pub(crate) fn vacant(&self) -> Option<u16> {
-        self.free.next()
+    pub(crate) fn vacant(&self, segments: usize) -> Option<Vacant> {
+        if self.fits(segments) { self.free.next().map(Vacant) } else { None }
     }
 
-    /// Posts the buffer in the [vacant](Self::vacant) slot. `segments` tells its segments, of which there is one at least, and
-    /// for which there is [room](Self::fits). The device sees it after [`publish`](Self::publish).
+    /// Posts the buffer in the vacant slot. `segments` tells its segments: one at least, and not more than there is room for. The
+    /// device sees it after [`publish`](Self::publish).
     #[inline(always)]
-    pub(crate) fn post<'q, I: Iterator<Item = Segment>>(&'q mut self, segments: impl FnOnce(&'q B) -> I) {
-        let Some(vacant) = self.vacant() else { return };
-        let slot = &mut self.slots[usize::from(vacant)];
-        slot.posted = true;
+    pub(crate) fn post<'q, I: Iterator<Item = Segment>>(
+        &'q mut self,
+        Vacant(slot): Vacant,
+        segments: impl FnOnce(&'q B) -> I,
+    ) {
+        let at = &mut self.slots[usize::from(slot)];
+        at.posted = true;
         self.posted += 1;
-        let posted = self.format.post(segments(&slot.buffer), &mut self.free);
-        debug_assert_eq!(posted, Some(vacant));
+        self.format.post(slot, segments(&at.buffer), &mut self.free);
+        if let Some(order) = &mut self.order {
+            order.slots.push_back(slot);
+        }
     }
 
     /// Lets the device see what was posted. A device that polls needs no more; one that sleeps is
@@ -466,44 +569,127 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.format.should_notify()
     }
 
-    /// How many buffers the device has used and [`take`](Self::take) has not given back. Of a shaped packed queue it counts
-    /// 128 and then stops.
+    /// How many buffers the device has used and [`take`](Self::take) has not given back; of more than [`LOOK`], so many. A fault is
+    /// told after the buffers before it were taken.
     #[inline(always)]
     pub(crate) fn pending(&mut self) -> Result<u16, DeviceFault> {
-        self.format.pending(self.most, self.posted)
+        self.look();
+        match self.fault {
+            Some(fault) if self.found.len() == 0 => Err(fault),
+            _ => Ok(self.found.len()),
+        }
+    }
+
+    #[inline(always)]
+    fn look(&mut self) {
+        if self.fault.is_some() {
+            return;
+        }
+        let unread = self.posted - self.found.len();
+        let seen = match &self.order {
+            None => self.format.look(unread, &mut self.found),
+            Some(_) => self.look_in_order(),
+        };
+        self.fault = seen.err();
+    }
+
+    /// The same where buffers are used in order: a used entry stands for the buffers up to the one that it names, of which all
+    /// others were used completely.
+    #[inline(never)]
+    fn look_in_order(&mut self) -> Result<(), DeviceFault> {
+        let Self { format, found, order: Some(order), posted, have, .. } = self else { return Ok(()) };
+        let (mut judged, before) = (Ok(()), found.len());
+        found.fill(LOOK, |n| {
+            let (last, len) = match order.batch {
+                Some(batch) => batch,
+                None => match Self::batch(format, order, *posted, before + n) {
+                    Ok(batch) => batch?,
+                    Err(fault) => {
+                        judged = Err(fault);
+                        return None;
+                    }
+                },
+            };
+            let slot = order.slots.pop_front()?;
+            format.skip(slot);
+            order.batch = (slot != last).then_some((last, len));
+            Some((slot, if slot == last { len } else { *have }))
+        });
+        judged
+    }
+
+    /// The next batch, if there is one: its last buffer and that one's length. The device has `posted` buffers, of which `found` were
+    /// found before.
+    fn batch(format: &F, order: &Order, posted: u16, found: u16) -> Result<Option<(u16, u32)>, DeviceFault> {
+        let Some((id, len, most)) = format.batch(posted - found)? else { return Ok(None) };
+        DeviceFault::ahead(found + 1, posted)?;
+        let last = format.slot(id)?;
+        let named = order.slots.iter().take(most.into()).any(|&slot| slot == last);
+        DeviceFault::posted(id as u16, named.then_some(Some((last, len))))
     }
 
     /// All buffers that the device has used and [`take`](Self::take) has not given back, for a queue that stops.
     pub(crate) fn unread(&mut self) -> u16 {
-        self.format.pending(usize::from(self.size()), self.posted).unwrap_or(0)
+        self.look();
+        let posted = self.posted;
+        // What does not fit is read into a list of its own, and is not taken any more.
+        let found = std::mem::replace(&mut self.found, Found::new());
+        let (mut unread, mut last) = (found.len(), found.len());
+        while last == LOOK {
+            self.posted = posted - unread;
+            self.look();
+            last = std::mem::replace(&mut self.found, Found::new()).len();
+            unread += last;
+        }
+        (self.posted, self.found) = (posted, found);
+        unread
     }
 
-    /// The buffer of the `i`th pending one, or another one if the device lies: for prefetches.
+    /// The buffer of the `i`th pending one: for prefetches.
     #[inline(always)]
-    pub(crate) fn peek(&self, i: u16) -> Option<&B> {
-        self.slots.get(self.format.peek(i)? as usize).map(|slot| &slot.buffer)
+    pub(crate) fn peek(&self, i: u16) -> &B {
+        &self.slots[usize::from(self.found.get(i).0)].buffer
     }
 
-    /// Takes the next pending buffer back: its slot, how many bytes the device has written to it, both judged, and the buffer. The
-    /// slot is free then.
+    /// Takes the next [pending](Self::pending) buffer back: its slot, how many bytes the device has written to it, both judged, and
+    /// the buffer. The slot is free then. None after a [fault](Self::outcome).
     #[inline(always)]
-    pub(crate) fn take(&mut self) -> Result<(u16, u32, &mut B), DeviceFault> {
-        let (id, len) = self.format.front(self.have)?;
-        let number = self.format.slot(id).filter(|&n| (n as usize) < self.slots.len());
-        let number = number.ok_or(DeviceFault::BadId { id })?;
-        let slot = &mut self.slots[number as usize];
+    pub(crate) fn take(&mut self) -> Option<(u16, u32, &mut B)> {
+        let (number, len) = self.found.pop();
+        let slot = &mut self.slots[usize::from(number)];
         if !slot.posted {
-            return DeviceFault::posted(id as u16, None);
+            self.fault = DeviceFault::posted::<()>(self.format.id(number), None).err();
+            return None;
         }
         slot.posted = false;
         self.posted -= 1;
-        self.format.consume(number as u16, &mut self.free);
-        Ok((number as u16, DeviceFault::length(len, self.have)?, &mut slot.buffer))
+        self.format.release(number, &mut self.free);
+        match DeviceFault::length(len, self.have) {
+            Ok(len) => Some((number, len, &mut slot.buffer)),
+            Err(fault) => {
+                self.fault = Some(fault);
+                None
+            }
+        }
+    }
+
+    /// What the caller found wrong with what is in a buffer. A fault in the ring that was found before comes first.
+    #[cold]
+    pub(crate) fn refuse(&mut self, fault: DeviceFault) {
+        self.fault.get_or_insert(fault);
+    }
+
+    /// What the device did wrong, as far as it was found.
+    pub(crate) fn outcome(&self) -> Result<(), DeviceFault> {
+        self.fault.map_or(Ok(()), Err)
     }
 
     /// Asks the device for an interrupt at the next used buffer and looks at the ring once more. If there is work, the queue is
     /// disarmed again.
     pub(crate) fn arm(&mut self) -> Armed {
+        if self.found.len() > 0 || self.fault.is_some() {
+            return Armed::Work;
+        }
         self.format.arm()
     }
 

@@ -79,10 +79,10 @@ impl DeviceFault {
         if by <= posted { Ok(by) } else { Err(Self::IndexJump { by, posted }) }
     }
 
-    /// The device has used buffer `id`, of which there are `size`.
+    /// The device has used buffer `id`, which is the one in `slot`, of which there are `slots`.
     #[inline(always)]
-    pub(crate) fn id(id: u32, size: usize) -> Result<u16, Self> {
-        if (id as usize) < size { Ok(id as u16) } else { Err(Self::BadId { id }) }
+    pub(crate) fn id(id: u32, slot: u32, slots: u16) -> Result<u16, Self> {
+        if slot < u32::from(slots) { Ok(slot as u16) } else { Err(Self::BadId { id }) }
     }
 
     /// The device has written `len` bytes into a buffer of `have`.
@@ -407,8 +407,12 @@ mod tests {
             [DeviceFault::ahead(3, 3), DeviceFault::ahead(4, 3)],
             [Ok(3), Err(DeviceFault::IndexJump { by: 4, posted: 3 })]
         );
-        assert_eq!([DeviceFault::id(7, 8), DeviceFault::id(8, 8)], [Ok(7), Err(DeviceFault::BadId { id: 8 })]);
-        assert_eq!(DeviceFault::id(1 << 16, 8), Err(DeviceFault::BadId { id: 1 << 16 }), "the upper half counts");
+        assert_eq!([DeviceFault::id(14, 7, 8), DeviceFault::id(16, 8, 8)], [Ok(7), Err(DeviceFault::BadId { id: 16 })]);
+        assert_eq!(
+            DeviceFault::id(1 << 16, 1 << 16, 8),
+            Err(DeviceFault::BadId { id: 1 << 16 }),
+            "the upper half counts"
+        );
         assert_eq!(DeviceFault::length(60, 60), Ok(60));
         assert_eq!(DeviceFault::length(61, 60), Err(DeviceFault::BadLength { len: 61, have: 60 }));
         assert_eq!(DeviceFault::posted(5, None::<()>), Err(DeviceFault::NotPosted { id: 5 }));

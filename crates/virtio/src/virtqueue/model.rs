@@ -188,7 +188,8 @@ impl<F: Format> Ends<F> {
 }
 
 fn post<F: DriverFormat>(driver: &mut DriverQueue<F, u8>) {
-    driver.post(|_| [Segment::read(1 << 20, 64)].into_iter());
+    let vacant = driver.vacant(1).unwrap();
+    driver.post(vacant, |_| [Segment::read(1 << 20, 64)].into_iter());
     driver.publish();
 }
 

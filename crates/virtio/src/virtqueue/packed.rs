@@ -15,6 +15,7 @@
 
 use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+use std::marker::PhantomData;
 
 /// A place in a packed ring: an offset below the ring's size, and a wrap counter of one bit that changes at each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +57,8 @@ impl Position {
     #[must_use]
     pub const fn step(self, n: u16, size: u16) -> Self {
         debug_assert!(n <= size && self.offset() < size);
-        // Both terms are at most 32768.
-        let to = self.offset() as u32 + n as u32;
-        if to >= size as u32 {
-            Self((self.0 & Self::WRAP ^ Self::WRAP) | (to - size as u32) as u16)
-        } else {
-            Self(self.0 & Self::WRAP | to as u16)
-        }
+        let left = size - self.offset();
+        if n < left { Self(self.0 + n) } else { Self((self.0 & Self::WRAP ^ Self::WRAP) | (n - left)) }
     }
 
     /// The position as a number that counts descriptors, modulo twice the `size`.
@@ -254,6 +250,24 @@ impl PackedRing {
         self.size
     }
 
+    /// For a loop over descriptors from `at` on, with the flags of those that the driver makes available.
+    #[inline(always)]
+    pub(crate) fn available_from(&self, at: Position) -> Cursor<'_> {
+        self.cursor(at, at.available())
+    }
+
+    /// The same with the flags of those that the device has used.
+    #[inline(always)]
+    pub(crate) fn used_from(&self, at: Position) -> Cursor<'_> {
+        self.cursor(at, at.used())
+    }
+
+    #[inline(always)]
+    fn cursor(&self, at: Position, flags: u16) -> Cursor<'_> {
+        let offset = if at.offset() < self.size { at.offset() } else { 0 };
+        Cursor { desc: self.desc, size: self.size, offset, flags, ring: PhantomData }
+    }
+
     #[inline]
     fn words(&self, offset: u16) -> [&AtomicU64; 2] {
         // The offset may be of a position that the peer wrote. A sound one takes the branch that falls through.
@@ -275,9 +289,15 @@ impl PackedRing {
     #[inline]
     #[must_use]
     pub fn desc(&self, offset: u16) -> PackedDesc {
-        let [addr, _] = self.words(offset);
-        let rest = self.used_desc(offset);
+        let [addr, rest] = self.words(offset);
+        let rest = Self::read(rest);
         PackedDesc { addr: u64::from_le(addr.load(Ordering::Relaxed)), ..rest }
+    }
+
+    #[inline]
+    fn read(word: &AtomicU64) -> PackedDesc {
+        let rest = u64::from_le(word.load(Ordering::Acquire));
+        PackedDesc { addr: 0, len: rest as u32, id: (rest >> 32) as u16, flags: (rest >> 48) as u16 }
     }
 
     /// Reads the descriptor at `offset` without its address, as a driver does. What its flags cover may be read after this
@@ -285,16 +305,15 @@ impl PackedRing {
     #[inline]
     #[must_use]
     pub fn used_desc(&self, offset: u16) -> PackedDesc {
-        let rest = u64::from_le(self.words(offset)[1].load(Ordering::Acquire));
-        PackedDesc { addr: 0, len: rest as u32, id: (rest >> 32) as u16, flags: (rest >> 48) as u16 }
+        Self::read(self.words(offset)[1])
     }
 
     /// Writes the descriptor at `offset`, the flags last. They publish everything written before them (release).
     #[inline]
     pub fn set_desc(&self, offset: u16, d: PackedDesc) {
-        let [addr, _] = self.words(offset);
+        let [addr, rest] = self.words(offset);
         addr.store(d.addr.to_le(), Ordering::Relaxed);
-        self.set_used_desc(offset, d);
+        rest.store(d.word().to_le(), Ordering::Release);
     }
 
     /// Writes the descriptor at `offset` without its address. The flags publish everything written before them (release).
@@ -345,6 +364,81 @@ impl PackedRing {
     }
 }
 
+/// A place in a packed ring that moves on, for loops: everything that it needs is in its own fields, so that a compiler keeps it in
+/// registers, whatever else the loop writes.
+///
+/// Invariant: `desc` and `size` are those of a ring that is borrowed, and `offset` is below `size`.
+pub(crate) struct Cursor<'r> {
+    desc: *const AtomicU64,
+    size: u16,
+    offset: u16,
+    /// The two flags of a descriptor here, which change at the end of the ring.
+    flags: u16,
+    ring: PhantomData<&'r PackedRing>,
+}
+
+impl Cursor<'_> {
+    #[inline(always)]
+    fn words(&self) -> [&AtomicU64; 2] {
+        let at = 2 * usize::from(self.offset);
+        // SAFETY: the invariant, and *mapped*; a descriptor is two words.
+        unsafe { [&*self.desc.add(at), &*self.desc.add(at + 1)] }
+    }
+
+    /// The two flags of a descriptor here.
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> u16 {
+        self.flags
+    }
+
+    /// Moves on by `n` descriptors, at most the ring's size.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, n: u16) {
+        let left = self.size - self.offset;
+        if n < left {
+            self.offset += n;
+        } else {
+            self.offset = (n - left).min(self.size - 1);
+            self.flags ^= PackedDesc::TURN;
+        }
+    }
+
+    /// Where it is.
+    #[inline(always)]
+    pub(crate) fn position(&self) -> Position {
+        // Of either pair of flags, this one is equal to the wrap counter.
+        Position(self.offset | if self.flags & PackedDesc::AVAIL != 0 { Position::WRAP } else { 0 })
+    }
+
+    /// See [`PackedRing::desc`].
+    #[inline(always)]
+    pub(crate) fn desc(&self) -> PackedDesc {
+        let [addr, rest] = self.words();
+        let rest = PackedRing::read(rest);
+        PackedDesc { addr: u64::from_le(addr.load(Ordering::Relaxed)), ..rest }
+    }
+
+    /// See [`PackedRing::used_desc`]. None if its two flags are not those of the cursor.
+    #[inline(always)]
+    pub(crate) fn used_desc(&self) -> Option<PackedDesc> {
+        let d = PackedRing::read(self.words()[1]);
+        (d.flags & PackedDesc::TURN == self.flags).then_some(d)
+    }
+
+    /// See [`PackedRing::set_desc`].
+    #[inline(always)]
+    pub(crate) fn set_desc(&self, d: PackedDesc) {
+        self.words()[0].store(d.addr.to_le(), Ordering::Relaxed);
+        self.set_used_desc(d);
+    }
+
+    /// See [`PackedRing::set_used_desc`].
+    #[inline(always)]
+    pub(crate) fn set_used_desc(&self, d: PackedDesc) {
+        self.words()[1].store(d.word().to_le(), Ordering::Release);
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -361,6 +455,33 @@ mod tests {
             }
             assert_eq!(at, Position::START, "four turns of {size}");
             assert_eq!(at.step(size, size).since(at, size), u32::from(size));
+        }
+    }
+
+    #[test]
+    fn cursors_go_around() {
+        for size in [1, 2, 3, 8] {
+            let layout = PackedLayout::new(size);
+            let mut block = vec![0u64; layout.total / 8 + 16];
+            let base = block.as_mut_ptr().cast::<u8>();
+            let base = base.wrapping_add(base.align_offset(PackedLayout::ALIGN));
+            // SAFETY: the block is large enough, aligned, and outlives the ring.
+            let ring = unsafe { PackedRing::from_layout(base, size) };
+            for n in 0..=size {
+                let mut at = Position::START;
+                let (mut available, mut used) = (ring.available_from(at), ring.used_from(at));
+                for _ in 0..5 * size {
+                    assert_eq!((available.position(), used.position()), (at, at));
+                    assert_eq!((available.flags(), used.flags()), (at.available(), at.used()));
+                    used.set_used_desc(PackedDesc { addr: 0, len: 7, id: 1, flags: at.used() });
+                    assert!(used.used_desc().is_some() && ring.used_desc(at.offset()).is_used(at));
+                    available.set_desc(PackedDesc { addr: 5, len: 7, id: 1, flags: at.available() });
+                    assert!(used.used_desc().is_none() && available.desc() == ring.desc(at.offset()));
+                    at = at.step(n, size);
+                    available.advance(n);
+                    used.advance(n);
+                }
+            }
         }
     }
 

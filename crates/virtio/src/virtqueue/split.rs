@@ -10,6 +10,8 @@
 //! its copy. This file judges nothing; see [`fault`](super::fault).
 
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::marker::PhantomData;
+use std::ops::Deref;
 
 /// Descriptor flag: the chain goes on at `next`.
 pub const DESC_NEXT: u16 = 1;
@@ -143,6 +145,13 @@ impl SplitRing {
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size
+    }
+
+    /// The pointers and the size as a copy on the stack, for a loop that also writes other memory: the compiler keeps them in
+    /// registers, because no write can change them.
+    #[inline(always)]
+    pub(crate) fn local(&self) -> Local<'_> {
+        Local { ring: Self { ..*self }, borrowed: PhantomData }
     }
 
     #[inline]
@@ -331,6 +340,21 @@ impl SplitRing {
         let [i, l] = self.used_words(position);
         i.store(id.to_le(), Ordering::Relaxed);
         l.store(len.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// A copy of a ring's pointers, which is used as long as the ring is borrowed.
+pub(crate) struct Local<'r> {
+    ring: SplitRing,
+    borrowed: PhantomData<&'r SplitRing>,
+}
+
+impl Deref for Local<'_> {
+    type Target = SplitRing;
+
+    #[inline(always)]
+    fn deref(&self) -> &SplitRing {
+        &self.ring
     }
 }
 

@@ -190,24 +190,20 @@ impl Side for PackedSide {
     }
 
     #[inline(always)]
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize {
-        let most = usize::from(most).min(GROUP).min(self.size.into());
-        let (mut n, mut at) = (0, self.next);
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize {
+        let (mut at, size) = (self.ring.available_from(self.next), self.size);
+        let most = usize::from(most.min(size)).min(GROUP);
+        let mut n = 0;
         while n < most {
-            // Up to the end of the ring, the flags are the same.
-            let run = (most - n).min(usize::from(self.size - at.offset()));
-            let (wanted, first) = (DESC_WRITE | at.available(), n);
-            while n < first + run {
-                let d = self.ring.desc(at.offset() + (n - first) as u16);
-                if d.flags & PackedDesc::MEANING != wanted || d.len == 0 {
-                    return n;
-                }
-                let Ok(id) = DriverFault::head(d.id, self.size) else { return n };
-                let Some(host) = memory.translate(d.addr, d.len) else { return n };
-                found[n] = Whole { host, len: d.len, id };
-                n += 1;
+            let d = at.desc();
+            if d.flags & PackedDesc::MEANING != kind | at.flags() || d.len == 0 {
+                break;
             }
-            at = at.step(run as u16, self.size);
+            let Ok(id) = DriverFault::head(d.id, size) else { break };
+            let Some(host) = memory.translate(d.addr, d.len) else { break };
+            found[n] = Whole { host, len: d.len, id };
+            at.advance(1);
+            n += 1;
         }
         n
     }
@@ -226,14 +222,13 @@ impl Side for PackedSide {
         if self.inflight.is_some() {
             return rest.iter().for_each(|w| self.give_back(w.id, 1, w.len));
         }
-        let mut at = self.used;
+        let mut at = self.ring.used_from(self.used);
         for w in rest {
             let written = if w.len > 0 { DESC_WRITE } else { 0 };
-            let d = PackedDesc { addr: 0, len: w.len, id: w.id, flags: at.used() | written };
-            self.ring.set_used_desc(at.offset(), d);
-            at = at.step(1, self.size);
+            at.set_used_desc(PackedDesc { addr: 0, len: w.len, id: w.id, flags: at.flags() | written });
+            at.advance(1);
         }
-        self.used = at;
+        self.used = at.position();
         self.next = self.next.step(rest.len() as u16, self.size);
     }
 

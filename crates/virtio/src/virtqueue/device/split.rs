@@ -3,7 +3,7 @@
 use super::super::Armed;
 use super::super::event::{full_fence, passed};
 use super::super::fault::DriverFault;
-use super::super::{AVAIL_NO_INTERRUPT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY};
+use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
 use super::{GROUP, Link, Logged, Side, Start, Whole};
 use crate::device::inflight::SplitInflight;
 use crate::device::memory::View;
@@ -125,14 +125,14 @@ impl Side for SplitSide {
     }
 
     #[inline(always)]
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, found: &mut [Whole; GROUP]) -> usize {
-        let most = usize::from(most.min(self.avail_idx.wrapping_sub(self.next))).min(GROUP);
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize {
+        let (ring, size, next) = (self.ring.local(), self.size, self.next);
+        let most = usize::from(most.min(self.avail_idx.wrapping_sub(next))).min(GROUP);
         let mut n = 0;
         while n < most {
-            let at = self.next.wrapping_add(n as u16);
-            let Ok(id) = DriverFault::head(self.ring.avail_entry(at), self.size) else { break };
-            let d = self.ring.desc(id);
-            if d.flags != DESC_WRITE || d.len == 0 {
+            let Ok(id) = DriverFault::head(ring.avail_entry(next.wrapping_add(n as u16)), size) else { break };
+            let d = ring.desc(id);
+            if d.flags != kind || d.len == 0 {
                 break;
             }
             let Some(host) = memory.translate(d.addr, d.len) else { break };
@@ -149,10 +149,22 @@ impl Side for SplitSide {
         self.next = self.next.wrapping_add(1);
     }
 
+    /// The position stays in a register: kept in memory, it would be waited for at each chain.
     #[inline(always)]
-    fn give_back_read(&mut self, id: u16, _: u16) {
-        self.batch = (id, self.batch.1 + 1);
-        self.next = self.next.wrapping_add(1);
+    fn give_back_group(&mut self, chains: &[Whole]) {
+        let (ring, mut used) = (self.ring.local(), self.used);
+        for w in chains {
+            ring.set_used_entry(used, w.id.into(), w.len);
+            used = used.wrapping_add(1);
+        }
+        self.used = used;
+        self.next = self.next.wrapping_add(chains.len() as u16);
+    }
+
+    #[inline(always)]
+    fn give_back_read(&mut self, id: u16, span: u16) {
+        self.batch = (id, self.batch.1 + span);
+        self.next = self.next.wrapping_add(span);
     }
 
     #[inline(always)]

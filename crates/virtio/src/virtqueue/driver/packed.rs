@@ -16,7 +16,7 @@ use super::super::fault::DeviceFault;
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::{DriverFormat, Free, Segment, Setup, Shape, Tables};
+use super::{DriverFormat, Found, Free, LOOK, Segment, Setup, Shape, Tables};
 
 pub(crate) struct Packed {
     ring: PackedRing,
@@ -25,8 +25,6 @@ pub(crate) struct Packed {
     avail: Position,
     /// The place of the next used descriptor to look for.
     used: Position,
-    /// Descriptors between the two: the device has them, or has used them unseen.
-    unseen: u16,
     /// The first descriptor of the batch that is not published yet, and its place.
     held: Option<(u16, PackedDesc)>,
     /// Descriptors made available since the last [`should_notify`](DriverFormat::should_notify), and the place then.
@@ -34,150 +32,44 @@ pub(crate) struct Packed {
     notified: Position,
     event_idx: bool,
     tables: Option<Tables>,
-    /// Descriptors of each slot of a shaped queue; 0 in a free one.
-    per_slot: u16,
+    names: Names,
     /// Descriptors of each buffer that the device has, in a free queue.
     counts: Box<[u16]>,
     /// Descriptors that are not in use, in a free queue.
     room: u16,
-    /// Used descriptors that were read and not consumed: id and length.
-    found: Found,
-    /// Buffers that they stand for.
-    ready: u16,
-    /// What the device did wrong after them.
-    fault: Option<DeviceFault>,
-    /// The slots that the device has, where buffers are used in order.
-    order: Option<Order>,
-}
-
-/// Used descriptors, oldest first.
-struct Found {
-    entries: Box<[(u16, u32)]>,
-    head: u16,
-    len: u16,
-}
-
-impl Found {
-    #[inline(always)]
-    fn get(&self, i: u16) -> Option<(u16, u32)> {
-        (i < self.len).then(|| self.entries[usize::from(self.head.wrapping_add(i)) & (self.entries.len() - 1)])
-    }
-
-    #[inline(always)]
-    fn push(&mut self, used: (u16, u32)) {
-        let at = usize::from(self.head.wrapping_add(self.len)) & (self.entries.len() - 1);
-        self.entries[at] = used;
-        self.len += 1;
-    }
-
-    #[inline(always)]
-    fn pop(&mut self) {
-        self.head = self.head.wrapping_add(1);
-        self.len -= 1;
-    }
-}
-
-/// Slots in the order in which they were made available. Positions count up, modulo 2^16.
-struct Order {
-    slots: Box<[u16]>,
-    /// Behind the last slot that was made available.
-    end: u16,
-    /// Behind the last slot that a used descriptor stands for.
-    seen: u16,
-    /// The next slot to take.
-    next: u16,
-}
-
-impl Order {
-    #[inline]
-    fn at(&self, position: u16) -> u16 {
-        self.slots[usize::from(position) & (self.slots.len() - 1)]
-    }
-
-    fn push(&mut self, slot: u16) {
-        let at = usize::from(self.end) & (self.slots.len() - 1);
-        self.slots[at] = slot;
-        self.end = self.end.wrapping_add(1);
-    }
 }
 
 impl Packed {
-    /// Writes the descriptor at the next place, or holds it back if it is the first of a batch.
+    /// Writes the descriptor at `at`, or holds it back if it is the first of a batch.
     #[inline(always)]
-    fn put(&mut self, d: PackedDesc) {
-        let at = self.avail.offset();
+    fn put(&mut self, at: Position, d: PackedDesc) {
         match self.held {
-            None => self.held = Some((at, d)),
-            Some(_) => self.ring.set_desc(at, d),
+            None => self.held = Some((at.offset(), d)),
+            Some(_) => self.ring.set_desc(at.offset(), d),
         }
-        self.avail = self.avail.step(1, self.size);
-        self.unseen += 1;
-        self.fresh += 1;
     }
+}
 
-    /// A used descriptor names buffer `id`: how many buffers and descriptors it stands for.
+/// What the ring calls buffers: each by its slot.
+#[derive(Clone, Copy)]
+struct Names {
+    /// Descriptors of each slot of a shaped queue; 0 in a free one.
+    per_slot: u16,
+    slots: u16,
+}
+
+impl Names {
     #[inline(always)]
-    fn stands_for(&mut self, id: u16) -> Result<(u16, u16), DeviceFault> {
-        match &self.order {
-            None if self.per_slot > 0 => Ok((1, self.per_slot)),
-            None => Ok((1, self.count(id)?)),
-            Some(_) => self.batch(id),
-        }
+    fn slot(self, id: u32) -> Result<u16, DeviceFault> {
+        DeviceFault::id(id, id, self.slots)
     }
 
-    /// The descriptors of buffer `id`, which the device has.
+    /// The descriptors of the buffer in `slot`. `counts` has those of a free queue, of the buffers that the device has.
     #[inline(always)]
-    fn count(&self, id: u16) -> Result<u16, DeviceFault> {
-        if self.per_slot > 0 {
-            return Ok(self.per_slot);
-        }
-        let slot = DeviceFault::id(id.into(), self.counts.len())?;
-        // A buffer that the device claims to have used twice has fewer descriptors left than it had.
-        let count = self.counts[usize::from(slot)];
-        DeviceFault::posted(id, Some(count).filter(|n| (1..=self.unseen).contains(n)))
-    }
-
-    /// The buffers from the next one to `id`, where buffers are used in order.
-    #[inline(never)]
-    fn batch(&mut self, id: u16) -> Result<(u16, u16), DeviceFault> {
-        let mut descriptors = 0;
-        if let Some(order) = &self.order {
-            for n in 0..order.end.wrapping_sub(order.seen) {
-                let slot = order.at(order.seen.wrapping_add(n));
-                descriptors += self.count(slot)?;
-                if slot == id {
-                    if let Some(order) = &mut self.order {
-                        order.seen = order.seen.wrapping_add(n + 1);
-                    }
-                    return Ok((n + 1, descriptors));
-                }
-            }
-        }
-        let slots = self.size / self.per_slot.max(1);
-        Err(DeviceFault::id(id.into(), slots.into()).map_or_else(|bad| bad, |id| DeviceFault::NotPosted { id }))
-    }
-
-    /// Reads used descriptors until `most` are at hand.
-    #[inline(always)]
-    fn look(&mut self, most: usize) {
-        while usize::from(self.found.len) < most.min(self.found.entries.len()) && self.fault.is_none() {
-            let d = self.ring.used_desc(self.used.offset());
-            if !d.is_used(self.used) {
-                break;
-            }
-            if self.unseen == 0 {
-                self.fault = DeviceFault::ahead(self.ready + 1, self.ready).err();
-                break;
-            }
-            match self.stands_for(d.id) {
-                Ok((buffers, descriptors)) => {
-                    self.found.push((d.id, d.len));
-                    self.ready += buffers;
-                    self.unseen -= descriptors;
-                    self.used = self.used.step(descriptors, self.size);
-                }
-                Err(fault) => self.fault = Some(fault),
-            }
+    fn count(self, slot: u16, counts: &[u16]) -> Result<u16, DeviceFault> {
+        match self.per_slot {
+            0 => DeviceFault::posted(slot, Some(counts[usize::from(slot)]).filter(|&n| n > 0)),
+            n => Ok(n),
         }
     }
 }
@@ -187,27 +79,20 @@ impl DriverFormat for Packed {
 
     fn new(ring: PackedRing, setup: Setup, _: &Shape, tables: Option<Tables>) -> Self {
         let size = ring.size();
-        let places = usize::from(size).next_power_of_two();
         let free = if setup.per_slot == 0 { usize::from(size) } else { 0 };
-        let order = Order { slots: vec![0; places].into(), end: 0, seen: 0, next: 0 };
         let mut this = Self {
             size,
             ring,
             avail: Position::START,
             used: Position::START,
-            unseen: 0,
             held: None,
             fresh: 0,
             notified: Position::START,
             event_idx: setup.negotiated.event_idx(),
             tables,
-            per_slot: setup.per_slot,
+            names: Names { per_slot: setup.per_slot, slots: size / setup.per_slot.max(1) },
             counts: vec![0; free].into(),
             room: size,
-            found: Found { entries: vec![(0, 0); places].into(), head: 0, len: 0 },
-            ready: 0,
-            fault: None,
-            order: setup.negotiated.in_order().then_some(order),
         };
         this.disarm();
         this
@@ -220,7 +105,7 @@ impl DriverFormat for Packed {
 
     #[inline(always)]
     fn room(&self, free: &Free) -> usize {
-        usize::from(self.room.min(free.len))
+        usize::from(self.room.min(free.len()))
     }
 
     #[inline(always)]
@@ -231,50 +116,53 @@ impl DriverFormat for Packed {
         }
     }
 
+    /// Each address is written: the descriptors go to other places than before.
     #[inline(always)]
-    fn point(&mut self, _: u16, _: &Shape) {}
-
-    #[inline(always)]
-    fn expose(&mut self, slots: &[u16], shape: &Shape) {
-        for &slot in slots {
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape) {
+        let (mut at, mut held) = (self.ring.available_from(self.avail), self.held);
+        self.fresh += (slots.len() * shape.lens.len()) as u32;
+        for (slot, _) in slots {
             for (i, (&addr, &len)) in shape.addrs(slot).iter().zip(&shape.lens).enumerate() {
-                self.put(PackedDesc { addr, len, id: slot, flags: shape.flags(i) | self.avail.available() });
-            }
-            if let Some(order) = &mut self.order {
-                order.push(slot);
+                let d = PackedDesc { addr, len, id: slot, flags: shape.flags(i) | at.flags() };
+                match held {
+                    None => held = Some((at.position().offset(), d)),
+                    Some(_) => at.set_desc(d),
+                }
+                at.advance(1);
             }
         }
+        self.avail = at.position();
+        self.held = held;
     }
 
     #[inline(always)]
-    fn post(&mut self, mut segments: impl Iterator<Item = Segment>, free: &mut Free) -> Option<u16> {
-        let mut at = segments.next()?;
+    fn post(&mut self, slot: u16, mut segments: impl Iterator<Item = Segment>, free: &mut Free) {
+        let Some(mut last) = segments.next() else { return };
         let mut following = segments.next();
-        let slot = free.pop()?;
+        free.taken();
         let kind = |segment: Segment| if segment.writable { DESC_WRITE } else { 0 };
-        let mut count = 1;
+        let (mut at, mut count) = (self.avail, 1);
         if let (Some(tables), Some(second)) = (&self.tables, following) {
-            let all = [at, second].into_iter().chain(segments);
+            let all = [last, second].into_iter().chain(segments);
             let (addr, len) =
                 tables.write(slot, all, |_, segment, _| u64::from(segment.len) | u64::from(kind(segment)) << 48);
-            self.put(PackedDesc { addr, len, id: slot, flags: DESC_INDIRECT | self.avail.available() });
+            self.put(at, PackedDesc { addr, len, id: slot, flags: DESC_INDIRECT | at.available() });
         } else {
             while let Some(segment) = following {
-                let flags = kind(at) | DESC_NEXT | self.avail.available();
-                self.put(PackedDesc { addr: at.addr, len: at.len, id: slot, flags });
-                at = segment;
+                let flags = kind(last) | DESC_NEXT | at.available();
+                self.put(at, PackedDesc { addr: last.addr, len: last.len, id: slot, flags });
+                at = at.step(1, self.size);
+                last = segment;
                 count += 1;
                 following = segments.next();
             }
-            let flags = kind(at) | self.avail.available();
-            self.put(PackedDesc { addr: at.addr, len: at.len, id: slot, flags });
+            let flags = kind(last) | at.available();
+            self.put(at, PackedDesc { addr: last.addr, len: last.len, id: slot, flags });
         }
+        self.avail = at.step(1, self.size);
+        self.fresh += u32::from(count);
         self.room -= count;
         self.counts[usize::from(slot)] = count;
-        if let Some(order) = &mut self.order {
-            order.push(slot);
-        }
-        Some(slot)
     }
 
     #[inline(always)]
@@ -304,55 +192,54 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
-    fn pending(&mut self, most: usize, _: u16) -> Result<u16, DeviceFault> {
-        self.look(most);
-        match self.fault {
-            Some(fault) if self.ready == 0 => Err(fault),
-            _ => Ok(self.ready),
-        }
-    }
-
-    #[inline(always)]
-    fn peek(&self, i: u16) -> Option<u32> {
-        match &self.order {
-            None => self.found.get(i).map(|(id, _)| id.into()),
-            Some(order) => Some(order.at(order.next.wrapping_add(i)).into()),
-        }
-    }
-
-    #[inline(always)]
-    fn slot(&self, id: u32) -> Option<u32> {
-        Some(id)
-    }
-
-    #[inline(always)]
-    fn front(&mut self, have: u32) -> Result<(u32, u32), DeviceFault> {
-        let Some((id, len)) = self.found.get(0) else {
-            return Err(self.fault.unwrap_or(DeviceFault::IndexJump { by: 0, posted: 0 }));
+    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault> {
+        let (mut at, before) = (self.ring.used_from(self.used), found.len());
+        let (names, counts, posted) = (self.names, &*self.counts, before + unread);
+        let judge = |n, id: u16| {
+            DeviceFault::ahead(n, posted)?;
+            let slot = names.slot(id.into())?;
+            Ok((slot, names.count(slot, counts)?))
         };
-        if let Some(order) = &self.order {
-            let slot = order.at(order.next);
-            if slot != id {
-                return Ok((u32::from(slot), have));
-            }
-        }
-        Ok((u32::from(id), len))
-    }
-
-    #[inline(always)]
-    fn consume(&mut self, slot: u16, free: &mut Free) {
-        match &mut self.order {
-            None => self.found.pop(),
-            Some(order) => {
-                order.next = order.next.wrapping_add(1);
-                if self.found.get(0).is_some_and(|(id, _)| id == slot) {
-                    self.found.pop();
+        let mut judged = Ok(());
+        found.fill(LOOK, |n| {
+            let d = at.used_desc()?;
+            match judge(before + n + 1, d.id) {
+                Ok((slot, count)) => {
+                    at.advance(count);
+                    Some((slot, d.len))
+                }
+                Err(fault) => {
+                    judged = Err(fault);
+                    None
                 }
             }
-        }
-        self.ready -= 1;
+        });
+        self.used = at.position();
+        judged
+    }
+
+    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault> {
+        let d = self.ring.used_desc(self.used.offset());
+        Ok(d.is_used(self.used).then_some((d.id.into(), d.len, unread)))
+    }
+
+    fn skip(&mut self, slot: u16) {
+        self.used = self.used.step(self.names.count(slot, &self.counts).unwrap_or(0), self.size);
+    }
+
+    #[inline(always)]
+    fn slot(&self, id: u32) -> Result<u16, DeviceFault> {
+        self.names.slot(id)
+    }
+
+    fn id(&self, slot: u16) -> u16 {
+        slot
+    }
+
+    #[inline(always)]
+    fn release(&mut self, slot: u16, free: &mut Free) {
         free.push(slot);
-        if self.per_slot == 0 {
+        if self.names.per_slot == 0 {
             self.room += std::mem::take(&mut self.counts[usize::from(slot)]);
         }
     }
@@ -361,7 +248,7 @@ impl DriverFormat for Packed {
         let flags = if self.event_idx { Event::AT } else { Event::ENABLE };
         self.ring.set_driver_event(Event { position: self.used.bits(), flags });
         full_fence();
-        if self.ready == 0 && !self.ring.used_desc(self.used.offset()).is_used(self.used) {
+        if !self.ring.used_desc(self.used.offset()).is_used(self.used) {
             return Armed::Waits;
         }
         self.disarm();

@@ -11,26 +11,19 @@ use super::super::fault::DeviceFault;
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::{DriverFormat, Free, Segment, Setup, Shape, Tables};
+use super::{DriverFormat, Found, Free, Segment, Setup, Shape, Tables};
 
 pub(crate) struct Split {
     ring: SplitRing,
-    /// Heads as written into the available ring, so that one which stays is not written again. Where buffers are used in
-    /// order, they also say which ones come back next.
+    /// Heads as written into the available ring, so that one which stays is not written again.
     heads: Box<[u16]>,
     next_avail: u16,
     next_used: u16,
-    /// The used index as last read and judged.
-    used_idx: u16,
     /// Buffers made available since the last [`should_notify`](DriverFormat::should_notify), and the index then.
     fresh: u32,
     notified: u16,
     event_idx: bool,
-    in_order: bool,
-    /// The last buffer of the batch that is being taken, and its length. Only where buffers are used in order.
-    batch: Option<(u16, u32)>,
-    /// Descriptors between the heads of two slots.
-    per_slot: u16,
+    names: Names,
     tables: Option<Tables>,
     /// The private copy of each descriptor's successor, in a free queue.
     next: Box<[Option<u16>]>,
@@ -38,43 +31,41 @@ pub(crate) struct Split {
     chained: u16,
 }
 
-impl Split {
-    #[inline(always)]
-    fn head_at(&self, position: u16) -> u16 {
-        self.heads[usize::from(position) & (self.heads.len() - 1)]
-    }
+/// What the ring calls buffers: each by its first descriptor.
+#[derive(Clone, Copy)]
+struct Names {
+    /// Descriptors between the heads of two slots.
+    per_slot: u16,
+    slots: u16,
+}
 
+impl Names {
     #[inline(always)]
-    fn make_available(&mut self, head: u16) {
-        let at = usize::from(self.next_avail) & (self.heads.len() - 1);
-        if self.heads[at] != head {
-            self.heads[at] = head;
-            self.ring.set_avail_entry(self.next_avail, head);
-        }
-        self.next_avail = self.next_avail.wrapping_add(1);
-    }
-
-    /// The next buffer where buffers are used in order. One used element can stand for a batch, whose last buffer it names.
-    #[inline(never)]
-    fn front_in_order(&mut self, have: u32) -> Result<(u32, u32), DeviceFault> {
-        let head = self.head_at(self.next_used);
-        let (last, len) = match self.batch {
-            Some(batch) => batch,
-            None => {
-                let (id, len) = self.ring.used_entry(self.next_used);
-                let last = DeviceFault::id(id, self.heads.len())?;
-                let ready = self.used_idx.wrapping_sub(self.next_used);
-                let mut batch = (0..ready).map(|n| self.head_at(self.next_used.wrapping_add(n)));
-                DeviceFault::posted(last, batch.find(|&head| head == last))?;
-                self.batch = Some((last, len));
-                (last, len)
-            }
+    fn slot(self, id: u32) -> Result<u16, DeviceFault> {
+        let slot = match u32::from(self.per_slot) {
+            1 => id,
+            n if id.is_multiple_of(n) => id / n,
+            _ => u32::MAX,
         };
-        if head != last {
-            return Ok((u32::from(head), have));
-        }
-        self.batch = None;
-        Ok((u32::from(head), len))
+        DeviceFault::id(id, slot, self.slots)
+    }
+}
+
+/// Writes the head of a chain into the available ring.
+#[inline(always)]
+fn make_available(ring: &SplitRing, heads: &mut [u16], position: u16, head: u16) {
+    let at = usize::from(position) & (heads.len() - 1);
+    if heads[at] != head {
+        heads[at] = head;
+        ring.set_avail_entry(position, head);
+    }
+}
+
+impl Split {
+    /// How many used entries were not read.
+    #[inline(always)]
+    fn ready(&self, unread: u16) -> Result<u16, DeviceFault> {
+        DeviceFault::ahead(self.ring.used_idx().wrapping_sub(self.next_used), unread)
     }
 }
 
@@ -87,7 +78,7 @@ impl DriverFormat for Split {
 
     fn new(ring: SplitRing, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self {
         let (size, per_slot) = (ring.size(), setup.per_slot);
-        let slots = size.checked_div(per_slot).unwrap_or(0);
+        let slots = size / per_slot.max(1);
         for slot in 0..slots {
             for (i, &len) in shape.lens.iter().enumerate() {
                 let id = slot * per_slot + i as u16;
@@ -101,13 +92,10 @@ impl DriverFormat for Split {
             heads: vec![u16::MAX; usize::from(size)].into(),
             next_avail: 0,
             next_used: 0,
-            used_idx: 0,
             fresh: 0,
             notified: 0,
             event_idx: setup.negotiated.event_idx(),
-            in_order: setup.negotiated.in_order(),
-            batch: None,
-            per_slot: per_slot.max(1),
+            names: Names { per_slot: per_slot.max(1), slots },
             tables,
             next: vec![None; free].into(),
             chained: 0,
@@ -123,7 +111,7 @@ impl DriverFormat for Split {
 
     #[inline(always)]
     fn room(&self, free: &Free) -> usize {
-        usize::from(free.len)
+        usize::from(free.len())
     }
 
     #[inline(always)]
@@ -135,28 +123,28 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn point(&mut self, slot: u16, shape: &Shape) {
-        if self.per_slot == 1 {
-            return self.ring.set_desc_addr(slot, shape.addrs[usize::from(slot)]);
-        }
-        for (id, &addr) in (slot * self.per_slot..).zip(shape.addrs(slot)) {
-            self.ring.set_desc_addr(id, addr);
-        }
-    }
-
-    #[inline(always)]
-    fn expose(&mut self, slots: &[u16], _: &Shape) {
-        for &slot in slots {
-            self.make_available(slot * self.per_slot);
-        }
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape) {
+        let (ring, heads, mut at, per_slot) =
+            (self.ring.local(), &mut *self.heads, self.next_avail, self.names.per_slot);
         self.fresh += slots.len() as u32;
+        for (slot, changed) in slots {
+            let head = slot * per_slot;
+            if changed {
+                for (id, &addr) in (head..).zip(shape.addrs(slot)) {
+                    ring.set_desc_addr(id, addr);
+                }
+            }
+            make_available(&ring, heads, at, head);
+            at = at.wrapping_add(1);
+        }
+        self.next_avail = at;
     }
 
     #[inline(always)]
-    fn post(&mut self, mut segments: impl Iterator<Item = Segment>, free: &mut Free) -> Option<u16> {
-        let mut at = segments.next()?;
+    fn post(&mut self, head: u16, mut segments: impl Iterator<Item = Segment>, free: &mut Free) {
+        let Some(mut at) = segments.next() else { return };
         let mut following = segments.next();
-        let head = free.pop()?;
+        free.taken();
         if let (Some(tables), Some(second)) = (&self.tables, following) {
             let all = [at, second].into_iter().chain(segments);
             let (addr, len) = tables.write(head, all, |n, segment, last| {
@@ -177,9 +165,9 @@ impl DriverFormat for Split {
             }
             self.ring.set_desc(id, Desc { addr: at.addr, len: at.len, flags: flags(at), next: 0 });
         }
-        self.make_available(head);
+        make_available(&self.ring, &mut self.heads, self.next_avail, head);
+        self.next_avail = self.next_avail.wrapping_add(1);
         self.fresh += 1;
-        Some(head)
     }
 
     #[inline(always)]
@@ -204,35 +192,43 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn pending(&mut self, _: usize, posted: u16) -> Result<u16, DeviceFault> {
-        let used_idx = self.ring.used_idx();
-        let by = DeviceFault::ahead(used_idx.wrapping_sub(self.next_used), posted)?;
-        self.used_idx = used_idx;
-        Ok(by)
+    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault> {
+        let (ring, names, next, ready) = (self.ring.local(), self.names, self.next_used, self.ready(unread)?);
+        let mut judged = Ok(());
+        let got = found.fill(ready, |n| {
+            let (id, len) = ring.used_entry(next.wrapping_add(n));
+            match names.slot(id) {
+                Ok(slot) => Some((slot, len)),
+                Err(fault) => {
+                    judged = Err(fault);
+                    None
+                }
+            }
+        });
+        self.next_used = next.wrapping_add(got);
+        judged
     }
 
-    #[inline(always)]
-    fn peek(&self, i: u16) -> Option<u32> {
-        let at = self.next_used.wrapping_add(i);
-        self.slot(if self.in_order { u32::from(self.head_at(at)) } else { self.ring.used_entry(at).0 })
+    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault> {
+        let ready = self.ready(unread)?;
+        let (id, len) = self.ring.used_entry(self.next_used);
+        Ok((ready > 0).then_some((id, len, ready)))
     }
 
-    #[inline(always)]
-    fn slot(&self, id: u32) -> Option<u32> {
-        match u32::from(self.per_slot) {
-            1 => Some(id),
-            n => id.is_multiple_of(n).then_some(id / n),
-        }
-    }
-
-    #[inline(always)]
-    fn front(&mut self, have: u32) -> Result<(u32, u32), DeviceFault> {
-        if self.in_order { self.front_in_order(have) } else { Ok(self.ring.used_entry(self.next_used)) }
-    }
-
-    #[inline(always)]
-    fn consume(&mut self, slot: u16, free: &mut Free) {
+    fn skip(&mut self, _: u16) {
         self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    fn slot(&self, id: u32) -> Result<u16, DeviceFault> {
+        self.names.slot(id)
+    }
+
+    fn id(&self, slot: u16) -> u16 {
+        slot * self.names.per_slot
+    }
+
+    #[inline(always)]
+    fn release(&mut self, slot: u16, free: &mut Free) {
         free.push(slot);
         if self.chained > 0 {
             let mut id = slot;

@@ -248,13 +248,13 @@ fn random_traffic_of_free_queues() {
                     })
                     .collect();
                 posted += with_queue!(&mut queue, queue => {
-                    let fits = queue.fits(n);
+                    let (fits, vacant) = (queue.fits(n), queue.vacant(n));
                     full += usize::from(!fits);
-                    if fits {
-                        let slot = queue.vacant().unwrap();
-                        assert!(queue.buffer(slot).is_empty());
-                        *queue.buffer(slot) = segments.clone();
-                        queue.post(|buffer| buffer.iter().map(|&(addr, len, writable)| Segment { addr, len, writable }));
+                    assert_eq!(vacant.is_some(), fits);
+                    if let Some(vacant) = vacant {
+                        assert!(queue.buffer(vacant.slot()).is_empty());
+                        *queue.buffer(vacant.slot()) = segments.clone();
+                        queue.post(vacant, |buffer| buffer.iter().map(|&(addr, len, writable)| Segment { addr, len, writable }));
                     }
                     usize::from(fits)
                 });
@@ -294,7 +294,7 @@ fn random_traffic_of_free_queues() {
                 let pending = queue.pending().unwrap();
                 assert_eq!(usize::from(pending), expect.len());
                 for (i, segments) in (0..).zip(&expect) {
-                    assert_eq!(queue.peek(i), Some(segments), "{negotiated:?}, round {round}");
+                    assert_eq!(queue.peek(i), segments, "{negotiated:?}, round {round}");
                 }
                 for segments in &expect {
                     let (_, _, buffer) = queue.take().unwrap();
@@ -438,8 +438,8 @@ fn caught(negotiated: Negotiated, lie: impl FnOnce(&mut Device<'_>)) -> DeviceFa
                 Ok(n) => assert!(n > 0, "{negotiated:?}: nothing was wrong after {taken} buffers"),
                 Err(fault) => return fault,
             }
-            if let Err(fault) = queue.take() {
-                return fault;
+            if queue.take().is_none() {
+                return queue.outcome().expect_err("a buffer is refused with a reason");
             }
         }
     });
@@ -496,6 +496,15 @@ fn flags_of_another_turn_are_not_believed() {
     }
 }
 
+/// The slot of the next buffer that is used.
+fn next<F: DriverFormat, B>(queue: &mut DriverQueue<F, B>) -> Result<u16, DeviceFault> {
+    queue.pending()?;
+    match queue.take() {
+        Some((slot, ..)) => Ok(slot),
+        None => Err(queue.outcome().expect_err("a buffer is refused with a reason")),
+    }
+}
+
 /// A free queue, too: whose chains have different lengths, so that a wrong id would lead it astray in the ring.
 #[test]
 fn a_device_that_lies_to_a_free_queue_is_caught() {
@@ -510,15 +519,16 @@ fn a_device_that_lies_to_a_free_queue_is_caught() {
             let mut queue = AnyDriverQueue::<u8>::new(memory.ring(negotiated), negotiated, memory.tables(negotiated));
             with_queue!(&mut queue, queue => {
                 for n in 1..4 {
-                    queue.post(|_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
+                    let vacant = queue.vacant(n as usize).unwrap();
+                    queue.post(vacant, |_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
                 }
                 queue.publish();
                 device.poll();
                 device.use_first(1, 0);
                 device.answer(lie.into(), 0, 1, 1);
-                let mut outcome = queue.pending().and_then(|_| Ok(queue.take()?.0));
+                let mut outcome = next(queue);
                 assert_eq!(outcome, Ok(0), "{negotiated:?}: the first was used well");
-                outcome = queue.pending().and_then(|_| Ok(queue.take()?.0));
+                outcome = next(queue);
                 assert_eq!(outcome.err(), Some(fault), "{negotiated:?}");
             });
         }
@@ -537,7 +547,8 @@ fn a_whole_turn_passes_every_event() {
         let turns = if negotiated.packed() { 2 } else { 65536 / u32::from(SIZE) };
         with_queue!(&mut queue, queue => {
             for _ in 0..turns * u32::from(SIZE) {
-                queue.post(|_| [Segment::read(0x1000, 10)].into_iter());
+                let vacant = queue.vacant(1).unwrap();
+                queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
                 queue.publish();
                 device.poll();
                 device.use_first(1, 0);
@@ -559,7 +570,8 @@ fn a_long_chain_that_is_used_twice() {
         let mut queue = AnyDriverQueue::<u8>::new(memory.ring(negotiated), negotiated, None);
         with_queue!(&mut queue, queue => {
             for n in [1, 5] {
-                queue.post(|_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
+                let vacant = queue.vacant(n as usize).unwrap();
+                queue.post(vacant, |_| (0..n).map(|i| Segment::read(0x1000 * i, 10)));
             }
             queue.publish();
             device.poll();
@@ -568,8 +580,64 @@ fn a_long_chain_that_is_used_twice() {
             device.answer(long.into(), 0, 1, 5);
             queue.pending().unwrap();
             let (slot, ..) = queue.take().unwrap();
-            let fault = queue.pending().and_then(|_| Ok(queue.take()?.0)).unwrap_err();
+            let fault = next(queue).unwrap_err();
             assert_eq!(fault, DeviceFault::NotPosted { id: slot }, "{negotiated:?}");
         });
+    }
+}
+
+/// More used buffers than are read at a time come back in their order, also those of one batch, and are all counted.
+#[test]
+fn more_than_are_read_at_a_time() {
+    const LONG: u16 = 512;
+    const USED: u16 = 300;
+    let bytes = SplitLayout::new(LONG).total.max(PackedLayout::new(LONG).total);
+    for negotiated in combinations() {
+        for stops in [false, true] {
+            let mut block = vec![0u64; bytes / 8 + 16];
+            let base = block.as_mut_ptr().cast::<u8>();
+            let base = base.wrapping_add(base.align_offset(SplitLayout::ALIGN));
+            // SAFETY: the block is large enough and aligned, and outlives the rings.
+            let ring = || unsafe {
+                match negotiated.packed() {
+                    false => AnyRing::Split(SplitRing::from_layout(base, LONG)),
+                    true => AnyRing::Packed(PackedRing::from_layout(base, LONG)),
+                }
+            };
+            let mut queue = AnyDriverQueue::<u8>::new(ring(), negotiated, None);
+            let (device, mut slots) = (ring(), Vec::new());
+            with_queue!(&mut queue, queue => {
+                for _ in 0..USED {
+                    let vacant = queue.vacant(1).unwrap();
+                    slots.push(vacant.slot());
+                    queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
+                }
+                queue.publish();
+                let batch = [(0, slots[slots.len() - 1])];
+                let single: Vec<_> = (0..).zip(slots.iter().copied()).collect();
+                for &(at, slot) in if negotiated.in_order() { &batch[..] } else { &single } {
+                    match &device {
+                        AnyRing::Split(ring) => ring.set_used_entry(at, slot.into(), 0),
+                        AnyRing::Packed(ring) => {
+                            let flags = Position::START.used();
+                            ring.set_used_desc(at, PackedDesc { addr: 0, len: 0, id: slot, flags });
+                        }
+                    }
+                }
+                if let AnyRing::Split(ring) = &device {
+                    ring.set_used_idx(USED);
+                }
+                if stops {
+                    assert_eq!(queue.unread(), USED, "{negotiated:?}");
+                    continue;
+                }
+                let mut taken = Vec::new();
+                assert_eq!(queue.pending(), Ok(LOOK));
+                while queue.pending().unwrap() > 0 {
+                    (0..queue.pending().unwrap().min(100)).for_each(|_| taken.push(queue.take().unwrap().0));
+                }
+                assert_eq!((taken, queue.posted()), (slots, 0), "{negotiated:?}");
+            });
+        }
     }
 }

@@ -118,6 +118,10 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
     (0..len as u32).map(|n| ((n ^ seed).wrapping_mul(0x9E37_79B1) >> 24) as u8).collect()
 }
 
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
 /// What a stream of ours does: it echoes, by reference.
 struct Echo {
     stream: TcpStream<PeerShared>,
@@ -185,14 +189,28 @@ fn echo(net: u8, options: NetOptions) {
             // A port that nothing listens on.
             let refused = std::net::TcpStream::connect(SocketAddr::new(to.ip(), 8)).unwrap_err();
             assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+            // A datagram in three fragments, whose length is answered.
+            let socket = UdpSocket::bind(SocketAddr::new(address(net, v6, false), 0)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let large = pattern(3, 4000);
+            socket.send_to(&large, to).unwrap();
+            let mut answer = [0; 100];
+            let n = socket.recv(&mut answer).unwrap();
+            assert_eq!(&answer[..n], format!("{} {}", large.len(), sum(&large)).as_bytes());
         }
     };
-    let (mut listener, mut echoes) = (None, Vec::<Echo>::new());
+    let (mut listener, mut datagrams, mut echoes) = (None, None, Vec::<Echo>::new());
     beside_the_kernel(net, options, peer, move |sockets| {
         let listener =
             listener.get_or_insert_with(|| sockets.listen(([0, 0, 0, 0], 7).into(), ListenOptions::default()).unwrap());
         while let Ok(stream) = listener.accept() {
             echoes.push(Echo::new(stream));
+        }
+        let datagrams = datagrams.get_or_insert_with(|| sockets.bind(([0, 0, 0, 0], 7).into()).unwrap());
+        let mut places: [Fragment<_>; 8] = Default::default();
+        if let Ok(received) = datagrams.recv_from(&mut places) {
+            let all: Vec<u8> = places.iter().flat_map(Fragment::to_vec).collect();
+            datagrams.send_to(format!("{} {}", received.len, sum(&all)).as_bytes(), received.from).unwrap();
         }
         echoes.retain_mut(Echo::turn);
     });

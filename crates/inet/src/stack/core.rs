@@ -227,7 +227,7 @@ impl<M: Mapped> Core<M> {
         }
         self.check_room()?;
         let path = Path::find(&self.host, remote.ip(), self.now).ok_or(SocketError::NoRoute)?;
-        let flow = self.host.ports().claim(self.host.directory(), path.source(), remote, self.id);
+        let flow = self.host.directory().claim_port(self.host.ports(), path.source(), remote, self.id);
         let flow = flow.ok_or(SocketError::NoPort)?;
         let config = self.config(config, &path, &flow);
         let start = self.host.secret().start(&flow, self.now);

@@ -3,6 +3,7 @@
 //! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner here, and puts
 //! the frame into the owner's mailbox. The directory also decides about ports: a flow that is in it is taken.
 
+use crate::Ports;
 use crate::wire::Flow;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -70,6 +71,24 @@ impl Directory {
                 true
             }
         }
+    }
+
+    /// Takes a flow to `remote` for a stack, with a port that no listener has. `None` if all are taken.
+    pub(crate) fn claim_port(&self, ports: &Ports, local: IpAddr, remote: SocketAddr, stack: StackId) -> Option<Flow> {
+        ports.candidates(local, remote).find_map(|port| {
+            let flow = Flow { local: SocketAddr::new(local, port), remote };
+            (!self.is_bound(Protocol::Tcp, port) && self.claim(flow, stack)).then_some(flow)
+        })
+    }
+
+    /// Binds a socket for datagrams to a port that no other has. `None` if all are taken.
+    pub(crate) fn bind_port(&self, ports: &Ports, local: IpAddr, stack: StackId) -> Option<SocketAddr> {
+        // All that the socket sends comes from this port.
+        let anywhere = SocketAddr::new(local, 0);
+        ports
+            .candidates(local, anywhere)
+            .map(|port| SocketAddr::new(local, port))
+            .find(|&local| !self.is_bound(Protocol::Udp, local.port()) && self.bind(Protocol::Udp, local, stack))
     }
 
     /// The connection leaves its stack. Its flow stays taken until it [arrives](Self::arrive) somewhere, or is released.
@@ -154,6 +173,7 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     fn flow(local: u16, remote: u16) -> Flow {
         Flow { local: ([10, 0, 0, 1], local).into(), remote: ([10, 0, 0, 2], remote).into() }
@@ -168,6 +188,21 @@ mod tests {
         assert_eq!((directory.owner(&flow(80, 1000)), directory.owner(&flow(81, 1000))), (Some(3), None));
         directory.release(&flow(80, 1000));
         assert_eq!((directory.owner(&flow(80, 1000)), directory.len()), (None, 1));
+    }
+
+    #[test]
+    fn chosen_ports_are_not_bound_and_not_taken() {
+        let (directory, ports) = (Directory::new(), Ports::default());
+        let (here, remote) = (IpAddr::from([10, 0, 0, 1]), SocketAddr::from(([10, 0, 0, 2], 80)));
+        assert!(directory.bind(Protocol::Tcp, SocketAddr::new(here, 5000), 0));
+        let mut seen = HashSet::new();
+        while let Some(flow) = directory.claim_port(&ports, here, remote, 0) {
+            assert!(flow.local.port() >= 1024 && flow.local.port() != 5000);
+            assert!(seen.insert(flow.local.port()), "a port is claimed once");
+        }
+        assert_eq!(seen.len(), 65536 - 1024 - 1);
+        let other = SocketAddr::from(([10, 0, 0, 3], 80));
+        assert!(directory.claim_port(&ports, here, other, 0).is_some(), "another destination has its own ports");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::bell::Bell;
 use super::directory::{Directory, StackId};
-use super::ports::Ports;
+use crate::Ports;
 use crate::Time;
 use crate::icmp::Limiter;
 use crate::interface::Interface;
@@ -78,7 +78,7 @@ impl<M: Mapped> Host<M> {
             neighbors_due: AtomicU64::new(u64::MAX),
             limiter: Mutex::new(Limiter::new(Time::ZERO)),
             directory: Directory::new(),
-            ports: Ports::new(),
+            ports: Ports::default(),
             secret: Secret::new(key),
             doors: RwLock::default(),
             stacks: AtomicU64::new(0),

@@ -67,7 +67,6 @@ mod host;
 mod input;
 mod moving;
 mod path;
-mod ports;
 mod sockets;
 #[cfg(feature = "tokio")]
 pub mod tokio;

@@ -171,7 +171,7 @@ impl<M: Mapped> Sockets<M> {
         core.check_local(local.ip())?;
         let (host, id) = (core.host.clone(), core.id);
         let local = if local.port() == 0 {
-            host.ports().bind(host.directory(), local.ip(), id).ok_or(SocketError::NoPort)?
+            host.directory().bind_port(host.ports(), local.ip(), id).ok_or(SocketError::NoPort)?
         } else if host.directory().bind(Protocol::Udp, local, id) {
             local
         } else {

@@ -592,8 +592,8 @@ fn syn_is_repeated_and_the_first_window_is_one_segment_then() {
     assert_eq!(trace.expire(), (1000, vec![(0, 1, "S")]));
     assert_eq!(trace.expire(), (2000, vec![(0, 1, "S")]));
     let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) };
+    trace.sender.ack(&Trace::plain(1, 100_000), trace.time());
     trace.sender.established(&negotiated, trace.time());
-    trace.ack(1, &[]);
     assert_eq!((trace.write(5000), trace.info().rto), (segments(1, 1001), Duration::from_secs(3)));
     let mut trace =
         Trace { sender: Sender::new(Seq(0), 1460, options), now: 0, pending: false, tickets: vec![], offload: 0 };
@@ -745,7 +745,9 @@ fn a_sender_goes_on_from_saved_numbers() {
     trace.sender = Sender::restore(&saved, chunks, SendOptions::default(), trace.time());
     assert_eq!((trace.run(), trace.info().unacked, trace.info().rto), (vec![], 12, Duration::from_millis(300)));
     assert_eq!(trace.sender.save().map(|again| (again.una, again.nxt)), Some((saved.una, saved.nxt)));
+    trace.now += 500;
     assert_eq!(trace.ack(9501, &[]).first(), Some(&(14_001, 15_002, "FP")));
+    assert_eq!(trace.info().rtt, Duration::from_millis(100), "what was sent before gives no sample");
     assert_eq!(trace.expire().1, [(15_001, 15_002, "F")]);
     assert_eq!(trace.expire().1, [(9501, 10_501, "")]);
     trace.ack(15_002, &[]);

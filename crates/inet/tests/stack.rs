@@ -503,3 +503,53 @@ fn a_connection_moves_while_data_is_on_its_way() {
     }
     assert_eq!(client.is_connected(), Err(SocketError::Closed(tcp::Error::Reset)));
 }
+
+/// Fragments of a datagram for the far host, from the near one, each with so many bytes of the UDP datagram as `cuts` says.
+fn fragments(link: &mut Link, id: u16, port: u16, payload: &[u8], cut: usize) {
+    let mut whole = Vec::new();
+    let udp = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(7, port);
+    udp.write(&mut whole, payload).unwrap();
+    let content = &whole[20..];
+    for (n, part) in content.chunks(cut).enumerate() {
+        let at = n * cut;
+        let ip = etherparse::Ipv4Header {
+            identification: id,
+            more_fragments: at + part.len() < content.len(),
+            fragment_offset: etherparse::IpFragOffset::try_new((at / 8) as u16).unwrap(),
+            ..etherparse::Ipv4Header::new(
+                part.len() as u16,
+                64,
+                etherparse::ip_number::UDP,
+                [10, 0, 0, 1],
+                [10, 0, 0, 2],
+            )
+            .unwrap()
+        };
+        let mut header = ip;
+        header.header_checksum = header.calc_header_checksum();
+        let ethernet = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        let bytes = [&ethernet[..], &header.to_bytes(), part].concat();
+        let meta = netmem_packet::Meta::default();
+        link.far.queues().0.cable.borrow_mut().push_back(stack_common::Frame { bytes, meta });
+    }
+}
+
+/// A datagram in fragments reaches its socket. One for a port that no socket has is dropped without an answer, however short it is: there is
+/// no packet that an error could quote.
+#[test]
+fn datagrams_in_fragments_are_received_and_not_answered() {
+    let mut link = Link::new(false);
+    let mut socket = link.far.sockets().bind(addr("10.0.0.2:9")).unwrap();
+    let payload: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
+    fragments(&mut link, 1, 9, &payload, 1000);
+    link.settle();
+    let mut places: [Fragment<_>; 16] = Default::default();
+    let received = socket.recv_from(&mut places).unwrap();
+    let bytes: Vec<u8> = places[..received.fragments].iter().flat_map(|f| f.to_vec()).collect();
+    assert!(bytes == payload && received.from == addr("10.0.0.1:7"));
+    fragments(&mut link, 2, 10, b"x", 8);
+    fragments(&mut link, 3, 10, &payload, 1000);
+    link.settle();
+    assert_eq!(link.far.stats().icmp_errors, 0);
+    assert_eq!(socket.recv_from(&mut places).err(), Some(SocketError::WouldBlock));
+}

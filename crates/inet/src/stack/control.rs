@@ -159,7 +159,8 @@ impl<M: Mapped> Core<M> {
         }
     }
 
-    /// Says that a packet reached no socket.
+    /// Says that a packet reached no socket. `packet` are its first bytes, from the link's header on; those of a datagram that was in
+    /// fragments are not, and no error is sent about it.
     pub(super) fn unreachable<T: TxQueue<Mem = M>>(
         &mut self,
         tx: &mut T,
@@ -169,14 +170,15 @@ impl<M: Mapped> Core<M> {
         kind: IcmpKind,
         packet: &[u8],
     ) {
-        if !icmp::may_answer(cast, ip, transport) || !self.host.may_complain(self.now) {
+        let quoted = packet.get(Link::LEN..).filter(|_| ip.content.at > Link::LEN);
+        let Some(quoted) = quoted.filter(|_| icmp::may_answer(cast, ip, transport)) else { return };
+        if !self.host.may_complain(self.now) {
             return;
         }
         self.egress.stats.icmp_errors += 1;
         self.answer(tx, ip, |outer| {
             let mut frame = [0; ERROR_FRAME];
-            let emitted =
-                emit_icmp_error(&mut frame, outer, ip.destination, ip.source, kind, &packet[Link::LEN..]).ok()?;
+            let emitted = emit_icmp_error(&mut frame, outer, ip.destination, ip.source, kind, quoted).ok()?;
             Some(frame[..emitted.len].to_vec())
         });
     }

@@ -327,7 +327,7 @@ impl<T: Chunk> Receiver<T> {
         let most = self.capacity.saturating_sub(self.queued) + unit;
         let up = advance == 0 && open.next_multiple_of(unit) <= most;
         let units = (if up { open.div_ceil(unit) } else { open >> shift }).min(u32::from(u16::MAX));
-        (units as u16, self.edge.max(self.nxt + (units << shift)))
+        (units as u16, self.nxt + (units << shift))
     }
 
     /// A header with the window that promises `edge` has left.
@@ -439,6 +439,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn rounding_takes_nothing_back() {
+        let mut receiver = receiver(400_000, 1000, Budget::new(1_000_000));
+        let edge = advertise(&mut receiver);
+        accept(&mut receiver, 0, 1, false);
+        assert!(receiver.scale > 0 && 1 + advertise(&mut receiver) >= edge);
     }
 
     #[test]

@@ -585,6 +585,11 @@ mod tests {
         neighbors.arp(&request(OTHER, THEIRS, THEIRS), &interface(), at(6.5));
         assert_eq!((hop.mac(), neighbors.resolve(&hop, at(6.5))), (None, Resolution::Known(OTHER)));
         assert_eq!(run(&mut neighbors, 12.0), [(11.5, ask(Some(OTHER)))]);
+        // A reply to no question, by a neighbour that is stale: it is heard of, and not confirmed.
+        let (mut neighbors, hop) = resolved();
+        assert_eq!(run(&mut neighbors, 100.0), []);
+        neighbors.arp(&reply(PEER), &interface(), at(100.0));
+        assert_eq!(hop.mac(), None);
         // Claims of our own address, of strangers, and of groups change nothing.
         let mut neighbors = Neighbors::<u32>::new();
         neighbors.arp(&request(PEER, OWN, OWN), &interface(), at(0.0));

@@ -80,5 +80,12 @@ mod tests {
         let first = |n: u8| ports.candidates(HERE, ([10, 0, 1, n], 80).into()).next();
         let firsts: HashSet<u16> = (0..100).filter_map(first).map(|port| port / 1000).collect();
         assert!(firsts.len() > 20, "{firsts:?}");
+        // There are fewer counters than destinations, and those that share one are not next to each other.
+        let first =
+            |n: u16| ports.candidates(HERE, ([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]], 80).into()).next();
+        let mut firsts: Vec<u16> = (0..1000).filter_map(first).collect();
+        firsts.sort_unstable();
+        let adjacent = firsts.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        assert!(adjacent < 200, "{adjacent}");
     }
 }

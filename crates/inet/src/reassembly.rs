@@ -367,6 +367,11 @@ mod tests {
             assert!(reassembly.datagrams.len() <= MAX_DATAGRAMS && kept <= MAX_PIECES);
         }
         let mut reassembly = Reassembly::new();
+        for id in 0..1000 {
+            let _ = input(&mut reassembly, fragment(id, 0, 8, true));
+            assert!(reassembly.datagrams.len() <= MAX_DATAGRAMS);
+        }
+        let mut reassembly = Reassembly::new();
         for n in 1..1000 {
             let _ = input(&mut reassembly, fragment(1, 16 * n, 16 * n + 8, true));
             assert!(reassembly.pieces <= MAX_FRAGMENTS);

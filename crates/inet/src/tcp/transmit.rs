@@ -102,6 +102,10 @@ impl<C: Carrier> Connection<C> {
 
     /// SYN-ACK is sent once more: the peer repeated its SYN.
     pub(super) fn syn_again(&mut self, now: Time) {
+        // The first one still waits for the ring. Its acknowledgement would be one of what was not sent.
+        if self.sender.next_seq() == self.sender.una() {
+            return;
+        }
         let flags = Flags::SYN.with(Flags::ACK).with(self.ecn_flags());
         self.reply = Some(self.header(self.sender.una(), flags, now).0);
     }

@@ -12,6 +12,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod host;
+mod hostile;
 mod memory;
 
 use fastrand::Rng;
@@ -67,8 +68,6 @@ fn config(rng: &mut Rng) -> Config {
         sack: pick(rng, &[true, false]),
         timestamps: pick(rng, &[true, false]),
         ecn: pick(rng, &[Ecn::Off, Ecn::Accept, Ecn::Request]),
-        // Without it, an end whose peer's reset was lost would stay for ever.
-        keep_alive: Some(KeepAlive { idle: Duration::from_secs(100), interval: Duration::from_secs(10), probes: 9 }),
         ack_every: pick(rng, &[2, 1, 4]),
         send: SendOptions {
             congestion: pick(rng, &[Congestion::Cubic, Congestion::NewReno]),
@@ -133,8 +132,12 @@ impl World {
             ],
         );
         let tiny = rng.u8(0..8) == 0;
+        // Without it, an end whose peer's reset was lost would stay for ever.
+        let graceful = [ends.0, ends.1].iter().all(|end| matches!(end, End::Shut | End::Wait));
+        let keep_alive = KeepAlive { idle: Duration::from_secs(100), interval: Duration::from_secs(10), probes: 9 };
         let host = |name, client, end, rng: &mut Rng| {
-            Host::new(name, flow(client), config(rng), plan(rng, tiny, end), ring(rng), rng.u64(..))
+            let config = Config { keep_alive: (!graceful).then_some(keep_alive), ..config(rng) };
+            Host::new(name, flow(client), config, plan(rng, tiny, end), ring(rng), rng.u64(..))
         };
         let client = host("client", true, ends.0, rng);
         let mut server = host("server", false, ends.1, rng);

@@ -1,0 +1,176 @@
+//! Peers and strangers that want to exhaust or end a connection.
+
+use crate::memory::{self, Memory, Piece, Posted};
+use fastrand::Rng;
+use netmem_inet::Time;
+use netmem_inet::tcp::{
+    Budget, Chunk, Config, Connection, Flags, Full, Header, Meta, Options, Outgoing, Output, Received, Secret, Seq,
+    State,
+};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What a connection sends: only the last header is kept.
+#[derive(Default)]
+struct Sink {
+    last: Header,
+    segments: usize,
+    resets: usize,
+}
+
+impl Output<Memory> for Sink {
+    fn max_payload(&self) -> usize {
+        0
+    }
+
+    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+        self.last = *segment.header;
+        self.segments += 1;
+        self.resets += usize::from(segment.header.flags.has(Flags::RST));
+        Ok(Posted(Rc::new(Cell::new(true))))
+    }
+}
+
+/// A connection that the peer answered, and what the peer knows.
+struct Victim {
+    connection: Connection<Memory>,
+    sink: Sink,
+    /// The next number of the peer's stream, and of the victim's.
+    seq: Seq,
+    ack: Seq,
+    now: Time,
+}
+
+fn victim(config: &Config, queue: &Budget) -> Victim {
+    let now = Time::from_micros(1_000_000);
+    let mut connection = Connection::connect(config, Secret::new([3; 16]).start(&1, now), Some(queue), now);
+    let mut sink = Sink::default();
+    connection.transmit(now, &mut sink).unwrap();
+    let seq = Seq(u32::MAX - 1000);
+    let ack = sink.last.seq + 1;
+    let options = Options { mss: Some(1460), window_scale: Some(7), sack_permitted: true, ..Options::default() };
+    let header =
+        Header { seq, ack, flags: Flags::SYN.with(Flags::ACK), window: u16::MAX, options, ..Header::default() };
+    connection.segment(&header, None, Meta::of(0), now);
+    connection.transmit(now, &mut sink).unwrap();
+    assert_eq!(connection.state(), State::Established);
+    Victim { connection, sink, seq: seq + 1, ack, now }
+}
+
+impl Victim {
+    /// The peer sends payload from `seq` on; the byte of a number is its lowest.
+    fn give(&mut self, seq: Seq, len: u32) {
+        let header = Header { seq, ack: self.ack, flags: Flags::ACK, window: 1000, ..Header::default() };
+        let payload = Piece::new((0..len).map(|n| (seq + n).0 as u8).collect());
+        self.connection.segment(&header, Some(payload), Meta::of(len), self.now);
+        self.connection.transmit(self.now, &mut self.sink).unwrap();
+    }
+
+    /// What the victim expects, as it said last.
+    fn expected(&self) -> Seq {
+        self.sink.last.ack
+    }
+
+    /// Reads everything, which must be the stream from `from` on; how much that is.
+    fn read(&mut self, from: Seq) -> u32 {
+        let mut at = from;
+        while let Received::Chunk(chunk) = self.connection.recv(self.now).unwrap() {
+            for byte in chunk.bytes() {
+                assert_eq!(*byte, at.0 as u8);
+                at += 1;
+            }
+            assert!(!chunk.is_empty());
+        }
+        self.connection.transmit(self.now, &mut self.sink).unwrap();
+        at - from
+    }
+}
+
+/// 64 buffers, and a window of a mebibyte.
+fn tight() -> Config {
+    Config { budget: 64, receive_buffer: 1 << 20, fixed_window: true, timestamps: false, ..Config::default() }
+}
+
+#[test]
+fn a_peer_that_sends_one_byte_in_a_segment_takes_no_more_than_the_budget() {
+    let queue = Budget::new(100);
+    let mut victim = victim(&tight(), &queue);
+    let start = victim.seq;
+    // The window has room for all of them, and nothing is read.
+    for n in 0..100_000 {
+        victim.give(start + n, 1);
+        assert!(victim.connection.info(victim.now).buffers <= 64 && queue.used() <= 64);
+    }
+    assert_eq!(victim.expected() - start, 64, "what has no buffer is not acknowledged");
+    // The peer sends again what was not acknowledged, and the user reads: the connection goes on.
+    let mut at = start + victim.read(start);
+    for _ in 0..1000 {
+        victim.give(at, 1);
+        at += victim.read(at);
+    }
+    assert_eq!(at - start, 64 + 1000);
+    drop(victim);
+    assert_eq!((queue.used(), memory::live()), (0, 0));
+}
+
+#[test]
+fn a_peer_that_reorders_for_ever_does_not_stop_others() {
+    let queue = Budget::new(80);
+    let mut victims = [victim(&tight(), &queue), victim(&tight(), &queue)];
+    let start = victims[0].seq;
+    for n in 0..100_000 {
+        // Every second byte, so that each is a gap of its own, and never the first.
+        victims[0].give(start + 1 + 2 * n, 1);
+        assert!(victims[0].connection.info(victims[0].now).buffers <= 64 && queue.used() <= 80);
+    }
+    assert_eq!(victims[0].expected(), start);
+    // The other one of this queue receives and reads as if nothing were.
+    for n in 0..1000 {
+        victims[1].give(start + 1000 * n, 1000);
+        assert_eq!(victims[1].read(start + 1000 * n), 1000);
+    }
+    // And the first goes on when the gap closes: what is out of order makes room for what is in order.
+    victims[0].give(start, 1);
+    assert!(victims[0].read(start) >= 1);
+    drop(victims);
+    assert_eq!((queue.used(), memory::live()), (0, 0));
+}
+
+/// RFC 5961. The attacker knows addresses and ports, and guesses numbers. It sends 1,000 segments each millisecond.
+#[test]
+fn a_million_forged_segments_change_nothing() {
+    let queue = Budget::new(1000);
+    let mut victim = victim(&Config { timestamps: false, ..Config::default() }, &queue);
+    let mut rng = Rng::with_seed(1);
+    let start = victim.seq;
+    let payload = Piece::new(vec![0xee; 100]);
+    let mut answers = 0;
+    for n in 0..1_000_000 {
+        if n % 1000 == 0 {
+            victim.now += Duration::from_millis(1);
+        }
+        // One in eight knows the window, which is what a lucky guess would find: the number is in it, and is not the next.
+        let seq = if rng.u8(0..8) == 0 { victim.expected() + rng.u32(1..30_000) } else { Seq(rng.u32(..)) };
+        let flags = [Flags::RST, Flags::SYN, Flags::ACK, Flags::FIN.with(Flags::ACK), Flags::RST.with(Flags::ACK)]
+            [rng.usize(0..5)];
+        let header = Header { seq, ack: Seq(rng.u32(..)), flags, window: rng.u16(..), ..Header::default() };
+        let data = rng.bool().then(|| payload.clone());
+        let len = if data.is_some() { 100 } else { 0 };
+        let before = victim.sink.segments;
+        victim.connection.segment(&header, data, Meta::of(len), victim.now);
+        victim.connection.transmit(victim.now, &mut victim.sink).unwrap();
+        // Payload or FIN outside of the window is a retransmission whose acknowledgement was lost, as far as anyone can know.
+        answers += if len == 0 && !flags.has(Flags::FIN) { victim.sink.segments - before } else { 0 };
+    }
+    assert_eq!((victim.connection.state(), victim.sink.resets), (State::Established, 0));
+    assert!((1..100).contains(&answers), "{answers} answers in a second");
+    // Both directions are as they were.
+    victim.give(start, 1000);
+    assert_eq!(victim.read(start), 1000);
+    victim.connection.send(Piece::new(vec![1; 10]), false).unwrap();
+    victim.connection.transmit(victim.now, &mut victim.sink).unwrap();
+    assert_eq!(victim.sink.last.seq, victim.ack);
+    drop((victim, payload));
+    assert_eq!((queue.used(), memory::live()), (0, 0));
+}

@@ -115,7 +115,7 @@ mod peers {
     /// Where the Debian 13 root is; the first of these tests makes it.
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
-    /// packetdrill's scripts for TCP: 59 of the 73 that are standard pass, as on Linux 6.18. tests/peers/packetdrill.txt says of each other one
+    /// packetdrill's scripts for TCP: 59 of the 73 that are standard pass. tests/peers/packetdrill.txt says of each other one
     /// why it fails or is not run, and the test fails where that is not so. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {

@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn jitter_keeps_the_order() {
         let (arrived, _) = run(options("delay=10ms,jitter=5ms"), 0, 10_000);
-        assert!(arrived.is_sorted_by_key(|(_, n, _)| n));
+        assert!(arrived.is_sorted_by_key(|(_, n, _)| n) && arrived.is_sorted_by_key(|(at, ..)| at));
         let delays = || arrived.iter().map(|(at, n, _)| *at - Duration::from_micros(*n));
         assert!(delays().min() >= Some(ms(5)) && delays().max() <= Some(ms(15)));
         assert!(delays().min() < Some(ms(7)) && delays().max() > Some(ms(14)));

@@ -396,9 +396,19 @@ fn a_frame_for_memory_that_is_gone() {
     };
     let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 2);
-    device.poll();
-    driver.post_rx(0, 0, SIZE, 2048);
-    rustix::fs::ftruncate(&driver.memory.file, BUFFERS as u64).unwrap();
+    // The headers are in a page that stays, and the frames in pages that go.
+    let (headers, frames) = (BUFFERS, BUFFERS + 8192);
+    for n in 0..100 {
+        let (header, frame) = (GUEST + headers as u64 + 12 * u64::from(n), GUEST + frames as u64 + 2048 * u64::from(n));
+        driver.rings[0].chain(2 * n, &[(header, 12, DESC_WRITE), (frame, 2048, DESC_WRITE)]);
+    }
+    // Nothing waits in private memory then.
+    until(|| {
+        wire.send(&[0x5a; 100]);
+        device.poll();
+        driver.stats.rx_in_place.load(Relaxed) > 0
+    });
+    rustix::fs::ftruncate(&driver.memory.file, frames as u64).unwrap();
     until(|| {
         wire.send(&[0x5a; 100]);
         device.poll();

@@ -5,6 +5,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
 use netmem::virtio::net::feature;
+use netmem_inet::Address;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -25,6 +27,8 @@ pub(crate) enum Command {
     Perf(PerfArgs),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
+    /// Be a server behind a tap, on netmem's own TCP
+    Serve(ServeArgs),
     /// Connect two taps by a bad link, so that kernel meets kernel over it
     Link(LinkArgs),
     /// Measure parts of netmem beside what they replace
@@ -59,6 +63,18 @@ pub(crate) struct PerfArgs {
     /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
+    /// What to measure: frames that are received, or flows between two ends: both netmem's, or one of them the kernel's behind a tap
+    #[arg(long, default_value = "frames")]
+    pub(crate) proto: ProtoArg,
+    /// Flows, with --proto tcp or udp [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) flows: Option<u16>,
+    /// With --proto and a tap, the address of netmem's end. The kernel has one of the same network on the tap
+    #[arg(long, value_name = "ADDR/LEN", value_parser = address)]
+    pub(crate) addr: Option<Address>,
+    /// With --proto and a tap, the kernel sends
+    #[arg(long)]
+    pub(crate) reverse: bool,
     /// How frames lie in buffers [default: small and mergeable]
     #[arg(long)]
     pub(crate) mode: Option<ModeArg>,
@@ -68,7 +84,8 @@ pub(crate) struct PerfArgs {
     /// Queue pairs, one measurement for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     pub(crate) queues: Vec<u16>,
-    /// Bytes in a frame, without frame check sequence, one measurement for each
+    /// Bytes in a frame, without frame check sequence, one measurement for each; with --proto, bytes of a message [default: 65536; udp
+    /// 1452]
     #[arg(long, value_name = "BYTES,..", value_delimiter = ',', value_parser = size)]
     pub(crate) size: Vec<usize>,
     /// What the XDP program decides, after a look at the first 16 bytes
@@ -166,6 +183,48 @@ pub(crate) struct DeviceArgs {
     /// The same, as `perf` has it
     #[arg(long, value_name = "device=N", default_value = "", hide_default_value = true)]
     pub(crate) cpus: CpusArg,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServeArgs {
+    /// What to serve
+    #[arg(value_name = "SERVICE")]
+    pub(crate) service: ServeArg,
+    /// The tap that the server is behind: tap:NAME. It is made if there is none
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: PortArg,
+    /// The server's addresses, with their networks: 10.0.0.2/24, fd00::2/64. They are the user's to choose: there is no DHCP
+    #[arg(long, value_name = "ADDR/LEN,..", value_delimiter = ',', required = true, value_parser = address)]
+    pub(crate) addr: Vec<Address>,
+    /// A bad link before the tap, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) link: Option<LinkOptions>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeArg {
+    /// Sends back what comes (port 7)
+    Echo,
+    /// Takes what comes (port 9)
+    Discard,
+    /// Sends bytes until the peer closes (port 19)
+    Source,
+    /// Answers `GET /N` with N bytes (port 80)
+    Http,
+    /// Keeps values, by memcached's text protocol (port 11211)
+    Memcached,
+}
+
+impl std::fmt::Display for ServeArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Echo => "echo",
+            Self::Discard => "discard",
+            Self::Source => "source",
+            Self::Http => "http",
+            Self::Memcached => "memcached",
+        })
+    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -333,6 +392,13 @@ impl RingArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtoArg {
+    Frames,
+    Udp,
+    Tcp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AllocArg {
     Pool,
     Page,
@@ -392,6 +458,21 @@ impl FromStr for CpusArg {
         }
         Ok(cpus)
     }
+}
+
+/// An address of a host, and the bits of its network's prefix.
+fn address(s: &str) -> Result<Address, String> {
+    let wrong = || format!("`{s}` is not ADDR/LEN, such as 10.0.0.2/24 or fd00::2/64");
+    let (addr, len) = s.split_once('/').ok_or_else(wrong)?;
+    let (addr, prefix_len): (IpAddr, u8) = (addr.parse().map_err(|_| wrong())?, len.parse().map_err(|_| wrong())?);
+    let most = if addr.is_ipv4() { 32 } else { 128 };
+    if prefix_len > most {
+        return Err(format!("`{s}`: a prefix has at most {most} bits"));
+    }
+    if addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() || addr == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        return Err(format!("`{s}`: the address of one station is needed"));
+    }
+    Ok(Address { addr, prefix_len })
 }
 
 /// Six bytes in hexadecimal, with colons between them.
@@ -488,6 +569,18 @@ mod tests {
         }
         assert!(parse(&[]).is_err() && parse(&["--listen", "/a", "--fd", "3"]).is_err());
         assert!(parse(&["--fd", "3", "--mtu", "67"]).is_err() && parse(&["--fd", "3", "--mtu", "65536"]).is_err());
+    }
+
+    #[test]
+    fn addresses() {
+        let at = |s: &str| address(s).map(|at| (at.addr.to_string(), at.prefix_len));
+        assert_eq!(at("10.0.0.2/24"), Ok(("10.0.0.2".into(), 24)));
+        assert_eq!(at("fd00::2/64"), Ok(("fd00::2".into(), 64)));
+        for bad in
+            ["", "10.0.0.2", "10.0.0.2/33", "fd00::2/129", "0.0.0.0/0", "224.0.0.1/4", "::1/128", "a/8", "10.0.0.2/-1"]
+        {
+            assert!(at(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), connect two taps by a bad link
-//! (`link`), measure parts of netmem beside what they replace (`bench`), say what the machine offers (`info`).
+//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be a server behind
+//! a tap (`serve`), connect two taps by a bad link (`link`), measure parts of netmem beside what they replace (`bench`), say what the machine offers (`info`).
 //!
 //! Exit status: 0 done, 1 the run failed, 2 bad arguments.
 
@@ -7,12 +7,14 @@ mod args;
 mod bench;
 mod cpus;
 mod device;
+mod host;
 mod info;
 mod limits;
 mod link;
 mod machine;
 mod output;
 mod perf;
+mod serve;
 mod signals;
 mod stats;
 mod turns;
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {
         Command::Perf(args) => perf::run(&args),
         Command::Device(args) => device::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(&args),

@@ -169,6 +169,9 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
              `netmem device`"
         ));
     }
+    if args.flows.is_some() || args.addr.is_some() || args.reverse {
+        return BadArgument::new("--flows, --addr and --reverse are for --proto tcp and --proto udp");
+    }
     let foreign = device(args) != DeviceArg::Embedded;
     if foreign && args.port.is_some() {
         return BadArgument::new("--port is for the embedded device; a vhost-user backend has ports of its own");
@@ -361,6 +364,7 @@ mod tests {
             ("--port gen --device vhost-user:/x", "--port"),
             ("--link loss=1% --device vhost-user:/x", "--link"),
             ("--link loss=1% --spin 50", "--link"),
+            ("--flows 2", "--proto"),
             ("--link loss", "NAME=VALUE"),
             ("--fd 3 --device vhost-user:/x", "--device"),
             ("--fd 3 --mode small --alloc pool", "--runs 1"),

@@ -50,6 +50,15 @@ impl Namespace {
         self.ip(&["link", "set", interface, "up"]);
     }
 
+    /// A tap that stays, with an address.
+    pub fn tap(&self, address: &str) -> String {
+        let tap = name();
+        self.ip(&["tuntap", "add", &tap, "mode", "tap", "vnet_hdr"]);
+        self.ip(&["address", "add", address, "dev", &tap]);
+        self.ip(&["link", "set", &tap, "up"]);
+        tap
+    }
+
     /// A command there.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");

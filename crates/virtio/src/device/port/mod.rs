@@ -4,6 +4,7 @@
 //! a buffer in one copy. In frames towards the driver `num_buffers` is 1; the device changes it where a frame takes
 //! more.
 
+mod cross;
 mod echo;
 mod r#gen;
 mod linked;
@@ -17,6 +18,7 @@ mod tap;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+pub use self::cross::Cross;
 pub use self::echo::Echo;
 pub use self::r#gen::Gen;
 pub use self::linked::{LinkStats, Linked};

@@ -1,0 +1,244 @@
+//! `netmem perf --proto tcp|udp`: flows between two ends, measured at the receiver.
+//!
+//! ```text
+//!   both ours   source's stack ── pair 0 ── Cross ── pair 1 ── target's stack      one device, its thread beside
+//!   tap         stack ── pair 0 ── tap ── the kernel's sockets
+//! ```
+//!
+//! [`plan`] checks what was asked, [`ours`] and [`kernel`] are the two kinds of ends, [`cpu`] reads what CPUs did, and [`report`] shows
+//! all of it. The main thread samples counters at the beginning and the end of a run; the ends take no part in that.
+
+mod cpu;
+mod kernel;
+mod ours;
+mod plan;
+mod report;
+
+use crate::args::PerfArgs;
+use crate::host::{Books, HostOptions, Pools, with_device, with_queues};
+use crate::link::AskedLink;
+use crate::output;
+use anyhow::Context;
+use cpu::Cpus;
+use netmem::QueuePair;
+use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
+use netmem::virtio::Spin;
+use netmem_inet::Address;
+use plan::{Between, Plan, Proto};
+use report::{Report, Sample};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// The target's port.
+const PORT: u16 = 5201;
+/// How long flows may take to begin, and to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often threads look whether the run is over.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the threads of a run share.
+#[derive(Debug)]
+struct Watch {
+    proto: Proto,
+    /// Bytes of a message.
+    size: usize,
+    /// Set at the end of the run: sources send no more.
+    over: AtomicBool,
+    /// Flows that have received something.
+    begun: AtomicUsize,
+    /// Bytes that each flow has received.
+    bytes: Vec<AtomicU64>,
+    /// Nanoseconds that the source's and the target's thread have spent in polls that found nothing.
+    empty_ns: [AtomicU64; 2],
+}
+
+impl Watch {
+    fn new(plan: &Plan) -> Self {
+        let bytes = (0..plan.flows).map(|_| AtomicU64::new(0)).collect();
+        let (over, begun, empty_ns) = Default::default();
+        Self { proto: plan.proto, size: plan.size, over, begun, bytes, empty_ns }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Flow `n` has received bytes.
+    fn count(&self, flow: usize, bytes: usize) {
+        if let Some(count) = self.bytes.get(flow)
+            && count.fetch_add(bytes as u64, Ordering::Relaxed) == 0
+        {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn totals(&self) -> Vec<u64> {
+        self.bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).collect()
+    }
+
+    fn empty(&self) -> [u64; 2] {
+        self.empty_ns.each_ref().map(|ns| ns.load(Ordering::Relaxed))
+    }
+}
+
+/// Sets the flag when it is dropped, however that happens.
+struct Over<'a>(&'a Watch);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does what was asked.
+pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    let plan = Plan::new(args)?;
+    let link = plan.link.map(AskedLink::new);
+    let (mut samples, mut books) = (Vec::new(), Books::default());
+    for _ in 0..plan.runs {
+        let (sample, ended) = match &plan.between {
+            Between::Ours => {
+                let mut ends = Cross::cable().into_iter();
+                let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
+                over(&plan, link.as_ref(), 2, |_| ends.next().ok_or_else(missing), stop)?
+            }
+            Between::Tap { name, .. } => {
+                let mut taps = Tap::open(name, 1, true)?.into_iter();
+                let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
+                over(&plan, link.as_ref(), 1, |_| taps.next().ok_or_else(missing), stop)?
+            }
+        };
+        samples.push(sample);
+        books.allocated += ended.allocated;
+    }
+    let report = Report::new(&plan, &samples, link.as_ref().map(AskedLink::report), books);
+    if plan.json { output::json(&report) } else { output::print(&report.to_string()) }
+}
+
+/// A run with these ports, or with a bad link before the first.
+fn over<P: Port>(
+    plan: &Plan,
+    link: Option<&AskedLink>,
+    pairs: u16,
+    mut port: impl FnMut(usize) -> Result<P, PortError>,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Sample, Books)> {
+    match link {
+        None => once(plan, pairs, port, stop),
+        Some(link) => once(plan, pairs, |pair| Ok(link.over(port(pair)?, pair)), stop),
+    }
+}
+
+fn once<P: Port>(
+    plan: &Plan,
+    pairs: u16,
+    port: impl FnMut(usize) -> Result<P, PortError>,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Sample, Books)> {
+    let at = |last| Address { addr: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)), prefix_len: 24 };
+    let host = |address| HostOptions {
+        addresses: vec![address],
+        mtu: plan.mtu,
+        pages: plan::PAGES,
+        spin: Spin::NONE,
+        device_cpu: Some(plan.cpus.device),
+    };
+    let watch = Watch::new(plan);
+    let device = host(at(1));
+    let (result, _) = with_device(port, pairs, &device, |net, pairs, _| {
+        std::thread::scope(|scope| {
+            let over = Over(&watch);
+            let mut pairs = pairs.into_iter();
+            let mut pair = || pairs.next().context("the device has too few queues");
+            let ours = |scope, name, cpu, pair: QueuePair<_>, address, end: ours::End| {
+                let (options, spin, watch) = (host(address), plan.spin, &watch);
+                let pools = Pools::new(net, plan::PAGES)?;
+                spawn(scope, name, cpu, move || {
+                    let run = |running: &mut crate::host::Running| ours::run(running, watch, end, spin);
+                    with_queues(pair, pools, &options, run).map(|((), books)| books)
+                })
+            };
+            let flows = plan.flows;
+            let mut ends: Vec<ScopedJoinHandle<'_, anyhow::Result<Books>>> = Vec::new();
+            let kernel = |scope, cpu, end: kernel::End| {
+                let watch = &watch;
+                spawn(scope, "netmem-kernel", cpu, move || kernel::run(watch, flows, end).map(|()| Books::default()))
+            };
+            match plan.between {
+                Between::Ours => {
+                    let (source, target) = (pair()?, pair()?);
+                    let to = SocketAddr::new(at(2).addr, PORT);
+                    ends.push(ours(scope, "netmem-target", plan.cpus.app, target, at(2), ours::End::Target)?);
+                    let source =
+                        ours(scope, "netmem-source", plan.cpus.net, source, at(1), ours::End::Source { to, flows })?;
+                    ends.push(source);
+                }
+                Between::Tap { address, kernel: peer, reverse: false, .. } => {
+                    let (target, to) = kernel::Listening::open(plan.proto, SocketAddr::new(peer, 0))?;
+                    ends.push(kernel(scope, plan.cpus.app, kernel::End::Target(target))?);
+                    let end = ours::End::Source { to, flows };
+                    ends.push(ours(scope, "netmem-source", plan.cpus.net, pair()?, address, end)?);
+                }
+                Between::Tap { address, reverse: true, .. } => {
+                    ends.push(ours(scope, "netmem-target", plan.cpus.net, pair()?, address, ours::End::Target)?);
+                    let to = SocketAddr::new(address.addr, PORT);
+                    ends.push(kernel(scope, plan.cpus.app, kernel::End::Source(to))?);
+                }
+            }
+            let sample = measure(plan, &watch, &ends, stop);
+            drop(over);
+            let mut books = Books::default();
+            for end in ends {
+                let ended = end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                books.allocated += ended.allocated;
+            }
+            Ok((sample?, books))
+        })
+    })?;
+    Ok(result)
+}
+
+fn spawn<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    name: &str,
+    cpu: usize,
+    run: impl FnOnce() -> T + Send + 's,
+) -> anyhow::Result<ScopedJoinHandle<'s, T>> {
+    let pinned = move || {
+        crate::cpus::pin(cpu);
+        run()
+    };
+    Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")
+}
+
+/// Waits until every flow has received something, and then for the time of the run.
+fn measure<T>(
+    plan: &Plan,
+    watch: &Watch,
+    ends: &[ScopedJoinHandle<'_, T>],
+    stop: &AtomicBool,
+) -> anyhow::Result<Sample> {
+    let wait = |until: Instant, done: &dyn Fn() -> bool| -> anyhow::Result<bool> {
+        loop {
+            anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted");
+            anyhow::ensure!(!ends.iter().any(ScopedJoinHandle::is_finished), "an end has ended before its time");
+            let left = until.saturating_duration_since(Instant::now());
+            if done() || left.is_zero() {
+                return Ok(done());
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    };
+    let begun = || watch.begun.load(Ordering::Relaxed);
+    let all = wait(Instant::now() + PATIENCE, &|| begun() == usize::from(plan.flows))?;
+    anyhow::ensure!(all, "{} of {} flows have begun in {} s", begun(), plan.flows, PATIENCE.as_secs());
+    let (since, cpus, bytes, empty) = (Instant::now(), Cpus::now()?, watch.totals(), watch.empty());
+    wait(since + plan.duration, &|| false)?;
+    let elapsed = since.elapsed();
+    let (cpus_after, bytes_after, empty_after) = (Cpus::now()?, watch.totals(), watch.empty());
+    let bytes = bytes_after.iter().zip(bytes).map(|(after, before)| after - before).collect();
+    let idle = [0, 1].map(|end| (empty_after[end] - empty[end]) as f64 / elapsed.as_nanos() as f64);
+    Ok(Sample { bytes, elapsed, cpus: plan.shares(&cpus_after.since(&cpus), idle) })
+}

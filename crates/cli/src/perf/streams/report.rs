@@ -1,0 +1,210 @@
+//! What runs between two ends have shown: kperf's table for people, and one object for machines.
+
+use super::cpu::Share;
+use super::plan::{Between, Plan};
+use crate::host::Books;
+use crate::link::LinkReport;
+use crate::machine::Machine;
+use crate::stats::Spread;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    /// Of each flow, as they were received.
+    pub(super) bytes: Vec<u64>,
+    pub(super) elapsed: Duration,
+    pub(super) cpus: Vec<CpuRow>,
+}
+
+impl Sample {
+    fn gbps(&self, bytes: u64) -> f64 {
+        bytes as f64 * 8.0 / self.elapsed.as_nanos().max(1) as f64
+    }
+}
+
+/// A CPU that takes part.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct CpuRow {
+    pub(super) cpu: usize,
+    pub(super) roles: Vec<&'static str>,
+    #[serde(flatten)]
+    pub(super) share: Share,
+}
+
+/// A flow, in all runs together.
+#[derive(Debug, Serialize)]
+struct Flow {
+    flow: usize,
+    bytes: u64,
+    us: u64,
+    gbps: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Params {
+    proto: String,
+    source: &'static str,
+    target: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    port: Option<String>,
+    flows: u16,
+    size: usize,
+    duration_s: f64,
+    runs: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    unit: &'static str,
+    #[serde(flatten)]
+    rate: Spread,
+    mean: f64,
+    deviation: f64,
+    runs: usize,
+    flows: Vec<Flow>,
+    /// Means of the runs, in percent.
+    cpus: Vec<CpuRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct Pool {
+    allocated: u64,
+    leaked: u64,
+}
+
+/// All of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    netmem: &'static str,
+    command: &'static str,
+    machine: Machine,
+    params: Params,
+    variants: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<LinkReport>,
+    pool: Pool,
+}
+
+/// Mean, and deviation of a sample (0 if there is one value).
+fn mean(values: &[f64]) -> (f64, f64) {
+    let n = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, if values.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
+}
+
+impl Report {
+    pub(super) fn new(plan: &Plan, samples: &[Sample], link: Option<LinkReport>, books: Books) -> Self {
+        let rates: Vec<f64> = samples.iter().map(|sample| sample.gbps(sample.bytes.iter().sum())).collect();
+        let us = samples.iter().map(|sample| sample.elapsed.as_micros() as u64).sum::<u64>();
+        let flow = |flow| {
+            let bytes = samples.iter().map(|sample| sample.bytes[flow]).sum::<u64>();
+            Flow { flow, bytes, us, gbps: bytes as f64 * 8.0 / (us.max(1) as f64 * 1e3) }
+        };
+        let cpus = samples.first().map_or(&[][..], |sample| &sample.cpus).iter().enumerate();
+        let cpus = cpus.map(|(n, row)| {
+            let shares: Vec<_> = samples.iter().map(|sample| sample.cpus[n].share).collect();
+            CpuRow { share: Share::mean(&shares), ..row.clone() }
+        });
+        let [source, target] = plan.ends();
+        let (rate_mean, deviation) = mean(&rates);
+        let row = Row {
+            name: format!("{}-{source}-{target}", plan.proto),
+            unit: "Gb/s",
+            rate: Spread::of(rates.iter().copied()),
+            mean: rate_mean,
+            deviation,
+            runs: samples.len(),
+            flows: (0..usize::from(plan.flows)).map(flow).collect(),
+            cpus: cpus.collect(),
+        };
+        let port = match &plan.between {
+            Between::Ours => None,
+            Between::Tap { name, .. } => Some(format!("tap:{name}")),
+        };
+        Self {
+            netmem: env!("CARGO_PKG_VERSION"),
+            command: "perf",
+            machine: Machine::new("unknown".into()),
+            params: Params {
+                proto: plan.proto.to_string(),
+                source,
+                target,
+                port,
+                flows: plan.flows,
+                size: plan.size,
+                duration_s: plan.duration.as_secs_f64(),
+                runs: plan.runs,
+                link: plan.link.map(|link| link.to_string()),
+            },
+            variants: vec![row],
+            link,
+            // A run with pages that did not come back is an error.
+            pool: Pool { allocated: books.allocated, leaked: 0 },
+        }
+    }
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>, left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(head.to_vec());
+    rows.for_each(|row| _ = table.add_row(row));
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (m, p) = (&self.machine, &self.params);
+        let port = p.port.as_ref().map(|port| format!(" behind {port}")).unwrap_or_default();
+        writeln!(f, "netmem {} · {} CPUs · Linux {} · percpu {}", self.netmem, m.cpus, m.kernel, m.percpu)?;
+        writeln!(
+            f,
+            "{} · {} to {}{port} · {} flow(s), messages of {} bytes · {} run(s) of {} s\n",
+            p.proto, p.source, p.target, p.flows, p.size, p.runs, p.duration_s
+        )?;
+        for row in &self.variants {
+            let flows = row.flows.iter().map(|flow| {
+                vec![flow.flow.to_string(), flow.bytes.to_string(), flow.us.to_string(), format!("{:.3}", flow.gbps)]
+            });
+            writeln!(f, "{}\n", table(&["flow", "bytes", "us", "Gb/s"], flows, 0))?;
+            writeln!(
+                f,
+                "all: {:.3} Gb/s, deviation {:.3} ({} runs, {:.3}..{:.3})\n",
+                row.mean, row.deviation, row.runs, row.rate.min, row.rate.max
+            )?;
+            let cpus = row.cpus.iter().map(|cpu| {
+                let Share { usr, sys, idle, irq, softirq } = cpu.share;
+                let shares = [usr, sys, idle, irq, softirq].map(|share| format!("{share:.1}"));
+                [&[cpu.cpu.to_string(), cpu.roles.join(", ")], &shares[..]].concat()
+            });
+            writeln!(f, "{}", table(&["CPU", "what", "usr %", "sys %", "idle %", "irq %", "softirq %"], cpus, 2))?;
+        }
+        if let Some(link) = &self.link {
+            writeln!(f, "{link}")?;
+        }
+        write!(f, "pages: {} lent, {} did not come back", self.pool.allocated, self.pool.leaked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_and_deviations() {
+        assert_eq!(mean(&[2.0, 4.0, 4.0, 6.0]).0, 4.0);
+        assert!((mean(&[2.0, 4.0, 4.0, 6.0]).1 - (8.0_f64 / 3.0).sqrt()).abs() < 1e-9);
+        assert_eq!((mean(&[3.0]), mean(&[])), ((3.0, 0.0), (0.0, 0.0)));
+    }
+}

@@ -91,6 +91,12 @@ fn the_kernel_gets_its_datagrams_back() {
 }
 
 #[test]
+fn hyper_runs_on_the_stack() {
+    let Some(text) = apart("http_hyper") else { return };
+    assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains("GET /hello on netmem"), "{text}");
+}
+
+#[test]
 fn the_kernel_gets_its_bytes_back() {
     let Some(text) = apart("tcp_echo_tap") else { return };
     for line in ["sent 1000000 bytes, and the echo is equal", "the stack slept: true"] {

@@ -100,8 +100,14 @@ fn options(input: &mut Input) {
     for _ in 0..if syn { 0 } else { has >> 4 & 7 } {
         options.sack.push(Seq(input.u32()), Seq(input.u32()));
     }
-    let header =
-        Header { seq: Seq(input.u32()), ack: Seq(input.u32()), flags, window: input.u16(), urgent: input.u16(), options };
+    let header = Header {
+        seq: Seq(input.u32()),
+        ack: Seq(input.u32()),
+        flags,
+        window: input.u16(),
+        urgent: input.u16(),
+        options,
+    };
     let (v4, v6) = (["10.0.0.1:1", "10.0.0.2:2"], ["[fd::1]:1", "[fd::2]:2"]);
     let [local, remote] = if input.u8() & 1 == 0 { v4 } else { v6 };
     let flow = Flow { local: local.parse().expect("an address"), remote: remote.parse().expect("an address") };

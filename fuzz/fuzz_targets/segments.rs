@@ -12,8 +12,8 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Answer, Arriving, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive, Listener, Meta, Options, Outgoing,
-    Output, Received, Secret, Seq, Timestamps, Unreachable,
+    Answer, Arriving, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
+    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Timestamps, Unreachable,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -79,13 +79,23 @@ fn run(input: &mut Input) {
         timestamps: !bit(3),
         ecn: if bit(4) { Ecn::Request } else { Ecn::Accept },
         keep_alive: bit(5).then(KeepAlive::default),
-        send: SendOptions { nodelay: bit(6), mtu_probing: bit(7), send_buffer: if bit(8) { 2000 } else { 1 << 20 }, ..SendOptions::default() },
+        send: SendOptions {
+            nodelay: bit(6),
+            mtu_probing: bit(7),
+            send_buffer: if bit(8) { 2000 } else { 1 << 20 },
+            ..SendOptions::default()
+        },
         ..Config::default()
     };
     let mut now = Time::from_micros(u64::from(input.u32()));
     let queue = Budget::new(config.budget);
-    let mut ring =
-        Ring { room: 1000, offload: if bit(9) { 30_000 } else { 0 }, posted: Vec::new(), last: Header::default(), segments: 0 };
+    let mut ring = Ring {
+        room: 1000,
+        offload: if bit(9) { 30_000 } else { 0 },
+        posted: Vec::new(),
+        last: Header::default(),
+        segments: 0,
+    };
     let secret = Secret::new([1; 16]);
     let mut peer = 1_000_000_u32;
     let syn_options = Options {
@@ -95,7 +105,8 @@ fn run(input: &mut Input) {
         timestamps: (!bit(13)).then_some(Timestamps { value: 5, echo: 0 }),
         ..Options::default()
     };
-    let syn = Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options: syn_options, ..Header::default() };
+    let syn =
+        Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options: syn_options, ..Header::default() };
     let mut connection: Connection<Memory> = if bit(14) {
         let arriving = Arriving { header: &syn, len: 0, flow: &1, after: None };
         match Listener::new(1, 1).segment(arriving, &config, &secret, Some(&queue), now) {
@@ -108,7 +119,8 @@ fn run(input: &mut Input) {
     let _ = connection.transmit(now, &mut ring);
     if !bit(15) {
         // The handshake, so that the fuzzer need not find it.
-        let ack = Header { seq: Seq(peer), ack: ring.last.seq + 1, flags: Flags::ACK, window: u16::MAX, ..Header::default() };
+        let ack =
+            Header { seq: Seq(peer), ack: ring.last.seq + 1, flags: Flags::ACK, window: u16::MAX, ..Header::default() };
         let echo = ring.last.options.timestamps.map_or(0, |stamps| stamps.value);
         let timestamps = syn_options.timestamps.map(|stamps| Timestamps { echo, ..stamps });
         let header = if bit(14) {
@@ -137,14 +149,20 @@ fn run(input: &mut Input) {
                 let mut options = Options::default();
                 let stamped = ring.last.options.timestamps;
                 if let Some(stamps) = stamped.filter(|_| input.u8() & 7 != 0) {
-                    options.timestamps = Some(Timestamps { value: near(input, &[stamps.echo, 5]).0, echo: near(input, &[stamps.value]).0 });
+                    options.timestamps = Some(Timestamps {
+                        value: near(input, &[stamps.echo, 5]).0,
+                        echo: near(input, &[stamps.value]).0,
+                    });
                 }
                 for _ in 0..input.below(5) {
                     let from = near(input, &[ours, ours.wrapping_sub(3000)]);
                     options.sack.push(from, from + u32::from(input.u16()));
                 }
                 let header = Header {
-                    seq: near(input, &[peer, acked, acked.wrapping_add(1448), acked.wrapping_add(u32::from(ring.last.window))]),
+                    seq: near(
+                        input,
+                        &[peer, acked, acked.wrapping_add(1448), acked.wrapping_add(u32::from(ring.last.window))],
+                    ),
                     ack: near(input, &[ours, ours, ours.wrapping_sub(1448), ours.wrapping_add(1)]),
                     flags,
                     window: if input.u8() & 3 == 0 { input.u16() } else { 0x7fff },
@@ -153,7 +171,8 @@ fn run(input: &mut Input) {
                 };
                 let missing = input.u8() == 0;
                 // The byte of each number is the number's lowest.
-                let payload = (len > 0 && !missing).then(|| Piece::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
+                let payload =
+                    (len > 0 && !missing).then(|| Piece::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
                 let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
                 connection.segment(&header, payload, meta, now);
                 peer = header.seq.0.wrapping_add(len);

@@ -3,7 +3,8 @@
 
 Without SCRIPT (part of a name): all that packetdrill.txt does not leave out. packetdrill and the object (crates/packetdrill) are built in
 target/. NETMEM_PACKETDRILL_SO names another object. packetdrill is not in the tree (it is under the GPL): NETMEM_PACKETDRILL names its
-archive or folder, and otherwise shared/peers/packetdrill-*.tar.xz is looked for beside the tree.
+archive or folder, and otherwise shared/peers/packetdrill-*.tar.xz is looked for beside the tree. `packetdrill.py --find` fails
+if it is nowhere. NETMEM_PACKETDRILL=none says that a run without it is meant.
 
 A script runs in a mount namespace of its own, where the directories that it writes kernel settings to are empty ones. The commands `sysctl`,
 `ip`, `tc` and `ethtool` write their settings there as well, and the object reads them.
@@ -62,15 +63,15 @@ def archive():
     given = os.environ.get("NETMEM_PACKETDRILL")
     if given:
         return Path(given)
-    for folder in TREE.parents:
-        for found in sorted(folder.glob("shared/peers/packetdrill-*.tar.xz")):
-            return found
-    skip("packetdrill's archive is not here (NETMEM_PACKETDRILL names it)")
+    archives = (found for folder in TREE.parents for found in sorted(folder.glob("shared/peers/packetdrill-*.tar.xz")))
+    return next(archives, None)
 
 
 def built():
     """The folder gtests/net of packetdrill, with the program built."""
     source = archive()
+    if source is None:
+        skip("packetdrill's archive is not here (NETMEM_PACKETDRILL names it)")
     if source.is_dir():
         net = source / "gtests/net"
     else:
@@ -137,6 +138,11 @@ def run(name, net, so, tools):
 
 def main():
     words = sys.argv[1:]
+    if words == ["--find"]:
+        sys.exit(0 if archive() else 1)
+    if os.environ.get("NETMEM_PACKETDRILL") == "none":
+        print("not run: NETMEM_PACKETDRILL=none")
+        return
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
     if os.geteuid() != 0:

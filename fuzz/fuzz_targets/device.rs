@@ -46,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
     match shape >> 2 & 3 {
         0 => run(&mut input, options, ring, |_| Gen::new(1500, None)),
         1 => {
-            let mut ports = Steering::new().spread(Echo::new(), options.max_pairs).into_iter();
+            let mut ports = Steering::new().spread(Echo::new(), options.max_pairs).expect("descriptors").into_iter();
             run(&mut input, options, ring, |_| Ok(ports.next().expect("a port for each pair")));
         }
         2 => run(&mut input, options, ring, |_| Gen::new(9000, Some(40))),

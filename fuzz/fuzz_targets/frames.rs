@@ -224,7 +224,7 @@ fn steered(input: &mut Input) {
     let (port, queue) = (input.u16(), input.u8() % 3);
     steering.steer(port, queue);
     let wire = [&VnetHdr::PLAIN.to_bytes()[..], input.0].concat();
-    let mut ports = steering.spread(One(Some(wire.clone())), 2);
+    let mut ports = steering.spread(One(Some(wire.clone())), 2).expect("descriptors");
     for port in &mut ports {
         let _ = port.negotiated(feature::GUEST_CSUM);
         port.served(true);

@@ -107,10 +107,10 @@ mod tests {
         assert!(!may(Cast::Unicast, &ip, Transport::Icmp(Icmp::Unknown)));
         let fragment = Some(FragmentHeader { id: 1, offset: 0, more: true });
         assert!(!may(Cast::Unicast, &Ip { fragment, ..ip }, Transport::Unknown));
-        let nobody = Ip { source: std::net::Ipv4Addr::UNSPECIFIED.into(), ..ip };
-        assert!(!may(Cast::Unicast, &nobody, Transport::Unknown));
+        let unspecified = Ip { source: std::net::Ipv4Addr::UNSPECIFIED.into(), ..ip };
+        assert!(!may(Cast::Unicast, &unspecified, Transport::Unknown));
         let request = Icmp::EchoRequest { id: [0; 4], payload: content };
         assert!(may_echo(Cast::Unicast, &ip, &request) && !may_echo(Cast::Group, &ip, &request));
-        assert!(!may_echo(Cast::Unicast, &nobody, &request) && !may_echo(Cast::Unicast, &ip, &Icmp::Unknown));
+        assert!(!may_echo(Cast::Unicast, &unspecified, &request) && !may_echo(Cast::Unicast, &ip, &Icmp::Unknown));
     }
 }

@@ -137,7 +137,7 @@ impl<M: Mapped> Host<M> {
         self.0.limiter.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// The neighbours. Who changes them calls [`neighbors_changed`](Self::neighbors_changed) then.
+    /// The neighbours. Call [`neighbors_changed`](Self::neighbors_changed) after a change.
     pub(super) fn neighbors(&self) -> MutexGuard<'_, Neighbors<Packet<M>>> {
         self.0.neighbors.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,7 @@
 //!   TcpStream::save   ──► SavedStream: numbers and bytes, in any format of serde ──► Sockets::restore     also another process
 //! ```
 //!
-//! Between the two, the flow is nobody's: segments of it are dropped, and not answered by a reset. The peer sends them again.
+//! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset. The peer sends them again.
 
 use super::core::{Core, Role, Slot};
 use super::fragment::Fragment;
@@ -45,7 +45,7 @@ impl SavedStream {
     }
 }
 
-/// A stream between two stacks of a host. It goes to any thread. If it is dropped, the connection is nobody's: the peer's next segment is
+/// A stream between two stacks of a host. It goes to any thread. If it is dropped, the connection is gone: the peer's next segment is
 /// answered by a reset.
 #[must_use = "the connection ends with it"]
 pub struct Departed<M: Mapped> {

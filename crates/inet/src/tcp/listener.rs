@@ -113,8 +113,9 @@ impl Listener {
     ) -> Answer<C> {
         let iss = header.ack - 1;
         let Some(mss) = cookie::check(secret, flow, header.seq - 1, iss, now) else {
-            // Payload that overtook the acknowledgement with the cookie: the peer sends both again.
-            return if len > 0 { Answer::Drop } else { reset(header, len) };
+            // Payload or FIN that overtook the acknowledgement with the cookie: the peer sends both again.
+            let repeated = len > 0 || header.flags.has(Flags::FIN);
+            return if repeated { Answer::Drop } else { reset(header, len) };
         };
         if self.is_full() {
             self.dropped += 1;
@@ -361,10 +362,12 @@ mod tests {
         assert!(!matches!(give(&mut listener, &ack, 2, NOW), Answer::Connected(_)), "of another flow");
         let late = NOW + Duration::from_secs(129);
         assert!(!matches!(give(&mut listener, &ack, 1, late), Answer::Connected(_)), "too late");
-        let arriving =
-            Arriving { header: &Header { seq: ack.seq + 1000, ..ack }, len: 1000, flow: &1_u32, after: None };
-        let overtook = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
-        assert!(matches!(overtook, Answer::Drop), "the acknowledgement is on its way");
+        for (flags, len) in [(ack.flags, 1000), (ack.flags.with(Flags::FIN), 0)] {
+            let header = Header { seq: ack.seq + 1000, flags, ..ack };
+            let arriving = Arriving { header: &header, len, flow: &1_u32, after: None };
+            let overtook = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+            assert!(matches!(overtook, Answer::Drop), "the acknowledgement is on its way");
+        }
         assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Connected(_)));
         assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Drop), "the accept queue is full");
     }

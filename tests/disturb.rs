@@ -1,5 +1,5 @@
-//! Disturbs threads while they work, so that restartable sequences are restarted: a timer of its own sends each of them a
-//! signal every 50 us, they are moved between CPUs, and they are more than there are CPUs, so that they are preempted, too.
+//! Disturbs threads while they work, so that restartable sequences are restarted. A timer sends a signal to each thread
+//! every 50 us. The threads are moved between CPUs. There are more threads than CPUs, so they are also preempted.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Default)]
 pub(crate) struct Disturbed(Mutex<Vec<libc::pid_t>>);
 
-/// Threads to do them: more than CPUs.
+/// The number of threads for a stress test: more than CPUs.
 pub(crate) fn stress_threads() -> u64 {
     std::thread::available_parallelism().map_or(4, |cpus| 2 * cpus.get() as u64)
 }
 
 impl Disturbed {
-    /// The calling thread joins those to be disturbed while `work` runs.
+    /// Disturbs the calling thread while `work` runs.
     pub(crate) fn during<R>(&self, work: impl FnOnce() -> R) -> R {
-        // SAFETY: takes nothing.
+        // SAFETY: the call has no arguments.
         let tid = unsafe { libc::gettid() };
         self.0.lock().expect("nobody panics with it").push(tid);
         let timer = signal_often(tid);
         let answer = work();
-        // SAFETY: made above, and used no more.
+        // SAFETY: the timer was made above, and is not used any more.
         unsafe { libc::timer_delete(timer) };
-        // Under the lock: nobody moves it once it is gone.
+        // Removed under the lock: afterwards, no thread moves this thread.
         self.0.lock().expect("nobody panics with it").retain(|&other| other != tid);
         answer
     }
 
-    /// Moves them until `stop`; `also` is done in between. The number of moves.
+    /// Moves the threads until `stop` is set, and calls `also` in between. Returns the number of moves.
     pub(crate) fn move_about(&self, stop: &AtomicBool, mut also: impl FnMut()) -> u64 {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let mut moves = 0;
@@ -38,8 +38,8 @@ impl Disturbed {
             }
             let threads = self.0.lock().expect("nobody panics with it");
             for (n, &tid) in threads.iter().enumerate() {
-                // SAFETY: our own threads, which are there while the lock is held; a set of CPUs of the size that is given. A
-                // number that this process may not use is refused, and nothing happens.
+                // SAFETY: these are threads of this process that exist while the lock is held, and the set of CPUs has
+                // the given size. A CPU that this process may not use is refused, and nothing happens.
                 unsafe {
                     let mut set: libc::cpu_set_t = std::mem::zeroed();
                     libc::CPU_SET((n + round) % cpus, &mut set);
@@ -58,7 +58,7 @@ impl Disturbed {
 fn signal_often(tid: libc::pid_t) -> libc::timer_t {
     let often = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
     let often = libc::itimerspec { it_interval: often, it_value: often };
-    // SAFETY: an event that is zero but for what is set, a place for the timer, and no place for what was set before.
+    // SAFETY: the event is zero except for the fields that are set, and the timer is written to a valid place.
     unsafe {
         let mut event: libc::sigevent = std::mem::zeroed();
         event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -73,7 +73,7 @@ fn signal_often(tid: libc::pid_t) -> libc::timer_t {
 
 /// Runs `handler` on every SIGUSR1 from now on.
 pub(crate) fn on_signal(handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: a handler of the right type; zeroes are an empty mask and no flags.
+    // SAFETY: the handler has the right type; zeroes are an empty mask and no flags.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as libc::sighandler_t;

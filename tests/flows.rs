@@ -1,5 +1,6 @@
-//! Flows of numbered datagrams of random sizes and bytes, over IPv4 and IPv6, as a port of a device: made again from its number,
-//! a frame that arrived is known to be whole. Shared by the crates' integration tests (`#[path]`).
+//! Flows of numbered datagrams of random sizes and bytes, over IPv4 and IPv6, as a port of a device. A datagram can be
+//! made again from its number, so a test can check that a frame arrived complete. Shared: packages link it into
+//! `tests/shared`.
 
 use etherparse::PacketBuilder;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Port};
@@ -7,10 +8,11 @@ use netmem_virtio::net::VnetHdr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The UDP port of the first flow; the others follow.
+/// The UDP port of the first flow. The other flows have the ports behind it.
 pub(crate) const FIRST_PORT: u16 = 4000;
 
-/// Frames by number, of so many flows in turn, as fast as they are taken, up to a limit that the test raises.
+/// Frames by number, from this many flows in turn. They are sent as fast as they are taken, up to a limit that the test
+/// raises.
 pub(crate) struct Flows {
     flows: u64,
     next: u64,
@@ -24,7 +26,8 @@ impl Flows {
     }
 }
 
-/// The payload of datagram `n`: its number, and bytes that no other has; up to what an Ethernet frame takes over IPv6.
+/// The payload of datagram `n`: its number, and bytes that differ from those of other datagrams. It is at most as long
+/// as an Ethernet frame allows over IPv6.
 pub(crate) fn payload(n: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(n);
     let mut payload = vec![0; 8 + rng.usize(..=1500 - 40 - 8 - 8)];
@@ -46,7 +49,7 @@ pub(crate) fn numbered(n: u64, flows: u64) -> Vec<u8> {
     bytes
 }
 
-/// The number of a frame that is whole.
+/// The number of a frame. Fails unless the frame is complete.
 #[track_caller]
 pub(crate) fn number(bytes: &[u8], flows: u64) -> u64 {
     let at = if bytes[12] == 8 { 42 } else { 62 };
@@ -79,7 +82,8 @@ impl Port for Flows {
     }
 }
 
-/// Sets the flag when it goes, also by a panic: the thread that looks at it is waited for.
+/// Sets the flag when it is dropped, also in a panic: another thread checks the flag, and the test waits for that
+/// thread.
 pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Ends<'_> {

@@ -1,10 +1,11 @@
-//! Frames of every kind that is cut and joined, as another library writes them. Shared by the crates' integration tests (`#[path]`).
+//! Frames of every kind that is segmented or merged, written by another library. Shared: packages link it into
+//! `tests/shared`.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use etherparse::{LinkExtSlice, NetSlice, PacketBuilder, PacketBuilderStep, SlicedPacket, TcpHeader, TransportSlice};
 use netmem_packet::{Checksum, Gso, GsoKind, complete_checksum};
 
-/// What the headers of a frame say, beside the payload.
+/// The header fields of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) v6: bool,
@@ -68,7 +69,7 @@ impl Kind {
                 ip(ethernet).tcp_header(header).write(&mut frame, payload).unwrap();
             }
         }
-        // What the builder has no place for: traffic class, identification, the flag that forbids fragments.
+        // The fields that the builder cannot set: traffic class, identification, and the flag that forbids fragments.
         if self.v6 {
             frame[14] |= self.tos >> 4;
             frame[15] |= self.tos << 4;
@@ -112,7 +113,7 @@ impl Kind {
         Checksum::Partial { start: self.l4() as u16, offset: self.place() as u16 }
     }
 
-    /// The frames that one with `payload` stands for, as etherparse writes them.
+    /// The frames into which a frame with `payload` is segmented, written by etherparse.
     pub(crate) fn segments(&self, payload: &[u8], size: usize) -> Vec<Vec<u8>> {
         let count = payload.len().div_ceil(size);
         let segment = |(n, part): (usize, &[u8])| {
@@ -127,7 +128,7 @@ impl Kind {
     }
 }
 
-/// Whether another library finds the checksums of a frame right.
+/// Checks the checksums of a frame with another library.
 #[track_caller]
 pub(crate) fn assert_sums(frame: &[u8]) {
     let packet = SlicedPacket::from_ethernet(frame).unwrap();
@@ -152,11 +153,11 @@ pub(crate) fn assert_sums(frame: &[u8]) {
         }
         other => panic!("{other:?}"),
     };
-    // 0 and 0xffff are equal in ones' complement.
+    // 0 and 0xffff are equal in one's complement.
     assert_eq!(have % 0xffff, want % 0xffff);
 }
 
-/// The sum of the pseudo header in the place of the checksum, as the sender of a partial checksum leaves it.
+/// Puts the sum of the pseudo header in the place of the checksum, as the sender of a partial checksum does.
 pub(crate) fn leave_partial(frame: &mut [u8], kind: &Kind) {
     let at = kind.l4() + kind.place();
     let sum = |bytes: &[u8]| {

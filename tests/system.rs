@@ -1,31 +1,25 @@
-//! The command among real peers: the Linux kernel, a Linux guest with its own driver, DPDK on either side of a vhost-user socket,
-//! and a user who may do nothing special. The work is in scripts, which can be run by hand as well; `NETMEM` names another binary
-//! than the one that cargo built with this test (a release build, for figures that mean something).
+//! The command with real peers: the Linux kernel, a Linux guest with its own driver, and DPDK on either side of a
+//! vhost-user socket. Some tests run it as a user without privileges. The work is in scripts, which can also be run by
+//! hand. By default the tests build the command without optimisation. `NETMEM` names another binary, for example a
+//! release build for meaningful figures.
 //!
-//! Performance goals are printed and not asserted, for a test's machine is not a quiet one.
+//! Performance goals are printed and not asserted, because a machine that runs tests is not quiet.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod built;
 mod skip;
 
+use built::{TREE, example, netmem};
 use serde_json::Value;
 use skip::skip;
-use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-/// Polling peers take whole CPUs, of which there may be two: one such test at a time.
+/// Polling peers need whole CPUs, and a machine may have only two: so only one such test runs at a time.
 static CPUS: Mutex<()> = Mutex::new(());
-
-fn netmem() -> PathBuf {
-    let binary = std::env::var_os("NETMEM").unwrap_or_else(|| OsString::from(env!("CARGO_BIN_EXE_netmem")));
-    // A relative NETMEM is relative to where the user is: the top of the tree.
-    Path::new(TREE).join(binary)
-}
-
-const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
 #[track_caller]
@@ -34,7 +28,8 @@ fn script(path: &str, args: &[&str]) {
     let output = Command::new(Path::new(TREE).join(path))
         .args(args)
         .env("NETMEM", netmem())
-        // Peers are compared once, briefly: whether it works is what is asked here. A slow machine may take its time.
+        // Peers are compared once, for a short time: the test checks only that the comparison works. A slow machine
+        // gets more time.
         .envs([("RUNS", "1"), ("SECS", "1"), ("TIMEOUT", "900")])
         .output()
         .unwrap();
@@ -43,7 +38,7 @@ fn script(path: &str, args: &[&str]) {
     assert!(output.status.success(), "{path} {args:?}: {}\n{text}{errors}", output.status);
     match text.lines().find(|line| line.starts_with("skipped:")) {
         Some(line) => skip(line.trim_start_matches("skipped:").trim()),
-        // Past the runner's capture: what the kernel counted and what the peers reached belongs in a log.
+        // Written past the runner's capture: the log should have the kernel's counters and the peers' figures.
         None => {
             let debug = cfg!(debug_assertions) && std::env::var_os("NETMEM").is_none();
             let note = if debug { " (an unoptimised build: figures mean nothing)" } else { "" };
@@ -52,8 +47,8 @@ fn script(path: &str, args: &[&str]) {
     }
 }
 
-/// The kernel's UDP flood and flood ping into a tap: frames seen and counted drops are what the kernel says it sent.
-/// Proves NET-1 and POOL-12 with traffic that is not ours.
+/// The kernel's UDP flood and flood ping into a tap: the frames that are seen and the drops that are counted add up to
+/// what the kernel says it sent. Proves NET-1 and POOL-12 with traffic of another sender.
 #[test]
 fn kernel_traffic_is_accounted_for() {
     script("tests/kernel/flood.sh", &[]);
@@ -63,23 +58,42 @@ fn kernel_traffic_is_accounted_for() {
 /// none: bytes arrive as they were sent. Prints the throughput of each, and the ratio. Proves NET-9.
 #[test]
 fn forwarding_between_two_taps() {
-    // Beside the binary of these tests. NETMEM may be another one.
-    let build = ["build", "--quiet", "--offline", "--package", "netmem", "--example", "forward"];
-    let built = Command::new(env!("CARGO")).args(build).current_dir(TREE).status().unwrap();
-    assert!(built.success());
-    script(
-        "tests/kernel/forward.sh",
-        &[Path::new(env!("CARGO_BIN_EXE_netmem")).with_file_name("examples/forward").to_str().unwrap()],
-    );
+    script("tests/kernel/forward.sh", &[example("forward").to_str().unwrap()]);
 }
 
-/// Where both guest tests find the guest; what is missing of it is made by the first.
+/// Files from nc into device memory and back, by `examples/loader.rs`. The checksums match those that another process
+/// computes from the memory. Proves MEM-9.
+#[test]
+fn files_into_device_memory_and_back() {
+    script("tests/kernel/loader.py", &[example("loader").to_str().unwrap()]);
+}
+
+/// Whether this kernel has AF_XDP: `NETMEM_AF_XDP=none` says that it has not. The gate finds that out.
+fn af_xdp(test: &str) -> bool {
+    let possible = std::env::var("NETMEM_AF_XDP").as_deref() != Ok("none");
+    if !possible {
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: NETMEM_AF_XDP=none");
+    }
+    possible
+}
+
+/// Where the guest tests find the guest. The first test makes what is missing.
 const GUEST: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/guest");
 
 /// A Linux guest's virtio-net driver on our device: pings, and iperf3 for five seconds each way, through a tap.
 #[test]
 fn a_linux_guest_on_a_tap() {
     script("tests/guest/test.sh", &["netmem", "tap", GUEST]);
+}
+
+/// The same on AF_XDP. The guest leaves checksums and segmentation to the device, and the kernel at the other end of a
+/// veth pair accepts neither.
+#[test]
+fn a_linux_guest_on_af_xdp() {
+    if !af_xdp("a_linux_guest_on_af_xdp") {
+        return;
+    }
+    script("tests/guest/test.sh", &["netmem", "xsk", GUEST]);
 }
 
 /// A Linux guest's virtio-net driver on our device: every frame comes back, none twice.
@@ -92,13 +106,13 @@ fn a_linux_guest_on_an_echo() {
 /// arrive, maps equal unmaps, and nothing is in flight at the end.
 #[test]
 fn our_driver_on_dpdk_vhost() {
-    script("bench/peers/dpdk-vhost.sh", &[]);
+    script("bench/peers/dpdk-vhost.sh", &["split", "in_order", "packed"]);
 }
 
-/// DPDK's virtio_user, as it comes and vectorised, on our device.
+/// DPDK's virtio_user, 22.11 and 24.11, with default settings and vectorised, on our device.
 #[test]
 fn dpdk_virtio_user_on_our_device() {
-    script("bench/peers/netmem-device.sh", &[]);
+    script("bench/peers/netmem-device.sh", &["split", "in_order"]);
 }
 
 /// Our device and driver in two processes, DPDK's in two others.
@@ -107,28 +121,31 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
     script("bench/peers/pairs.sh", &[]);
 }
 
-/// Today's peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks beside the system. A module, so that a run can leave
-/// them out by its name (`--skip peers::`).
+/// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the system. This is a
+/// module, so that a run can exclude these tests by name (`--skip peers::`).
 mod peers {
-    use super::script;
+    use super::{TREE, af_xdp, script};
+    use serde_json::Value;
+    use std::process::{Command, Stdio};
 
-    /// Where the Debian 13 root is; the first of these tests makes it.
+    /// Where the Debian 13 root is. The first of these tests makes it.
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
-    /// packetdrill's scripts for TCP: 59 of the 73 that are standard pass. tests/peers/packetdrill.txt says of each other one
-    /// why it fails or is not run, and the test fails where that is not so. Proves INET-2.
+    /// packetdrill's scripts for TCP: 59 of the 73 standard ones pass. For each other one, tests/peers/packetdrill.txt
+    /// says why it fails or is not run. The test fails if that file is wrong. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {
         script("tests/peers/packetdrill.py", &[]);
     }
 
-    /// The device is killed and restarted ten times under a guest's ping and TCP, and the connection lives on. Proves NET-11.
+    /// The device is killed and restarted ten times during a guest's ping and TCP, and the connection survives. Proves
+    /// NET-11.
     #[test]
     fn a_guest_outlives_its_device() {
         script("tests/peers/restart.py", &[DEBIAN13]);
     }
 
-    /// The same where QEMU listens, and the device connects to it. Proves NET-11.
+    /// The same with QEMU as the listening side, to which the device connects. Proves NET-11.
     #[test]
     fn a_guest_outlives_a_device_that_connects() {
         script("tests/peers/restart.py", &[DEBIAN13, "connect"]);
@@ -153,7 +170,7 @@ mod peers {
         script("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
-    /// The same with packed rings, whose position and wrap counters move with the guest. Proves NET-7 and NET-11.
+    /// The same with packed rings: their position and wrap counters move with the guest. Proves NET-7 and NET-11.
     #[test]
     fn a_guest_with_packed_rings_migrates() {
         script("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
@@ -180,20 +197,63 @@ mod peers {
         script("tests/peers/guest.py", &[DEBIAN13]);
     }
 
-    /// iPXE drives the device and loads the kernel, which drives the device after it. Proves NET-11.
+    /// The test programs of device memory in a guest whose kernel makes real dma-bufs, by `/dev/udmabuf` and by the system heap: datagrams, and
+    /// TCP streams from and to the guest's kernel. The side that looks at the bytes maps them itself, and calls `DMA_BUF_IOCTL_SYNC`. Proves
+    /// MEM-1 and MEM-9.
+    #[test]
+    fn device_memory_of_real_dma_bufs() {
+        let programs = test_programs(&["traffic", "streams_kernel"]);
+        let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
+        script("tests/peers/dmabuf.py", &words);
+    }
+
+    /// AF_XDP in zero-copy mode, on a virtio-net card of a guest: the tests of the crate `xsk` that run on veth pairs in copy mode. Proves
+    /// XSK-1 and XSK-2 for the mode.
+    #[test]
+    fn af_xdp_in_zero_copy_mode() {
+        let programs = test_programs(&["frames", "lifecycle", "queues", "quirks", "rx_metadata"]);
+        let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
+        script("tests/peers/xsk.py", &words);
+    }
+
+    /// A guest with two queue pairs reaches the wire through two AF_XDP queues. It outlives the device, which is killed and leaves no program on
+    /// the interface.
+    #[test]
+    fn a_guest_with_two_queues_on_af_xdp() {
+        if af_xdp("a_guest_with_two_queues_on_af_xdp") {
+            script("tests/peers/xsk_port.py", &[DEBIAN13]);
+        }
+    }
+
+    /// Test programs of the workspace, as `NAME=PATH`. They are built in the way of `cargo test --workspace`, so
+    /// usually they exist already.
+    fn test_programs(names: &[&str]) -> Vec<String> {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["test", "--workspace", "--offline", "--quiet", "--no-run", "--message-format", "json"]);
+        command.args(names.iter().flat_map(|name| ["--test", name])).current_dir(TREE).stderr(Stdio::inherit());
+        let built = command.output().unwrap();
+        assert!(built.status.success());
+        let messages = str::from_utf8(&built.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap());
+        let programs: Vec<Value> = messages.filter(|message: &Value| message["executable"].is_string()).collect();
+        let of = |name: &&str| programs.iter().find(|message| message["target"]["name"] == **name).unwrap();
+        names.iter().map(|name| format!("{name}={}", of(name)["executable"].as_str().unwrap())).collect()
+    }
+
+    /// iPXE drives the device and loads the kernel. Then the kernel drives the device. Proves NET-11.
     #[test]
     fn firmware_before_the_kernel() {
         script("tests/peers/ipxe.py", &[DEBIAN13]);
     }
 }
 
-/// The page pool and a page per packet by turns. Proves PERF-1: before and after in one run.
+/// The page pool and a page per packet, in turns. Proves PERF-1: both are measured in one run.
 #[test]
 fn page_pool_and_page_per_packet() {
     script("bench/peers/pool-vs-page.sh", &[]);
 }
 
-/// The same command as somebody who may do nothing: no root, no capabilities. The binary is copied to where anybody can run it.
+/// The same command as a user without root and capabilities. The binary is copied to a place where every user can run
+/// it.
 struct Nobody {
     dir: tempfile::TempDir,
     prefix: &'static [&'static str],
@@ -203,11 +263,12 @@ impl Nobody {
     const SETPRIV: &[&str] =
         &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--no-new-privs", "--"];
 
-    /// `None` if this is root and cannot become anybody else; a user who is not root stays who he is.
+    /// `None` if this is root and cannot change to another user. If this user is not root, the user does not change.
     fn new() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        // By another process: a descriptor open for writing, inherited by a child of another test, would make it "text file busy".
+        // Another process copies: if this process had the copy open for writing, a child of another test could inherit
+        // the descriptor, and running the copy would fail with "text file busy".
         let copied = Command::new("install").args(["-m", "755"]).arg(netmem()).arg(dir.path().join("netmem")).status();
         assert!(copied.unwrap().success());
         let id = Command::new("id").arg("-u").output().unwrap();
@@ -244,8 +305,8 @@ fn balances(report: &Value) {
     }
 }
 
-/// The main job, only shorter, without privileges: it ends in the table and the books balance. Proves POOL-1, POOL-5 and
-/// POOL-11 as a new user sees them.
+/// The main job, but shorter and without privileges. It prints the table, and the books balance. Proves POOL-1, POOL-5
+/// and POOL-11 as a new user sees them.
 #[test]
 fn the_main_job_needs_no_privileges() {
     let Some(nobody) = Nobody::new() else { return skip("root here cannot become anybody else (setpriv)") };
@@ -265,8 +326,8 @@ fn the_main_job_needs_no_privileges() {
     balances(&serde_json::from_slice(&report).unwrap());
 }
 
-/// A capture of thousands of frames of as many sizes as there are, replayed by the command in every mode. Proves NET-5: what was
-/// received is, by its number of frames and of bytes, an unbroken piece of the capture played in a loop.
+/// A capture of thousands of frames with all frame sizes, replayed by the command in every mode. Proves NET-5: by its
+/// numbers of frames and bytes, the received traffic is an unbroken piece of the capture played in a loop.
 #[test]
 fn a_capture_is_replayed_in_order() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Two ways for a page to come back from a borrower: he drops it (the return hook), or he only lets it be seen that he is
-//! done, and the page waits in a queue whose head is looked at. The tables in `docs/lent-pages.md` are this program's:
+//! Two ways for a page to return from a borrower. With the return hook, the borrower drops the page. With a queue, the
+//! borrower only shows that it is done: the page waits in the queue, and the owner looks at the queue's head. The
+//! tables in `docs/lent-pages.md` are the output of this program:
 //!
 //! ```text
 //! cargo run --release -p netmem-bench --example lent_queue
@@ -19,13 +20,13 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 256;
 /// Pages that change hands at a time.
 const BATCH: usize = 32;
-/// A run is short, so that on a busy machine many are undisturbed; hence many.
+/// A run is short, so that on a busy machine many of the runs are undisturbed. Therefore there are many runs.
 const PAGES: usize = 20_000;
 const ROUNDS: usize = 151;
 
 const NAMES: [&str; 3] = ["return hook", "queue, a flag for each page", "queue, one counter"];
 
-/// What a borrower who only polls shows, each on a line of its own.
+/// What a borrower that is only polled shows. Each value has a cache line of its own.
 #[repr(align(64))]
 struct Line<T>(T);
 
@@ -45,7 +46,7 @@ impl Shown {
     }
 }
 
-/// A pool that never runs out: the way home is measured, not the provider.
+/// A pool that never runs out of pages: the return path is measured, not the provider.
 fn pool(window: usize) -> PagePool<Private> {
     let pages = window + 2 * BATCH;
     let region = RegionOptions::new(pages).build().expect("a few pages can be had");
@@ -53,16 +54,17 @@ fn pool(window: usize) -> PagePool<Private> {
     options.build(RegionProvider::new(region), None).expect("there are as many")
 }
 
-/// The word of a page that is written and read. Not the first: those of all pages would share one set of the cache.
+/// The word of a page that is written and read. It is not the first word, because the first words of all pages would
+/// share one set of the cache.
 fn word(page: &Page<Private>) -> usize {
     page.as_ptr().addr() + page.index() as usize % 64 * 64
 }
 
-/// What the borrower is sent.
+/// What the owner sends to the borrower.
 enum Sent {
-    /// A page, to be dropped.
+    /// A page, which the borrower drops.
     Page(Page<Private>),
-    /// The address of page number so-and-so, which the owner keeps.
+    /// The address and the number of a page that the owner keeps.
     Flag(usize, u64),
     Counter(usize, u64),
 }
@@ -71,7 +73,7 @@ impl Sent {
     /// The borrower's work: reads a word and is done with the page.
     #[inline(always)]
     fn used(self, shown: &Shown) {
-        // SAFETY: the pages are mapped throughout the measurement, and their owner stays off those that are lent.
+        // SAFETY: the pages are mapped throughout the measurement, and their owner does not touch lent pages.
         let read = |at: usize| unsafe { black_box((at as *const u64).read_volatile()) };
         match self {
             Self::Page(page) => {
@@ -89,7 +91,7 @@ impl Sent {
     }
 }
 
-/// Gets pages and sends each, until there is none or `send` wants no more. Returns how many.
+/// Allocates pages and sends each, until there is none or `most` pages were sent. Returns how many.
 trait Owner {
     fn lend(&mut self, most: usize, send: impl FnMut(Sent)) -> usize;
 }
@@ -121,7 +123,7 @@ struct Waiting<B: FnMut() -> bool, Q: FnMut(u64) -> B> {
 impl<B: FnMut() -> bool, Q: FnMut(u64) -> B> Owner for Waiting<B, Q> {
     fn lend(&mut self, most: usize, mut send: impl FnMut(Sent)) -> usize {
         self.pool.poll(|napi| {
-            // Refill: only when there is need, for what is looked at late is looked at rarely.
+            // Refill only when pages are needed: if the head is looked at late, it is looked at rarely.
             if self.queue.len() + most > self.window {
                 while let Some(page) = self.queue.take() {
                     drop(page);
@@ -144,11 +146,11 @@ impl<B: FnMut() -> bool, Q: FnMut(u64) -> B> Owner for Waiting<B, Q> {
 
 #[inline(always)]
 fn write(page: &Page<Private>) {
-    // SAFETY: a word of a page that is ours.
+    // SAFETY: a word of a page that this owner has.
     unsafe { (word(page) as *mut u64).write_volatile(7) };
 }
 
-/// Runs `with` on the owner of variant `which`, who lends at most `window` pages at a time.
+/// Runs `with` on the owner of variant `which`. The owner lends at most `window` pages at a time.
 fn owner<R>(which: usize, window: usize, shown: &Shown, with: impl Measure<R>) -> R {
     fn waiting<B: FnMut() -> bool>(
         window: usize,
@@ -163,7 +165,8 @@ fn owner<R>(which: usize, window: usize, shown: &Shown, with: impl Measure<R>) -
         flag.store(true, Ordering::Relaxed);
         move || flag.load(Ordering::Acquire)
     };
-    // As a driver does: the line is the borrower's, and looked at only when what it said last is used up.
+    // Like a driver: the borrower writes this cache line, so the owner reads it only when it has used up the last
+    // value.
     let seen = Cell::new(0);
     let counter = |n: u64| {
         let seen = &seen;
@@ -185,8 +188,8 @@ trait Measure<R> {
     fn run(self, owner: impl Owner) -> R;
 }
 
-/// Both roles in turns on one thread: what either costs in instructions, with every line at hand. Owner and borrower, ns a
-/// page.
+/// Both roles in turns on one thread: the cost in instructions, with all data in the cache. Returns ns per page of
+/// owner and borrower.
 struct InTurns<'s>(&'s Shown);
 
 impl Measure<[f64; 2]> for InTurns<'_> {
@@ -194,7 +197,7 @@ impl Measure<[f64; 2]> for InTurns<'_> {
         let mut sent = Vec::with_capacity(BATCH);
         let mut times = [Duration::ZERO; 2];
         let mut moved = 0;
-        // The first pages warm up.
+        // The first pages are the warm-up.
         for batch in 0..PAGES / BATCH {
             let start = Instant::now();
             let n = owner.lend(BATCH, |s| sent.push(s));
@@ -211,8 +214,8 @@ impl Measure<[f64; 2]> for InTurns<'_> {
     }
 }
 
-/// The borrower on another CPU, which takes pages from a ring as they come: ns a page from start to end, and of them those
-/// that the owner worked, not waited.
+/// The borrower is on another CPU, and takes pages from a ring. Returns ns per page from start to end, and ns per page
+/// in which the owner worked and did not wait.
 struct Apart<'s> {
     to: Producer<Sent>,
     start: &'s Barrier,
@@ -223,7 +226,7 @@ impl Measure<[f64; 2]> for Apart<'_> {
         self.start.wait();
         let (start, mut worked, mut left) = (Instant::now(), Duration::ZERO, PAGES);
         while left > 0 {
-            // The ring holds as many as may be lent.
+            // The ring has as many places as pages may be lent.
             let most = self.to.slots().min(BATCH).min(left);
             let before = Instant::now();
             let n = owner.lend(most, |s| self.to.push(s).unwrap_or_else(|_| unreachable!("there were slots")));
@@ -273,14 +276,15 @@ fn pin(cpu: usize) {
     }
 }
 
-/// Median, and the quarters around it.
+/// The median, and the quartiles around it.
 fn spread(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
     format!("{:.2} ({:.2}..{:.2})", at(2), at(1), at(3))
 }
 
-/// All variants in turns, forwards and backwards, and the ratios within each round of what `cost` makes of the columns.
+/// Runs all variants in turns, forwards and backwards. Prints the columns, and the ratio of `cost` of the columns
+/// within each round.
 fn table(title: &str, columns: [&str; 3], cost: fn([f64; 2]) -> f64, mut measure: impl FnMut(usize) -> [f64; 2]) {
     let mut rounds = vec![[[0.0; 2]; NAMES.len()]; ROUNDS];
     for (n, round) in rounds.iter_mut().enumerate() {
@@ -298,8 +302,8 @@ fn table(title: &str, columns: [&str; 3], cost: fn([f64; 2]) -> f64, mut measure
     }
 }
 
-/// What a borrower who keeps every so-and-so-many-th page for long does to each: pages that are out at most, and how often
-/// there was none to send. No time is measured: a step is a page.
+/// The effect of a borrower that keeps one page in a thousand for long: the most pages that are out, and how often
+/// there was no page to send. No time is measured: a step is a page.
 fn slow_head() {
     const STEPS: u64 = 1_000_000;
     const SOON: u64 = 64;
@@ -311,7 +315,8 @@ fn slow_head() {
         let region = RegionOptions::new(POOL).build().expect("a few pages can be had");
         let mut pool = PoolOptions::new("slow").build(RegionProvider::new(region), None).expect("nothing is asked for");
         let (mut most, mut none) = (0, 0);
-        // When the borrower of each page is done, by the page's number; and what he can drop himself, by that time.
+        // For each page number: when the borrower is done with the page. `dropped` has the pages that the borrower
+        // drops itself at that time.
         let done: Vec<AtomicU64> = (0..POOL).map(|_| AtomicU64::new(0)).collect();
         let (now, dropped) = (AtomicU64::new(0), Arc::new(Mutex::new(Vec::<Page<Private>>::new())));
         let given_up = dropped.clone();
@@ -328,7 +333,7 @@ fn slow_head() {
             now.store(n, Ordering::Relaxed);
             let busy = |page: &Page<Private>| done[page.index() as usize].load(Ordering::Relaxed) > n;
             dropped.lock().unwrap_or_else(PoisonError::into_inner).retain(busy);
-            // Refill: everything at the head that is back goes home.
+            // Refill: each head that is done is returned to the pool.
             while let Some(page) = queue.take() {
                 drop(page);
             }

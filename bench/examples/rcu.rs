@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 static SEIZE: LazyLock<seize::Collector> = LazyLock::new(seize::Collector::new);
 
-/// Objects retired and not yet released, and the most that there were.
+/// Objects that are retired and not yet released, and the largest number of them so far.
 #[derive(Default)]
 struct Waiting {
     now: AtomicU64,
@@ -42,10 +42,10 @@ impl Drop for Object {
 #[derive(Clone, Copy, PartialEq)]
 enum Library {
     Seize,
-    /// `seize`, with each object released promptly, as by the last put of an object with a destructor.
+    /// `seize`, with each object released promptly, like the last put of an object with a destructor.
     Refs,
     Epoch,
-    /// With a flush after each retired object, so that it does not wait for others.
+    /// With a flush after each retired object, so that the object does not wait for others.
     EpochFlush,
 }
 
@@ -83,12 +83,12 @@ impl Library {
         match self {
             Self::Refs => drop(Owner::<_, RcuRef>::new(object)),
             Self::Seize => {
-                // SAFETY: the object was never shared, and came from a box.
+                // SAFETY: the object was never shared, and was made by a box.
                 unsafe { SEIZE.enter().defer_retire(Box::into_raw(Box::new(object)), seize::reclaim::boxed) };
             }
             Self::Epoch | Self::EpochFlush => {
                 let (guard, object) = (epoch::pin(), Box::new(object));
-                // SAFETY: the object was never shared, and may be dropped anywhere.
+                // SAFETY: the object was never shared, and may be dropped on any thread.
                 unsafe { guard.defer_unchecked(move || drop(object)) };
                 if self == Self::EpochFlush {
                     guard.flush();
@@ -113,7 +113,7 @@ fn nanoseconds(calls: u32, mut run: impl FnMut()) -> f64 {
     runs[2]
 }
 
-/// The slower of two threads that do the same.
+/// The slower one of two threads that do the same.
 fn two_threads(run: impl Fn() -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(2);
     let run = || {
@@ -157,7 +157,7 @@ fn under_load(library: Library, stalled: bool) -> Load {
         stop.store(true, Ordering::Relaxed);
         f64::from(retired) / seconds
     });
-    // This thread goes on reading; nobody retires any more.
+    // This thread goes on reading. No thread retires objects any more.
     (0..10_000).for_each(|_| library.enter_and_leave());
     Load { retired, peak: waiting.peak.load(Ordering::Relaxed), left: waiting.now.load(Ordering::Relaxed) }
 }

@@ -1,28 +1,22 @@
 #!/usr/bin/env bash
-# Who receives best from netmem's own device, which is not the limit? netmem's driver and DPDK's virtio_user, as it comes and
-# vectorised, take turns on `netmem device --port gen`. The device starts afresh for each, so that none inherits its caches.
+# netmem-device.sh [SET...]: which driver receives fastest from netmem's own device, which is faster than the drivers?
+# The variants of dpdk-vhost.sh take turns on `netmem device --port gen`. The device is started anew for each, so that
+# no variant benefits from caches that another one has filled.
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
+[[ $# == 0 ]] || SETS=("$@")
 
-begin 192 dpdk-testpmd
+begin 192
+dpdk_versions
 have_netmem || exit 0
-variants=(netmem virtio_user virtio_user_vec)
+before() { netmem_device "$TMP/device.sock"; }
+after() { stop device; }
+turns "$TMP/device.sock"
 
-for ((run = 1; run <= RUNS; run++)); do
-    echo "run $run of $RUNS" >&2
-    for variant in "${variants[@]}"; do
-        netmem_device "$TMP/device.sock"
-        case $variant in
-            netmem) run_netmem "$TMP/device.sock" ;;
-            *) run_virtio_user "$variant" "$TMP/device.sock" ;;
-        esac
-        stop device
-        record "$variant"
-    done
+echo "netmem device (gen, 64 B) feeding, one CPU each:"
+tables
+for version in "${DPDK[@]}"; do
+    goal in_order "$version" "packets/s" 1 ">=" 2.5
+    goal split "$version" "packets/s" 1 ">=" 1.3
 done
-
-echo "netmem device (gen, 64 B) feeding:"
-table "${variants[@]}"
-ratio "netmem / virtio_user, packets/s" 1 netmem virtio_user ">=" 2.5
-ratio "netmem / virtio_user vectorised, packets/s" 1 netmem virtio_user_vec ">=" 1.3

@@ -1,14 +1,15 @@
-//! A buddy allocator over page numbers, as in every kernel: free blocks of `1 << order` pages, split on the way out and
-//! coalesced with their buddies on the way back.
+//! A buddy allocator over page numbers, as kernels have it. It keeps free blocks of `1 << order` pages. An allocation
+//! splits a block, and a block that is given back is merged with its buddy.
 
-/// The largest blocks: 1024 pages, 4 MiB.
+/// The order of the largest blocks: 1024 pages, 4 MiB.
 const MAX_ORDER: usize = 10;
-/// No page.
+/// The end of a list, in place of a page number.
 const NONE: u32 = u32::MAX;
-/// Not the first page of a free block.
+/// The order of a page that is not the first page of a free block.
 const TAKEN: u8 = u8::MAX;
 
-/// What is known of a page: of the first page of a free block, its place in the list of its order.
+/// The allocator's record of a page. For the first page of a free block it is the block's place in the list of its
+/// order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     prev: u32,
@@ -25,13 +26,13 @@ pub(crate) struct Buddy {
 }
 
 impl Buddy {
-    /// All of `pages` pages free, in the largest blocks that there can be.
+    /// An allocator whose `pages` pages are all free, in the largest blocks that are possible.
     pub(crate) fn new(pages: u32) -> Self {
         let blocks = vec![Block { prev: NONE, next: NONE, order: TAKEN }; pages as usize];
         let mut this = Self { blocks: blocks.into(), heads: [NONE; MAX_ORDER + 1], free: 0 };
-        // From the end, so that the lists begin with low numbers.
+        // Pages are given from the last to the first, so that the lists begin with low numbers.
         for page in (0..pages).rev() {
-            this.give(page);
+            this.give(page, 0);
         }
         this
     }
@@ -41,21 +42,23 @@ impl Buddy {
         self.free
     }
 
-    /// Takes a page, out of the smallest block that there is.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        let found = self.heads.iter().position(|&head| head != NONE)?;
+    /// Takes a block of `1 << order` pages from the smallest free block that is large enough. Returns the number of its
+    /// first page, which is a multiple of the block's size.
+    pub(crate) fn take(&mut self, order: usize) -> Option<u32> {
+        let found = order + self.heads[order..].iter().position(|&head| head != NONE)?;
         let page = self.heads[found];
         self.unlink(page);
-        for order in (0..found).rev() {
+        for order in (order..found).rev() {
             self.link(page + (1 << order), order);
         }
-        self.free -= 1;
+        self.free -= 1 << order;
         Some(page)
     }
 
-    /// Gives a page back.
-    pub(crate) fn give(&mut self, page: u32) {
-        let (mut page, mut order) = (page, 0);
+    /// Gives a block of `1 << order` pages back.
+    pub(crate) fn give(&mut self, page: u32, order: usize) {
+        self.free += 1 << order;
+        let (mut page, mut order) = (page, order);
         while order < MAX_ORDER {
             let buddy = page ^ (1 << order);
             if self.blocks.get(buddy as usize).is_none_or(|b| usize::from(b.order) != order) {
@@ -66,7 +69,6 @@ impl Buddy {
             order += 1;
         }
         self.link(page, order);
-        self.free += 1;
     }
 
     fn link(&mut self, page: u32, order: usize) {
@@ -109,11 +111,17 @@ mod tests {
     #[test]
     fn taking_splits_and_giving_coalesces() {
         let mut b = Buddy::new(8);
-        let page = b.take().unwrap();
+        let page = b.take(0).unwrap();
         assert_eq!((page, b.free()), (0, 7));
         assert_eq!(blocks(&b), [(1, 0), (2, 1), (4, 2)]);
-        b.give(page);
+        b.give(page, 0);
         assert_eq!(blocks(&b), [(0, 3)]);
+        let (pair, page) = (b.take(1).unwrap(), b.take(0).unwrap());
+        assert_eq!((pair, page, b.free()), (0, 2, 5));
+        b.give(pair, 1);
+        assert_eq!(blocks(&b), [(0, 1), (3, 0), (4, 2)]);
+        b.give(page, 0);
+        assert_eq!((blocks(&b), b.take(4)), (vec![(0, 3)], None));
     }
 
     #[test]
@@ -121,12 +129,12 @@ mod tests {
         for pages in [1, 7, 64, 3000] {
             let whole = blocks(&Buddy::new(pages));
             let mut b = Buddy::new(pages);
-            let mut taken: Vec<u32> = std::iter::from_fn(|| b.take()).collect();
+            let mut taken: Vec<u32> = std::iter::from_fn(|| b.take(0)).collect();
             assert_eq!((taken.len(), b.free()), (pages as usize, 0));
             // An order that is neither theirs nor its reverse.
             taken.sort_by_key(|p| p.wrapping_mul(0x9e37_79b9));
             for page in &taken {
-                b.give(*page);
+                b.give(*page, 0);
             }
             assert_eq!(blocks(&b), whole);
             taken.sort_unstable();

@@ -1,4 +1,4 @@
-//! The floor under a hand-over between CPUs: the least that passing pages on costs, and the least that taking them back costs.
+//! Lower bounds for the cost of passing pages between CPUs: passing pages on, and taking them back.
 //!
 //! ```text
 //!   Forward      descriptors in a circle ──► the caller's ring ──► the count is looked at, and that is all
@@ -7,19 +7,18 @@
 //!                     └──── one ring for each returning thread, a batch ◄───────┘
 //! ```
 //!
-//! A page here is what it is elsewhere: sixteen bytes that lead to a descriptor of one cache line. Nothing else is left of a pool.
-//! `SpscPool` needs what a general return path cannot have: every returning thread is known in advance, has a ring of its own that never
-//! fills up, and publishes a whole batch with one store.
+//! A page here has the usual form: sixteen bytes that lead to a descriptor of one cache line. Everything else of a pool
+//! is left out. `SpscPool` needs what a general return path cannot have: every returning thread is known in advance,
+//! has a ring of its own that never fills up, and publishes a whole batch with one store.
 
 use rtrb::chunks::WriteChunkUninit;
 use rtrb::{Consumer, Producer, RingBuffer};
-use std::hint::cold_path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes in a page.
 const PAGE_SIZE: u32 = 4096;
 
-/// What is known of a page: a line.
+/// The descriptor of a page: one cache line.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Desc {
@@ -33,7 +32,7 @@ fn descs(pages: usize) -> &'static [Desc] {
     Box::leak((0..pages).map(|_| Desc { refs: AtomicU32::new(1) }).collect())
 }
 
-/// A page of a [`Forward`] or an [`SpscPool`]. As large as other pages, and without a drop.
+/// A page of a [`Forward`] or an [`SpscPool`]. It is as large as other pages, and has no destructor.
 #[derive(Debug)]
 #[must_use = "a page of a ring's pool comes back by its returner"]
 pub struct FloorPage {
@@ -50,7 +49,7 @@ impl FloorPage {
         Self { desc, span: u64::from(PAGE_SIZE) << 32 }
     }
 
-    /// Whether the holder has the only count of the page: what every drop of a page looks at first.
+    /// Whether the holder has the only count of the page. Every drop of a page checks this first.
     #[inline]
     #[must_use]
     pub fn is_sole(&self) -> bool {
@@ -63,14 +62,14 @@ impl FloorPage {
         (self.span >> 32) as usize
     }
 
-    /// Never: a page has bytes.
+    /// Always `false`: a page has bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Pages that are handed out and never come back: the same ones again after the last.
+/// Pages that are handed out and never returned. After the last page, the first is handed out again.
 #[derive(Debug)]
 pub struct Forward {
     descs: &'static [Desc],
@@ -84,7 +83,7 @@ impl Forward {
         Self { descs: descs(pages.max(1)), next: 0 }
     }
 
-    /// The next page.
+    /// Hands out the next page.
     #[inline]
     pub fn alloc(&mut self) -> FloorPage {
         let desc = &self.descs[self.next];
@@ -93,14 +92,14 @@ impl Forward {
     }
 }
 
-/// A pool whose pages come back by a plain ring from each returning thread.
+/// A pool with a plain ring from each returning thread.
 #[derive(Debug)]
 pub struct SpscPool {
     descs: &'static [Desc],
-    /// Pages at home that did not come by a ring that is in use.
+    /// Pages in the pool that are on no ring in use.
     home: Vec<&'static Desc>,
     rings: Vec<Consumer<&'static Desc>>,
-    /// The ring that is looked at next.
+    /// The ring from which pages are taken next.
     next: usize,
 }
 
@@ -112,8 +111,8 @@ impl SpscPool {
         Self { descs, home: descs.iter().rev().collect(), rings: Vec::new(), next: 0 }
     }
 
-    /// Makes the ways back, one for each of `threads` returning threads. Ways that were made earlier end; pages that are on them are at
-    /// home again.
+    /// Makes the rings, one for each of `threads` returning threads. Rings that were made earlier end, and their pages
+    /// are in the pool again.
     pub fn returners(&mut self, threads: usize) -> Vec<SpscReturner> {
         for mut ring in self.rings.drain(..) {
             self.home.extend(std::iter::from_fn(|| ring.pop().ok()));
@@ -124,8 +123,8 @@ impl SpscPool {
         Vec::into_iter(returners).map(|ring| SpscReturner { ring }).collect()
     }
 
-    /// Fills places with pages and says how many. Whole batches come first: those that came back by a ring, then those at home. A ring
-    /// with fewer pages than there are places is emptied only when there is nothing else.
+    /// Fills places with pages and returns how many. Whole batches come first: from a ring, then from the pages in the
+    /// pool. A ring with fewer pages than there are places is emptied only if there is no other page.
     #[inline]
     pub fn alloc(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
         let n = places.len();
@@ -135,7 +134,12 @@ impl SpscPool {
                 return places.fill_from_iter(pages.into_iter().map(FloorPage::new));
             }
         }
-        cold_path();
+        self.alloc_otherwise(places)
+    }
+
+    #[cold]
+    fn alloc_otherwise(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
+        let n = places.len();
         if self.home.is_empty()
             && let Some(ring) = self.rings.iter_mut().find(|ring| !ring.is_empty())
             && let Ok(pages) = ring.read_chunk(ring.slots())
@@ -146,21 +150,22 @@ impl SpscPool {
         places.fill_from_iter(self.home.drain(from..).map(FloorPage::new))
     }
 
-    /// Pages that are neither out nor on their way home.
+    /// Pages that are neither in use nor being returned.
     #[must_use]
     pub fn at_home(&self) -> usize {
         self.home.len() + self.rings.iter().map(Consumer::slots).sum::<usize>()
     }
 }
 
-/// A returning thread's way home for pages of one [`SpscPool`].
+/// The ring by which one thread returns pages of one [`SpscPool`].
 #[derive(Debug)]
 pub struct SpscReturner {
     ring: Producer<&'static Desc>,
 }
 
 impl SpscReturner {
-    /// Returns pages of this returner's pool: a look at each one's count, and one store that publishes all of them.
+    /// Returns pages of this returner's pool: it checks the count of each page, and publishes all of them with one
+    /// store.
     #[inline]
     pub fn put(&mut self, pages: impl ExactSizeIterator<Item = FloorPage>) {
         if let Ok(places) = self.ring.write_chunk_uninit(pages.len()) {
@@ -198,7 +203,7 @@ mod tests {
             returners[1].put(rest.into_iter());
             assert_eq!(pool.at_home(), 100);
         }
-        // What is on rings that end is not lost.
+        // Pages on rings that end are not lost.
         drop(returners);
         assert_eq!((pool.returners(1).len(), pool.at_home()), (1, 100));
     }

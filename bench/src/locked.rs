@@ -1,12 +1,12 @@
-//! A page pool whose pages come back through a locked ring, one by one: what Linux's page pool does with a page that is dropped
-//! outside of the owner's poll context.
+//! A page pool whose pages return through a locked ring, one by one. Linux's page pool does the same with a page that
+//! is dropped outside of the owner's poll context.
 //!
 //! ```text
 //!   owner: array cache of 128 ◄── up to 64 under the consumer's lock ── ring ◄── one under the producers' lock ── drop, anywhere
 //! ```
 //!
-//! As there, both ends of the ring have a lock of their own, an empty place is a null pointer so that the ends share no index, and a
-//! page is its descriptor of one cache line, which knows its pool.
+//! As in Linux, both ends of the ring have a lock of their own. An empty place is a null pointer, so that the ends
+//! share no index. A page is its descriptor of one cache line, which knows its pool.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::hint::spin_loop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// Places in the array cache, and how many of them a refill fills: the kernel's numbers.
+/// Places in the array cache, and how many of them a refill fills: the numbers of the kernel.
 const CACHE: usize = 128;
 const REFILL: usize = 64;
 /// Bytes in a page.
@@ -27,7 +27,7 @@ struct Spin<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached under the lock only.
+// SAFETY: the value is only accessed under the lock.
 unsafe impl<T: Send> Sync for Spin<T> {}
 
 impl<T> Spin<T> {
@@ -35,7 +35,7 @@ impl<T> Spin<T> {
         Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// `f` must not panic: nobody would unlock.
+    /// `f` must not panic: the lock would never be released.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         while self.locked.swap(true, Ordering::Acquire) {
@@ -43,14 +43,14 @@ impl<T> Spin<T> {
                 spin_loop();
             }
         }
-        // SAFETY: the lock is ours.
+        // SAFETY: this thread holds the lock.
         let done = f(unsafe { &mut *self.value.get() });
         self.locked.store(false, Ordering::Release);
         done
     }
 }
 
-/// What is known of a page: a line.
+/// The descriptor of a page: one cache line.
 #[repr(align(64))]
 struct Desc {
     refs: AtomicU32,
@@ -60,7 +60,7 @@ struct Desc {
 
 const _: () = assert!(size_of::<Desc>() == 64);
 
-/// Has a place for every page, and so is never full.
+/// The ring. It has a place for every page, so it is never full.
 struct Ring {
     places: Box<[AtomicPtr<Desc>]>,
     /// Where the next page is put.
@@ -92,21 +92,21 @@ impl Ring {
     }
 }
 
-/// A pool of descriptors without memory: what is compared is how they circulate.
+/// A pool of descriptors without memory: only their circulation is compared.
 pub struct LockedPool {
-    /// As it came out of a box. Lives as long as the pool, and for ever if pages are out when that goes.
+    /// Made by a box. It lives as long as the pool, or for ever if pages are in use when the pool is dropped.
     ring: NonNull<Ring>,
-    /// Likewise.
+    /// The same holds for the descriptors.
     descs: NonNull<[Desc]>,
-    /// The most recently used last.
+    /// The page that was used last is at the end.
     cache: Vec<NonNull<Desc>>,
 }
 
-// SAFETY: descriptors and ring are made to be shared; the cache is the owner's alone.
+// SAFETY: descriptors and ring are made to be shared, and only the owner uses the cache.
 unsafe impl Send for LockedPool {}
 
 impl LockedPool {
-    /// A pool of so many pages.
+    /// A pool of this many pages.
     #[must_use]
     pub fn new(pages: u32) -> Self {
         let ring = Box::new(Ring {
@@ -124,11 +124,12 @@ impl LockedPool {
     }
 
     fn ring(&self) -> &Ring {
-        // SAFETY: the pool keeps it.
+        // SAFETY: the pool keeps the ring alive.
         unsafe { self.ring.as_ref() }
     }
 
-    /// Takes a page: a pop of the array cache, which a lock refills when it is empty. `None` if no page is at home.
+    /// Takes a page: a pop of the array cache, which is refilled under a lock when it is empty. `None` if no page is in
+    /// the pool.
     #[inline]
     pub fn alloc(&mut self) -> Option<LockedPage> {
         let desc = match self.cache.pop() {
@@ -145,11 +146,11 @@ impl LockedPool {
         self.cache.pop()
     }
 
-    /// Pages that are neither out nor on their way home.
+    /// Pages that are neither in use nor being returned.
     #[must_use]
     pub fn at_home(&mut self) -> usize {
         let ring = self.ring();
-        // Whoever is putting one there has finished when we have both locks.
+        // With both locks held, no thread is in the middle of adding a page.
         let waiting = ring.producer.with(|_| {
             ring.consumer.with(|_| ring.places.iter().filter(|place| !place.load(Ordering::Relaxed).is_null()).count())
         });
@@ -160,8 +161,8 @@ impl LockedPool {
 impl Drop for LockedPool {
     fn drop(&mut self) {
         if self.at_home() == self.descs.len() {
-            // SAFETY: both came out of a box. All pages are at home, and their returners out of the ring: `at_home` has had
-            // the lock after they had.
+            // SAFETY: both were made by boxes. All pages are in the pool, and the threads that returned them have left
+            // the ring: `at_home` took the lock after they released it.
             unsafe {
                 drop(Box::from_raw(self.descs.as_ptr()));
                 drop(Box::from_raw(self.ring.as_ptr()));
@@ -176,28 +177,29 @@ impl fmt::Debug for LockedPool {
     }
 }
 
-/// Bytes of a page that goes home through its pool's ring, from any thread. As large as other pages: what passes them on has as much
-/// to move.
+/// The bytes of a page that returns through its pool's ring, from any thread. It is as large as other pages, so that
+/// passing it on moves as many bytes.
 pub struct LockedPage {
     desc: NonNull<Desc>,
-    /// Offset and, in the upper half, length: in one word, for a page of two moves in registers.
+    /// The offset and, in the upper half, the length. They share a word, because a page of two words moves in
+    /// registers.
     span: u64,
 }
 
 const _: () = assert!(size_of::<LockedPage>() == size_of::<netmem_pool::Page<netmem_pool::Private>>());
 
-// SAFETY: the only holder of a page, whose descriptor is made to be shared.
+// SAFETY: the value is the only holder of a page, and the page's descriptor is made to be shared.
 unsafe impl Send for LockedPage {}
 
 impl LockedPage {
     /// The page's number.
     #[must_use]
     pub fn index(&self) -> u32 {
-        // SAFETY: the page is out, and so its pool keeps the descriptor.
+        // SAFETY: the page is in use, so its pool keeps the descriptor.
         unsafe { self.desc.as_ref() }.index
     }
 
-    /// Where its bytes begin, and how many there are.
+    /// Where the page's bytes begin, and how many there are.
     #[must_use]
     pub fn range(&self) -> std::ops::Range<usize> {
         let (offset, len) = (self.span as u32 as usize, (self.span >> 32) as usize);
@@ -208,10 +210,10 @@ impl LockedPage {
 impl Drop for LockedPage {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the page is out, and so its pool keeps descriptor and ring until it is back.
+        // SAFETY: the page is in use, so its pool keeps descriptor and ring until the page is returned.
         unsafe {
             let desc = self.desc.as_ref();
-            // A sole owner writes nothing; the kernel's pools look at the count in the same way.
+            // A sole owner writes nothing. The kernel's pools check the count in the same way.
             if desc.refs.load(Ordering::Acquire) == 1 || desc.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
                 desc.home.as_ref().produce(self.desc);
             }

@@ -1,12 +1,13 @@
-//! A page per packet, the fairest way: a buddy allocator, and in front of it a cache for each thread.
+//! A page per packet: a buddy allocator with a cache for each thread in front of it. This is a baseline, implemented as
+//! efficiently as the idea allows.
 //!
 //! ```text
 //!   take ◄── this thread's cache ◄── 63 pages under the lock ── buddy allocator
 //!   give ──► (last in, first out) ── the 63 coldest, likewise ─►
 //! ```
 //!
-//! This is what Linux does for a driver that asks for single pages: per-CPU lists in front of a zone's free areas, with
-//! batches of the same size. As there, nothing is shared on the fast path.
+//! Linux does the same for a driver that asks for single pages: it has per-CPU lists in front of a zone's free areas,
+//! with batches of the same size. As in Linux, the fast path shares nothing.
 
 use crate::buddy::Buddy;
 use netmem_pool::{Memory, PeerShared, Provider, RawPage, Region, RegionProvider};
@@ -15,7 +16,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a machine of some size.
+/// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger machine.
 const BATCH: usize = 63;
 /// Pages that a cache holds before it gives some back.
 const HIGH: usize = 4 * BATCH;
@@ -24,13 +25,13 @@ type M = PeerShared;
 
 /// A general-purpose allocator of single pages over one region. Share it as [`Arc`] of a [`Provider`].
 ///
-/// Cost: a few nanoseconds while the thread's cache serves; one lock and at most 63 splits or merges of blocks in 63
-/// operations else. A thread's cache goes back when the thread ends.
+/// Cost: a few nanoseconds while the thread's cache has pages. Otherwise, once in 63 operations, a lock and at most 63
+/// splits or merges of blocks. A thread's cache is given back when the thread ends.
 pub struct PageAllocator {
     zone: Arc<Zone>,
 }
 
-/// What the caches are in front of.
+/// The state that the threads' caches share.
 struct Zone {
     id: u64,
     /// Keeps the region, and with it every page.
@@ -40,13 +41,13 @@ struct Zone {
 
 struct Shared {
     buddy: Buddy,
-    /// The pages that are free, by number.
+    /// The free pages, by number.
     pages: Box<[Option<RawPage<M>>]>,
 }
 
 impl Shared {
     fn take(&mut self) -> Option<RawPage<M>> {
-        let page = self.buddy.take()?;
+        let page = self.buddy.take(0)?;
         self.pages[page as usize].take()
     }
 
@@ -57,7 +58,7 @@ impl Shared {
         // SAFETY: the zone keeps the page's provider.
         let index = unsafe { page.index() };
         self.pages[index as usize] = Some(page);
-        self.buddy.give(index);
+        self.buddy.give(index, 0);
     }
 }
 
@@ -75,7 +76,7 @@ thread_local! {
 struct Cache {
     id: u64,
     zone: Weak<Zone>,
-    /// The hottest last.
+    /// The page that was used last is at the end.
     pages: Vec<RawPage<M>>,
 }
 
@@ -88,7 +89,7 @@ impl Cache {
     #[inline(never)]
     fn refill(&mut self, zone: &Zone) -> Option<RawPage<M>> {
         zone.with(|shared| self.pages.extend(std::iter::from_fn(|| shared.take()).take(BATCH)));
-        // What the buddy allocator gave first is handed out first.
+        // The page that the buddy allocator gave first is used first.
         self.pages.reverse();
         self.pages.pop()
     }
@@ -117,7 +118,7 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// The thread ends, or the zone has gone.
+    /// The thread ends, or the zone has been dropped.
     fn drop(&mut self) {
         if let Some(zone) = self.zone.upgrade() {
             self.flush(&zone, self.pages.len());
@@ -125,12 +126,12 @@ impl Drop for Cache {
     }
 }
 
-/// Runs `f` with this thread's cache of `zone`. `None` where there can't be one: while the thread ends.
+/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has no cache.
 #[inline]
 fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
     let found = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
-        // The latest is in front, and as a rule the only one.
+        // The cache that was used last is in front, and usually the only one.
         if caches.first().is_none_or(|c| c.id != zone.id) {
             find(&mut caches, zone);
         }
@@ -139,7 +140,7 @@ fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R>
     found.ok().flatten()
 }
 
-/// Brings the zone's cache to the front, and forgets those whose zone has gone.
+/// Moves the zone's cache to the front, and drops caches whose zone was dropped.
 #[cold]
 fn find(caches: &mut Vec<Cache>, zone: &Arc<Zone>) {
     caches.retain(|c| c.zone.strong_count() > 0);
@@ -152,7 +153,7 @@ fn find(caches: &mut Vec<Cache>, zone: &Arc<Zone>) {
     }
 }
 
-/// Fills places from the front, as far as there are pages; says how many there were.
+/// Fills `places` from the front, until there are no more pages. Returns how many were filled.
 #[inline]
 fn fill(places: &mut [Option<RawPage<M>>], mut take: impl FnMut() -> Option<RawPage<M>>) -> usize {
     let empty = places.iter_mut().position(|place| {
@@ -163,7 +164,7 @@ fn fill(places: &mut [Option<RawPage<M>>], mut take: impl FnMut() -> Option<RawP
 }
 
 impl PageAllocator {
-    /// Serves the pages of `region`.
+    /// An allocator for the pages of `region`.
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -171,7 +172,7 @@ impl PageAllocator {
         let count = source.region().pages();
         let mut pages: Box<[_]> = (0..count).map(|_| None).collect();
         let taken = source.take(&mut pages);
-        debug_assert_eq!(taken, count as usize, "nobody else has the provider");
+        debug_assert_eq!(taken, count as usize, "the new provider has all of its pages");
         // SAFETY: `source` is alive.
         pages.sort_unstable_by_key(|page| page.as_ref().map(|page| unsafe { page.index() }));
         let shared = Mutex::new(Shared { buddy: Buddy::new(count), pages });
@@ -185,7 +186,7 @@ impl PageAllocator {
         self.zone.source.region()
     }
 
-    /// Pages that are neither out nor in the cache of another thread that is alive. Takes the lock.
+    /// Pages in the allocator: those that are neither in use nor in the cache of another live thread. Takes the lock.
     #[must_use]
     pub fn at_home(&self) -> usize {
         let cached = with_cache(&self.zone, |c| c.pages.len()).unwrap_or(0);
@@ -193,8 +194,9 @@ impl PageAllocator {
     }
 }
 
-// SAFETY: the buddy allocator hands a number out once until it comes back, and a raw page goes with its number; a cache
-// is one thread's. The zone keeps the region. It is the only one, and tells its own page size.
+// SAFETY: the buddy allocator hands out each number once until it is returned, and a raw page moves together with its
+// number. A cache is used by one thread. The zone keeps the region alive. There is one region, and the provider reports
+// its page size.
 unsafe impl Provider<M> for PageAllocator {
     #[inline]
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
@@ -293,7 +295,8 @@ mod tests {
         assert!(take(&b).is_some());
     }
 
-    /// A page per packet through a pool: maps equal unmaps equal allocations, also when pages are dropped elsewhere.
+    /// A page per packet through a pool: the numbers of maps, unmaps and allocations are equal, also if other threads
+    /// drop the pages.
     #[test]
     fn a_pool_without_cache_maps_and_unmaps_every_page() {
         const ROUNDS: u64 = if cfg!(miri) { 10 } else { 2000 };

@@ -24,6 +24,10 @@ const GET_FEATURES: u32 = 1;
 const SET_MEM_TABLE: u32 = 5;
 const SET_VRING_ADDR: u32 = 9;
 const GET_VRING_BASE: u32 = 11;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+
+/// The protocol feature of a device that splits frames behind their headers.
+const NETMEM_SPLIT: u32 = 1 << 30;
 
 /// All that a driver could want of a device without protocol features, and more.
 const OFFERED: u64 = feature::VERSION_1
@@ -181,7 +185,7 @@ fn deliver(input: &mut Input, told: &mut Told, device_memory: &std::ops::Range<u
     if shape & 4 != 0 {
         header.flags = input.u8();
         header.gso_type = input.u8();
-        header.hdr_len = input.number(&[]) as u16;
+        header.hdr_len = input.number(&[14, 42, 114]) as u16;
         header.gso_size = input.number(&[1448]) as u16;
         header.csum_start = input.number(&[34]) as u16;
         header.csum_offset = input.number(&[16]) as u16;
@@ -290,14 +294,20 @@ fn run(input: &mut Input) {
     let shape = input.u8();
     // Some devices lack some features; where the driver needs one of them, it says so.
     let offered = if shape & 1 == 0 { OFFERED } else { OFFERED & !input.number(&[]) };
-    let split = (shape & 6 == 6 && mode == RxMode::Small)
-        .then(|| RegionProvider::new(Region::unmapped(file(32 * 4096), 0).expect("device memory")));
+    let split = (shape & 6 == 6 && mode != RxMode::Mergeable)
+        .then(|| RegionProvider::new(Region::unmapped(file(64 * 4096), 0).expect("device memory")));
+    // A device that says where it has split a frame: see `NETMEM_SPLIT` in docs/vhost-user.md.
+    let splits = split.is_some() && shape & 8 != 0;
+    let offered = if splits { offered | feature::VHOST_USER_PROTOCOL } else { offered };
     if let Some(provider) = &split {
         options = options.device_memory(provider.region().clone());
     }
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let mut socket = Socket(theirs);
     socket.answer(GET_FEATURES, [offered as u32, (offered >> 32) as u32]);
+    if offered & feature::VHOST_USER_PROTOCOL != 0 {
+        socket.answer(GET_PROTOCOL_FEATURES, [0, if splits { NETMEM_SPLIT } else { 0 }]);
+    }
     let Ok(backend) = VhostUser::own_device(ours) else { unreachable!("the answer is there") };
     let Ok((net, mut pairs)) = VirtioNet::probe(backend, options) else { return };
     let mut told = Told::default();
@@ -310,11 +320,12 @@ fn run(input: &mut Input) {
         }
         Some(provider) => {
             socket.confirm_stop(0);
-            let options = SplitOptions::new(provider).cache(8);
+            let options = SplitOptions::new(provider).header_bytes(SplitOptions::UDP_V4).cache(8);
             match rx.restart_split(&options) {
                 Ok(restarted) => {
                     closed(&restarted.closed, false);
                     told.hear(&mut socket, 32);
+                    assert_eq!(restarted.queue.splits_headers(), splits);
                     payload(input, &mut socket, &mut told, restarted.queue);
                 }
                 Err(RestartError::Stopped { closed: pools, .. }) => closed(&pools, false),
@@ -427,6 +438,7 @@ fn end(socket: &mut Socket, choice: u64, held: &mut Vec<Packet<PeerShared>>) {
 fn payload(input: &mut Input, socket: &mut Socket, told: &mut Told, mut rx: VirtioSplitRx) {
     // The last region that was announced: no process has it mapped.
     let device = told.regions.last().map_or(0..0, |&[bus, len, _]| bus..bus + len);
+    let (room, splits) = (rx.header_bytes(), rx.splits_headers());
     let mut held: Vec<SplitFrame> = Vec::new();
     while !input.is_empty() {
         match input.below(8) {
@@ -440,9 +452,13 @@ fn payload(input: &mut Input, socket: &mut Socket, told: &mut Told, mut rx: Virt
                 let budget = input.below(64) + 1;
                 rx.poll(|p| {
                     p.receive(budget, &mut |frame: SplitFrame| {
-                        assert!(frame.meta.gso.is_none());
+                        assert!(frame.meta.gso.is_none_or(|gso| gso.size > 0));
                         let mut head = vec![0; frame.head().len()];
                         frame.head().copy_to(0, &mut head).expect("the head can be read");
+                        let payload = frame.payload();
+                        assert!((14..=room).contains(&head.len()), "a head of {} bytes", head.len());
+                        assert!(splits || payload.is_empty() || head.len() == room, "it is filled in order");
+                        assert_eq!(payload.fragments().map(|frag| frag.len()).sum::<usize>(), payload.len());
                         held.push(frame);
                     })
                 });

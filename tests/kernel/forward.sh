@@ -23,7 +23,7 @@ begin 0 python3 ip
 [[ -c /dev/net/tun ]] || skip "there is no /dev/net/tun"
 [[ -x $NETMEM ]] || skip "no binary at $NETMEM (cargo build --release, or set NETMEM)"
 FORWARD=${1:-$(dirname "$NETMEM")/examples/forward}
-[[ -x $FORWARD ]] || skip "no binary at $FORWARD (cargo build --release -p netmem --example forward, or name it as the argument)"
+[[ -x $FORWARD ]] || skip "no binary at $FORWARD (cargo build --release -p netmem --all-features --example forward, or name it as the argument)"
 
 a=netmem-a-$$ b=netmem-b-$$
 trap 'cleanup; for ns in $a $b; do ip netns del "$ns" 2> /dev/null || true; done' EXIT

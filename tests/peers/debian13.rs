@@ -1,4 +1,4 @@
-//! The programs of Debian 13 that `debian13.sh` unpacks, for the crates' integration tests (`#[path]`).
+//! The programs of Debian 13 that `debian13.sh` unpacks, for the crates' integration tests: a package links both files into its folder `tests/shared`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ impl Root {
     /// The root, unpacked first if it is not there; or why the archive cannot be had.
     pub(crate) fn get() -> Result<Self, String> {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian13");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/peers/debian13.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shared/debian13.sh");
         let output = Command::new(script).arg(&directory).output().expect("debian13.sh can be run");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # debian13.sh DIR: the programs of Debian 13 that the tests of real peers use, unpacked at DIR beside the system: QEMU 10, Open
-# vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's testpmd, and for guests Linux 6.12, iperf3 and ethtool. Debian 12's own are
+# vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's testpmd and headers, and for guests Linux 6.12, iperf3 and ethtool. Debian 12's own are
 # too old: its QEMU crashes with vhost-user and MSI-X, its Open vSwitch comes with DPDK 22.11, its passt knows no vhost-user.
 #
 # Nothing is installed and no maintainer script runs, so this needs no root and no chroot: apt resolves the packages against an empty
@@ -10,7 +10,8 @@
 set -euo pipefail
 
 dir=${1:?usage: debian13.sh DIR}
-packages=(base-files qemu-system-x86 openvswitch-switch-dpdk dpdk-dev passt busybox-static iperf3 ethtool linux-image-cloud-amd64)
+packages=(base-files qemu-system-x86 openvswitch-switch-dpdk dpdk-dev libdpdk-dev passt busybox-static iperf3 ethtool
+    linux-image-cloud-amd64)
 skip() { echo "skipped: $*"; exit 0; }
 
 mkdir -p "$dir"
@@ -51,5 +52,6 @@ for package in "$dir"/apt/cache/archives/{base-files_*,*}.deb; do
 done
 [[ -x $dir/root/usr/bin/qemu-system-x86_64 ]] || { echo "failed: no QEMU was unpacked" >&2; exit 1; }
 rm -rf "$dir/apt" "$dir"/root/usr/share/{doc,man,locale}
+find "$dir/root/usr/lib" -name "*.a" -delete
 echo "${packages[*]}" > "$dir/done"
 echo "made: a Debian 13 root of $(du -sm "$dir/root" | cut -f1) MiB, in $SECONDS s"

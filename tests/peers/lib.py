@@ -58,27 +58,29 @@ def finish(status):
     os._exit(status)
 
 
-def begin(*commands):
-    """Call first. The first argument of a test is the directory where debian13.sh keeps its root."""
+def begin(*commands, netmem=True, backports=False):
+    """Call first. The first argument of a test is the directory where debian13.sh keeps its root. `netmem` says whether the command is needed,
+    and `backports` whether the kernel of Debian 13's backports is: `ROOT.parent / "backports/root"`."""
     global TMP, ROOT
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "target/tmp/debian13")
     if os.geteuid() != 0:
         skip("network namespaces and taps need root")
     if not os.path.exists("/dev/net/tun"):
         skip("there is no /dev/net/tun")
-    if not os.access(NETMEM, os.X_OK):
+    if netmem and not os.access(NETMEM, os.X_OK):
         skip(f"no binary at {NETMEM} (cargo build --release, or set NETMEM)")
     for command in ["unshare", "ip", "cpio", "xz", *commands]:
         if not shutil.which(command):
             skip(f"{command} is not installed")
     if os.environ.get("NETMEM_PEERS_ALONE") != "1":
-        built = subprocess.run([HERE / "debian13.sh", directory], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        if built.returncode != 0:
-            fail("there is no Debian 13 root")
-        if not built.stdout.startswith("there:"):
-            print(built.stdout, end="", flush=True)
-        if built.stdout.startswith("skipped:"):
-            sys.exit(0)
+        for script in ["debian13.sh", *(["backports.sh"] if backports else [])]:
+            built = subprocess.run([HERE / script, directory], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            if built.returncode != 0:
+                fail(f"{script} has made nothing")
+            if not built.stdout.startswith("there:"):
+                print(built.stdout, end="", flush=True)
+            if built.stdout.startswith("skipped:"):
+                sys.exit(0)
         os.environ["NETMEM_PEERS_ALONE"] = "1"
         alone = ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
         os.execvp(alone[0], [*alone, sys.executable, "-B", os.path.abspath(sys.argv[0]), str(directory), *sys.argv[2:]])
@@ -267,9 +269,10 @@ class Device:
         return (TMP / f"{self.name}.log").read_text(errors="replace")
 
 
-def kernel(*programs):
-    """Linux 6.12 and an initramfs for it, in TMP: busybox, `init`, the modules of virtio-net, and other programs of the root, with their
-    libraries."""
+def kernel(*programs, modules=("failover", "net_failover", "virtio_net"), root=None):
+    """Linux 6.12, or the kernel of another `root`, and an initramfs for it, in TMP: busybox, `init`, modules (those of virtio-net), and other
+    programs, of the root or of this tree, with their libraries."""
+    root = root or ROOT
     top = TMP / "initramfs"
     for directory in ["bin", "modules", "proc", "sys", "dev", "tmp"]:
         (top / directory).mkdir(parents=True)
@@ -288,12 +291,14 @@ def kernel(*programs):
                 shutil.copy(library, top / "lib")
         shutil.copy(ROOT / "usr/lib64/ld-linux-x86-64.so.2", top / "lib64")
     # In the order that insmod wants them: each needs the ones before it.
-    for index, module in enumerate(["failover", "net_failover", "virtio_net"]):
-        packed = next(ROOT.glob(f"usr/lib/modules/*/kernel/**/{module}.ko.xz"))
+    for index, module in enumerate(modules):
+        packed = next(root.glob(f"usr/lib/modules/*/kernel/**/{module}.ko.xz"))
         (top / f"modules/{index}-{module}.ko").write_bytes(subprocess.check_output(["xz", "-dc", packed]))
     archive = f"cd {top} && find . | cpio --quiet -o -H newc -R 0:0 | gzip -1 > {TMP}/initramfs.gz"
     subprocess.run(["bash", "-o", "pipefail", "-c", archive], check=True)
-    shutil.copy(next((ROOT / "boot").glob("vmlinuz-*")), TMP / "vmlinuz")
+    # Newer packages have it beside the modules.
+    kernels = [*root.glob("boot/vmlinuz-*"), *root.glob("usr/lib/modules/*/vmlinuz")]
+    shutil.copy(kernels[0], TMP / "vmlinuz")
 
 
 def card_at(socket, chardev, card, name, queues=1):
@@ -305,7 +310,7 @@ def card_at(socket, chardev, card, name, queues=1):
 
 
 class Guest:
-    """A guest of QEMU 10 under emulation, with one virtio-net card on a vhost-user back end at `socket`.
+    """A guest of QEMU 10 under emulation, with one virtio-net card on a vhost-user back end at `socket`, or with none.
 
     `chardev` says which side listens there, `card` are properties of the card, `words` go to init, `options` to QEMU, which `card_at` makes
     for further cards. Without `boot`, the firmware looks for a kernel itself.
@@ -323,7 +328,7 @@ class Guest:
             "-nodefaults", "-no-user-config", "-display", "none",
             # The guest's memory must be a shared file: the back end maps it.
             "-object", f"memory-backend-memfd,id=mem,size={mem}M,share=on", "-machine", "memory-backend=mem",
-            *card_at(socket, chardev, f"mac={MAC}{card or ',romfile='}", "", queues),
+            *(card_at(socket, chardev, f"mac={MAC}{card or ',romfile='}", "", queues) if socket else []),
             "-qmp", f"unix:{self.qmp_path},server=on,wait=off", "-serial", "stdio", *booted, *options,
         ]  # fmt: skip
         self.console = open(TMP / f"{name}.log", "ab")

@@ -1,5 +1,5 @@
-// DPDK's memory pools, measured when somebody says so: `netmem bench pool` builds this program and has it take turns with its own
-// variants.
+// Measures DPDK's memory pools on request. `netmem bench pool` builds this program, and its measurements take turns with those of
+// netmem's own variants.
 //
 //   standard input                 standard output
 //                                  ready                        once, when the environment is up
@@ -36,13 +36,13 @@ static uint64_t now(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-// What is not to be seen through by the compiler.
+// Keeps the compiler from optimising an operation away: it must assume that the pointer is used here.
 static inline void apart(void *p)
 {
     __asm__ volatile("" : : "r"(p) : "memory");
 }
 
-// Each does so many operations, and says whether it could.
+// A variant: does so many operations, and returns whether it could.
 typedef int work(uint64_t operations, unsigned lcores);
 
 static int mempool(uint64_t operations, unsigned lcores)
@@ -113,7 +113,7 @@ static int dropper(void *ring)
 {
     struct rte_mbuf *m[BURST];
     for (;;) {
-        // Before the look into the ring: what was sent before the end is seen.
+        // Read before the ring is: if it is set, all mbufs that were sent are in the ring.
         int last = atomic_load_explicit(&ended, memory_order_acquire);
         unsigned n = rte_ring_sc_dequeue_burst(ring, (void **)m, BURST, NULL);
         for (unsigned i = 0; i < n; i++)
@@ -126,7 +126,7 @@ static int dropper(void *ring)
     }
 }
 
-// An mbuf is in its ring until the dropper takes it out, so this ends when all are taken; at most a burst is freed later.
+// Ends when the droppers have taken all mbufs out of their rings. At most one burst for each dropper is freed later.
 static int mbuf_remote(uint64_t operations, unsigned lcores)
 {
     struct rte_mbuf *m[BURST];
@@ -184,7 +184,7 @@ static int measure(work *work, uint64_t operations, unsigned lcores)
 
 int main(int argc, char **argv)
 {
-    // Nobody would tell us any more. Should that have happened already, the input has ended.
+    // If the parent process ends, the kernel ends this one. If the parent has ended already, the input has ended, too.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (rte_eal_init(argc, argv) < 0)

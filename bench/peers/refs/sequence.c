@@ -1,5 +1,5 @@
-// A counter for each CPU, in C: an add in a restartable sequence, and nothing around it. No gate can close it, so nothing could ever be
-// summed or killed. `netmem bench refs` builds this program and has it take turns with its own variants.
+// A counter for each CPU, in C: only an add in a restartable sequence. It has no gate, so the counts could not be summed or the
+// counter killed. `netmem bench refs` builds this program, and its measurements take turns with those of netmem's own variants.
 //
 //   arguments                      the CPU to run on
 //   standard input                 standard output
@@ -7,8 +7,8 @@
 //   PAIRS                          NANOSECONDS CPU-NANOSECONDS  of all pairs of an add and a subtraction; the second is how long this
 //                                                               thread ran
 //
-// The sequence is the one that counters of this kind have: descriptor, index, address, add. The index is mm_cid where the kernel has
-// it, and the CPU's number elsewhere, as in Netmem.
+// The sequence is the usual one: descriptor, index, address, add. The index is mm_cid if the kernel has it, and the CPU's number
+// otherwise, as in Netmem.
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <sched.h>
@@ -27,7 +27,7 @@
 
 enum { CPUS = 4096, CPU_ID = 4, MM_CID = 24, FEATURE_SIZE = 27, LINE = 64 };
 
-// A line for each CPU.
+// A cache line for each CPU.
 static struct { _Alignas(LINE) long n; } counter[CPUS];
 
 static uint64_t now(clockid_t clock)
@@ -65,7 +65,7 @@ static void work(uint64_t pairs, int mm_cid)
 
 int main(int argc, char **argv)
 {
-    // The command that asks may end at any time. If it has ended already, the input has, too.
+    // If the parent process ends, the kernel ends this one. If the parent has ended already, the input has ended, too.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     cpu_set_t cpus;

@@ -1,4 +1,4 @@
-//! A hash map of counts under a lock, a batch under one hold.
+//! A hash map of counts behind a lock. The lock is taken once for a batch.
 
 use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
 use netmem_devmem::TokenRange;
@@ -7,11 +7,11 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A count for each page that is held, in a hash map under a lock.
+/// A count for each held page, in a hash map behind a lock.
 #[derive(Debug)]
 pub struct HashedCounts;
 
-/// Fibonacci hashing: a multiplication, so that hashing is not what is measured.
+/// Fibonacci hashing: one multiplication, so that the cost of hashing is small.
 #[derive(Default)]
 struct Multiply(u64);
 

@@ -1,6 +1,7 @@
-//! A map whose keys it chooses: the lowest that is free in the leaf where one was found last, and then in the next.
+//! A map that chooses its keys: the lowest free key in the leaf where the last one was found, and then in the next
+//! leaf.
 
-/// 64 values; which of them there are.
+/// 64 values, and which of them are in use.
 struct Leaf<V> {
     used: u64,
     values: [V; 64],
@@ -8,7 +9,7 @@ struct Leaf<V> {
 
 pub(super) struct IdMap<V> {
     leaves: Vec<Box<Leaf<V>>>,
-    /// Where a key may be free.
+    /// The leaf in which a key may be free.
     hint: usize,
     len: usize,
 }

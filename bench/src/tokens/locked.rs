@@ -1,19 +1,20 @@
-//! Ids in a map under a lock: a batch under one hold, or each fragment under its own.
+//! Ids in a map behind a lock. The lock is taken once for a batch, or for each fragment.
 
 use super::id_map::IdMap;
 use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
 use netmem_devmem::{Pages, TokenRange};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The fair one, as Linux does it: ids are taken 16 at a time, and returned 16 at a time, their pages put without the lock.
+/// The fair variant, as in Linux: ids are taken 16 at a time and returned 16 at a time. Their pages are put without the
+/// lock.
 #[derive(Debug)]
 pub struct LockedMap;
 
-/// The naive one: the lock is taken for each fragment.
+/// The naive variant: the lock is taken for each fragment.
 #[derive(Debug)]
 pub struct LockedEach;
 
-/// Invariant: each key in the map is a reference to its page, which is the map's.
+/// Invariant: each key in the map stands for a reference to its page, and the map owns that reference.
 struct Shared<P> {
     bindings: Box<[P]>,
     map: Mutex<IdMap<u32>>,
@@ -30,12 +31,12 @@ impl<P: Pages> Shared<P> {
 
     fn put(&self, key: u32) {
         let Fragment { binding, index } = page(key);
-        // SAFETY: the key was in the map (the invariant), and whoever took it out of there is here.
+        // SAFETY: the key was in the map (the invariant), and the caller has removed it from there.
         unsafe { self.bindings[binding as usize].put(index, 1) };
     }
 }
 
-/// A handle of a socket that locks for each fragment, or not.
+/// A handle of a socket. `EACH` says whether it locks for each fragment.
 pub struct Locked<const EACH: bool, P = Arc<Niovs>>(Arc<Shared<P>>);
 
 impl<const EACH: bool, P: Pages> Locked<EACH, P> {
@@ -44,7 +45,8 @@ impl<const EACH: bool, P: Pages> Locked<EACH, P> {
     ///
     /// # Safety
     ///
-    /// Each fragment that is [received](Receive::receive) is a page of its binding, and a reference to that, which becomes the map's.
+    /// Each fragment that is [received](Receive::receive) is a page of its binding. The caller has a reference to it,
+    /// which becomes the map's.
     #[must_use]
     pub unsafe fn over(bindings: Box<[P]>) -> Self {
         Self(Shared::open(bindings))
@@ -64,7 +66,7 @@ impl<const EACH: bool, P> std::fmt::Debug for Locked<EACH, P> {
 }
 
 fn open<const EACH: bool>(bindings: &[Arc<Niovs>]) -> (Locked<EACH>, Locked<EACH>) {
-    // A put of these pages gives up nothing.
+    // A put of these pages releases nothing.
     let shared = Shared::open(bindings.into());
     (Locked(shared.clone()), Locked(shared))
 }

@@ -1,4 +1,4 @@
-//! Tokens of device memory, the old ways and the new one behind one face.
+//! Tokens of device memory: the old ways and the new way behind one trait.
 //!
 //! | | a token is | receive | give back |
 //! | --- | --- | --- | --- |
@@ -8,8 +8,8 @@
 //! | [`RcuCounts`] | a number for the page | a tree of counters, by RCU | the same, and an atomic decrement |
 //! | [`Ranges`] | a number for the page | an atomic addition | an atomic decrement |
 //!
-//! All ignore what was not received, and put the page once for each time that it was. The map of ids is as lean as one can
-//! be: bitmaps over leaves of 64 that are never freed, and a hint where ids are free.
+//! All of them ignore tokens that were not received, and put a page once for each time it was received. The map of ids
+//! is as lean as such a map can be: bitmaps over leaves of 64 that are never freed, and a hint where ids are free.
 
 mod hashed;
 mod id_map;
@@ -27,23 +27,23 @@ pub use rcu_counts::RcuCounts;
 use netmem_devmem::TokenRange;
 use std::sync::Arc;
 
-/// How many fragments are taken under one hold of a lock.
+/// The number of fragments for which a lock is taken once.
 pub const BATCH: usize = 16;
 
-/// A fragment that is to be received: which binding, which of its pages.
+/// A fragment that is to be received: a page of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// By its position.
+    /// The position of the binding.
     pub binding: u32,
-    /// Below 2^24.
+    /// The number of the page, below 2^24.
     pub index: u32,
 }
 
 /// A kind of token.
 pub trait Tokens {
-    /// The one receiver.
+    /// The receive side. A socket has one.
     type Receiver: Receive;
-    /// Who gives back.
+    /// The side that gives tokens back.
     type Returner: Return;
 
     /// A new socket, which will receive from these bindings, at most 255.
@@ -56,9 +56,9 @@ pub trait Receive: Send {
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]);
 }
 
-/// The other side, on any thread.
+/// The side that gives tokens back, on any thread.
 pub trait Return: Clone + Send + Sync {
-    /// Gives tokens back; how many were freed.
+    /// Gives tokens back. Returns how many fragments were freed.
     fn give_back(&self, ranges: &[TokenRange]) -> usize;
 }
 

@@ -1,20 +1,21 @@
-//! A binding that is nothing but descriptors.
+//! A binding that consists of descriptors only.
 
 use netmem_devmem::Pages;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A page's descriptor: a line of its own, as in the page pool.
+/// A page's descriptor, on a cache line of its own, as in the page pool.
 #[repr(align(64))]
 struct Desc(AtomicU32);
 
-/// Pages of device memory. A put is what a sole owner's is before the page goes to its pool: a look at the count.
+/// Pages of device memory. A put does what a sole owner's put does before the page returns to its pool: it checks the
+/// count.
 pub struct Niovs {
     id: u64,
     pages: u32,
     descs: Box<[Desc]>,
-    /// In tests only: a shared count would be what is measured.
+    /// Counted in tests only: otherwise the shared counter would be what is measured.
     puts: AtomicU64,
 }
 
@@ -53,7 +54,7 @@ impl std::fmt::Debug for Niovs {
     }
 }
 
-// SAFETY: ids are given out once; the number of pages is fixed; it is never said to be drained.
+// SAFETY: each id is given out once, the number of pages is fixed, and the binding is never reported as drained.
 unsafe impl Pages for Niovs {
     fn id(&self) -> u64 {
         self.id

@@ -1,4 +1,4 @@
-//! Netmem's token table behind the face of the others.
+//! Netmem's token table behind the same trait as the other ways.
 
 use super::{Fragment, Niovs, Receive, Return, Tokens};
 use netmem_devmem::{Returner, TokenRange, TokenTable};
@@ -30,11 +30,11 @@ impl Receive for Receiver {
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         let mut receive = self.table.receive();
         for (fragment, token) in fragments.iter().zip(tokens) {
-            // A token that could not be had is never freed, which the caller sees.
+            // A token that was not available is never freed, and the caller notices that.
             *token =
                 receive.reserve(&self.bindings[fragment.binding as usize], fragment.index).map_or(0, |token| token.0);
         }
-        // SAFETY: a put of these pages gives up nothing.
+        // SAFETY: a put of these pages releases nothing.
         unsafe { receive.commit() };
     }
 }

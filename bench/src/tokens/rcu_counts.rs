@@ -22,7 +22,7 @@ impl<T> Default for Node<T> {
 type Tree = Node<Node<Node<Node<AtomicU32>>>>;
 
 impl<T: Default + Send + Sync + 'static> Node<T> {
-    /// What the node has at a byte of the key, made if need be. For the receiver alone.
+    /// The child for a byte of the key. It is made if it does not exist. Called by the receiver alone.
     fn at<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
         let cell = &self.0[byte as usize];
         if cell.load(guard).is_none() {

@@ -1,5 +1,5 @@
-//! What can be asked for on the command line. Syntax is checked here, by clap, and meaning in the commands, before they
-//! start anything; both end in exit status 2.
+//! The command line. Clap checks the syntax here. Each command checks the meaning of its arguments before it starts
+//! anything. Both kinds of errors end with exit status 2.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem::packet::link::LinkOptions;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Network memory in circulation: receive through a page pool, and see what it saves.
+/// Network memory for user space: receive through a page pool, and measure what the pool saves.
 #[derive(Debug, Parser)]
 #[command(name = "netmem", version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Cli {
@@ -27,17 +27,23 @@ pub(crate) enum Command {
     Perf(PerfArgs),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
-    /// Be a server behind a tap, on netmem's own TCP
+    /// Be a server behind a tap or an interface, on netmem's own TCP
     Serve(ServeArgs),
-    /// Connect two taps by a bad link, so that kernel meets kernel over it
+    /// Connect two taps by a bad link, for traffic between two of the kernel's network stacks
     Link(LinkArgs),
-    /// Measure parts of netmem beside what they replace
+    /// Measure parts of netmem, and the alternatives that they replace
     Bench(BenchArgs),
-    /// Say what this machine offers
+    /// Open AF_XDP sockets for processes without privileges
+    Grant(GrantArgs),
+    /// Report what this machine offers: restartable sequences, huge pages, AF_XDP, taps, limits
     Info(InfoArgs),
+    /// Write man pages and shell completions, for packages of the command
+    #[command(hide = true)]
+    Pages(PagesArgs),
 }
 
-/// An argument that can be read and makes no sense: what was asked, what was found, what to do.
+/// An argument whose syntax is right and whose meaning is not. The text says what was asked for, what was found, and
+/// what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadArgument(pub(crate) String);
@@ -50,80 +56,93 @@ impl BadArgument {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PerfArgs {
-    /// What to receive from: embedded; vhost-user:SOCKET, where a back end listens; vhost-user-listen:SOCKET, to which a back
-    /// end connects
+    /// The device to receive from: embedded, a device in this process; vhost-user:SOCKET, a back end that listens
+    /// there; vhost-user-listen:SOCKET, a back end that connects there; xsk:IFACE or xsk:IFACE:QUEUE, queues of an
+    /// interface by AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues
     #[arg(long, value_name = "DEVICE", default_value = "embedded")]
     pub(crate) device: DeviceArg,
-    /// Receive from the vhost-user back end at the other end of this inherited descriptor: one run of one variant
+    /// Receive from the vhost-user back end at the other end of this inherited descriptor. It serves one run of one
+    /// variant
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "against"])]
     pub(crate) fd: Option<i32>,
-    /// What the embedded device receives from: gen, tap:NAME, pcap:FILE [default: gen]
+    /// The embedded device's source of frames: gen, a generator; tap:NAME, a tap; pcap:FILE, a capture [default: gen]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortArg>,
     /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
-    /// What to measure: frames that are received, or flows between two ends: both netmem's, or one of them the kernel's behind a tap
+    /// What to measure: frames that are received, or flows of tcp or udp between two stacks. Without --port both stacks
+    /// are netmem's; with --port tap:NAME one is netmem's and one the kernel's
     #[arg(long, default_value = "frames")]
     pub(crate) proto: ProtoArg,
-    /// Flows, with --proto tcp or udp [default: 1]
+    /// With --proto tcp or udp: the number of flows [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) flows: Option<u16>,
-    /// With --proto and a tap, the address of netmem's end. The kernel has one of the same network on the tap
+    /// With --proto and a tap: the address of netmem's stack, in the network of the kernel's address on the tap
     #[arg(long, value_name = "ADDR/LEN", value_parser = address)]
     pub(crate) addr: Option<Address>,
-    /// With --proto and a tap, the kernel sends
+    /// With --proto and a tap: the kernel sends and netmem receives. Without it, netmem sends
     #[arg(long)]
     pub(crate) reverse: bool,
-    /// How frames lie in buffers [default: small and mergeable]
+    /// The driver's receive mode: how frames lie in buffers
+    /// [default: small and mergeable; with tap, pcap and xsk, mergeable]
     #[arg(long)]
     pub(crate) mode: Option<ModeArg>,
-    /// Where pages come from: a page pool, or a page per packet from a general-purpose allocator
-    #[arg(long, default_value = "both")]
-    pub(crate) alloc: AllocArg,
-    /// Queue pairs, one measurement for each number
+    /// Where pages come from, one measurement for each: pool, a page pool; page, a page per packet from a
+    /// general-purpose allocator; frags, fragments of blocks of 16 pages from such an allocator
+    #[arg(long, value_delimiter = ',', default_value = "pool,page,frags")]
+    pub(crate) alloc: Vec<AllocArg>,
+    /// The number of queue pairs, one measurement for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     pub(crate) queues: Vec<u16>,
-    /// Bytes in a frame, without frame check sequence, one measurement for each; with --proto, bytes of a message [default: 65536; udp
-    /// 1452]
+    /// Bytes in a generated frame, without frame check sequence, one measurement for each; with --proto, bytes in a
+    /// message [default: small 64; mergeable 64,1500; big 64000; tcp 65536; udp 1452]
     #[arg(long, value_name = "BYTES,..", value_delimiter = ',', value_parser = size)]
     pub(crate) size: Vec<usize>,
-    /// What the XDP program decides, after a look at the first 16 bytes
+    /// The verdict of the XDP program, which reads the first 16 bytes of each frame
     #[arg(long, default_value = "pass")]
     pub(crate) xdp: XdpArg,
-    /// Where passed packets are dropped: same (the poll context), other, or a CPU's number
+    /// Where passed packets are dropped: same, in the poll context; other, on another CPU; or a CPU's number
+    /// [default: same]
     #[arg(long, value_name = "same|other|CPU")]
     pub(crate) consumer: Option<ConsumerArg>,
-    /// Which CPU does what
+    /// CPUs of the threads: net, the driver; app, the thread that drops packets; device, the embedded device. Roles
+    /// that are left out get free CPUs
     #[arg(long, value_name = "net=N,app=N,device=N", default_value = "")]
     pub(crate) cpus: CpusArg,
-    /// How long a run is: seconds, or with a suffix (0.3, 300ms, 2s) [default: 0.05; with tap, 10]
+    /// How long a run lasts: seconds, or with a suffix (0.3, 300ms, 2s)
+    /// [default: 0.05; with tap, 10; with --spin or --proto, 1]
     #[arg(long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Runs of every variant, interleaved [default: 25; with tap, 1]
+    /// Runs of each variant, interleaved [default: 17, or as many as fit into 27 s; with tap, 1; with --proto, 3]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Entries in each ring: a power of two
+    /// Entries in each ring, a power of two
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) ring: u16,
-    /// What rings are like, which the device must be able to do: split or packed, and event-idx, indirect, in-order
+    /// The format and features of rings, which the device must offer: split or packed, and event-idx, indirect,
+    /// in-order
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split")]
     pub(crate) ring_features: Vec<RingArg>,
-    /// How long the driver polls after the last packet before it sleeps: 0 (it sleeps at once) to forever. If it sleeps,
-    /// wake-ups are measured at fixed rates, with the first mode and size [default: forever]
+    /// How long the driver polls after the last packet before it sleeps, in microseconds: 0 (it sleeps at once) to
+    /// forever. If it sleeps, wake-ups are measured at the rates of --rate, with the first mode and size
+    /// [default: forever; with --proto, 0 if threads share a CPU]
     #[arg(long, value_name = "MICROSECONDS|forever")]
     pub(crate) spin: Option<Spin>,
-    /// Packets per second that the generator sends to a driver that sleeps, one measurement for each [default:
-    /// 1000,10000,100000,1000000]
+    /// With --spin: packets per second that the generator sends, one measurement for each
+    /// [default: 1000,10000,100000,1000000]
     #[arg(long, value_name = "PPS,..", value_delimiter = ',')]
     pub(crate) rate: Vec<u64>,
-    /// Lock the memory of pages in RAM
+    /// Lock the memory of pages in RAM (mlock)
     #[arg(long)]
     pub(crate) lock: bool,
-    /// Print one JSON object on standard output, and nothing else there
+    /// Print one JSON object on standard output, and nothing else there, instead of the table
     #[arg(long)]
     pub(crate) json: bool,
-    /// Another build of this command, to be run interleaved with this one and compared with it
+    /// Fail (exit status 1) if a goal of the pool against the old ways is missed or a row is skipped
+    #[arg(long, conflicts_with = "against")]
+    pub(crate) check: bool,
+    /// Another build of this command. Its runs are interleaved with those of this one, and the two are compared
     #[arg(long, value_name = "BINARY")]
     pub(crate) against: Option<PathBuf>,
 }
@@ -134,84 +153,117 @@ pub(crate) struct DeviceArgs {
     /// Listen on this socket, and serve front ends one after another
     #[arg(long, value_name = "SOCKET", visible_alias = "socket-path")]
     pub(crate) listen: Option<PathBuf>,
-    /// Connect to a front end that listens on this socket (QEMU: `server=on`), again each time that it comes back
+    /// Connect to a front end that listens on this socket (QEMU: `server=on`), and reconnect each time that it leaves
     #[arg(long, value_name = "SOCKET")]
     pub(crate) connect: Option<PathBuf>,
-    /// An inherited descriptor: a listening socket, or a connected one, which is served until its front end leaves
+    /// Serve an inherited descriptor: a listening socket, or a connection, which is served until its front end leaves
     #[arg(long, value_name = "N")]
     pub(crate) fd: Option<i32>,
-    /// Serve statistics on this socket: one JSON object for each connection
+    /// Listen on this socket, and send each client the statistics as one JSON object
     #[arg(long, value_name = "SOCKET")]
     pub(crate) stats: Option<PathBuf>,
-    /// The MAC address that the device offers to the driver
+    /// The MAC address that the device offers to the driver [default: none is offered]
     #[arg(long, value_name = "MAC", value_parser = mac)]
     pub(crate) mac: Option<[u8; 6]>,
-    /// The MTU that the device offers to the driver, in bytes
+    /// The MTU that the device offers to the driver, in bytes [default: none is offered]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     pub(crate) mtu: Option<u16>,
-    /// Refuse memory whose file the front end can shorten: only memfds sealed with F_SEAL_SHRINK are accepted
+    /// Accept only memory that the front end cannot shorten: memfds that are sealed with F_SEAL_SHRINK
     #[arg(long)]
     pub(crate) require_sealed: bool,
-    /// The most bytes of memory that a front end may have mapped here, and so make this process pay for [default: 16 TiB]
+    /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
+    /// allocate [default: 16 TiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_memory: Option<u64>,
-    /// What the queue pairs are plugged into: gen, sink, echo, tap:NAME, pcap:FILE
+    /// What the queue pairs are connected to: gen, a generator; sink, which drops all frames; echo, which sends them
+    /// back; tap:NAME, a tap; pcap:FILE, a capture; xsk:IFACE or xsk:IFACE:QUEUE, as many queues of an interface by
+    /// AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
     /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
-    /// Offer only these features of rings, beside split rings: packed, event-idx, indirect, in-order [default: all]
+    /// Offer only these features of rings: packed, event-idx, indirect, in-order. Split rings are always offered
+    /// [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) ring_features: Option<Vec<RingArg>>,
     /// Queue pairs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) queues: u16,
-    /// Threads that move frames: queue pair i is served by thread i modulo N
+    /// Threads that move frames. Thread i modulo N serves queue pair i
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) threads: u16,
-    /// How long a thread polls after the last frame before it sleeps: 0 (it sleeps at once) to forever [default: 50; with the
-    /// port gen and a CPU for each thread, forever]
+    /// How long a thread polls after the last frame before it sleeps, in microseconds: 0 (it sleeps at once) to forever
+    /// [default: 50; with --port gen and more CPUs than threads, forever]
     #[arg(long, value_name = "MICROSECONDS|forever")]
     pub(crate) spin: Option<Spin>,
-    /// Bytes in a frame of the generator, without frame check sequence
+    /// Bytes in a frame of --port gen, without frame check sequence
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size)]
     pub(crate) size: usize,
-    /// The CPU that the device runs on; with --threads, the first of as many
+    /// The CPU of the device's first thread; the next threads get the next CPUs [default: any]
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub(crate) cpu: Option<usize>,
-    /// The same, as `perf` has it
+    /// The same as --cpu, in the form that `perf` takes
     #[arg(long, value_name = "device=N", default_value = "", hide_default_value = true)]
     pub(crate) cpus: CpusArg,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServeArgs {
-    /// What to serve
+    /// The service
     #[arg(value_name = "SERVICE")]
     pub(crate) service: ServeArg,
-    /// The tap that the server is behind: tap:NAME. It is made if there is none
+    /// Where the server is reached: tap:NAME, a tap, which is made if it does not exist; xsk:IFACE or xsk:IFACE:QUEUE,
+    /// queues of an interface by AF_XDP, from this queue on (0 if it is left out). The kernel keeps all frames that are
+    /// not for the server's addresses
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
-    /// The server's addresses, with their networks: 10.0.0.2/24, fd00::2/64. They are the user's to choose: there is no DHCP
+    /// Queues of the tap or interface. Each has a stack and two threads. With more than 1, a tap that exists already
+    /// must have been made with several queues (ip tuntap add NAME mode tap vnet_hdr multi_queue)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: u16,
+    /// The server's addresses, with the lengths of their networks' prefixes, such as 10.0.0.2/24,fd00::2/64. There is
+    /// no DHCP
     #[arg(long, value_name = "ADDR/LEN,..", value_delimiter = ',', required = true, value_parser = address)]
     pub(crate) addr: Vec<Address>,
-    /// A bad link before the tap, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    /// At the end, save all connections to this file. At the start, restore the connections in it and remove it
+    /// [default: connections end with the server]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) state: Option<PathBuf>,
+    /// A bad link before the port, such as
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
 }
 
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GrantArgs {
+    /// The interface, and the first of its queues that a worker gets (0 if it is left out)
+    #[arg(value_name = "IFACE[:QUEUE]")]
+    pub(crate) interface: XskArg,
+    /// Listen on this socket. A process that may connect to it is a worker and gets the queues. One worker at a time
+    /// can have them
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) listen: PathBuf,
+    /// The number of queues that a worker gets
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) queues: u16,
+    /// Take from the kernel only the frames that are sent to these addresses [default: all frames of the queues]
+    #[arg(long, value_name = "ADDR,..", value_delimiter = ',')]
+    pub(crate) addr: Vec<IpAddr>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ServeArg {
-    /// Sends back what comes (port 7)
+    /// Sends received bytes back (port 7)
     Echo,
-    /// Takes what comes (port 9)
+    /// Drops received bytes (port 9)
     Discard,
     /// Sends bytes until the peer closes (port 19)
     Source,
     /// Answers `GET /N` with N bytes (port 80)
     Http,
-    /// Keeps values, by memcached's text protocol (port 11211)
+    /// Stores values, by memcached's text protocol (port 11211)
     Memcached,
 }
 
@@ -236,44 +288,60 @@ pub(crate) struct LinkArgs {
     #[arg(value_name = "PORT")]
     pub(crate) second: PortArg,
     /// What the link does to packets, in both directions, such as
-    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7. The rate is in bits per
+    /// second
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: LinkOptions,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
-    /// What to measure
+    /// The suites to measure
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
-    /// Threads, each on a CPU of its own, one measurement for each number; in `pool`, one takes pages and all others drop
-    /// them; in `tokens`, one receives and all others give back; `devmem` has two whatever is said, if two may be [default: 1,2,4.. up to the CPUs]
+    /// Numbers of threads, one measurement for each; each thread has its own CPU. In `pool`, one thread takes pages and
+    /// the others drop them; in `tokens`, one receives and the others give back; `devmem` and `streams` ignore this,
+    /// and use two if there are two CPUs [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
-    /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms]
+    /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms; streams: 150ms]
     #[arg(long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Runs of every variant, interleaved [default: 9]
+    /// Runs of each variant, interleaved [default: 9, or as many as fit into 27 s; streams: 135 s]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Print one JSON object on standard output, and nothing else there; with several suites, they are its `suites`
+    /// Measure only these rows: names of rows or of sections, in which * stands for any characters [default: all]
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    pub(crate) rows: Vec<String>,
+    /// List the rows, and measure nothing
+    #[arg(long, conflicts_with_all = ["json", "html", "check"])]
+    pub(crate) list: bool,
+    /// Print one JSON object on standard output, and nothing else there. With several suites, its field `suites` has
+    /// one object for each
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write a report with charts, which needs nothing but itself
+    /// Write an HTML report with charts to this file. It loads no other files
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Fail (exit status 1) if a goal is missed or a row is skipped
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SuiteArg {
-    /// Reference counts: what a get and a put cost as threads share more
+    /// Reference counts: the cost of a get and a put, as more threads share the counts
     Refs,
-    /// Pages: what taking one and giving it back costs, here and from other CPUs, beside what others use
+    /// Page pools: the cost of an allocation and a return, on the same CPU and on others, beside other allocators
     Pool,
-    /// Tokens of device memory: what receiving a fragment and giving it back costs, beside ids under a lock and others
+    /// Tokens of device memory: the cost of receiving a fragment and giving it back, beside ids under a lock and other
+    /// ways
     Tokens,
-    /// Device memory, end to end: what a gigabyte costs each side, by the binding's count and by tokens, in and out
+    /// Device memory, end to end: the CPU time of each side for a gigabyte, received and sent, by the binding's count
+    /// and by tokens
     Devmem,
+    /// TCP, beside the kernel's and smoltcp's: throughput, CPU time, requests. Needs root
+    Streams,
     /// Every suite, one after the other
     All,
 }
@@ -285,12 +353,60 @@ pub(crate) struct InfoArgs {
     pub(crate) json: bool,
 }
 
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PagesArgs {
+    /// The directory: man pages go to DIR/man1, completions to DIR/completions
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceArg {
     Embedded,
     VhostUser(PathBuf),
     Listen(PathBuf),
     Fd(i32),
+    Xsk(XskArg),
+}
+
+/// An interface, and the first of its queues that are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct XskArg {
+    pub(crate) interface: String,
+    pub(crate) first: u32,
+}
+
+impl XskArg {
+    /// One queue for each queue pair, from the first on.
+    pub(crate) fn queues(&self, pairs: u16) -> std::ops::Range<u32> {
+        self.first..self.first.saturating_add(pairs.into())
+    }
+}
+
+impl FromStr for XskArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (interface, first) = match s.rsplit_once(':') {
+            Some((interface, first)) => {
+                (interface, first.parse().map_err(|_| format!("`{first}` is not a queue's number"))?)
+            }
+            None => (s, 0),
+        };
+        if interface.is_empty() {
+            return Err("xsk needs the name of an interface: xsk:IFACE or xsk:IFACE:QUEUE".into());
+        }
+        Ok(Self { interface: interface.into(), first })
+    }
+}
+
+impl std::fmt::Display for XskArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.first {
+            0 => write!(f, "xsk:{}", self.interface),
+            first => write!(f, "xsk:{}:{first}", self.interface),
+        }
+    }
 }
 
 impl std::fmt::Display for DeviceArg {
@@ -300,6 +416,7 @@ impl std::fmt::Display for DeviceArg {
             Self::VhostUser(socket) => write!(f, "vhost-user:{}", socket.display()),
             Self::Listen(socket) => write!(f, "vhost-user-listen:{}", socket.display()),
             Self::Fd(fd) => write!(f, "descriptor {fd}"),
+            Self::Xsk(xsk) => xsk.fmt(f),
         }
     }
 }
@@ -315,8 +432,8 @@ impl FromStr for DeviceArg {
             Some((role @ ("vhost-user" | "vhost-user-listen"), _)) => {
                 Err(format!("{role} needs the path of a socket: {role}:SOCKET"))
             }
-            Some(("xsk", _)) => Err("AF_XDP (xsk) is not in this version; use embedded or vhost-user:SOCKET".into()),
-            _ => Err("there are: embedded, vhost-user:SOCKET, vhost-user-listen:SOCKET".into()),
+            Some(("xsk", interface)) => interface.parse().map(Self::Xsk),
+            _ => Err("there are: embedded, vhost-user:SOCKET, vhost-user-listen:SOCKET, xsk:IFACE[:QUEUE]".into()),
         }
     }
 }
@@ -328,6 +445,7 @@ pub(crate) enum PortArg {
     Echo,
     Tap(String),
     Pcap(PathBuf),
+    Xsk(XskArg),
 }
 
 impl FromStr for PortArg {
@@ -342,8 +460,8 @@ impl FromStr for PortArg {
             Some(("pcap", path)) if !path.is_empty() => Ok(Self::Pcap(path.into())),
             Some(("tap", _)) => Err("tap needs the name of an interface: tap:NAME".into()),
             Some(("pcap", _)) => Err("pcap needs a file: pcap:FILE".into()),
-            Some(("xsk", _)) => Err("AF_XDP (xsk) is not in this version".into()),
-            _ => Err("there are: gen, tap:NAME, pcap:FILE, and for `device` also sink, echo".into()),
+            Some(("xsk", interface)) => interface.parse().map(Self::Xsk),
+            _ => Err("there are: gen, tap:NAME, pcap:FILE, and for `device` also sink, echo, xsk:IFACE[:QUEUE]".into()),
         }
     }
 }
@@ -356,6 +474,7 @@ impl std::fmt::Display for PortArg {
             Self::Echo => f.write_str("echo"),
             Self::Tap(name) => write!(f, "tap:{name}"),
             Self::Pcap(path) => write!(f, "pcap:{}", path.display()),
+            Self::Xsk(xsk) => xsk.fmt(f),
         }
     }
 }
@@ -402,7 +521,7 @@ pub(crate) enum ProtoArg {
 pub(crate) enum AllocArg {
     Pool,
     Page,
-    Both,
+    Frags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -460,7 +579,7 @@ impl FromStr for CpusArg {
     }
 }
 
-/// An address of a host, and the bits of its network's prefix.
+/// Parses a host's address and the length of its network's prefix.
 fn address(s: &str) -> Result<Address, String> {
     let wrong = || format!("`{s}` is not ADDR/LEN, such as 10.0.0.2/24 or fd00::2/64");
     let (addr, len) = s.split_once('/').ok_or_else(wrong)?;
@@ -475,7 +594,7 @@ fn address(s: &str) -> Result<Address, String> {
     Ok(Address { addr, prefix_len })
 }
 
-/// Six bytes in hexadecimal, with colons between them.
+/// Parses a MAC address: six bytes in hexadecimal, with colons between them.
 fn mac(s: &str) -> Result<[u8; 6], String> {
     let byte = |b: &str| u8::from_str_radix(b, 16).ok().filter(|_| b.len() == 2 && !b.starts_with('+'));
     let bytes: Option<Vec<u8>> = s.split(':').map(byte).collect();
@@ -542,9 +661,9 @@ mod tests {
         assert_eq!("vhost-user:/a:b".parse(), Ok(DeviceArg::VhostUser("/a:b".into())));
         assert_eq!("vhost-user-listen:/a:b".parse(), Ok(DeviceArg::Listen("/a:b".into())));
         assert_eq!("tap:t0".parse(), Ok(PortArg::Tap("t0".into())));
-        let xsk = "xsk:eth0:1".parse::<DeviceArg>().unwrap_err();
-        assert!(xsk.contains("AF_XDP"), "{xsk}");
-        for bad in ["", "embed", "vhost-user:", "embedded:1"] {
+        let xsk = |interface: &str, first| Ok(DeviceArg::Xsk(XskArg { interface: interface.into(), first }));
+        assert_eq!(("xsk:eth0".parse(), "xsk:eth0:1".parse()), (xsk("eth0", 0), xsk("eth0", 1)));
+        for bad in ["", "embed", "vhost-user:", "embedded:1", "xsk:", "xsk::1", "xsk:eth0:x"] {
             assert!(bad.parse::<DeviceArg>().is_err(), "{bad}");
         }
         for bad in ["", "tap", "tap:", "pcap:", "gen:1"] {

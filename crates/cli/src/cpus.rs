@@ -1,7 +1,9 @@
-//! CPUs: which there are, which of them are ours, and who runs where.
+//! CPUs: which CPUs exist, which of them this process may use, and which thread runs on which.
 
 use crate::args::{BadArgument, ConsumerArg, CpusArg};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 /// CPUs that this process may use, in order.
 pub(crate) fn allowed() -> Vec<usize> {
@@ -54,14 +56,24 @@ pub(crate) fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize])
     Ok(())
 }
 
-/// Moves this thread to `cpu`. Where that fails (the mask has just changed) it runs where it may.
+/// The CPUs that threads were moved to, since [`take_pinned`] was last called.
+static PINNED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Moves this thread to `cpu`. If that fails because the mask has just changed, the thread stays where it may run.
 pub(crate) fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
-    let _ = sched_setaffinity(None, &set);
+    if sched_setaffinity(None, &set).is_ok() {
+        PINNED.lock().unwrap_or_else(PoisonError::into_inner).insert(cpu);
+    }
 }
 
-/// Who runs where.
+/// The CPUs to which [`pin`] has moved threads since the last call: those on which a measurement really ran.
+pub(crate) fn take_pinned() -> BTreeSet<usize> {
+    std::mem::take(&mut PINNED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The CPUs of the driver, the application and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) net: usize,
@@ -70,8 +82,8 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Places the roles that were not placed: each on a CPU of its own as far as there are any, application and device
-    /// together where there are not, and the driver alone as long as possible.
+    /// Places the roles that the user did not place. Each role gets a CPU of its own if there are enough. Otherwise
+    /// application and device share one, and the driver stays alone as long as possible.
     pub(crate) fn new(
         asked: CpusArg,
         consumer: Option<ConsumerArg>,
@@ -96,7 +108,7 @@ impl Placement {
             cpu
         };
         let other_than = |cpu| allowed.iter().copied().find(|&c| Some(c) != cpu).unwrap_or(allowed[0]);
-        // The first CPU tends to serve the machine's interrupts: the driver keeps away from it.
+        // The first CPU often serves the machine's interrupts, so the driver does not use it.
         let net = place(asked.net, Box::new(allowed.iter().rev()), other_than(asked.device));
         let beside = app.filter(|&app| app != net).unwrap_or_else(|| other_than(Some(net)));
         let device = place(asked.device, Box::new(allowed.iter()), beside);

@@ -2,6 +2,7 @@
 
 use crate::args::InfoArgs;
 use crate::{cpus, machine, output};
+use netmem::xsk::{self, InterfaceInfo};
 use netmem::{PeerShared, RegionOptions};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -17,14 +18,15 @@ struct Info {
     /// CPUs that this process may use.
     cpus_allowed: String,
     percpu: PerCpu,
-    /// Commands that the kernel knows.
+    /// The commands of `membarrier` that the kernel knows.
     membarrier: Vec<&'static str>,
     hugepages: HugePages,
     af_xdp: Answer,
+    interfaces: Vec<InterfaceReport>,
     tap: Answer,
-    /// Bytes that may be locked; none for no limit.
+    /// Bytes that this process may lock in RAM; `None` if there is no limit.
     memlock_bytes: Option<u64>,
-    /// Of those that matter here, the ones that are in effect.
+    /// The capabilities in effect, of those that netmem uses.
     capabilities: Vec<&'static str>,
     capabilities_missing: Vec<&'static str>,
 }
@@ -34,7 +36,7 @@ struct Info {
 struct PerCpu {
     /// `rseq` or `portable`.
     mode: String,
-    /// The number that tells CPUs apart in a sequence.
+    /// The number by which restartable sequences index per-CPU data.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,8 +49,42 @@ struct HugePages {
     free_2m: u64,
     transparent: String,
     transparent_shared: String,
-    /// What a region of peer-shared memory is made of, tried just now.
+    /// The kind of pages that a region of peer-shared memory gets. The command has just made one to find out.
     region: String,
+}
+
+/// What an interface offers to AF_XDP.
+#[derive(Debug, Serialize)]
+struct InterfaceReport {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<String>,
+    rx_queues: u32,
+    tx_queues: u32,
+    mtu: u32,
+    /// The modes in which sockets can bind, best first.
+    modes: Vec<&'static str>,
+    features: Vec<&'static str>,
+    /// What is missing for AF_XDP, in words.
+    missing: Vec<String>,
+    /// Known defects of the driver, in words.
+    quirks: Vec<&'static str>,
+}
+
+impl InterfaceReport {
+    fn new(info: InterfaceInfo) -> Self {
+        Self {
+            rx_queues: info.queues.0,
+            tx_queues: info.queues.1,
+            mtu: info.mtu,
+            modes: info.modes(),
+            features: info.features.map_or(Vec::new(), |features| features.names()),
+            missing: info.missing(),
+            quirks: info.quirks.iter().map(|quirk| quirk.text).collect(),
+            driver: info.driver,
+            name: info.name,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -58,7 +94,7 @@ struct Answer {
     why_not: Option<String>,
 }
 
-/// Looks around and prints what it finds.
+/// Examines the machine and prints the findings.
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     let (capabilities, capabilities_missing) = capabilities();
     let info = Info {
@@ -70,7 +106,8 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         percpu: percpu(),
         membarrier: membarrier(),
         hugepages: hugepages(),
-        af_xdp: af_xdp(),
+        af_xdp: answer(xsk::check()),
+        interfaces: InterfaceInfo::all().into_iter().map(InterfaceReport::new).collect(),
         tap: tap(),
         memlock_bytes: getrlimit(Resource::Memlock).current,
         capabilities,
@@ -96,6 +133,15 @@ fn render(i: &Info) -> String {
     line("", format!("transparent: {}; for shared memory: {}", h.transparent, h.transparent_shared));
     line("", format!("a region gets: {}", h.region));
     line("AF_XDP", answer(&i.af_xdp));
+    for interface in &i.interfaces {
+        let InterfaceReport { name, driver, rx_queues, tx_queues, mtu, modes, features, missing, quirks } = interface;
+        let driver = driver.as_deref().unwrap_or("of no known driver");
+        line("", format!("{name}: {driver}, queues {rx_queues} rx {tx_queues} tx, MTU {mtu}"));
+        line("", format!("    modes: {}; features: {}", modes.join("; "), words(features)));
+        for what in missing.iter().map(String::as_str).chain(quirks.iter().copied()) {
+            line("", format!("    {what}"));
+        }
+    }
     line("tap", answer(&i.tap));
     line("memlock", i.memlock_bytes.map_or("no limit".into(), |bytes| format!("{bytes} bytes")));
     line("capabilities", format!("{}; missing: {}", words(&i.capabilities), words(&i.capabilities_missing)));
@@ -150,18 +196,12 @@ fn hugepages() -> HugePages {
     }
 }
 
-fn answer<T>(tried: std::io::Result<T>) -> Answer {
-    let why_not = tried.err().map(|e| e.to_string());
+fn answer<T, E: Into<anyhow::Error>>(tried: Result<T, E>) -> Answer {
+    let why_not = tried.err().map(|e| format!("{:#}", e.into()));
     Answer { possible: why_not.is_none(), why_not }
 }
 
-fn af_xdp() -> Answer {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-    let tried = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
-    answer(tried.map_err(Into::into))
-}
-
-/// Whether the control device can be opened; creating interfaces takes CAP_NET_ADMIN on top.
+/// Whether the control device can be opened. To create interfaces, a process also needs CAP_NET_ADMIN.
 fn tap() -> Answer {
     answer(std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun"))
 }

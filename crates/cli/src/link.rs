@@ -1,4 +1,4 @@
-//! The bad link of `--link`, and `netmem link`: the same link between two taps, where kernel meets kernel.
+//! The bad link of the option `--link`, and `netmem link`, which puts the same link between two taps.
 
 use crate::args::{BadArgument, LinkArgs, PortArg};
 use crate::{output, signals};
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Frames that are taken from a tap before the other one is looked at.
+/// The most frames that are taken from one tap before frames of the other one are taken.
 const BATCH: usize = 256;
 
-/// A link that was asked for, and what happens on it.
+/// A link that the user asked for, and its counters.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLink {
     options: LinkOptions,
@@ -35,7 +35,7 @@ impl AskedLink {
         Linked::new(port, self.options, pair, Arc::clone(&self.stats))
     }
 
-    /// What happened so far.
+    /// The counters so far.
     pub(crate) fn report(&self) -> LinkReport {
         LinkReport {
             options: self.options.to_string(),
@@ -46,13 +46,13 @@ impl AskedLink {
     }
 }
 
-/// What happened on a link, as JSON and, by [`fmt::Display`], in two lines.
+/// A link's counters, as JSON and, by [`fmt::Display`], in two lines.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LinkReport {
     options: String,
     to_driver: BTreeMap<&'static str, u64>,
     from_driver: BTreeMap<&'static str, u64>,
-    /// Frames from the driver that arrived, and that the port did not take.
+    /// Frames from the driver that crossed the link, and that the port refused.
     refused: u64,
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     output::print(&format!("tap:{second} to tap:{first}: {back}, {} refused", report.refused))
 }
 
-/// Moves frames; says how many.
+/// Moves at most [`BATCH`] frames, and returns how many.
 fn forward(from: &mut impl Port, to: &mut impl Port, refused: &mut u64) -> usize {
     for n in 0..BATCH {
         let Some(wire) = from.peek() else { return n };

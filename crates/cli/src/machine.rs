@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What figures depend on.
+/// The properties of the machine on which figures depend.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     /// CPUs that this process may use.
@@ -10,7 +10,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
     /// How per-CPU data is reached.
     pub(crate) percpu: String,
-    /// What the pages were made of.
+    /// The kind of memory that the pages were made of.
     pub(crate) hugepages: String,
 }
 

@@ -1,23 +1,30 @@
-//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be a server behind
-//! a tap (`serve`), connect two taps by a bad link (`link`), measure parts of netmem beside what they replace (`bench`), say what the machine offers (`info`).
+//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be a server behind a
+//! tap (`serve`), connect two taps by a bad link (`link`), measure parts of netmem and the alternatives that they
+//! replace (`bench`), open AF_XDP sockets for other processes (`grant`), report what the machine offers (`info`).
 //!
-//! Exit status: 0 done, 1 the run failed, 2 bad arguments.
+//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
 
 mod args;
 mod bench;
 mod cpus;
 mod device;
+mod goals;
+mod grant;
 mod host;
 mod info;
 mod limits;
 mod link;
+mod load;
 mod machine;
 mod output;
+mod pages;
 mod perf;
+mod report;
 mod serve;
 mod signals;
 mod stats;
 mod turns;
+mod units;
 
 use args::{BadArgument, Cli, Command};
 use clap::Parser;
@@ -25,14 +32,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Warnings of the library: a device that breaks a rule, pages that are quarantined.
+    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in quarantine.
     tracing_subscriber::fmt()
         .with_writer(|| output::Log)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .without_time()
         .with_target(false)
         .init();
-    // A peer that takes its memory away has its rings stopped, and does not end this process.
+    // If a peer takes its memory away, its rings are stopped. Without the handler, this process would end.
     if let Err(error) = netmem::pool::sigbus::install() {
         eprintln!("warning: a peer that cuts its memory will end this process: {error}");
     }
@@ -42,13 +49,19 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Grant(args) => grant::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Pages(args) => pages::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            if error.is::<BadArgument>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            match signals::exit_status() {
+                _ if error.is::<BadArgument>() => ExitCode::from(2),
+                Some(status) => ExitCode::from(status),
+                None => ExitCode::FAILURE,
+            }
         }
     }
 }

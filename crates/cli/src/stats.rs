@@ -1,9 +1,9 @@
-//! Numbers of several runs: medians, ranges, and intervals that assume nothing about how noise is distributed.
+//! Statistics of several runs: medians, ranges, and confidence intervals that assume no distribution of the noise.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Median, least and most of some values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
     pub(crate) min: f64,
@@ -11,14 +11,14 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of some values. All 0 if there are none.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let sorted = sorted(values);
         let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return Self::default() };
         Self { median: median(&sorted), min, max }
     }
 
-    /// Of the ratios of quantities that were measured beside each other, pair by pair. `None` without pairs.
+    /// The spread of the ratios of two quantities that were measured in pairs. `None` if there are no pairs.
     pub(crate) fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios: Vec<f64> =
             pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| new / base).collect();
@@ -37,14 +37,14 @@ fn median(sorted: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[mid] } else { (sorted[mid - 1] + sorted[mid]) / 2.0 }
 }
 
-/// By how many percent one quantity differs from another that was measured beside it, pair by pair.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// By how many percent one quantity differs from another, where the two were measured in pairs.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Change {
     /// Median of the pairs' changes, in percent.
     pub(crate) median_pct: f64,
-    /// An interval for it.
+    /// The confidence interval of that median, in percent.
     pub(crate) interval: [f64; 2],
-    /// How surely the interval holds the median of all pairs that could have been measured, in percent.
+    /// The confidence level of the interval, in percent.
     pub(crate) confidence_pct: f64,
 }
 

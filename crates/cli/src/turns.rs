@@ -1,9 +1,9 @@
-//! Measurements in turns: whatever disturbs the machine for a while disturbs all of them alike.
+//! Measurements that take turns, so that a disturbance of the machine affects all of them alike.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Progress over `steps`, each of which has a message. Draws nothing where standard error is no terminal.
+/// A progress bar over `steps`, each of which has a message. Draws nothing if standard error is no terminal.
 pub(crate) fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
@@ -12,8 +12,9 @@ pub(crate) fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`: all there is, and what is spent. The order is
-/// reversed from run to run, so that of two neighbours each is first as often as the other.
+/// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`. A budget is the whole
+/// time and the time that is spent already. The order is reversed from run to run, so that of two neighbours each is
+/// first equally often.
 pub(crate) fn take_turns<E>(
     runs: u32,
     budget: Option<(Duration, Duration)>,
@@ -23,7 +24,8 @@ pub(crate) fn take_turns<E>(
 ) -> Result<(), E> {
     let begin = Instant::now();
     for run in 0..runs {
-        // A busy machine stretches every run. One more round must fit, if the rounds so far are anything to go by.
+        // On a busy machine every run takes longer. One more round must fit into the budget if it takes as long as the
+        // rounds so far did on average.
         if let Some((budget, spent)) = budget.filter(|_| run > 0)
             && spent + begin.elapsed() + begin.elapsed() / run > budget
         {

@@ -3,7 +3,8 @@
 
 mod command;
 mod liar;
-#[path = "../../../tests/skip.rs"]
+mod schema;
+#[path = "shared/skip.rs"]
 mod skip;
 
 use command::*;
@@ -38,7 +39,7 @@ fn short<'a>(args: &[&'a str]) -> Vec<&'a str> {
 
 #[track_caller]
 fn balances(report: &Value) {
-    for pool in ["pool", "page"] {
+    for pool in ["pool", "page", "frags"] {
         let pool = &report[pool];
         assert_eq!(pool["allocated"], pool["returned"], "{pool}");
         assert_eq!(pool["mapped"], pool["unmapped"], "{pool}");
@@ -50,6 +51,7 @@ fn balances(report: &Value) {
 #[test]
 fn a_driver_that_sleeps() {
     let report = json(&run(&["--spin", "20", "--rate", "500", "--duration", "0.2", "--json"]));
+    schema::fits("perf.json", &report);
     let rows = report["rows"].as_array().unwrap();
     let events: Vec<_> = rows.iter().map(|row| row["events"].as_str().unwrap()).collect();
     assert_eq!(events, ["flag", "index"]);
@@ -72,6 +74,7 @@ fn a_driver_that_sleeps() {
 #[test]
 fn json_fulfils_the_contract_and_pages_balance() {
     let report = json(&run(&short(&["--json"])));
+    schema::fits("perf.json", &report);
     assert_eq!((&report["netmem"], &report["command"]), (&env!("CARGO_PKG_VERSION").into(), &"perf".into()));
     for key in ["cpus", "kernel", "percpu", "hugepages"] {
         assert!(!report["machine"][key].is_null(), "{key}");
@@ -79,10 +82,10 @@ fn json_fulfils_the_contract_and_pages_balance() {
     assert_eq!(report["params"]["runs"], 1);
     let rows = report["variants"].as_array().unwrap();
     let names: Vec<_> = rows.iter().map(|r| format!("{} {} {}", r["name"], r["alloc"], r["consumer"])).collect();
-    assert_eq!(rows.len(), 8, "{names:?}");
+    assert_eq!(rows.len(), 12, "{names:?}");
     for row in rows {
         assert_eq!((&row["unit"], &row["runs"], &row["queues"]), (&"packets/s".into(), &1.into(), &1.into()));
-        for key in ["median", "min", "max", "ns_per_packet", "gbps"] {
+        for key in ["median", "min", "max", "ns_per_packet", "bits_per_s"] {
             assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
         }
         // In so short a time the device may have got none of the CPU's.
@@ -94,6 +97,61 @@ fn json_fulfils_the_contract_and_pages_balance() {
     let [pool, page] = ["pool", "page"].map(|pool| report[pool].clone());
     assert!(pool["errors"].is_object() && pool["allocated"].as_u64() > pool["mapped"].as_u64(), "{pool}");
     assert_eq!(page["allocated"], page["mapped"], "a page per packet maps each of them");
+    let frags = ["allocated", "mapped"].map(|key| report["frags"][key].as_u64().unwrap());
+    assert!(frags[1] > 0 && frags[1] <= frags[0] / 8, "blocks are mapped, not buffers: {frags:?}");
+    // The pool against each of both, and the kernel's gains where packets are dropped in the poll context.
+    let compared = report["comparisons"].as_array().unwrap();
+    assert_eq!(compared.len(), 8, "{compared:?}");
+    assert!(compared.iter().all(|c| c["rate"]["median_pct"].is_number() && c["ns"]["median_pct"].is_number()));
+    let goals = report["goals"].as_array().unwrap();
+    let of = |judged: &str| goals.iter().filter(|goal| goal["judged"] == judged).count();
+    assert_eq!((of("range"), of("median")), (8, 6), "{goals:?}");
+    goals.iter().for_each(as_its_value_says);
+}
+
+/// A goal that was measured is reached or missed as its value and its bound say.
+#[track_caller]
+fn as_its_value_says(goal: &Value) {
+    let [bound, median, min, max] = ["/bound", "/value/median", "/value/min", "/value/max"]
+        .map(|at| goal.pointer(at).and_then(Value::as_f64).unwrap_or_else(|| panic!("{at} of {goal}")));
+    assert!(min <= median && median <= max, "{goal}");
+    let whole = goal["judged"] == "range";
+    let reached = match goal["at_least"].as_bool().unwrap() {
+        true => (if whole { min } else { median }) >= bound,
+        false => (if whole { max } else { median }) <= bound,
+    };
+    assert_eq!(goal["verdict"], if reached { "reached" } else { "missed" }, "{goal}");
+}
+
+/// `--check` fails for a missed goal and for a skipped row, after the report.
+#[test]
+fn check_fails_for_missed_goals_and_for_skipped_rows() {
+    let check = |args: &[&str]| {
+        let output = run(&short(&[args, &["--json"]].concat()));
+        let report: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", errors(&output)));
+        schema::fits("perf.json", &report);
+        (output.status.code(), errors(&output), report["goals"].as_array().unwrap().clone())
+    };
+    // Big-packet mode has no pool: two of the three rows are skipped, and with them the goals of both pairs.
+    let (status, err, goals) = check(&["--mode", "big", "--check"]);
+    assert!(goals.iter().all(|goal| goal["verdict"] == "skipped") && goals.len() == 2, "{goals:?}");
+    let says = "goals missed: 0; goals of which a row was skipped: 2; rows skipped: 2: --check makes that an error";
+    assert!(status == Some(1) && err.contains(says), "{err}");
+    assert_eq!(check(&["--mode", "big"]).0, Some(0));
+    // Missed or reached: the status is as the goals say.
+    let (status, err, goals) = check(&["--mode", "small", "--check"]);
+    goals.iter().for_each(as_its_value_says);
+    let missed = goals.iter().filter(|goal| goal["verdict"] == "missed").count();
+    assert_eq!(status, Some(i32::from(missed > 0)), "{err}");
+    assert!(missed == 0 || err.contains(&format!("goals missed: {missed};")), "{err}");
+    // One row alone is compared with nothing.
+    let (status, err, goals) = check(&["--mode", "small", "--alloc", "pool", "--check"]);
+    assert!(status == Some(0) && goals.is_empty(), "{err}");
+    // A goal that a measurement cannot have is no goal that it reaches.
+    for args in [&["--spin", "20"][..], &["--proto", "tcp"], &["--against", env!("CARGO_BIN_EXE_netmem")]] {
+        fails(&[&["--check"], args].concat(), 2, &["--check"]);
+    }
 }
 
 #[test]
@@ -121,7 +179,14 @@ fn one_cpu_is_enough() {
     let Ok(output) = Command::new("taskset").args(mask).args(args).output() else {
         return skip("taskset is not installed");
     };
-    balances(&json(&output));
+    let report = json(&output);
+    balances(&report);
+    // The driver's own time is without the time that it lends to the device: both together cannot take more than there is.
+    for row in report["variants"].as_array().unwrap() {
+        let [driver, device, rate] =
+            ["ns_per_packet", "device_ns_per_packet", "median"].map(|key| row[key].as_f64().unwrap());
+        assert!((driver + device) * rate < 1e9, "{row}");
+    }
 }
 
 #[test]
@@ -145,7 +210,7 @@ fn bad_arguments_end_in_status_2() {
         (&["--consumer", "4095"], "CPU 4095"),
         (&["--cpus", "net=4095"], "CPU 4095"),
         (&["--duration", "5m"], "suffix `m`"),
-        (&["--device", "xsk:eth0"], "AF_XDP"),
+        (&["--device", "xsk:"], "name of an interface"),
         (&["--against", "/nowhere/netmem"], "/nowhere/netmem"),
         (&["--ring", "100"], "power of two"),
         (&["device", "--listen", "/tmp/x", "--port", "gen", "--size", "1"], "--size 1"),
@@ -223,8 +288,8 @@ fn a_device_serves_one_front_end_after_another_and_leaves_nothing() {
     device.signal("-TERM");
     let (status, out, err) = device.end();
     assert_eq!(status, Some(0), "{err}");
-    // Each of two modes with two allocators, and the one that wanted more.
-    assert_eq!(out.lines().filter(|line| line.starts_with("front end left")).count(), 5, "{out}");
+    // Each of two modes with three allocators, and the one that wanted more.
+    assert_eq!(out.lines().filter(|line| line.starts_with("front end left")).count(), 7, "{out}");
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }
 
@@ -241,7 +306,7 @@ fn a_back_end_may_connect_to_the_driver() {
     balances(&report);
     assert_eq!(report["params"]["device"], listen);
     let rows = report["variants"].as_array().unwrap();
-    assert!(rows.len() == 2 && rows.iter().all(|row| row["frames"].as_u64() > Some(0)), "{report}");
+    assert!(rows.len() == 3 && rows.iter().all(|row| row["frames"].as_u64() > Some(0)), "{report}");
     assert!(!socket.exists(), "it is removed");
     device.signal("-TERM");
     assert_eq!(device.end().0, Some(0));
@@ -250,7 +315,7 @@ fn a_back_end_may_connect_to_the_driver() {
     await_that(|| socket.exists());
     waits.signal("-INT");
     let (status, _, err) = waits.end();
-    assert!(status == Some(1) && err.contains("interrupted"), "{err}");
+    assert!(status == Some(130) && err.contains("interrupted"), "{err}");
 }
 
 #[test]
@@ -328,14 +393,14 @@ fn a_backend_without_traffic_is_not_a_measurement() {
 
 #[test]
 fn signals_end_a_run_in_order() {
-    for signal in ["-INT", "-TERM"] {
+    for (signal, ends) in [("-INT", 130), ("-TERM", 143)] {
         let mut perf = Background::start(&["--duration", "15", "--mode", "small"]);
         std::thread::sleep(Duration::from_millis(300));
         // A device thread, a driver thread and the one that speaks vhost-user, and none of them detached.
         perf.signal(signal);
         let (status, out, err) = perf.end();
-        assert_eq!((status, out.as_str()), (Some(1), ""), "{err}");
-        assert!(err.contains("interrupted"), "{err}");
+        assert_eq!(status, Some(ends), "{err}");
+        assert!(err.contains("interrupted") && out.contains("interrupted") && out.contains("no run"), "{err}{out}");
     }
 }
 
@@ -344,8 +409,9 @@ fn two_builds_are_compared() {
     let this = env!("CARGO_BIN_EXE_netmem");
     let args = ["--against", this, "--mode", "small", "--duration", "10ms", "--runs", "2", "--json"];
     let report = json(&run(&args));
+    schema::fits("perf.json", &report);
     let rows = report["variants"].as_array().unwrap();
-    assert_eq!(rows.len(), 2);
+    assert_eq!(rows.len(), 3);
     assert!(rows.iter().all(|row| row["change"]["interval"].is_array() && row["other_median"].as_f64() > Some(0.0)));
     fails(&["--against", "/bin/false", "--duration", "10ms", "--runs", "1"], 1, &["/bin/false", "failed"]);
     fails(&["--against", "/bin/true", "--duration", "10ms", "--runs", "1"], 1, &["/bin/true", "JSON"]);
@@ -359,6 +425,59 @@ fn info_tells_what_there_is() {
     }
     let text = run(&["info"]);
     assert!(text.status.success() && String::from_utf8_lossy(&text.stdout).contains("per CPU"));
+}
+
+/// The options that the lines of a help text begin with.
+fn options(help: &str) -> Vec<String> {
+    let line = |line: &str| {
+        // Some have a short form before: `-h, --help`.
+        let (short, option) = line.trim_start().split_once("--")?;
+        let end = option.find(|c: char| c != '-' && !c.is_ascii_alphanumeric()).unwrap_or(option.len());
+        (line.starts_with("  ") && (short.is_empty() || short.starts_with('-'))).then(|| option[..end].to_owned())
+    };
+    help.lines().filter_map(line).collect()
+}
+
+/// A package has a man page for each subcommand with each of its options, and completions that know them.
+#[test]
+fn man_pages_and_completions_name_every_subcommand_and_option() {
+    let help = String::from_utf8(run(&["--help"]).stdout).unwrap();
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names: Vec<&str> =
+        listed.filter_map(|line| line.split_whitespace().next()).filter(|&name| name != "help").collect();
+    assert!(names.contains(&"perf") && !names.contains(&"pages"), "{help}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let output = run(&["pages", dir.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{}", errors(&output));
+    let read = |file: &str| std::fs::read_to_string(dir.path().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    // In a man page, a hyphen is `\-`.
+    let main = read("man1/netmem.1");
+    for name in &names {
+        assert!(main.contains(&format!("netmem\\-{name}(1)")), "{name}: {main}");
+        let page = read(&format!("man1/netmem-{name}.1"));
+        assert!(page.contains(&format!("netmem\\-{name}")), "{name}");
+        let help = String::from_utf8(run(&[name, "--help"]).stdout).unwrap();
+        let options = options(&help);
+        assert!(
+            options.contains(&"help".into()) && options.len() > usize::from(*name != "link"),
+            "{name}: {options:?}"
+        );
+        let bash = read("completions/netmem.bash");
+        let (_, case) = bash.split_once(&format!("        netmem__subcmd__{name})\n")).unwrap();
+        let known = case.lines().next().unwrap();
+        for option in options {
+            assert!(page.contains(&format!("\\-\\-{}", option.replace('-', "\\-"))), "{name} --{option}: {page}");
+            assert!(known.split([' ', '"']).any(|word| word == format!("--{option}")), "{name} --{option}: {known}");
+        }
+    }
+    for file in ["netmem.bash", "_netmem", "netmem.fish", "netmem.elv", "_netmem.ps1"] {
+        let completions = read(&format!("completions/{file}"));
+        for name in &names {
+            assert!(completions.contains(name), "{file}: {name}");
+        }
+        assert!(completions.contains("against"), "{file}");
+    }
 }
 
 /// `info` shows the mode of per-CPU data that was forced. One that cannot be had ends the command.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use command::netns::{Namespace, missing, name, printed};

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "../../../tests/skip.rs"]
+mod schema;
+#[path = "shared/skip.rs"]
 mod skip;
 
 use command::netns::{Namespace, missing, name, printed};
@@ -94,6 +95,24 @@ fn an_echo_for_many_connections() {
     }
     let out = server.end();
     assert!(out.starts_with("served 602 connections, 0 of them broken: 22000000 bytes received (0 copied)"), "{out}");
+}
+
+/// Connections are on every queue, and the kernel picks queues by a hash of its own: segments that arrive at another stack than their
+/// connection's reach it.
+#[test]
+fn an_echo_on_several_queues() {
+    let Some(server) = Server::start("echo", &["--queues", "3"]) else { return };
+    for (address, connections) in [(V4, 400), (V6, 200)] {
+        let echoed = printed(server.clients.python(ECHO, &[address, &connections.to_string(), "20000"]));
+        assert_eq!(echoed.trim(), (connections * 20_000).to_string());
+    }
+    let out = server.end();
+    assert!(out.starts_with("served 600 connections, 0 of them broken: 12000000 bytes received (0 copied)"), "{out}");
+    let queues = out.split_once("queues: connections ").expect(&out).1;
+    let (served, rest) = queues.split_once("; ").expect(&out);
+    let served: Vec<u32> = served.split(", ").map(|n| n.parse().unwrap()).collect();
+    assert!(served.len() == 3 && served.iter().all(|&n| n > 100), "{out}");
+    assert_ne!(rest.split_once(' ').unwrap().0, "0", "frames were handed over: {out}");
 }
 
 /// The same over a link with every fault. Damaged packets are seen.
@@ -235,20 +254,22 @@ fn memcached_is_served() {
 /// The contract of `perf --proto --json`.
 #[track_caller]
 fn measures(report: &Value, name: &str, flows: usize) {
+    schema::fits("perf.json", report);
     let row = &report["variants"][0];
-    assert_eq!((&report["command"], &row["name"], &row["unit"]), (&"perf".into(), &name.into(), &"Gb/s".into()));
+    assert_eq!((&report["command"], &row["name"], &row["unit"]), (&"perf".into(), &name.into(), &"b/s".into()));
     assert!(row["mean"].as_f64() > Some(0.0) && row["deviation"].is_number() && row["runs"] == 2, "{report}");
     let rows = row["flows"].as_array().unwrap();
     assert_eq!(rows.len(), flows);
     assert!(
-        rows.iter().all(|flow| flow["bytes"].as_u64() > Some(0) && flow["us"].as_u64() > Some(100_000)),
+        rows.iter().all(|flow| flow["bytes"].as_u64() > Some(0) && flow["elapsed_ns"].as_u64() > Some(100_000_000)),
         "{report}"
     );
     let cpus = row["cpus"].as_array().unwrap();
     let roles: Vec<_> = cpus.iter().flat_map(|cpu| cpu["roles"].as_array().unwrap()).collect();
     assert!(["source", "target", "device"].iter().all(|role| roles.contains(&&Value::from(*role))), "{report}");
     for cpu in cpus {
-        let all: f64 = ["usr", "sys", "idle", "irq", "softirq"].map(|what| cpu[what].as_f64().unwrap()).iter().sum();
+        let all: f64 =
+            ["usr", "sys", "idle", "irq", "softirq", "steal"].map(|what| cpu[what].as_f64().unwrap()).iter().sum();
         assert!((99.0..101.0).contains(&all), "{cpu}");
     }
     assert!(report["pool"]["allocated"].as_u64() > Some(0) && report["pool"]["leaked"] == 0);

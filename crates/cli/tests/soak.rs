@@ -8,11 +8,11 @@
 //! Seconds by default; `NETMEM_SOAK_SECS` sets how long, and `--nocapture` shows what was measured.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "../../virtio/tests/driver_common/back.rs"]
+#[path = "shared/back.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod back;
 mod command;
-#[path = "../../virtio/tests/device_common/front.rs"]
+#[path = "shared/front.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod front;
 

@@ -1,17 +1,18 @@
-//! A user's area with a refill ring: buffers are delivered as places, and come back as numbers in a ring, without a call.
+//! A user's area with a refill ring. Buffers are delivered as offsets in the area, and the user returns them as offsets in a ring,
+//! without a call.
 //!
 //! ```text
 //!   network side                                          user
 //!   AreaProvider::deliver(fragment) ──► offset, len ────► reads it
-//!   take: pages, after what the ring has ◄── refill ring ◄── RefillRing::push(offset)
-//!                                            full: the user empties it himself, under the ring's lock
+//!   take: drains the ring, then pages ◄──── refill ring ◄─── RefillRing::push(offset)
+//!                                            full: the user's thread drains it, under the ring's lock
 //! ```
 //!
-//! The shape of io_uring's zero-copy receive, as a [`Provider`]. The user is not believed: a place that was not delivered, or
-//! not as often as it comes back, is ignored and counted.
+//! The interface is that of io_uring's zero-copy receive, as a [`Provider`]. The user is not trusted: if a page was not delivered,
+//! or is returned more often than it was delivered, the return is ignored and counted.
 
 use crate::DeliverError;
-use crate::counts::Counts;
+use crate::counts::{Counter, Counts};
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;
@@ -19,45 +20,45 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// A place in an area that was delivered: `len` bytes from `offset`.
+/// A delivered buffer in an area: `len` bytes from `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// From the area's first byte. Any place in the same page gives it back.
+    /// The first byte, counted from the area's first byte. Any offset in the same page returns the buffer.
     pub offset: u64,
     /// Bytes.
     pub len: u32,
 }
 
-/// Why a fragment was not delivered: it has gone home.
+/// The reason why a fragment was not delivered. Its page was returned to its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AreaError {
-    /// It is in another area's page.
+    /// The fragment is in a page of another area.
     #[error("the fragment is not of this area; each queue delivers to the area that it receives into")]
     Foreign,
-    /// The user has gone.
+    /// The user has dropped the refill ring.
     #[error("the area's user has gone")]
     Closed,
 }
 
-/// An area's numbers.
+/// Counters of an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AreaStats {
-    /// Buffers delivered.
+    /// Buffers that were delivered.
     pub delivered: u64,
-    /// Buffers that came back.
+    /// Buffers that the user returned.
     pub returned: u64,
-    /// Places that came back and were not delivered, or not so often. Ignored.
+    /// Returned offsets whose page was not delivered, or was returned as often as delivered before. They were ignored.
     pub invalid: u64,
-    /// How often the refill ring was full and its user emptied it.
+    /// How often the refill ring was full, so that the user's thread drained it.
     pub ring_full: u64,
 }
 
-/// What the two sides share.
+/// The state that the network side and the user share.
 struct Area<M: Memory> {
     supply: Arc<RegionProvider<M>>,
-    /// Invariant: a count is so many counts of the page, which are the user's.
+    /// Invariant: if a count is n, the user holds n references to the page.
     held: Counts,
     ring: Mutex<Consumer<u64>>,
     closed: AtomicBool,
@@ -68,10 +69,10 @@ struct Area<M: Memory> {
 }
 
 impl<M: Memory> Area<M> {
-    /// Takes back what is in the ring.
+    /// Returns the pages of the buffers that are in the ring.
     fn drain(&self) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        // No more than there are now: the user may go on filling it.
+        // Only the entries that are there now are taken: the user may fill the ring meanwhile.
         for _ in 0..ring.slots() {
             let Ok(offset) = ring.pop() else { return };
             self.give_back(offset);
@@ -87,24 +88,24 @@ impl<M: Memory> Area<M> {
         }
     }
 
-    /// Puts one of the user's counts of a page, if there is one.
+    /// Puts one of the user's references to a page. Returns false if the user holds none. The page must be in the region.
     fn take_one(&self, index: u32) -> bool {
-        // SAFETY: there is such a page, say the callers; the counts are our own.
-        let taken = unsafe { self.held.base().at(index) }.take_one();
+        // SAFETY: the callers pass the index of a page of the region; the area owns the counts.
+        let taken = unsafe { self.held.base().at(index) }.take_one(());
         if taken {
-            // SAFETY: the count said that there is one (the invariant), and it is now ours.
+            // SAFETY: the count said that there is a reference (the invariant), and this thread has taken it.
             unsafe { self.supply.region().put(index, 1) };
         }
         taken
     }
 
-    /// The user has gone: gives back all that he had.
+    /// Returns the pages of all buffers that the user holds, when the user's end is dropped.
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.drain();
-        // A delivery that sees it takes its count back itself, and one that does not has counted before this looks: the two
-        // fences. Either may be who finds it.
+        // Because of the two fences, a delivery either sees `closed` and takes its count back itself, or has counted before the
+        // loop below reads the counts. If both are true, one of the two takes the count: taking is atomic.
         self.held.held(|index, n| {
             (0..n).for_each(|_| {
                 self.take_one(index);
@@ -123,13 +124,14 @@ impl<M: Memory> Area<M> {
     }
 }
 
-/// The network side of an area: where its queues' pools take their pages, and by whom their fragments are delivered.
+/// The network side of an area. The pools of its queues take their pages from it, and it delivers their fragments to the user.
 pub struct AreaProvider<M: Memory> {
     area: Arc<Area<M>>,
 }
 
 impl<M: Memory> AreaProvider<M> {
-    /// An area of a region that the user provides, and the user's end of a refill ring with room for `entries`.
+    /// Makes an area of a region that the user provides. Returns its network side and the user's end of its refill ring, which has
+    /// room for `entries` buffers.
     ///
     /// # Errors
     ///
@@ -149,24 +151,25 @@ impl<M: Memory> AreaProvider<M> {
         Ok((Arc::new(Self { area: area.clone() }), RefillRing { area, ring: producer }))
     }
 
-    /// The memory, as a device's memory table wants it.
+    /// The memory, in the form that a device's memory table takes.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         self.area.supply.region()
     }
 
-    /// Gives the user a fragment of this area. It comes back by the refill ring, or when the user goes.
+    /// Delivers a fragment of this area to the user. Its page is returned to its pool through the refill ring, or when
+    /// the ring is dropped.
     ///
     /// # Errors
     ///
-    /// [`AreaError`]; the fragment has gone home.
+    /// [`AreaError`]. The page of the fragment was returned to its pool.
     pub fn deliver(&self, frag: Frag<M>) -> Result<Buffer, AreaError> {
         let area = &*self.area;
         let index = self.region().index_of(&frag).ok_or(AreaError::Foreign)?;
         let page = u64::from(index) * area.supply.page_size() as u64;
         let buffer = Buffer { offset: page + frag.offset() as u64, len: frag.len() as u32 };
         let _ = frag.into_count();
-        // SAFETY: a page of the region, which has a count each; they are the area's.
+        // SAFETY: the index is that of a page of the region, and the area has a count for each page.
         unsafe { area.held.base().mark(index) }.give(1);
         fence(Ordering::SeqCst);
         if area.closed.load(Ordering::Relaxed) {
@@ -177,23 +180,25 @@ impl<M: Memory> AreaProvider<M> {
         Ok(buffer)
     }
 
-    /// The area's numbers.
+    /// The counters of the area.
     #[must_use]
     pub fn stats(&self) -> AreaStats {
         self.area.stats()
     }
 }
 
-// SAFETY: pages come from the supply of the region, which gives them to one holder at a time, and go there; the area keeps both.
+// SAFETY: pages come from the region's supply, which gives a page to one holder at a time, and go back to it. The area keeps the
+// region and the supply.
 unsafe impl<M: Memory> Provider<M> for AreaProvider<M> {
-    /// First takes back what the ring has: pages that circulate in the calling pool go there, and need not be taken.
+    /// Drains the ring first. Pages of the calling pool return to that pool, so fewer pages must be taken from the
+    /// supply.
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         self.area.drain();
         self.area.supply.take(pages)
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
-        // SAFETY: it came out of `take`, says the caller, and so from the supply.
+        // SAFETY: the caller promises that the page came out of `take`, which takes pages from the supply.
         unsafe { self.area.supply.give(page) };
     }
 
@@ -215,17 +220,19 @@ impl<M: Memory> fmt::Debug for AreaProvider<M> {
     }
 }
 
-/// The user's end of an area. One thread fills it at a time. Dropping it gives back all buffers that are out.
-#[must_use = "the user's end of an area: what is out comes home when it is dropped"]
+/// The user's end of an area. One thread at a time fills the ring. Dropping this value returns all buffers that the
+/// user holds.
+#[must_use = "the user's end of an area: dropping it returns all buffers that the user holds"]
 pub struct RefillRing<M: Memory> {
     area: Arc<Area<M>>,
     ring: Producer<u64>,
 }
 
 impl<M: Memory> RefillRing<M> {
-    /// Gives back the buffer at `offset`, or at any other place of the same page. A store and a release; if the ring is full, which means that
-    /// no queue has needed pages for long, all that is in it goes home first, by this thread: it costs a lock and two atomic
-    /// operations for each, and nothing is lost.
+    /// Returns the buffer whose page contains `offset`. Costs a store and a release.
+    ///
+    /// The ring is full if no queue has taken pages for a long time. Then this thread first returns all buffers in the
+    /// ring, and no return is lost. This costs a lock, and two atomic operations for each buffer.
     #[inline]
     pub fn push(&mut self, offset: u64) {
         if let Err(PushError::Full(offset)) = self.ring.push(offset) {
@@ -240,12 +247,12 @@ impl<M: Memory> RefillRing<M> {
         self.area.give_back(offset);
     }
 
-    /// Gives home all that is in the ring, without waiting for a queue to need it.
+    /// Returns all buffers in the ring, without waiting until a queue takes pages.
     pub fn flush(&mut self) {
         self.area.drain();
     }
 
-    /// The area's numbers.
+    /// The counters of the area.
     #[must_use]
     pub fn stats(&self) -> AreaStats {
         self.area.stats()

@@ -1,4 +1,4 @@
-//! The bell of a socket: how the thread that delivers wakes the thread that receives, at no cost while none waits.
+//! The bell of a socket: the delivering thread wakes the receiving thread. It costs little while no thread waits.
 //!
 //! ```text
 //!   the thread that receives (`arm`)          a thread that delivers
@@ -32,15 +32,16 @@ pub(crate) struct Bell<E> {
     event: E,
 }
 
-/// What wakes a thread.
+/// An event that wakes a thread.
 pub(crate) trait Event {
-    /// Wakes the thread that waits, or the next that does.
+    /// Wakes the thread that waits. If no thread waits, the next thread that waits is woken at once.
     fn set(&self);
-    /// Forgets that it was set.
+    /// Clears the event: earlier calls of `set` wake no thread any more.
     fn clear(&self);
 }
 
-/// What comes before this call comes before what comes after it, in one order with the other side's. See the module.
+/// Orders the accesses before this call before those after it, in one order with the accesses of the thread on the
+/// other side. See the module.
 #[inline(always)]
 fn ordered() {
     #[cfg(loom)]
@@ -56,7 +57,7 @@ impl<E: Event> Bell<E> {
         &self.event
     }
 
-    /// Rings if a thread waits. To be called after a sequentially consistent change of what that thread looks at.
+    /// Rings if a thread waits. Call it after a sequentially consistent change of the word that `has_work` of that thread reads.
     #[inline]
     pub(crate) fn delivered(&self) {
         ordered();
@@ -72,7 +73,7 @@ impl<E: Event> Bell<E> {
         }
     }
 
-    /// Asks to be woken by the next delivery, unless `has_work`, which reads what a delivery changes.
+    /// Asks to be woken by the next delivery, unless `has_work` returns true. `has_work` reads the word that a delivery changes.
     pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
         self.event.clear();
         self.armed.swap(true, Ordering::SeqCst);
@@ -99,7 +100,7 @@ mod eventfd {
     use rustix::io::Errno;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-    /// An eventfd of this process alone: no peer has it, so it can be read and written.
+    /// An eventfd that only this process has. No peer can change it, so reading and writing it are safe.
     pub(crate) struct EventFd(OwnedFd);
 
     impl EventFd {
@@ -116,12 +117,12 @@ mod eventfd {
 
     impl Event for EventFd {
         fn set(&self) {
-            // It fails where the counter is full, and then it is set.
+            // The write fails if the counter is full. The event is set then, too.
             let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
         }
 
         fn clear(&self) {
-            // It fails where it is not set.
+            // The read fails if the event is not set.
             let _ = rustix::io::read(&self.0, &mut [0; 8]);
         }
     }

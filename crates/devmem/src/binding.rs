@@ -1,4 +1,4 @@
-//! Bindings: device memory that queues receive into and senders send from, and who keeps it.
+//! Bindings: device memory that queues receive into and senders send from, and the references that keep that memory.
 //!
 //! ```text
 //!   Binding (owner) ─────────────────────────────┐
@@ -10,8 +10,8 @@
 //!   page pool ◄── page ◄── fragment received            no count on the binding
 //! ```
 //!
-//! A fragment that is received keeps its page, the page its pool, the pool the provider, and the provider the binding once.
-//! Nothing on the way of a received fragment touches the binding's count.
+//! A received fragment keeps its page, the page keeps its pool, and the pool keeps the provider. The provider holds one reference
+//! to the binding. So receiving a fragment does not touch the binding's count.
 
 use crate::Pages;
 use crate::ledger::Ledger;
@@ -27,14 +27,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// A reference to a binding's memory: a socket's, or that of a fragment being sent.
+/// A reference to a binding's memory, held by a socket or by a fragment that is being sent.
 pub type BindingRef<C = PercpuRef> = Ref<BoundMemory, C>;
 
-/// A reference count that a binding can have. [`PercpuRef`] is the one to use; the others are there to be compared with it.
+/// A kind of reference count that a binding can have. Use [`PercpuRef`]; the other kinds exist to be compared with it.
 pub trait BindingCount: Count {
-    /// How reports call it.
+    /// The name of this kind in reports.
     const NAME: &'static str;
-    /// Whether counting touches no shared line while the binding lives.
+    /// Whether counting writes no shared cache line while the binding lives.
     const PER_CPU: bool = false;
 }
 
@@ -51,23 +51,23 @@ impl BindingCount for RcuRef {
     const NAME: &'static str = "rcuref";
 }
 
-/// Why memory was not bound. The descriptor is closed, nothing else has happened.
+/// The reason why memory was not bound. The descriptor is closed, and nothing else has changed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The descriptor does not say how large its file is, or is one of something that is no memory.
+    /// The descriptor does not report the size of its file, or its file is not memory.
     #[error("the descriptor that was to be bound has no size to tell: {source}; bind a dma-buf or a memfd")]
     Descriptor {
-        /// The system's answer, or what it is instead.
+        /// The error of the system, or the type of the file.
         source: io::Error,
     },
-    /// Some of the memory would be in no page.
+    /// The size of the memory is not a multiple of the page size.
     #[error(
         "{bytes} bytes of device memory are not whole pages of {page_size}: {rest} bytes are left; make the memory a \
          multiple of the page size, or use a smaller page order"
     )]
     Size {
-        /// How much there is.
+        /// Bytes of memory.
         bytes: u64,
         /// Bytes in a page.
         page_size: u64,
@@ -82,60 +82,60 @@ pub enum BindError {
     NoMemory(#[from] NoMemory),
 }
 
-/// How a binding is counted at the moment.
+/// The way in which a binding is counted at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CountMode {
-    /// On the CPU that counts: no shared line.
+    /// On a counter of each CPU: counting writes no shared cache line.
     PerCpu,
-    /// On one atomic: an ordinary count, or one whose binding was unbound.
+    /// On one atomic: the count is not a [`PercpuRef`], or the binding was unbound.
     Atomic,
 }
 
-/// A binding's numbers. Each is right, and they are not of one moment.
+/// Counters of a binding. Each value is correct, but they are not of the same moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BindingStats {
-    /// Which binding.
+    /// The id of the binding.
     pub id: u64,
-    /// Pages that it has.
+    /// The number of pages of the binding.
     pub pages: u32,
-    /// Pages that pools have: posted, at hand, or with users.
+    /// The number of pages that the pools have taken: posted to a device, free in a pool, or held by users.
     pub in_use: u64,
-    /// Queues that are attached.
+    /// The number of attached queues.
     pub queues: usize,
-    /// How it is counted.
+    /// The way in which the binding is counted.
     pub count: CountMode,
 }
 
-/// A binding's memory, as those who hold it share it. Reached by a [`Binding`] or a [`BindingRef`].
+/// A binding's memory, which all holders of references share. It is reached by a [`Binding`] or a [`BindingRef`].
 pub struct BoundMemory {
     id: u64,
-    /// Passes out the pages of this memory. Only the [`BindingProvider`] takes pages from it.
+    /// Hands out the pages of this memory. Only the [`BindingProvider`] takes pages from it.
     supply: Arc<RegionProvider<Device>>,
     ledger: Ledger,
     queues: Arc<AtomicUsize>,
-    /// Domains that the whole of it is mapped in, to be sent from, and the address of its first byte there.
+    /// The DMA domains in which the whole memory is mapped for sending, and the address of its first byte in each.
     mappings: Mutex<Vec<(Arc<dyn DmaDomain>, u64)>>,
-    /// What makes devices forget the memory that they were given while they ran.
+    /// Calls that remove the memory from devices to which it was added while they were running.
     unbinds: Mutex<Vec<Unbind>>,
     counted: (&'static str, bool),
 }
 
 impl BoundMemory {
-    /// Which binding: a number that no other binding of this process has, ever.
+    /// The binding's id: a number that no other binding of this process ever has.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The pages, as a device's memory table wants them.
+    /// The pages, in the form that a device's memory table takes.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<Device>> {
         self.supply.region()
     }
 
-    /// The binding's numbers.
+    /// The counters of the binding.
     #[must_use]
     pub fn stats(&self) -> BindingStats {
         let per_cpu = self.counted.1 && !self.ledger.is_closed();
@@ -152,12 +152,12 @@ impl BoundMemory {
         &self.queues
     }
 
-    /// `unbind` is called when the last reference has gone, on the [`Worker`].
+    /// Stores `unbind`, which the [`Worker`] calls when the last reference is gone.
     pub(crate) fn when_gone(&self, unbind: Unbind) {
         self.unbinds.lock().unwrap_or_else(PoisonError::into_inner).push(unbind);
     }
 
-    /// The address of the first byte in `domain`, where the whole of the memory is mapped to be sent until the binding has gone.
+    /// Maps the whole memory in `domain` for sending, until the binding is gone. Returns the address of the first byte there.
     pub(crate) fn map_for(&self, domain: &Arc<dyn DmaDomain>) -> Result<u64, MapError> {
         let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, base)) = mappings.iter().find(|(known, _)| Arc::ptr_eq(known, domain)) {
@@ -170,7 +170,7 @@ impl BoundMemory {
         Ok(base)
     }
 
-    /// The last reference is gone. May block: it closes the file.
+    /// Releases the memory when the last reference is gone. May block, because it closes the file.
     fn cleanup(self) {
         let len = self.region().len();
         for (domain, base) in self.mappings.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -180,7 +180,11 @@ impl BoundMemory {
         let lost = self.ledger.out();
         if lost > 0 {
             LOST.fetch_add(lost, Ordering::Relaxed);
-            tracing::error!(binding = self.id, pages = lost, "a binding has gone, and pages of it did not come home");
+            tracing::error!(
+                binding = self.id,
+                pages = lost,
+                "a binding was released, and some of its pages were not returned"
+            );
         } else {
             tracing::debug!(binding = self.id, "a binding has gone");
         }
@@ -192,21 +196,23 @@ impl BoundMemory {
 static LOST: AtomicU64 = AtomicU64::new(0);
 static CLEANED: AtomicU64 = AtomicU64::new(0);
 
-/// Pages of this process's bindings that were not home when their binding had gone: those that a device kept when it
-/// died ([quarantined](netmem_pool::PagePool::quarantine)), or that were leaked ([`forget`](std::mem::forget)). Else 0.
+/// The number of pages of this process's bindings that had not been returned when their binding was released. A page is
+/// lost if a device kept it when the device died ([quarantined](netmem_pool::PagePool::quarantine)), or if it was
+/// leaked ([`forget`](std::mem::forget)). Otherwise this is 0.
 #[must_use]
 pub fn lost_pages() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
 
-/// Bindings of this process that have gone, with everything that they were.
+/// The number of bindings of this process whose memory was released after their last reference.
 #[must_use]
 pub fn cleaned_up() -> u64 {
     CLEANED.load(Ordering::Acquire)
 }
 
-// SAFETY: ids are given out once, and pages are those of a region, which never change. A ledger that is closed and has no
-// pages out stays so, and a page that a reference is to is out. What came before the last put is seen by who finds that.
+// SAFETY: an id is given out once, and the pages of a region never change. If a ledger is closed and has no pages out, it stays
+// so. A page to which there is a reference is out. `is_drained` is an acquire, so a thread that finds the ledger drained sees
+// everything that happened before the last put.
 unsafe impl Pages for BoundMemory {
     #[inline]
     fn id(&self) -> u64 {
@@ -220,7 +226,7 @@ unsafe impl Pages for BoundMemory {
 
     #[inline]
     unsafe fn put(&self, index: u32, n: u32) {
-        // SAFETY: the caller's: references to pages of a binding are counts that fragments were made into.
+        // SAFETY: the caller's promise. References to pages of a binding are counts into which fragments were converted.
         unsafe { self.region().put(index, n) };
     }
 
@@ -236,15 +242,16 @@ impl fmt::Debug for BoundMemory {
     }
 }
 
-/// The pages of a binding, for the pools of queues that receive into it. There is one of each binding, and each holds it once.
+/// Hands out the pages of a binding to the pools of queues that receive into it. Each binding has one provider, which holds one
+/// reference to it.
 ///
-/// Hands out nothing once the binding is unbound.
+/// Once the binding is unbound, the provider hands out no pages.
 pub(crate) struct BindingProvider<C: BindingCount> {
     pub(crate) binding: BindingRef<C>,
 }
 
-// SAFETY: pages come from the supply of the region, which gives them to one holder at a time, and go there; the binding, of
-// which the provider has a reference, keeps both.
+// SAFETY: pages come from the region's supply, which gives a page to one holder at a time, and go back to it. The provider has a
+// reference to the binding, which keeps the region and the supply.
 unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
     fn take(&self, pages: &mut [Option<RawPage<Device>>]) -> usize {
         let BoundMemory { supply, ledger, .. } = &*self.binding;
@@ -260,7 +267,7 @@ unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
     }
 
     unsafe fn give(&self, page: RawPage<Device>) {
-        // SAFETY: it came out of `take`, says the caller, and so from the supply.
+        // SAFETY: the caller promises that the page came out of `take`, which takes pages from the supply.
         unsafe { self.binding.supply.give(page) };
         self.binding.ledger.give(1);
     }
@@ -280,11 +287,11 @@ impl<C: BindingCount> fmt::Debug for BindingProvider<C> {
     }
 }
 
-/// Device memory that is bound: the owner. Dropping it unbinds.
+/// The owner of bound device memory. Dropping it unbinds the memory.
 ///
-/// From then on no page is handed out and nothing new is sent; what is out stays valid, and comes home as ever. With the
-/// last reference, of a pool with pages out, a socket or a fragment being sent, the memory goes: its file is closed on the
-/// [`Worker`], for that may block.
+/// After the unbinding, no page is handed out and nothing new is sent. Pages that are out stay valid, and are returned
+/// as before. Pools with pages out, sockets and fragments that are being sent still hold references. When the last
+/// reference is gone, the memory is released. The [`Worker`] closes its file, because closing may block.
 #[must_use = "a binding that is dropped is unbound"]
 pub struct Binding<C: BindingCount = PercpuRef> {
     owner: Owner<BoundMemory, C>,
@@ -292,8 +299,8 @@ pub struct Binding<C: BindingCount = PercpuRef> {
 }
 
 impl Binding<PercpuRef> {
-    /// Binds a dma-buf, or what stands in for one, in pages of `4 KiB << order`. The memory is never mapped here. Costs no
-    /// memory that depends on its size: page descriptors are resident once their pages are used.
+    /// Binds a dma-buf, or a memfd in its place, in pages of `4 KiB << order`. The memory is never mapped into this process. The
+    /// memory that binding itself takes does not depend on the size: a page descriptor becomes resident when its page is first used.
     ///
     /// # Errors
     ///
@@ -303,10 +310,10 @@ impl Binding<PercpuRef> {
     }
 }
 
-/// Bytes of memory behind a descriptor.
+/// The size in bytes of the memory of a descriptor.
 fn size(file: BorrowedFd<'_>) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)?;
-    // A dma-buf is of no type on some systems. What is of one of these may have a size, of something else.
+    // On some systems the file of a dma-buf has no type. Files of the types below may have a size, too, but not that of memory.
     let other = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => "a directory",
         FileType::Fifo => "a pipe",
@@ -318,7 +325,7 @@ fn size(file: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 impl<C: BindingCount> Binding<C> {
-    /// [`new`](Binding::new) with another count.
+    /// [`new`](Binding::new) with another kind of count.
     ///
     /// # Errors
     ///
@@ -348,8 +355,8 @@ impl<C: BindingCount> Binding<C> {
         Ok(Self { owner, provider })
     }
 
-    /// Where the pools of its queues take their pages. A user's provider that hands out pages of this one must keep this one, not
-    /// only the region: what is queued on sockets relies on it.
+    /// The provider from which the pools of the binding's queues take their pages. If a user's own provider hands out pages of this
+    /// provider, it must keep this provider and not only the region: payload that is queued on sockets relies on it.
     #[must_use]
     pub fn provider(&self) -> Arc<dyn Provider<Device>> {
         self.provider.clone()
@@ -359,22 +366,29 @@ impl<C: BindingCount> Binding<C> {
         &self.provider
     }
 
-    /// A reference to the memory, which keeps it past its unbinding.
+    /// Returns a reference to the memory. It keeps the memory even after the unbinding. [`as_ref`](AsRef::as_ref) lends
+    /// one.
     pub fn reference(&self) -> BindingRef<C> {
         self.provider.binding.clone()
     }
 
-    /// Unbinds: what dropping it does, but not while queues are attached, which would starve.
-    /// [`Netdev::unbind`](crate::Netdev::unbind) detaches them first.
+    /// Unbinds the memory, as dropping the binding does, but only if no queue is attached: an attached queue would get no more pages.
+    /// [`Netdev::unbind`](crate::Netdev::unbind) detaches the queues first.
     ///
     /// # Errors
     ///
-    /// The binding itself, live as before, if there are.
+    /// If queues are attached, the error contains the binding, which is live as before.
     pub fn unbind(self) -> Result<(), StillAttached<C>> {
         match self.stats().queues {
             0 => Ok(()),
             queues => Err(StillAttached { binding: Box::new(self), queues }),
         }
+    }
+}
+
+impl<C: BindingCount> AsRef<BindingRef<C>> for Binding<C> {
+    fn as_ref(&self) -> &BindingRef<C> {
+        &self.provider.binding
     }
 }
 
@@ -388,7 +402,8 @@ impl<C: BindingCount> Deref for Binding<C> {
 
 impl<C: BindingCount> Drop for Binding<C> {
     fn drop(&mut self) {
-        // Before the count is killed, by the owner's drop: who was refused a page would be refused a reference, too.
+        // The ledger is closed before the owner's drop kills the count. So once the binding refuses references, it hands out no
+        // pages either.
         self.ledger.close();
     }
 }
@@ -399,13 +414,13 @@ impl<C: BindingCount> fmt::Debug for Binding<C> {
     }
 }
 
-/// Queues receive into the binding that was to be unbound. Nothing has changed.
+/// The error that a binding was not unbound because queues receive into it. Nothing has changed.
 #[derive(Error)]
 #[error("binding {} is attached to {queues} queues; detach them first, or drop it and let them starve", binding.id())]
 pub struct StillAttached<C: BindingCount> {
     /// The binding.
     pub binding: Box<Binding<C>>,
-    /// How many queues there are.
+    /// The number of attached queues.
     pub queues: usize,
 }
 

@@ -1,39 +1,50 @@
-//! How often each page of a binding has been delivered and not come back: a number for each, in one array.
+//! Counts of the pages of a binding, in one array. A count says how often its page was delivered and not returned yet.
 //!
 //! ```text
-//!   summary   1 0 0 1 ...                      a bit for 1024 pages: their counts may be other than 0
+//!   summary   1 0 0 1 ...                      a bit for 1024 pages: 1 if one of their counts may be above 0
 //!             │     └───────────────┐
-//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    zeros of the kernel's, which become memory when they are written
+//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    the kernel's zero page, until a count is written
 //! ```
 //!
-//! A return reads a count before it exchanges it, and memory becomes resident only when it is written: a made-up token takes no
-//! memory. Bits are set and read relaxed: the reader is the last handle or an area's end, and comes after all that set them.
+//! Memory becomes resident only when it is written. A return reads a count before it exchanges it, so an invented token
+//! makes no memory resident. Bits are set and read relaxed: the reader is the last handle or the end of an area, and it
+//! reads after all threads that set bits have finished.
 
 use crate::error::DeliverError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ptr::NonNull;
 
-/// How often a page has been delivered and not come back.
+/// The count of a page: how often the page was delivered and not returned yet.
+///
+/// # Safety
+///
+/// A value of zero bytes is valid, and is a count of 0.
+pub(crate) unsafe trait Counter: Default + Send + Sync + 'static {
+    /// The type that identifies the socket that may take from the count.
+    type Holder: Copy;
+
+    /// Takes one from the count. Returns false if this holder has none.
+    fn take_one(&self, holder: Self::Holder) -> bool;
+
+    /// The value of the count, for any holder.
+    fn held(&self) -> u32;
+}
+
+/// How often a page was delivered to the one socket of its table and not returned yet.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Count(AtomicU32);
 
-impl Count {
-    /// The page is delivered `n` times more.
-    #[inline]
-    pub(crate) fn give(&self, n: u32) {
-        // Does not overflow: each is a reference to the page, of which there are fewer. Release: what the receiver did with
-        // the page before.
-        self.0.fetch_add(n, Ordering::Release);
-    }
+// SAFETY: it is a number.
+unsafe impl Counter for Count {
+    type Holder = ();
 
-    /// Takes one, unless there is none.
     #[inline]
-    pub(crate) fn take_one(&self) -> bool {
-        // A look first: an exchange that fails writes all the same, and makes memory of zeros.
+    fn take_one(&self, (): ()) -> bool {
+        // Read the count first: an exchange that fails writes nevertheless, and would make the page of zeros resident.
         let mut held = self.0.load(Ordering::Relaxed);
         while held > 0 {
-            // Acquire: what the receiver did with the page before it delivered it.
+            // Acquire: everything that the receiver did with the page before it delivered the page happens before the put.
             match self.0.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => held = now,
@@ -41,34 +52,50 @@ impl Count {
         }
         false
     }
+
+    #[inline]
+    fn held(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
-/// Counts that have a bit in the summary: 4 KiB of them.
+impl Count {
+    /// Adds `n` to the count, because the page is delivered `n` times more.
+    #[inline]
+    pub(crate) fn give(&self, n: u32) {
+        // The addition does not overflow: each unit is a reference to the page, and the page's own count is no wider. Release:
+        // publishes what the receiver did with the page before.
+        self.0.fetch_add(n, Ordering::Release);
+    }
+}
+
+/// The number of counts that share a bit of the summary: 4 KiB of counts.
 const PART: usize = if cfg!(loom) { 1 } else { 1024 };
 
-/// Words of the summary, on a line of their own: they are read all the time, and hardly ever written.
+/// Words of the summary, on a cache line of their own, because they are read often and hardly ever written.
 #[repr(align(64))]
 struct Line([AtomicU64; 8]);
 
 /// The counts of a binding's pages on one socket.
 ///
-/// Invariant: a count that is not 0 is in a part whose bit is set.
-pub(crate) struct Counts {
-    memory: Memory,
+/// Invariant: if a count is not 0, the bit of its part is set.
+pub(crate) struct Counts<K = Count> {
+    memory: Memory<K>,
     summary: Box<[Line]>,
 }
 
-impl Counts {
-    /// A count for each of so many pages. Those of a socket's bindings should have numbers of their own, modulo 64: else they begin
-    /// at the same place of a page, and those of bindings that take turns are in one set of the first-level cache.
+impl<K: Counter> Counts<K> {
+    /// Makes counts for `pages` pages. The counts of each binding of a socket should have their own `number`, modulo 64. If two
+    /// bindings have the same number, their counts begin at the same offset of a page. If such bindings take turns, their counts
+    /// compete for one set of the first-level cache.
     pub(crate) fn new(pages: u32, number: usize) -> Result<Self, DeliverError> {
         let lines = (pages as usize).div_ceil(PART).div_ceil(64 * 8);
         let summary = (0..lines).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
         Ok(Self { memory: Memory::new(pages as usize, number % 64)?, summary })
     }
 
-    /// Where they are.
-    pub(crate) fn base(&self) -> Base {
+    /// The addresses of the counts and of the summary.
+    pub(crate) fn base(&self) -> Base<K> {
         Base { counts: NonNull::from(self.memory.all()).cast(), summary: NonNull::from(&self.summary[..]).cast() }
     }
 
@@ -83,12 +110,12 @@ impl Counts {
         }
     }
 
-    /// All that is held: a page and how often, for each. Costs a look at 1024 counts for each of them that was ever used, and at
-    /// a word for 65,536 others.
+    /// Calls `f` with the index and the count of each page whose count is above 0. Reads 1024 counts for each part in which a count
+    /// was ever used, and one word of the summary for each 65,536 pages.
     pub(crate) fn held(&self, mut f: impl FnMut(u32, u32)) {
         self.each_part(|part| {
             for (index, count) in self.memory.all().iter().enumerate().skip(part * PART).take(PART) {
-                let n = count.0.load(Ordering::Relaxed);
+                let n = count.held();
                 if n > 0 {
                     f(index as u32, n);
                 }
@@ -96,34 +123,41 @@ impl Counts {
         });
     }
 
-    /// Bytes of counts that were ever used, in parts.
+    /// Bytes of those parts in which a count was ever used.
     pub(crate) fn bytes(&self) -> usize {
         let parts =
             self.summary.iter().flat_map(|line| &line.0).map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
-        parts.sum::<usize>() * PART * size_of::<u32>()
+        parts.sum::<usize>() * PART * size_of::<K>()
     }
 }
 
-/// Where counts are, for who knows how many, and that they stay.
-#[derive(Clone, Copy)]
-pub(crate) struct Base {
-    counts: NonNull<Count>,
+/// The addresses of counts. The code that follows them must know how many counts there are, and that they still exist.
+pub(crate) struct Base<K = Count> {
+    counts: NonNull<K>,
     summary: NonNull<Line>,
 }
 
-// SAFETY: addresses of atomics; each method that follows them says why they are still valid.
-unsafe impl Send for Base {}
-// SAFETY: as above.
-unsafe impl Sync for Base {}
+impl<K> Clone for Base<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
 
-impl Base {
-    /// Has the line of page `index`'s count come here to be written. The other side wrote it last, and atomic operations wait one
-    /// for the other: so that the lines of a batch come together, they are asked for before the first of them.
+impl<K> Copy for Base<K> {}
+
+// SAFETY: these are addresses of atomics. Each method that follows them says why they are still valid.
+unsafe impl<K: Counter> Send for Base<K> {}
+// SAFETY: as above.
+unsafe impl<K: Counter> Sync for Base<K> {}
+
+impl<K: Counter> Base<K> {
+    /// Prefetches the cache line of the count of page `index` for writing. The other side wrote this line last. Each atomic operation
+    /// waits for the one before it, so the lines of a batch are prefetched together, before its first atomic operation.
     #[inline]
     pub(crate) fn prefetch(self, index: u32) {
         let count = self.counts.as_ptr().wrapping_add(index as usize);
         #[cfg(all(target_arch = "x86_64", not(loom)))]
-        // SAFETY: a hint, and no access; processors without this instruction do nothing in its place.
+        // SAFETY: the instruction is a hint and accesses no memory. A processor that does not have it executes a no-op.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) count, options(nostack, preserves_flags, readonly));
         }
@@ -135,22 +169,22 @@ impl Base {
     ///
     /// # Safety
     ///
-    /// There is such a page, and the counts outlive `'c`.
+    /// The binding has a page `index`, and the counts outlive `'c`.
     #[inline]
-    pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c Count {
+    pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c K {
         // SAFETY: the caller's.
         unsafe { self.counts.add(index as usize).as_ref() }
     }
 
-    /// The count of page `index`, which is going to be [given](Count::give) to.
+    /// The count of page `index`, before one is added to it: sets the bit of its part in the summary.
     ///
     /// # Safety
     ///
     /// As for [`at`](Self::at).
     #[inline]
-    pub(crate) unsafe fn mark<'c>(self, index: u32) -> &'c Count {
+    pub(crate) unsafe fn mark<'c>(self, index: u32) -> &'c K {
         let part = index as usize / PART;
-        // SAFETY: the caller's: there is a bit for each part.
+        // SAFETY: the caller's promise; the summary has a bit for each part.
         let Line(words) = unsafe { self.summary.add(part / 64 / 8).as_ref() };
         let (word, bit) = (&words[part / 64 % 8], 1 << (part % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
@@ -167,68 +201,68 @@ mod memory {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     use std::ptr;
 
-    /// Mapped, not allocated: an allocator may write zeros to all of it.
+    /// The memory of counts. It is mapped and not allocated, because an allocator may write zeros to all of it.
     ///
-    /// Invariant: from `at` on there are `len` counts, in `bytes` from `mapped` on that `new` mapped and `drop` unmaps.
-    pub(super) struct Memory {
-        at: NonNull<Count>,
+    /// Invariant: `at` is the first of `len` counts. They are in the `bytes` from `mapped` on, which `new` mapped and `drop` unmaps.
+    pub(super) struct Memory<K> {
+        at: NonNull<K>,
         len: usize,
         mapped: NonNull<u8>,
         bytes: usize,
     }
 
-    // SAFETY: atomics in memory of its own.
-    unsafe impl Send for Memory {}
+    // SAFETY: the counts are atomics, in memory that this value owns.
+    unsafe impl<K: Counter> Send for Memory<K> {}
     // SAFETY: as above.
-    unsafe impl Sync for Memory {}
+    unsafe impl<K: Counter> Sync for Memory<K> {}
 
-    /// Bytes in a line of the cache.
+    /// Bytes in a cache line.
     const LINE: usize = 64;
 
-    impl Memory {
-        /// `len` counts, which begin at the given line of what is mapped.
+    impl<K: Counter> Memory<K> {
+        /// Maps `len` counts. They begin at the cache line `line` of the mapping.
         pub(super) fn new(len: usize, line: usize) -> Result<Self, DeliverError> {
-            let bytes = line * LINE + len.max(1) * size_of::<Count>();
+            let bytes = line * LINE + len.max(1) * size_of::<K>();
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-            // SAFETY: new memory, wherever there is room.
+            // SAFETY: maps new memory, at an address that the kernel chooses.
             let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
             let mapped = mapped.ok().and_then(|at| NonNull::new(at.cast::<u8>()));
             let mapped = mapped.ok_or(DeliverError::NoMemory { bytes })?;
-            // A huge page would make 2 MiB of the first count. Where there are none, that is refused.
-            // SAFETY: our own memory, and advice.
+            // With huge pages, writing the first count would make 2 MiB resident. A kernel without huge pages refuses this advice.
+            // SAFETY: the memory is our own, and this is only advice.
             let _ = unsafe { madvise(mapped.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
-            // SAFETY: in what was mapped.
+            // SAFETY: the address is inside the mapping.
             Ok(Self { at: unsafe { mapped.add(line * LINE) }.cast(), len, mapped, bytes })
         }
 
-        pub(super) fn all(&self) -> &[Count] {
-            // SAFETY: that many (the invariant), of zeros at first, which are counts.
+        pub(super) fn all(&self) -> &[K] {
+            // SAFETY: there are `len` counts (the invariant). They are zero bytes at first, which are valid counts (the trait).
             unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
         }
     }
 
-    impl Drop for Memory {
+    impl<K> Drop for Memory<K> {
         fn drop(&mut self) {
-            // SAFETY: mapped by `new`, and not used any more.
+            // SAFETY: `new` mapped this memory, and nothing uses it any more.
             let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), self.bytes) };
             debug_assert!(unmapped.is_ok());
         }
     }
 }
 
-/// The same of loom's atomics, which are no zeros of the kernel's.
+/// The same memory made of loom's atomics, which are not valid as zero bytes.
 #[cfg(loom)]
 mod memory {
     use super::*;
 
-    pub(super) struct Memory(Vec<Count>);
+    pub(super) struct Memory<K>(Vec<K>);
 
-    impl Memory {
+    impl<K: Counter> Memory<K> {
         pub(super) fn new(len: usize, _: usize) -> Result<Self, DeliverError> {
-            Ok(Self(std::iter::repeat_with(Count::default).take(len).collect()))
+            Ok(Self(std::iter::repeat_with(K::default).take(len).collect()))
         }
 
-        pub(super) fn all(&self) -> &[Count] {
+        pub(super) fn all(&self) -> &[K] {
             &self.0
         }
     }

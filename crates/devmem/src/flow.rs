@@ -1,12 +1,13 @@
-//! The flow table: from frames to sockets, by local UDP port.
+//! The flow table: finds the socket for a frame by its local UDP port.
 //!
 //! ```text
 //!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, copied and checked ──► mailbox of the socket ──► Socket::recv
 //!                             │
-//!                             └─ no socket, not understood, not vouched for: dropped, in the poll context, and counted
+//!                             └─ no socket, not understood, not vouched for: dropped in the poll, and counted
 //! ```
 //!
-//! Each receive queue has a [`FlowQueue`] of its own, which knows what binding the queue receives into; the table behind is read by RCU.
+//! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue receives into. All queues read one table,
+//! by RCU.
 
 use crate::binding::BindingProvider;
 use crate::mailbox::{Datagram, Mailbox, Payload};
@@ -25,11 +26,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// Why no socket was bound.
+/// The reason why no socket was bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FlowBindError {
-    /// Another socket has the port.
+    /// Another socket is bound to the port.
     #[error("port {port} is taken by another socket; close that, or bind port 0 for one that is free")]
     Taken {
         /// The port.
@@ -38,19 +39,20 @@ pub enum FlowBindError {
     /// All ports from 1024 on are taken.
     #[error("no port is free; close sockets that are not needed")]
     Exhausted,
-    /// A socket without a place for a datagram.
+    /// The options ask for a queue of 0 datagrams.
     #[error("a socket must have room for at least one datagram")]
     NoRoom,
-    /// There is no descriptor for it to be waited for by.
+    /// The system has no descriptor for the socket's events.
     #[error("no descriptor for the socket: {0}; close some, or raise the limit (ulimit -n)")]
     Event(Errno),
 }
 
-/// What a flow table dropped before it knew of a socket. Each number is right, and they are not of one moment.
+/// Counters of frames that a flow table dropped before it had found a socket. Each value is exact, but they are read
+/// one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowStats {
-    /// Frames whose headers go on in device memory: the queue's host parts are too short for them.
+    /// Frames whose headers continue in device memory, because the queue's host parts are too short for them.
     pub headers_in_device: u64,
     /// Fragments of IP datagrams.
     pub fragments: u64,
@@ -58,9 +60,9 @@ pub struct FlowStats {
     pub malformed: u64,
     /// Frames that are not UDP over IP, or are segments that cannot be cut.
     pub other: u64,
-    /// Datagrams for a port that no socket has.
+    /// Datagrams for a port without a socket.
     pub no_socket: u64,
-    /// Frames with payload that is not in the binding that their queue was said to receive into.
+    /// Frames whose payload is not in the binding that was configured for their queue.
     pub foreign: u64,
 }
 
@@ -74,16 +76,16 @@ struct Counters {
     foreign: AtomicU64,
 }
 
-/// A socket takes datagrams to any address, from any.
+/// The wildcard address: a socket receives datagrams that are sent to any local address, by any peer.
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
 type Sockets<C> = HashMap<u16, Arc<Mailbox<C>>>;
 
-/// What handles of a table share.
+/// The state that all handles of a table share.
 pub(crate) struct Flows<C: BindingCount> {
-    /// The sockets, for who looks a frame's up.
+    /// The sockets by port, as the receive queues read them.
     snapshot: Snapshot<Sockets<C>>,
-    /// The same, for who binds and closes.
+    /// The same sockets, as threads that bind and close them lock them.
     sockets: Mutex<Sockets<C>>,
     ports: Ports,
     dropped: Counters,
@@ -108,7 +110,7 @@ impl<C: BindingCount> Flows<C> {
         Ok(port)
     }
 
-    /// From now on no frame finds the socket.
+    /// Removes a socket: after this call no frame is delivered to it.
     pub(crate) fn remove(&self, port: u16) {
         let replaced = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +121,7 @@ impl<C: BindingCount> Flows<C> {
     }
 }
 
-/// The sockets of one or several devices, by local port. A handle: clones are the same table.
+/// The sockets of one or several devices, by local port. This is a handle: a clone is a handle on the same table.
 pub struct FlowTable<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
 }
@@ -133,7 +135,7 @@ impl FlowTable<PercpuRef> {
 }
 
 impl<C: BindingCount> FlowTable<C> {
-    /// A socket on a UDP port; 0 for one that is free, from 1024 on, and hard to guess.
+    /// Binds a socket to a UDP port. If `port` is 0, the table chooses a free port from 1024 on that is hard to guess.
     ///
     /// # Errors
     ///
@@ -147,13 +149,14 @@ impl<C: BindingCount> FlowTable<C> {
         Ok(Socket::new(port, mailbox, self.flows.clone()))
     }
 
-    /// The table's end at a receive queue that receives into `binding`, which it holds. Drop it when the queue is detached.
+    /// Returns the handler for a receive queue that receives into `binding`. The handler holds the binding: drop it when the queue is
+    /// detached.
     #[must_use]
     pub fn queue(&self, binding: &Binding<C>) -> FlowQueue<C> {
         FlowQueue { flows: self.flows.clone(), provider: binding.own_provider().clone() }
     }
 
-    /// What was dropped.
+    /// The counters of dropped frames.
     #[must_use]
     pub fn stats(&self) -> FlowStats {
         let c = &self.flows.dropped;
@@ -188,22 +191,22 @@ impl<C: BindingCount> fmt::Debug for FlowTable<C> {
     }
 }
 
-/// A flow table's end at one receive queue: the handler to poll it with.
+/// The handler with which one receive queue is polled: it delivers the queue's frames to the sockets of a flow table.
 pub struct FlowQueue<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
     provider: Arc<BindingProvider<C>>,
 }
 
-/// Frames of trusted peers are delivered as those of any peer: by fragments that are copied out.
+/// Frames in memory of trusted peers are delivered like those of other peers: their host fragments are read only by copying.
 impl<C: BindingCount, M: PeerMemory> SplitHandler<M> for FlowQueue<C>
 where
     Frag<PeerShared>: From<Frag<M>>,
 {
-    /// Delivers a frame: a copy of its headers, a critical section, and a push.
+    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the socket's queue.
     fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
-        if frame.meta.gso.is_some() {
+        if frame.meta.gso.is_some() || frame.lost() > 0 {
             return count(&dropped.other);
         }
         let Headers { peer, port, payload: Part { at: start, len } } = match parse(&frame) {
@@ -220,20 +223,24 @@ where
             Err(Why::Malformed) => return count(&dropped.malformed),
             Err(_) => return count(&dropped.other),
         };
-        // Of a sum that its sender left to the device both have the frame as it was made.
+        // If the sender left the checksum to its device (`Partial`), the receiver has the frame exactly as the sender
+        // made it.
         let vouched = frame.meta.checksum != Checksum::Unknown;
         let (head, device, _) = frame.into_parts();
         let linear = len.min(head.len() - start);
         let beyond = len - linear;
-        let payload = match device {
-            Some(frag) if beyond > 0 => {
-                // SAFETY: the provider's own reference; pools with pages of the binding keep the provider.
+        let mut device = device.into_iter().take(if beyond > 0 { usize::MAX } else { 0 });
+        let payload = match (device.next(), device.next()) {
+            (Some(frag), None) => {
+                // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
                 match unsafe { Payload::new(frag, &self.provider.binding, beyond as u32) } {
                     Some(payload) => Some(payload),
                     None => return count(&dropped.foreign),
                 }
             }
-            _ => None,
+            (None, _) => None,
+            // A mailbox takes no datagram in several pages of device memory.
+            _ => return count(&dropped.other),
         };
         let datagram = Datagram { peer, vouched, linear: (linear > 0).then(|| (head.into(), start, linear)), payload };
         self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.get(&port)) {
@@ -243,20 +250,20 @@ where
     }
 }
 
-/// As many bytes as headers can have that are copied: Ethernet, and IPv4 with all options, or IPv6 with some extensions, and UDP.
+/// The most bytes of headers that are copied: Ethernet, IPv4 with all options or IPv6 with some extensions, and UDP.
 const HEAD: usize = 96;
 
 /// A UDP datagram in a frame.
 struct Headers {
-    /// Who sent it.
+    /// The sender's address.
     peer: SocketAddr,
-    /// The port that it is for.
+    /// The destination port.
     port: u16,
-    /// In the frame; it begins in the head or at its end.
+    /// The payload's place in the frame. It begins in the head or at the end of the head.
     payload: Part,
 }
 
-/// Reads the headers of a frame, on a private copy. `None` for a fragment.
+/// Reads the headers of a frame, from a private copy. Returns `None` for an IP fragment.
 fn parse<M: Mapped>(frame: &SplitFrame<M>) -> Result<Option<Headers>, Why> {
     let mut copy = [0; HEAD];
     let head = &mut copy[..frame.head().len().min(HEAD)];
@@ -265,7 +272,7 @@ fn parse<M: Mapped>(frame: &SplitFrame<M>) -> Result<Option<Headers>, Why> {
     if ip.fragment.is_some() {
         return Ok(None);
     }
-    // Headers of other protocols may go on in device memory, and are not looked at.
+    // Headers of other protocols may continue in device memory, so they are not parsed.
     if ip.protocol != protocol::UDP {
         return Err(Why::Unknown);
     }

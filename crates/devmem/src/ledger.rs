@@ -1,18 +1,20 @@
-//! How many of a binding's pages are out, and whether more may go: one word.
+//! A binding's ledger: one word with the number of pages that are out, and with a flag that no more pages may be handed
+//! out.
 //!
 //! ```text
 //!   63      62                0
 //!   │ CLOSED │ pages out      │
 //! ```
 //!
-//! Taking pages is one compare-and-swap that fails once the word is closed; so a word that is closed and zero stays that:
-//! the binding is *drained*.
+//! Taking pages is one compare-and-swap, which fails once the word is closed. So if the word is closed and no page is out, the
+//! word stays so, and the binding is *drained*.
 
 use crate::sync::{AtomicU64, Ordering};
 
 const CLOSED: u64 = 1 << 63;
 
-/// Invariant: the lower bits are at least the pages that the provider has handed out and that have not come back.
+/// Invariant: the lower bits are at least the number of pages that the provider has handed out and that were not
+/// returned to it.
 #[derive(Debug)]
 pub(crate) struct Ledger(AtomicU64);
 
@@ -21,19 +23,20 @@ impl Ledger {
         Self(AtomicU64::new(0))
     }
 
-    /// Notes that up to `n` pages go out. False: none may, any more.
+    /// Notes that up to `n` pages are handed out. Returns false if the ledger is closed. Then no page may be handed
+    /// out.
     pub(crate) fn take(&self, n: u64) -> bool {
         let more = |word| (word & CLOSED == 0).then_some(word + n);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// Notes that `n` of them are home.
+    /// Notes that `n` of the pages were returned.
     pub(crate) fn give(&self, n: u64) {
-        // Release: what was done with the pages happens before a thread finds the word drained.
+        // Release: everything that was done with the pages happens before a thread finds the ledger drained.
         self.0.fetch_sub(n, Ordering::AcqRel);
     }
 
-    /// No page goes out from now on.
+    /// Closes the ledger: after this call no page may be handed out.
     pub(crate) fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
@@ -43,12 +46,12 @@ impl Ledger {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Pages out.
+    /// The number of pages that are out.
     pub(crate) fn out(&self) -> u64 {
         self.0.load(Ordering::Acquire) & !CLOSED
     }
 
-    /// Whether no page is out, for good.
+    /// Whether no page is out and none can ever be handed out again.
     pub(crate) fn is_drained(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }

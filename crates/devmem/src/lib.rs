@@ -1,29 +1,33 @@
-//! Device memory for sockets: bindings, sockets, and the tokens by which a user gives pages back.
+//! Device memory for sockets: bindings, sockets, and the tokens by which a user returns pages.
 //!
 //! ```text
 //!   dma-buf ──► Binding ──attach──► Netdev's queues ──► SplitFrame ──► FlowQueue ──► Socket::recv ──► Fragment, Token
 //!                  │                                                                                          │
-//!                  └──► Sender ──► SplitTxQueue                               page goes home ◄── Returner ◄───┘
+//!                  └──► Sender ──► SplitTxQueue                               page returned ◄─── Returner ◄───┘
 //! ```
 //!
-//! * [`Binding`] is the memory, bound; [`Netdev`] says which queues receive into it. `docs/devmem.md` says who keeps whom.
-//! * [`FlowTable`] finds the [`Socket`] that a frame is for.
+//! * [`Binding`] is bound device memory; [`Netdev`] says which queues receive into it. `docs/devmem.md` says which value keeps
+//!   which other value alive.
+//! * [`FlowTable`] finds the [`Socket`] for a received frame.
 //! * [`Sender`] sends from a binding.
-//! * [`AreaProvider`] and [`RefillRing`] are another way: a user's area whose buffers come back by a ring.
+//! * [`stream`] has TCP streams whose payload is in device memory.
+//! * [`AreaProvider`] and [`RefillRing`] do not use tokens: they deliver buffers in an area that the user provides, and the user
+//!   returns the buffers through a ring.
 //!
 //! # Tokens
 //!
-//! A fragment in device memory is delivered as a place in a binding and a [`Token`], a number that means something to one
-//! socket only; giving the token back gives up the reference to the page. Nothing is looked up in a tree, and no thread waits:
-//! a token is the beginning of its binding's range plus the page's index, and the socket has a count for each page.
+//! A fragment in device memory is delivered as an offset in a binding and a [`Token`]. A token is a number that is
+//! valid on one socket only. Returning the token gives up the reference to the page. A token is the first number of its
+//! binding's range plus the page's index, and the socket has a count for each page. So a return searches no tree, and
+//! no thread waits.
 //!
 //! ```text
 //!   TokenTable (&mut)     receive: reserve ... reserve, commit      an atomic addition for each page
 //!   Returner (any thread) give_back(ranges)                         an atomic exchange for each fragment
-//!   the last of them      drop: what is held is given back
+//!   the last handle       drop: all pages that are held are given back
 //! ```
 //!
-//! What a binding must be able to do is [`Pages`].
+//! The trait [`Pages`] lists the operations that a binding must provide.
 //!
 //! ```
 //! use netmem_devmem::{Pages, TokenTable};
@@ -57,7 +61,7 @@
 //! # }
 //! ```
 //!
-//! The theory opens `table.rs`; `docs/tokens.md` says what proves it, and what it costs.
+//! The theory of tokens is at the top of `table.rs`. `docs/tokens.md` lists the tests that prove it, and the costs.
 
 #[cfg(not(loom))]
 mod area;
@@ -79,8 +83,12 @@ mod model;
 mod model_bell;
 #[cfg(all(test, loom))]
 mod model_binding;
+#[cfg(all(test, loom))]
+mod model_owned;
 #[cfg(not(loom))]
 mod netdev;
+#[cfg(any(test, not(loom)))]
+mod owned;
 mod pages;
 mod receive;
 mod returner;
@@ -88,6 +96,8 @@ mod returner;
 mod socket;
 mod space;
 mod stats;
+#[cfg(not(loom))]
+pub mod stream;
 mod sync;
 mod table;
 mod token;
@@ -117,3 +127,7 @@ pub use stats::TokenStats;
 pub use token::{Token, TokenRange};
 #[cfg(not(loom))]
 pub use tx::{Endpoint, Message, SendError, Sender, SenderError};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

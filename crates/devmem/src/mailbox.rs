@@ -1,12 +1,13 @@
-//! Datagrams between the network side and a socket: a bounded queue.
+//! A mailbox: a bounded queue of datagrams between the network side and a socket.
 //!
 //! ```text
 //!   FlowQueue (one for each receive queue) ──► mailbox ──► Socket::recv
 //!   full: dropped and counted               └─► the socket's bell, if a thread waits
 //! ```
 //!
-//! A socket that closes takes the mailbox out of the flow table and empties it. Who had found it before may put something in
-//! after that; it goes with the mailbox, when the critical section in which that was found has ended.
+//! When a socket closes, it takes the mailbox out of the flow table and empties it. A receive queue that had found the mailbox
+//! before may push a datagram after that. Such a datagram is dropped with the mailbox, when the critical section of that receive
+//! queue has ended.
 
 use crate::bell::{Bell, EventFd};
 use crate::{BindingCount, BindingRef};
@@ -22,77 +23,98 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Payload in device memory.
 ///
-/// Invariant: `binding` is the reference in the provider whose page `frag` is in. The fragment keeps its page, the page
-/// its pool, and the pool the provider; so it is there as long as the fragment, and no count says so.
+/// Invariant: `binding` points to the reference in the provider to which the page of `frag` belongs. The fragment keeps its page,
+/// the page keeps its pool, and the pool keeps the provider. So the reference exists as long as the fragment, without a count.
 pub(crate) struct Payload<C: BindingCount> {
     frag: Frag<Device>,
     binding: NonNull<BindingRef<C>>,
-    /// Bytes: the fragment may have more, which are padding.
+    /// Bytes of payload. The fragment may be longer; the rest is padding.
     len: u32,
-    /// The page's number: who receives need not look at the page's descriptor, which the network's CPU changed last.
+    /// The page's index. It is stored here so that the receiver does not read the page's descriptor, which the CPU of the network
+    /// side wrote last.
     index: u32,
 }
 
-// SAFETY: what a fragment and a reference to a binding are.
+// SAFETY: a fragment and a reference to a binding are both `Send` and `Sync`.
 unsafe impl<C: BindingCount> Send for Payload<C> {}
 // SAFETY: as above.
 unsafe impl<C: BindingCount> Sync for Payload<C> {}
 
 impl<C: BindingCount> Payload<C> {
-    /// The first `len` bytes of `frag`. `None`: that is in another binding's page.
+    /// The first `len` bytes of `frag`. Returns `None` if `frag` is in a page of another binding.
     ///
     /// # Safety
     ///
-    /// `binding` is the reference in its binding's provider, which every pool with pages of the binding keeps.
+    /// `binding` must be the reference in its binding's provider. Every pool with pages of the binding keeps this provider.
     #[inline]
     pub(crate) unsafe fn new(frag: Frag<Device>, binding: &BindingRef<C>, len: u32) -> Option<Self> {
         let index = binding.region().index_of(&frag)?;
         Some(Self { frag, binding: NonNull::from(binding), len, index })
     }
 
-    /// The binding that the payload is in, as long as that is here.
+    /// The binding in which the payload is. The reference is valid as long as this value exists.
     #[inline]
     pub(crate) fn binding(&self) -> &BindingRef<C> {
         // SAFETY: the invariant.
         unsafe { self.binding.as_ref() }
     }
 
-    /// The page's number.
+    /// The page's index in the binding.
     #[inline]
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
-    /// Where it begins in the binding.
+    /// The offset in the binding of the first byte.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {
         let page = u64::from(self.index) * self.binding().region().page_size() as u64;
         page + self.frag.offset() as u64
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Keeps the page's count, and nothing else.
+    /// Drops the first `n` bytes. The payload must have at least `n` bytes.
+    #[inline]
+    pub(crate) fn advance(&mut self, n: usize) {
+        self.frag.advance(n);
+        self.len -= n as u32;
+    }
+
+    /// Drops all but the first `len` bytes.
+    #[inline]
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len as u32);
+    }
+
+    /// Drops this value but keeps the fragment's count of its page. The caller then owns this count.
     #[inline]
     pub(crate) fn into_count(self) {
         let _ = self.frag.into_count();
     }
 }
 
-/// A datagram that was received, or what is left of one.
+/// A clone refers to the same bytes, and has a count of its own.
+impl<C: BindingCount> Clone for Payload<C> {
+    fn clone(&self) -> Self {
+        Self { frag: self.frag.clone(), ..*self }
+    }
+}
+
+/// A received datagram, or the part of it that was not delivered yet.
 pub(crate) struct Datagram<C: BindingCount> {
     pub(crate) peer: SocketAddr,
     pub(crate) vouched: bool,
-    /// Payload that landed in host memory: so many bytes of it, from so many on.
+    /// Payload in host memory: the fragment, the offset of the payload in it, and the length of the payload.
     pub(crate) linear: Option<(Frag<PeerShared>, usize, usize)>,
     pub(crate) payload: Option<Payload<C>>,
 }
 
-/// What has become of what was delivered. Numbers of different moments.
+/// Counters of a mailbox. They are read one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Delivered {
     pub(crate) headers_in_device: AtomicU64,
@@ -100,26 +122,28 @@ pub(crate) struct Delivered {
     pub(crate) full: AtomicU64,
 }
 
-/// A socket as the network side sees it.
+/// The part of a socket that the network side uses.
 pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
-    /// Whether datagrams are wanted whose checksum is not vouched for.
+    /// Whether the socket accepts datagrams whose checksum the device has not verified.
     unvouched: bool,
-    /// Rung for each datagram, if the socket waits.
+    /// The bell that a delivery rings if the socket waits.
     bell: Bell<EventFd>,
     pub(crate) delivered: Delivered,
 }
 
 impl<C: BindingCount> Mailbox<C> {
+    /// Makes an empty mailbox for `capacity` datagrams.
+    ///
     /// # Errors
     ///
-    /// There is no descriptor for it.
+    /// The system has no descriptor for the bell.
     pub(crate) fn new(capacity: usize, unvouched: bool) -> Result<Self, Errno> {
         let (queue, bell) = (ArrayQueue::new(capacity), Bell::new(EventFd::new()?));
         Ok(Self { queue, unvouched, bell, delivered: Delivered::default() })
     }
 
-    /// For the network side, on any thread.
+    /// Delivers a datagram. The network side calls this, on any thread.
     pub(crate) fn deliver(&self, datagram: Datagram<C>) {
         let Delivered { unvouched, full, .. } = &self.delivered;
         if !datagram.vouched {
@@ -134,7 +158,7 @@ impl<C: BindingCount> Mailbox<C> {
         self.bell.delivered();
     }
 
-    /// Asks to be woken by the next datagram, if none is here.
+    /// Asks to be woken by the next datagram, if the queue is empty.
     pub(crate) fn arm(&self) -> Armed {
         self.bell.arm(|| !self.queue.is_empty())
     }
@@ -151,7 +175,7 @@ impl<C: BindingCount> Mailbox<C> {
         self.queue.len()
     }
 
-    /// Gives back all that is here.
+    /// Drops all datagrams in the queue, so that their pages are returned to their pools.
     pub(crate) fn empty(&self) {
         while self.pop().is_some() {}
     }

@@ -1,4 +1,4 @@
-//! Loom's models of token tables. `docs/tokens.md` says what each proves, and how to see it fail.
+//! Loom's models of token tables. `docs/tokens.md` says what each model proves, and which changes make it fail.
 
 use crate::{Pages, Returner, TokenRange, TokenTable};
 use loom::cell::UnsafeCell;
@@ -7,26 +7,26 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
 
 /// A binding of two pages.
-struct Device {
-    /// References to pages that are not home.
-    out: AtomicU32,
+pub(crate) struct Device {
+    /// The number of references to the binding's pages.
+    pub(crate) out: AtomicU32,
     unbound: AtomicBool,
-    /// What the receiver wrote, and who puts a page reads.
+    /// The contents of a page: the receiver writes them, and a thread that puts a page reads them.
     contents: UnsafeCell<u32>,
-    /// Everybody who uses the binding looks at it, and its end writes it.
+    /// Each use of the binding reads this flag, and the end of the binding writes it.
     alive: UnsafeCell<bool>,
     gone: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
-struct Handle(Arc<Device>);
+pub(crate) struct Handle(pub(crate) Arc<Device>);
 
 // SAFETY: loom checks the cells.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-// SAFETY: a model has one; no thread takes a reference once it is unbound.
+// SAFETY: a model has one binding, and no thread takes a reference once the binding is unbound.
 unsafe impl Pages for Handle {
     fn id(&self) -> u64 {
         7
@@ -64,11 +64,11 @@ impl Drop for Device {
         self.alive.with_mut(|alive| unsafe { *alive = false });
         self.gone.store(true, Ordering::Relaxed);
         let out = self.out.load(Ordering::Relaxed);
-        assert!(std::thread::panicking() || out == 0, "the binding went with pages out");
+        assert!(std::thread::panicking() || out == 0, "the binding was dropped with pages out");
     }
 }
 
-fn binding() -> Handle {
+pub(crate) fn binding() -> Handle {
     Handle(Arc::new(Device {
         out: AtomicU32::new(0),
         unbound: AtomicBool::new(false),
@@ -78,8 +78,8 @@ fn binding() -> Handle {
     }))
 }
 
-/// What a driver does once: data in a page.
-fn fill(binding: &Handle) {
+/// Writes data to the page, as a driver does once.
+pub(crate) fn fill(binding: &Handle) {
     // SAFETY: loom checks the cell.
     binding.0.contents.with_mut(|at| unsafe { *at = 1 });
 }
@@ -90,7 +90,7 @@ fn receive(table: &mut TokenTable<Handle>, binding: &Handle, pages: &[u32]) {
     for &index in pages {
         assert_eq!(receive.reserve(binding, index).unwrap().0, 1 + index);
     }
-    // SAFETY: counted as out above.
+    // SAFETY: the references were counted above.
     unsafe { receive.commit() };
 }
 
@@ -98,7 +98,7 @@ fn give_back(returner: &Returner<Handle>, token: u32) -> usize {
     returner.give_back(&[TokenRange { start: token, count: 1 }]).unwrap()
 }
 
-/// Return against return: of two that return what was received once, one frees it.
+/// Return against return: if two threads return a token that was received once, exactly one frees it.
 #[test]
 fn return_against_return() {
     loom::model(|| {
@@ -134,7 +134,7 @@ fn return_against_receive() {
     });
 }
 
-/// A token that is guessed before it is known: it is foreign, or it is that of a page in which the receiver's work is seen.
+/// A guess against the first receive: a guessed token is foreign, or the returning thread sees what the receiver did with the page.
 #[test]
 fn guess_against_first_receive() {
     loom::model(|| {
@@ -142,17 +142,18 @@ fn guess_against_first_receive() {
         let returner = table.returner();
         let other = thread::spawn(move || give_back(&returner, 2));
         let one = table.reserve(&binding, 1).unwrap();
-        // After the last step that the other could have seen, but for the one that counts.
+        // The receiver fills the page after all its steps that the other thread could see, except the addition to the count.
         fill(&binding);
         binding.0.out.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: counted as out.
+        // SAFETY: the reference was counted above.
         assert_eq!(unsafe { one.commit() }.0, 2);
         let freed = other.join().unwrap();
         assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 1 - freed);
     });
 }
 
-/// Last handle against return: whichever goes last gives back what is held, and all that was is home.
+/// Last handle against return: the handle that is dropped last gives up all references that the table holds. Then all
+/// pages are returned.
 #[test]
 fn last_handle_against_return() {
     loom::model(|| {
@@ -168,7 +169,7 @@ fn last_handle_against_return() {
     });
 }
 
-/// Last put against bind teardown: the binding goes after the put is through with it, once, and while the socket lives.
+/// Last put against the teardown of a binding: the binding is dropped once, after the put has returned, while the socket lives.
 #[test]
 fn last_put_against_teardown() {
     loom::model(|| {
@@ -183,7 +184,7 @@ fn last_put_against_teardown() {
         table.release_drained();
         other.join().unwrap();
         table.release_drained();
-        assert!(gone.load(Ordering::Relaxed), "the socket holds it yet");
+        assert!(gone.load(Ordering::Relaxed), "the socket still holds the binding");
         assert_eq!(table.stats().bindings, 0);
     });
 }

@@ -1,7 +1,7 @@
-//! Loom's model of a socket's bell: a delivery beside `arm`, in every order.
+//! Loom's model of a socket's bell: a delivery concurrent with `arm`, in every order.
 //!
-//! Seen to fail with the fence of either side taken out (`bell.rs`, `ordered`), with the flag set after the look, and with the
-//! deliverer's look before the push.
+//! Each of these changes was observed to make a model fail: the fence on either side is removed (`bell.rs`, `ordered`);
+//! the receiver sets the flag after it reads the queue; the deliverer reads the flag before the push.
 
 use crate::bell::{Bell, Event};
 use crate::sync::{AtomicU32, Ordering};
@@ -38,7 +38,7 @@ impl Socket {
         self.bell.delivered();
     }
 
-    /// Arms with `seen` datagrams received. True: it sleeps.
+    /// Arms the bell after `seen` datagrams were received. Returns true if the receiver sleeps.
     fn arm(&self, seen: u32) -> bool {
         self.bell.arm(|| self.pushed.load(Ordering::Acquire) != seen) == Armed::Waits
     }
@@ -48,7 +48,7 @@ impl Socket {
     }
 }
 
-/// A receiver that was told that it will be woken is woken, by one of two deliverers.
+/// If `arm` says that the receiver will be woken, one of two deliverers wakes it.
 #[test]
 fn no_delivery_is_missed() {
     loom::model(|| {
@@ -56,11 +56,12 @@ fn no_delivery_is_missed() {
         let deliverers = [socket.clone(), socket.clone()].map(|socket| thread::spawn(move || socket.deliver()));
         let sleeps = socket.arm(0);
         deliverers.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(!sleeps || socket.is_set(), "it sleeps for ever beside a datagram");
+        assert!(!sleeps || socket.is_set(), "the receiver sleeps for ever although a datagram is queued");
     });
 }
 
-/// The same for a receiver that arms again: a ring of the first sleep does not stand for the second, nor is the second lost.
+/// The same for a receiver that arms twice: a ring for the first sleep does not count for the second sleep, and no ring for the
+/// second is lost.
 #[test]
 fn a_second_sleep() {
     loom::model(|| {
@@ -76,6 +77,6 @@ fn a_second_sleep() {
             sleeps = socket.arm(seen) && seen < 2;
         }
         deliverer.join().unwrap();
-        assert!(!sleeps || socket.is_set(), "it sleeps for ever beside a datagram");
+        assert!(!sleeps || socket.is_set(), "the receiver sleeps for ever although a datagram is queued");
     });
 }

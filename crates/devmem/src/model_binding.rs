@@ -1,5 +1,5 @@
-//! Loom's models of a binding's end, with the real counts, pointers, ledger and token table; pages, pool and device are played.
-//! `docs/devmem.md` says what each proves, and how to see it fail.
+//! Loom's models of a binding's end. Counts, pointers, ledger and token table are the real ones; pages, pool and device are
+//! simulated. `docs/devmem.md` says what each model proves, and which changes make it fail.
 
 use crate::ledger::Ledger;
 use crate::{Pages, TokenRange, TokenTable};
@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use netmem_refs::{Count, Owner, PercpuRef, Ref, RefCount};
 
-/// What lingers until its last page is home: it keeps the binding as a pool's provider does.
+/// A pool, which exists until its last page is returned. It keeps the binding, as the provider of a real pool does.
 struct Pool<C: Count + 'static>(UnsafeCell<Option<Ref<Memory<C>, C>>>);
 
 // SAFETY: loom checks the cell.
@@ -17,12 +17,12 @@ unsafe impl<C: Count> Send for Pool<C> {}
 // SAFETY: as above.
 unsafe impl<C: Count> Sync for Pool<C> {}
 
-/// A binding of one page, which was received as often as `refs` says.
+/// A binding of one page. `refs` is the number of references to the page.
 struct Memory<C: Count + 'static> {
     ledger: Ledger,
     refs: AtomicU32,
     pool: Arc<Pool<C>>,
-    /// Everybody who uses the memory looks at it, and its end writes it.
+    /// Each use of the memory reads this flag, and the end of the memory writes it.
     alive: Arc<UnsafeCell<bool>>,
 }
 
@@ -38,7 +38,7 @@ impl<C: Count> Memory<C> {
     }
 }
 
-// SAFETY: a model has one of one page; a ledger that is drained stays so.
+// SAFETY: a model has one binding, of one page, and a drained ledger stays drained.
 unsafe impl<C: Count> Pages for Memory<C> {
     fn id(&self) -> u64 {
         7
@@ -51,10 +51,10 @@ unsafe impl<C: Count> Pages for Memory<C> {
     unsafe fn put(&self, _index: u32, n: u32) {
         self.touch();
         if self.refs.fetch_sub(n, Ordering::AcqRel) == n {
-            // The page leaves the pool, which had lingered for it and goes.
+            // The last page leaves the pool, so the pool is dropped.
             let pool = self.pool.clone();
             self.ledger.give(1);
-            // SAFETY: this thread brings the last page home; loom checks that there is no other.
+            // SAFETY: this thread returns the last page; loom checks that no other thread uses the cell.
             drop(pool.0.with_mut(|keeps| unsafe { (*keeps).take() }));
         }
         self.touch();
@@ -68,11 +68,11 @@ unsafe impl<C: Count> Pages for Memory<C> {
 
 struct Bound<C: Count + 'static> {
     owner: Owner<Memory<C>, C>,
-    /// How often it went, and with how many pages out.
+    /// How often the binding was released, and how many pages were out then.
     ended: Arc<(AtomicU32, AtomicU32)>,
 }
 
-/// A binding of which a pool has the page.
+/// Makes a binding whose page is in a pool.
 fn bind<C: Count>() -> Bound<C> {
     let (pool, ended) = (Arc::new(Pool(UnsafeCell::new(None))), Arc::new((AtomicU32::new(0), AtomicU32::new(0))));
     let alive = Arc::new(UnsafeCell::new(true));
@@ -86,13 +86,13 @@ fn bind<C: Count>() -> Bound<C> {
     })
     .expect("a slot");
     let keeps = owner.get();
-    // SAFETY: no other thread has it yet.
+    // SAFETY: no other thread has the pool yet.
     pool.0.with_mut(|at| unsafe { *at = Some(keeps) });
     assert!(owner.ledger.take(1));
     Bound { owner, ended }
 }
 
-/// What the drop of a binding does.
+/// Does the same as the drop of a binding.
 fn unbind<C: Count>(owner: Owner<Memory<C>, C>) {
     owner.ledger.close();
     drop(owner);
@@ -104,7 +104,7 @@ fn last_put_against_unbind<C: Count>() {
         let mut table = TokenTable::new();
         owner.refs.store(1, Ordering::Relaxed);
         {
-            // As a socket does: by the reference in the provider, which the fragment keeps.
+            // The socket uses the reference in the provider, which the fragment keeps.
             // SAFETY: no other thread has the pool yet.
             let mut receive = table.receive();
             owner.pool.0.with(|keeps| {
@@ -112,7 +112,7 @@ fn last_put_against_unbind<C: Count>() {
                 let binding = unsafe { (*keeps).as_ref() }.expect("the pool keeps it");
                 receive.reserve(binding, 0).expect("a token");
             });
-            // SAFETY: counted above.
+            // SAFETY: the reference was counted above.
             unsafe { receive.commit() };
         }
         let returner = table.returner();
@@ -125,23 +125,25 @@ fn last_put_against_unbind<C: Count>() {
         other.join().unwrap();
         table.release_drained();
         assert_eq!(ended.0.load(Ordering::Relaxed), 1, "while the socket lives");
-        assert_eq!(ended.1.load(Ordering::Relaxed), 0, "every page was home");
+        assert_eq!(ended.1.load(Ordering::Relaxed), 0, "every page was returned");
     });
 }
 
-/// Last put against unbinding: the binding goes once, after the put is through with it, with every page home.
+/// Last put against unbinding: the binding is released once, after the put has returned, and after every page was
+/// returned.
 #[test]
 fn last_put_against_unbind_refcount() {
     last_put_against_unbind::<RefCount>();
 }
 
-/// The same with the count that bindings have.
+/// The same with the kind of count that bindings have by default.
 #[test]
 fn last_put_against_unbind_percpuref() {
     last_put_against_unbind::<PercpuRef>();
 }
 
-/// Take against unbinding: a page goes out before the ledger is closed, and the binding is not drained, or it does not.
+/// Take against unbinding: either a page is handed out before the ledger is closed, and the binding is not drained; or no page is
+/// handed out.
 #[test]
 fn take_against_unbind() {
     loom::model(|| {
@@ -153,7 +155,7 @@ fn take_against_unbind() {
         });
         let taken = ledger.take(2);
         if taken {
-            // One of them there was not.
+            // Only one of the two pages existed.
             ledger.give(1);
         }
         let drained = other.join().unwrap();
@@ -163,7 +165,7 @@ fn take_against_unbind() {
     });
 }
 
-/// Last give against a look at the ledger: who finds it drained sees what was done with the page.
+/// Last give against a read of the ledger: a thread that finds the ledger drained sees everything that was done with the page.
 #[test]
 fn last_give_against_drained() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! A device's receive queues, and which binding each of them receives into.
+//! A device's receive queues, and the binding that each of them receives into.
 //!
 //! ```text
 //!   attach    check all ──► restart queue 3 ──► restart queue 5 ──► restart queue 7 fails
@@ -14,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use thiserror::Error;
 
-/// Why a binding was not attached.
+/// The reason why a binding was not attached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachError<E: Error + 'static> {
     /// The device has no such queue. Nothing has changed.
     #[error("there is no queue {queue}: the device has {queues}, from 0 on")]
     NoSuchQueue {
-        /// The queue asked for.
+        /// The number of the requested queue.
         queue: usize,
-        /// How many queues the device has.
+        /// The number of queues of the device.
         queues: usize,
     },
-    /// A binding is attached to the queue already, or the queue is in the list twice. Nothing has changed.
+    /// A binding is already attached to the queue, or the queue is in the list twice. Nothing has changed.
     #[error("queue {queue} is taken by binding {binding}; unbind that first, or use another queue")]
     Taken {
         /// The queue.
@@ -34,12 +34,12 @@ pub enum AttachError<E: Error + 'static> {
         /// The id of the binding that is attached to it.
         binding: u64,
     },
-    /// The device does not know the memory, and cannot be told of it. Nothing has changed.
+    /// The device does not know the memory, and it cannot be added to the device. Nothing has changed.
     #[error("the device cannot use the memory of binding {binding}")]
     Memory {
         /// The binding's id.
         binding: u64,
-        /// Why.
+        /// The device's error.
         source: E,
     },
     /// A queue was not restarted. The queues before it in the list were restarted with host memory again, except those in
@@ -48,33 +48,34 @@ pub enum AttachError<E: Error + 'static> {
     Restart {
         /// The queue.
         queue: usize,
-        /// Why.
+        /// The queue's error.
         source: E,
         /// Queues that were attached and could not be detached again. They still count as attached to the binding.
         stuck: Vec<(usize, E)>,
     },
 }
 
-/// Why a queue was not detached. The queue goes on as it was, or it has stopped; it still counts as attached. If it has
-/// stopped, the next attempt to detach it succeeds for the queues of virtio-net devices.
+/// The reason why a queue was not detached. Either the queue continues as before, or it has stopped. In both cases it
+/// still counts as attached. If it has stopped, the next attempt to detach it succeeds for the queues of virtio-net
+/// devices.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[error("queue {queue} was not restarted with host memory")]
 pub struct DetachError<E: Error + 'static> {
     /// The queue.
     pub queue: usize,
-    /// Why.
+    /// The queue's error.
     pub source: E,
 }
 
-/// A binding was not unbound, and is live. Some of its queues may have been detached.
+/// The error that a binding was not unbound. The binding is live. Some of its queues may have been detached.
 #[derive(Error)]
 #[non_exhaustive]
 #[error("binding {} is still bound", binding.id())]
 pub struct UnbindError<C: BindingCount, E: Error + 'static> {
     /// The binding.
     pub binding: Box<Binding<C>>,
-    /// Why a queue was not detached. `None`: queues of another device are attached.
+    /// The reason why a queue was not detached. `None`: queues of another device are attached.
     #[source]
     pub source: Option<DetachError<E>>,
 }
@@ -85,7 +86,8 @@ impl<C: BindingCount, E: Error> fmt::Debug for UnbindError<C, E> {
     }
 }
 
-/// The binding that a queue is attached to. While this value exists, the queue counts in that binding's number of queues.
+/// The binding to which a queue is attached. While this value exists, the queue counts in that binding's number of
+/// queues.
 struct Taken {
     binding: u64,
     /// The binding's number of queues. It outlives the binding.
@@ -132,20 +134,21 @@ impl<Q: Queues> Netdev<Q> {
         &mut self.queues
     }
 
-    /// Takes the queues out. None of them counts as attached any more, also if it still receives into a binding.
+    /// Takes the queues out. After this call none of them counts as attached, even if it still receives into a binding.
     #[must_use]
     pub fn into_queues(self) -> Q {
         self.queues
     }
 
-    /// The id of the binding that a queue is attached to; `None` if there is none.
+    /// The id of the binding to which a queue is attached, or `None`.
     #[must_use]
     pub fn attached(&self, queue: usize) -> Option<u64> {
         Some(self.taken.get(queue)?.as_ref()?.binding)
     }
 
-    /// Attaches a binding to queues: all of them, or none. A device that does not know the memory is given it first, if it can be
-    /// while it runs; the device forgets the memory when the binding has gone. The queues are restarted in the order of the list.
+    /// Attaches a binding to queues: to all of them, or to none. If the device does not know the memory, the memory is
+    /// added to it first, if the device supports this while it runs. The memory is removed from the device when the
+    /// binding is gone. The queues are restarted in the order of the list.
     ///
     /// # Errors
     ///

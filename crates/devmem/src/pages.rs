@@ -1,24 +1,24 @@
-//! What a token table must know of a binding.
+//! The operations of a binding that a token table uses.
 
 use netmem_refs::{Count, Ref};
 use std::sync::Arc;
 
-/// A binding's pages, which are counted: a handle on a binding of device memory, which keeps the binding while it exists.
+/// A handle on a binding of device memory, whose pages are counted. The binding exists as long as the handle.
 ///
-/// A token table holds one handle on each binding that it has met, whatever the number of its tokens.
+/// A token table holds one handle on each binding from which it has received, independent of the number of its tokens.
 ///
 /// # Safety
 ///
-/// * [`id`](Self::id) is the same for all handles on a binding, and never that of another binding of this process, also
-///   when this one is gone.
+/// * [`id`](Self::id) is the same for all handles on a binding. No other binding of this process ever has this id, not
+///   even after this binding is gone.
 /// * [`pages`](Self::pages) never changes.
-/// * [`drained`](Self::drained) is true only if there is no reference to any of the pages and never will be one. It comes
-///   after everything that others did before their last [`put`](Self::put) (an acquire).
+/// * [`drained`](Self::drained) is true only if there is no reference to any of the pages and never will be one. A thread for
+///   which it returns true sees everything that other threads did before their last [`put`](Self::put) (an acquire).
 pub unsafe trait Pages: Send + Sync + 'static {
-    /// Which binding.
+    /// The binding's id.
     fn id(&self) -> u64;
 
-    /// How many pages it has.
+    /// The number of pages of the binding.
     fn pages(&self) -> u32;
 
     /// Ends `n` references to page `index`. Called from any thread, in a critical section of [`rcu`](netmem_refs::rcu).
@@ -26,18 +26,18 @@ pub unsafe trait Pages: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `index` is below [`pages`](Self::pages), and `n` references to that page are the caller's, who gives them up.
+    /// `index` is below [`pages`](Self::pages). The caller owns `n` references to that page, and gives them up.
     unsafe fn put(&self, index: u32, n: u32);
 
-    /// Whether the binding has been unbound and every page is home, for good. Asked for every 16 tokens
-    /// that are given back, or so: it should cost no more than a load.
+    /// Whether the binding has been unbound, all of its pages were returned, and none will be handed out again. A
+    /// returning thread calls this about once for each 16 tokens, so it should cost no more than a load.
     fn drained(&self) -> bool;
 }
 
-/// The handle is what it points to.
+/// Implements [`Pages`] for a pointer to a value that has it.
 macro_rules! by_pointer {
     ($pointer:ty, $($count:tt)*) => {
-        // SAFETY: the promises of what it points to.
+        // SAFETY: the pointer forwards to a value that keeps the promises.
         unsafe impl<T: Pages, $($count)*> Pages for $pointer {
             #[inline]
             fn id(&self) -> u64 {

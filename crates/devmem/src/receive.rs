@@ -1,103 +1,119 @@
-//! The receive side of a socket.
+//! The receive side of a socket's token table.
 
-use crate::counts::{Base, Count, Counts};
+use crate::counts::{Base, Count, Counter, Counts};
 use crate::sync::Arc;
 use crate::table::Shared;
 use crate::{DeliverError, Pages, Returner, Token, TokenStats};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// A socket's tokens: its one receiver, from which [`Returner`]s are made.
+/// The table of a socket's tokens, as its single receiver uses it. It makes [`Returner`]s.
 ///
-/// The last handle that goes, this one or a returner, closes the table: all pages that are still held are given back, at a
-/// cost of a look at those counts, 1024 at a time, of which one was ever used, and at a word for 65,536 others.
+/// When the last handle is dropped, this value or a returner, the table is closed: all references that it still holds
+/// are given up. Closing reads 1024 counts for each part of the counts that was ever used, and one word for each 65,536
+/// pages.
 pub struct TokenTable<B: Pages + Clone> {
-    shared: Arc<Shared<B>>,
-    /// What is known of ranges, by the binding's id. It may list bindings that are gone; these are not looked up any more.
-    known: Vec<Known>,
-    /// Where in `known` a binding was when one with the same id modulo [`HINTS`] was asked for last.
-    hints: [u32; HINTS],
-    /// See [`Receive`]; without one, what the last had.
+    ranges: Receiver<B>,
+    /// The fragments that the current [`Receive`] has reserved. If there is none, those of the last [`Receive`].
     reserved: Vec<Reserved>,
+}
+
+/// The ranges of a table, as its single receiver finds them.
+pub(crate) struct Receiver<B: Pages, K: Counter = Count> {
+    pub(crate) shared: Arc<Shared<B, K>>,
+    /// The known ranges, ordered by the binding's id. The list may contain bindings that are gone; these are not looked up any more.
+    known: Vec<Known<K>>,
+    /// For each id modulo [`HINTS`], the position in `known` of the binding that was looked up last.
+    hints: [u32; HINTS],
 }
 
 const HINTS: usize = 16;
 
 /// A range, as the receiver needs it.
 ///
-/// Invariant: `base` is where `counts` are, one for each of `pages`.
-struct Known {
+/// Invariant: `base` is the address of `counts`, which has a count for each of the `pages`.
+pub(crate) struct Known<K = Count> {
     binding: u64,
-    first: u32,
+    pub(crate) first: u32,
     pages: u32,
-    base: Base,
-    counts: Arc<Counts>,
+    pub(crate) base: Base<K>,
+    counts: Arc<Counts<K>>,
 }
 
-/// The count of a page of something known, to which one is to be given.
+/// The count of a page of a known range. [`Receive::commit`] will add to it.
 #[derive(PartialEq)]
 struct Reserved(NonNull<Count>);
 
-// SAFETY: atomics in memory that the table keeps, on whatever thread it is.
+// SAFETY: the counts are atomics, in memory that the table keeps on any thread.
 unsafe impl Send for Reserved {}
-// SAFETY: as above, and by reference nothing can be done with it.
+// SAFETY: as above; and a shared reference to this value has no methods.
 unsafe impl Sync for Reserved {}
 
 impl<B: Pages + Clone> TokenTable<B> {
-    /// The table of a new socket. Allocates little: ranges and counts come with the first fragment of a binding.
+    /// Makes the table of a new socket. Allocates little: a range and its counts are made for the first fragment of a binding.
     #[must_use]
     pub fn new() -> Self {
-        Self { shared: Arc::new(Shared::new()), known: Vec::new(), hints: [0; HINTS], reserved: Vec::new() }
+        Self { ranges: Receiver::new(), reserved: Vec::new() }
     }
 
-    /// Another handle, which gives tokens back.
+    /// Returns another handle, which gives tokens back.
     #[must_use]
     pub fn returner(&self) -> Returner<B> {
-        Returner::new(self.shared.clone())
+        Returner::new(self.ranges.shared.clone())
     }
 
-    /// Begins a call that receives.
+    /// Begins a receiving call.
     #[inline]
     pub fn receive(&mut self) -> Receive<'_, B> {
-        // Of the last one, committed or not.
+        // Forget the fragments of the last call, whether it was committed or not.
         self.reserved.clear();
         Receive { table: self }
     }
 
-    /// Reserves for one fragment, in page `index`, alone: a [`Receive`] of one.
+    /// Reserves a token for one fragment in page `index`: the same as a [`Receive`] of one fragment.
     ///
     /// # Errors
     ///
-    /// There is no room or memory for it, or no such page.
+    /// [`DeliverError`]: there is no room or no memory for the binding's range, or the binding has no such page.
     #[inline]
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<ReceiveOne<'_>, DeliverError> {
         self.reserved.clear();
-        let known = self.find(binding, index)?;
-        // SAFETY: `find` says that there is such a page; the invariant.
+        let known = self.ranges.find(binding, index, true)?;
+        // SAFETY: `find` has checked that there is such a page, and `base` is valid (the invariant).
         Ok(ReceiveOne { count: unsafe { known.base.mark(index) }, token: Token(known.first + index) })
     }
 
-    /// Lets go of bindings that have been unbound and whose pages are all home. Also done when a binding is met, and by a
-    /// return that brings the last page home; this is for a socket that does neither. The answer is how many there were.
+    /// Drops the table's handles on bindings that are unbound and whose pages were all returned. Returns how many there
+    /// were.
+    ///
+    /// The table also does this when it receives from a new binding, and when a return is that of the last page. Call
+    /// it for a socket that neither receives nor returns tokens.
     pub fn release_drained(&self) -> usize {
-        self.shared.release_drained()
+        self.ranges.shared.release_drained()
     }
 
-    /// The table's numbers. Takes the lock that changes of ranges take.
+    /// The counters of the table. Takes the lock that changes of ranges take.
     #[must_use]
     pub fn stats(&self) -> TokenStats {
-        self.shared.stats()
+        self.ranges.shared.stats()
+    }
+}
+
+impl<B: Pages + Clone, K: Counter> Receiver<B, K> {
+    pub(crate) fn new() -> Self {
+        Self { shared: Arc::new(Shared::new()), known: Vec::new(), hints: [0; HINTS] }
     }
 
-    /// What is known of a binding that has a page `index`.
+    /// Finds the range of a binding that has a page `index`, or makes it. `idle` means that the caller does not use any
+    /// count that an earlier call found. Ranges that are gone can then be forgotten.
     #[inline]
-    fn find(&mut self, binding: &B, index: u32) -> Result<&Known, DeliverError> {
+    pub(crate) fn find(&mut self, binding: &B, index: u32, idle: bool) -> Result<&Known<K>, DeliverError> {
         let id = binding.id();
         let mut at = self.hints[id as usize % HINTS] as usize;
         if self.known.get(at).is_none_or(|known| known.binding != id) {
             at = match self.known.binary_search_by_key(&id, |known| known.binding) {
                 Ok(at) => at,
-                Err(at) => self.meet(binding, index, at)?,
+                Err(at) => self.meet(binding, index, at, idle)?,
             };
             self.hints[id as usize % HINTS] = at as u32;
         }
@@ -109,14 +125,14 @@ impl<B: Pages + Clone> TokenTable<B> {
     }
 
     #[cold]
-    fn meet(&mut self, binding: &B, index: u32, mut at: usize) -> Result<usize, DeliverError> {
+    fn meet(&mut self, binding: &B, index: u32, mut at: usize, idle: bool) -> Result<usize, DeliverError> {
         let pages = binding.pages();
         if index >= pages {
             return Err(DeliverError::NoSuchPage { binding: binding.id(), index, pages });
         }
         let (first, counts) = self.shared.attach(binding, self.known.len())?;
-        if self.reserved.is_empty() {
-            // If this list alone has the counts, their range is gone.
+        if idle {
+            // If this list is the only holder of the counts, their range is gone.
             self.known.retain(|known| Arc::strong_count(&known.counts) > 1);
             at = self.known.partition_point(|known| known.binding < binding.id());
         }
@@ -137,18 +153,18 @@ impl<B: Pages + Clone> fmt::Debug for TokenTable<B> {
     }
 }
 
-/// A fragment that was reserved alone. Dropped without [`commit`](Self::commit) it leaves nothing behind.
+/// One fragment that was reserved alone. If it is dropped without [`commit`](Self::commit), nothing changes.
 pub struct ReceiveOne<'t> {
     count: &'t Count,
     token: Token,
 }
 
 impl ReceiveOne<'_> {
-    /// Counts it, and tells the token, which can be given back from now on. An atomic addition.
+    /// Counts the fragment, and returns its token, which can be given back from now on. Costs an atomic addition.
     ///
     /// # Safety
     ///
-    /// A reference to the page is the caller's, and becomes the table's.
+    /// The caller owns a reference to the page, and hands it over to the table.
     #[inline]
     pub unsafe fn commit(self) -> Token {
         self.count.give(1);
@@ -162,40 +178,43 @@ impl fmt::Debug for ReceiveOne<'_> {
     }
 }
 
-/// A call that receives: fragments are reserved one after the other, and counted all at once when nothing can fail any more.
+/// A call that receives several fragments. It reserves them one after the other. When no error is possible any more, it
+/// counts all of them together.
 ///
-/// Dropped without [`commit`](Self::commit) it leaves nothing behind: tokens that were told are not valid, and the
-/// references are the caller's as before.
+/// If it is dropped without [`commit`](Self::commit), nothing changes: the tokens that it returned are not valid, and
+/// the caller still owns the references.
 pub struct Receive<'t, B: Pages + Clone> {
     table: &'t mut TokenTable<B>,
 }
 
 impl<B: Pages + Clone> Receive<'_, B> {
-    /// The token that a fragment in page `index` will have. Touches no count.
+    /// Reserves a fragment in page `index`, and returns the token that it will have. Changes no count.
     ///
     /// # Errors
     ///
-    /// There is no room or memory for it, or no such page. What was reserved before can be committed all the same.
+    /// [`DeliverError`]: there is no room or no memory for the binding's range, or the binding has no such page. The fragments that
+    /// were reserved before can still be committed.
     #[inline]
     pub fn reserve(&mut self, binding: &B, index: u32) -> Result<Token, DeliverError> {
-        let known = self.table.find(binding, index)?;
-        // SAFETY: `find` says that there is such a page; the invariant.
+        let TokenTable { ranges, reserved } = &mut *self.table;
+        let known = ranges.find(binding, index, reserved.is_empty())?;
+        // SAFETY: `find` has checked that there is such a page, and `base` is valid (the invariant).
         let (count, token) = (unsafe { known.base.mark(index) }, Token(known.first + index));
         known.base.prefetch(index);
-        self.table.reserved.push(Reserved(NonNull::from(count)));
+        reserved.push(Reserved(NonNull::from(count)));
         Ok(token)
     }
 
-    /// Counts all that was reserved: from now on each token can be given back, as often as it was told. One atomic
-    /// addition for each page, or less where fragments of one page came in a row.
+    /// Counts all reserved fragments. From then on each token can be returned as often as it was received. Costs one
+    /// atomic addition for each fragment. Consecutive fragments of one page share one addition.
     ///
     /// # Safety
     ///
-    /// For each fragment that was reserved a reference to its page is the caller's, and becomes the table's.
+    /// For each reserved fragment, the caller owns a reference to its page, and hands it over to the table.
     #[inline]
     pub unsafe fn commit(self) {
         for same in self.table.reserved.chunk_by(Reserved::eq) {
-            // SAFETY: of counts that the table knows and has not let go of since: that happens only with nothing reserved.
+            // SAFETY: the table knows these counts. It forgets counts only while nothing is reserved.
             unsafe { same[0].0.as_ref() }.give(same.len() as u32);
         }
     }

@@ -1,5 +1,6 @@
-//! The handles that give tokens back.
+//! The handles that return tokens.
 
+use crate::counts::{Count, Counter};
 use crate::sync::Arc;
 use crate::table::{Range, Shared, Table};
 use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
@@ -7,12 +8,13 @@ use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ptr;
 
-/// The most ranges in a call.
+/// The largest number of ranges in a call.
 pub const MAX_RANGES: usize = 128;
-/// After how many fragments, valid or not, a call stops.
+/// The largest number of fragments, valid or not, that a call processes. After them the call stops.
 pub const MAX_FRAGMENTS: u32 = 1024;
 
-/// A handle on a socket's tokens that gives them back, on any thread, while others do the same and the socket receives.
+/// A handle that gives a socket's tokens back. It can be used on any thread, while other threads give tokens back and the socket
+/// receives.
 pub struct Returner<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
 }
@@ -22,29 +24,20 @@ impl<B: Pages + Clone> Returner<B> {
         Self { shared }
     }
 
-    /// Gives tokens back, each as often as it is named; the answer is how many fragments were freed. At most 1024 are
-    /// looked at ([`MAX_FRAGMENTS`]), valid or not; the rest is left as it is. Tokens that were never received, or have been
-    /// returned as often as received, are ignored and counted in [`stats`](Self::stats).
+    /// Gives tokens back, each as often as it is named. Returns how many fragments were freed.
+    ///
+    /// A call processes at most 1024 fragments ([`MAX_FRAGMENTS`]), valid or not, and ignores the rest. Tokens that
+    /// were never received, or were returned as often as received, are ignored and counted in [`stats`](Self::stats).
     ///
     /// Costs a critical section and, for each fragment, an atomic operation.
     ///
     /// # Errors
     ///
-    /// There are more than 128 ranges ([`MAX_RANGES`]). Nothing was given back.
+    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`]). Nothing was given back.
     #[inline]
     pub fn give_back(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
-        if ranges.len() > MAX_RANGES {
-            return Err(TooManyRanges { ranges: ranges.len() });
-        }
-        let (done, drained) = self.shared.snapshot.read(|table| Call::run(table, ranges));
-        if done.foreign | done.excess > 0 {
-            self.shared.ignored(done.foreign, done.excess);
-        }
-        // Not in the section: what it releases should go now.
-        if drained {
-            self.shared.release_drained();
-        }
-        Ok(done.freed as usize)
+        TooManyRanges::check(ranges)?;
+        Ok(self.shared.give_back(ranges, ()).freed as usize)
     }
 
     /// See [`TokenTable::release_drained`](crate::TokenTable::release_drained).
@@ -52,7 +45,7 @@ impl<B: Pages + Clone> Returner<B> {
         self.shared.release_drained()
     }
 
-    /// The table's numbers. Takes the lock that changes of ranges take.
+    /// The counters of the table. Takes the lock that changes of ranges take.
     #[must_use]
     pub fn stats(&self) -> TokenStats {
         self.shared.stats()
@@ -71,22 +64,39 @@ impl<B: Pages + Clone> fmt::Debug for Returner<B> {
     }
 }
 
-#[derive(Default)]
-struct Done {
-    freed: u32,
-    foreign: u32,
-    excess: u32,
+impl<B: Pages + Clone, K: Counter> Shared<B, K> {
+    /// Gives tokens back for `holder`.
+    #[inline]
+    pub(crate) fn give_back(&self, ranges: &[TokenRange], holder: K::Holder) -> Done {
+        let (done, drained) = self.snapshot.read(|table| Call::run(table, ranges, holder));
+        if done.foreign | done.excess > 0 {
+            self.ignored(done.foreign, done.excess);
+        }
+        // This is done outside the critical section, so that the bindings are released at once.
+        if drained {
+            self.release_drained();
+        }
+        done
+    }
 }
 
-/// References that were taken and are yet to be put: see [`Call`].
+/// How many returned tokens were freed, foreign and in excess.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub(crate) freed: u32,
+    pub(crate) foreign: u32,
+    pub(crate) excess: u32,
+}
+
+/// References that were taken from counts and were not put yet: see [`Call`].
 struct Batch<'c, B> {
     pages: [MaybeUninit<(&'c B, u32)>; BATCH],
     len: usize,
-    /// A binding of which something was put has nothing left.
+    /// Whether a binding is drained now, to whose pages references were put.
     drained: bool,
 }
 
-/// How many ranges are found together, and how many references put.
+/// The number of ranges that are looked up together, and of references that are put together.
 const BATCH: usize = 16;
 
 impl<'c, B: Pages> Batch<'c, B> {
@@ -97,7 +107,7 @@ impl<'c, B: Pages> Batch<'c, B> {
 
     /// # Safety
     ///
-    /// A reference to page `index` is the caller's, who gives it up.
+    /// The caller owns a reference to page `index`, and gives it up.
     #[inline]
     unsafe fn push(&mut self, binding: &'c B, index: u32) {
         self.pages[self.len].write((binding, index));
@@ -113,7 +123,7 @@ impl<'c, B: Pages> Batch<'c, B> {
         for page in &self.pages[..mem::take(&mut self.len)] {
             // SAFETY: the first `len` were written.
             let (binding, index) = unsafe { page.assume_init() };
-            // SAFETY: it was given up to `push`.
+            // SAFETY: the caller of `push` gave up this reference.
             unsafe { binding.put(index, 1) };
             if let Some(other) = last.replace(binding).filter(|last| !ptr::eq(*last, binding)) {
                 self.drained |= other.drained();
@@ -123,23 +133,26 @@ impl<'c, B: Pages> Batch<'c, B> {
     }
 }
 
-/// A call that gives back.
+/// A call that gives tokens back.
 ///
-/// The lines of counts, and of what a put looks at, were another CPU's last as a rule, and nothing passes the atomic operation
-/// that takes. So tokens are found first, their counts' lines asked for; then all are taken; then all are put: lines come together.
-struct Call<'c, B> {
-    table: Option<&'c Table<B>>,
-    /// Fragments that may yet be looked at.
+/// Usually another CPU was the last writer of the cache lines of the counts, and of the lines that a put reads. The CPU
+/// executes no later load before an atomic operation has finished. So a call works in three steps: it looks up the
+/// tokens and prefetches the lines of their counts; it takes from all counts; it puts all references. The cache misses
+/// of one step then overlap.
+struct Call<'c, B, K: Counter = Count> {
+    table: Option<&'c Table<B, K>>,
+    holder: K::Holder,
+    /// The number of fragments that the call may still process.
     left: u32,
     taken: Batch<'c, B>,
     done: Done,
 }
 
-impl<'c, B: Pages> Call<'c, B> {
-    /// What became of it, and whether a binding of which something was freed has nothing left.
+impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
+    /// Runs a call. Returns its result, and whether a binding of which it freed fragments is drained now.
     #[inline]
-    fn run(table: Option<&'c Table<B>>, ranges: &[TokenRange]) -> (Done, bool) {
-        let mut call = Call { table, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
+    fn run(table: Option<&'c Table<B, K>>, ranges: &[TokenRange], holder: K::Holder) -> (Done, bool) {
+        let mut call = Call { table, holder, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
         for ranges in ranges.chunks(BATCH) {
             let mut found = [None; BATCH];
             for (TokenRange { start, .. }, found) in ranges.iter().zip(&mut found) {
@@ -154,9 +167,9 @@ impl<'c, B: Pages> Call<'c, B> {
         (call.done, call.taken.drained)
     }
 
-    /// Gives back tokens of which the first is in `found`, as many as may be looked at.
+    /// Returns as many of the tokens as the call may still process. `found` is the range of the first token.
     #[inline]
-    fn give_back(&mut self, tokens: TokenRange, found: Option<&'c Range<B>>) {
+    fn give_back(&mut self, tokens: TokenRange, found: Option<&'c Range<B, K>>) {
         let count = tokens.count.min(self.left);
         self.left -= count;
         match found {
@@ -165,9 +178,9 @@ impl<'c, B: Pages> Call<'c, B> {
         }
     }
 
-    /// The same where tokens may be in several ranges, or in none.
+    /// The same for tokens that may be in several ranges, or in none.
     #[cold]
-    fn beyond(&mut self, mut token: u32, mut count: u32, mut found: Option<&'c Range<B>>) {
+    fn beyond(&mut self, mut token: u32, mut count: u32, mut found: Option<&'c Range<B, K>>) {
         while count > 0 {
             let n = match found {
                 Some(range) => count.min(range.rest(token)),
@@ -180,7 +193,7 @@ impl<'c, B: Pages> Call<'c, B> {
             count -= n;
             match token.checked_add(n) {
                 Some(next) => token = next,
-                // There are no tokens after the last.
+                // There are no tokens after the last number.
                 None => {
                     self.done.foreign += count;
                     return;
@@ -190,14 +203,14 @@ impl<'c, B: Pages> Call<'c, B> {
         }
     }
 
-    /// Gives back `count` tokens from `token` on, which are in the range.
+    /// Returns `count` tokens from `token` on. All of them must be in the range.
     #[inline]
-    fn in_range(&mut self, range: &'c Range<B>, token: u32, count: u32) {
+    fn in_range(&mut self, range: &'c Range<B, K>, token: u32, count: u32) {
         let (first, mut freed) = (token - range.first, 0);
         for index in first..first + count {
-            if range.take_one(index) {
+            if range.take_one(index, self.holder) {
                 freed += 1;
-                // SAFETY: the count said that the table has a reference to this page, and this one is now ours.
+                // SAFETY: the count said that the table owned a reference to this page, and this thread has taken it.
                 unsafe { self.taken.push(&range.attached.binding, index) };
             }
         }

@@ -1,4 +1,5 @@
-//! Sockets: datagrams as fragments of device memory with tokens, and bytes that landed in host memory.
+//! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the device wrote to host
+//! memory are delivered as fragments of host memory.
 
 use crate::flow::Flows;
 use crate::mailbox::{Datagram, Mailbox};
@@ -16,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// What a [`Socket`] is to be. Start with [`SocketOptions::new`].
+/// The options of a new [`Socket`]. Start with [`SocketOptions::new`].
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     pub(crate) queue: usize,
@@ -24,21 +25,21 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Room for 1024 datagrams; those whose checksum the device did not vouch for are dropped.
+    /// The defaults: a queue of 1024 datagrams; datagrams whose checksum the device has not verified are dropped.
     #[must_use]
     pub fn new() -> Self {
         Self { queue: 1024, unvouched: false }
     }
 
-    /// Datagrams that may wait to be received. Beyond that they are dropped, and counted.
+    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and counted.
     #[must_use]
     pub fn queue(mut self, datagrams: usize) -> Self {
         self.queue = datagrams;
         self
     }
 
-    /// Whether datagrams are delivered that the device did not vouch for, marked ([`Received::vouched`]), instead of being
-    /// dropped: for users who have checksums of their own.
+    /// Whether a datagram is delivered if the device has not verified its checksum. It is then marked
+    /// ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has checksums of its own.
     #[must_use]
     pub fn unvouched(mut self, deliver: bool) -> Self {
         self.unvouched = deliver;
@@ -55,88 +56,92 @@ impl Default for SocketOptions {
 /// A part of a datagram.
 #[derive(Debug, Default)]
 pub enum Fragment {
-    /// Nothing was received here.
+    /// Nothing was received in this entry.
     #[default]
     Empty,
     /// Bytes in device memory.
     Device {
         /// The binding's id.
         binding: u64,
-        /// The first byte, from the binding's first.
+        /// The offset of the first byte in the binding.
         offset: u64,
-        /// Bytes.
+        /// The length in bytes.
         len: u32,
-        /// To be given back by a [`Returner`] as often as it was received. One for all fragments in a page.
+        /// The token of the page. All fragments in one page have the same token. Give it back by a [`Returner`] as often as it
+        /// was received.
         token: Token,
     },
-    /// Bytes that landed in host memory. Dropping it gives them back.
+    /// Bytes that the device wrote to host memory. Dropping the fragment returns its page.
     Linear(Frag<PeerShared>),
 }
 
-/// What [`Socket::recv`] has received.
+/// The result of [`Socket::recv`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says how many fragments were received, and whether a datagram has ended"]
 pub struct Received {
-    /// How many fragments were filled in, in order.
+    /// The number of fragments that were filled in, in order.
     pub fragments: usize,
-    /// Who sent the datagram.
+    /// The sender's address.
     pub peer: SocketAddr,
-    /// Whether this was all of it. Else the rest comes next.
+    /// Whether this is the end of the datagram. If not, the next call receives the rest.
     pub end: bool,
-    /// Whether the device vouches for the datagram's checksum.
+    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum, or the sender left
+    /// it to its device, so that it was not computed yet.
     pub vouched: bool,
 }
 
-/// Why nothing was received. What was queued is still there.
+/// The reason why nothing was received. No queued datagram is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecvError {
-    /// There is no datagram.
+    /// No datagram is queued.
     #[error("no datagram is there to be received; poll the queues, and try again")]
     Empty,
-    /// The system call that waits has failed: the system is short of memory.
+    /// The system call that waits has failed, because the system is short of memory.
     #[error("cannot wait for a datagram: {0}")]
     Wait(Errno),
-    /// The next fragment gets no token.
+    /// No token can be given to the next fragment.
     #[error("a fragment cannot be received now")]
     Token(#[from] DeliverError),
 }
 
-/// A socket's numbers. Each is right, and they are not of one moment.
+/// Counters of a socket. Each value is exact, but they are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {
-    /// Fragments of device memory received.
+    /// Fragments of device memory that were received.
     pub fragments: u64,
-    /// Bytes received that had landed in host memory.
+    /// Bytes that were received in host memory.
     pub linear_bytes: u64,
     /// Datagrams that wait to be received.
     pub queued: usize,
     /// Datagrams dropped because there was no room for more.
     pub queue_full: u64,
-    /// Datagrams dropped because their headers go on in device memory, as far as their port could be read.
+    /// Datagrams dropped because their headers continue in device memory. Counted only if the port could be read.
     pub headers_in_device: u64,
-    /// Datagrams that the device did not vouch for: dropped, or delivered marked.
+    /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a mark.
     pub unvouched: u64,
-    /// Returns of tokens of no binding that the socket holds.
+    /// Returns that were ignored because the token is not of a binding that the socket holds.
     pub foreign: u64,
-    /// Returns of tokens whose page is not held: returned more often than received, or never received.
+    /// Returns that were ignored because the page is not held: it was returned as often as received, or never received.
     pub excess: u64,
-    /// Bindings that the socket holds.
+    /// The number of bindings that the socket holds.
     pub bindings: usize,
 }
 
 /// A UDP socket whose payload stays in device memory.
 ///
-/// It has one receiver, this value; [`Returner`]s give back on any thread. [`recv`](Self::recv) does not wait;
-/// [`recv_timeout`](Self::recv_timeout) does, and so does an event loop ([`Wait`], [`AsFd`]). Dropping it ends the receiving: its port is free, and
-/// what was queued goes home. With the last handle, this or a returner, all tokens that are out are given back.
+/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread. [`recv`](Self::recv) does not wait.
+/// [`recv_timeout`](Self::recv_timeout) waits, and an event loop can wait for the socket ([`Wait`], [`AsFd`]).
+///
+/// If this value is dropped, the port is free again, and the pages of queued datagrams are returned to their pools.
+/// When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
 pub struct Socket<C: BindingCount = PercpuRef> {
     port: u16,
     mailbox: Arc<Mailbox<C>>,
     flows: Arc<Flows<C>>,
     tokens: TokenTable<BindingRef<C>>,
-    /// A datagram of which a part has been received.
+    /// The rest of a datagram that was received in part.
     rest: Option<Datagram<C>>,
     fragments: u64,
     linear_bytes: u64,
@@ -147,26 +152,26 @@ impl<C: BindingCount> Socket<C> {
         Self { port, mailbox, flows, tokens: TokenTable::new(), rest: None, fragments: 0, linear_bytes: 0 }
     }
 
-    /// The port.
+    /// The local port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A handle that gives tokens back, on any thread.
+    /// Returns a handle that gives tokens back, on any thread.
     #[must_use]
     pub fn returner(&self) -> Returner<BindingRef<C>> {
         self.tokens.returner()
     }
 
-    /// Receives the next datagram, or the rest of the one before, into `out` from the front. At most two fragments, one of
-    /// either kind. Does not wait. An atomic addition for a fragment in device memory.
+    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A datagram has at most two fragments: one
+    /// in host memory, then one in device memory. Does not wait. Costs an atomic addition for a fragment in device memory.
     ///
-    /// If `out` has no room for all of it the rest stays where it is, without a token, and comes next.
+    /// If `out` has no room for the whole datagram, the rest stays queued without a token, and the next call receives it.
     ///
     /// # Errors
     ///
-    /// [`RecvError`]; nothing of it is lost.
+    /// [`RecvError`]. Nothing of the datagram is lost.
     pub fn recv(&mut self, out: &mut [Fragment]) -> Result<Received, RecvError> {
         let mut datagram = self.rest.take().or_else(|| self.mailbox.pop()).ok_or(RecvError::Empty)?;
         let (mut out, mut fragments, mut refused) = (out.iter_mut(), 0, None);
@@ -187,7 +192,7 @@ impl<C: BindingCount> Socket<C> {
                 Some((place, Ok(one))) => {
                     let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
                     payload.into_count();
-                    // SAFETY: the count of its page that the fragment had.
+                    // SAFETY: the reference is the count of the page that the fragment had.
                     let token = unsafe { one.commit() };
                     *place = Fragment::Device { binding, offset, len, token };
                     self.fragments += 1;
@@ -206,15 +211,15 @@ impl<C: BindingCount> Socket<C> {
             self.rest = Some(datagram);
         }
         match refused {
-            // It is refused again, then alone.
+            // If a fragment was received already, the call succeeds. The next call returns the error.
             Some(error) if fragments == 0 => Err(error.into()),
             _ => Ok(Received { fragments, peer, end, vouched }),
         }
     }
 
-    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token: for measurements of other kinds of
-    /// tokens. The answer is the page's number, and its count is the caller's, who gives it up by
-    /// [`Pages::put`](crate::Pages::put) of the binding. What landed in host memory is dropped. `None`: there is nothing, or nothing in device memory.
+    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token. Measurements of other kinds of tokens use
+    /// this. Returns the page's index. The caller owns the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the
+    /// binding. Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has nothing in device memory.
     #[doc(hidden)]
     pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
         let Datagram { payload, .. } = self.rest.take().or_else(|| self.mailbox.pop())?;
@@ -226,18 +231,19 @@ impl<C: BindingCount> Socket<C> {
         Some(index)
     }
 
-    /// Receives as [`recv`](Self::recv) does, and waits up to `limit` for a datagram if there is none; without a limit, for as
-    /// long as it takes. The queues must be polled by another thread. A datagram that is there costs nothing more than in `recv`.
+    /// Receives as [`recv`](Self::recv) does. If no datagram is queued, it waits for one, at most for `limit`, or
+    /// without a limit if `limit` is `None`. Another thread must poll the queues. If a datagram is already queued, this
+    /// costs no more than `recv`.
     ///
     /// # Errors
     ///
-    /// [`RecvError`]; [`RecvError::Empty`] if the time is over.
+    /// [`RecvError`]. It is [`RecvError::Empty`] if the time limit has passed.
     pub fn recv_timeout(&mut self, out: &mut [Fragment], limit: Option<Duration>) -> Result<Received, RecvError> {
         let first = self.recv(out);
         if !matches!(first, Err(RecvError::Empty)) {
             return first;
         }
-        // A time that the clock cannot count is for ever.
+        // If the clock cannot represent the deadline, there is none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let outcome = loop {
             if self.arm() == Armed::Waits {
@@ -257,13 +263,13 @@ impl<C: BindingCount> Socket<C> {
         outcome
     }
 
-    /// Lets go of bindings that are unbound and whose pages are all home, for a socket that neither receives nor gives
-    /// back. How many there were.
+    /// Drops the socket's references to bindings that are unbound and whose pages were all returned. Returns how many
+    /// there were. Call it for a socket that neither receives nor returns tokens.
     pub fn release_drained(&self) -> usize {
         self.tokens.release_drained()
     }
 
-    /// The socket's numbers. Takes a lock.
+    /// The counters of the socket. Takes a lock.
     #[must_use]
     pub fn stats(&self) -> SocketStats {
         let (tokens, delivered) = (self.tokens.stats(), &self.mailbox.delivered);
@@ -287,10 +293,11 @@ impl<C: BindingCount> AsFd for Socket<C> {
     }
 }
 
-/// The thread that delivers wakes the thread that waits, by a system call for each time that the socket was armed. Delivering to
-/// a socket that is not armed costs one load.
+/// The delivering thread wakes the waiting thread by a system call, once each time that the socket was armed. If the socket is not
+/// armed, a delivery costs one load.
 ///
-/// A socket whose next fragment gets no token ([`RecvError::Token`]) has work: it does not wait for tokens.
+/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns [`Armed::Work`]: a socket does not wait for
+/// tokens.
 impl<C: BindingCount> Wait for Socket<C> {
     fn arm(&mut self) -> Armed {
         if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }

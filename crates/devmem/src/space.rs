@@ -1,17 +1,18 @@
-//! Which range of a socket's 32-bit space a binding gets: the next one, and an old one only after all others.
+//! Allocation of the ranges of bindings in a socket's 32-bit space. A binding gets the next free range. Freed ranges
+//! are used again only after all other numbers.
 //!
 //! ```text
 //!   0   1                          next                       2^32
 //!   │ - │ A A A A │     │ B B │ C C C C ─────────────────────► │
-//!               a gap here waits until `next` has come around
+//!               a gap here is used only after `next` has wrapped around
 //! ```
 //!
-//! Number 0 is never given out: a token that was not filled in is foreign.
+//! Number 0 is never allocated, so a token that was not filled in is in no range.
 
 /// One past the last token.
 const END: u64 = 1 << 32;
 
-/// Where ranges are given out.
+/// The position at which the next range is placed.
 pub(crate) struct Space {
     next: u64,
 }
@@ -21,8 +22,8 @@ impl Space {
         Self { next: 1 }
     }
 
-    /// Finds `pages` free numbers in a row: from where the last were found to the end, then from the beginning.
-    /// `taken` are the ranges in use, first and last, in order.
+    /// Finds `pages` free numbers in a row. Searches from the end of the last range that it found to the end of the space, then from
+    /// the beginning. `taken` are the first and last numbers of the ranges in use, in order.
     pub(crate) fn place(&mut self, pages: u32, taken: impl Iterator<Item = (u32, u32)> + Clone) -> Option<u32> {
         let base = first_gap(self.next, pages, taken.clone()).or_else(|| first_gap(1, pages, taken))?;
         self.next = u64::from(base) + u64::from(pages);
@@ -49,7 +50,7 @@ mod tests {
         space.place(pages, taken.iter().copied())
     }
 
-    /// A gap is used only once the space has come around. Proves MEM-4.
+    /// A gap is used only after the space has wrapped around. Proves MEM-4.
     #[test]
     fn gaps_wait_for_the_space_to_wrap() {
         let mut space = Space::new();
@@ -64,7 +65,7 @@ mod tests {
         assert_eq!(place(&mut space, 4, &[(1, 7), taken[0], taken[1]]), Some(21));
     }
 
-    /// The whole space is one range at most; none goes over its end.
+    /// A range can be as large as the whole space, and no range goes beyond the end.
     #[test]
     fn the_whole_space() {
         let mut space = Space::new();

@@ -1,15 +1,15 @@
-//! What a token table has seen.
+//! Counters of a token table.
 
-/// A token table's numbers. Each is right, and they are not of one moment.
+/// Counters of a token table. Each value is exact, but they are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TokenStats {
-    /// Returns that were ignored because the token is of no binding of this socket, or of one that is gone.
+    /// Returns that were ignored because the token is in no range of this socket: it never was in one, or its binding is gone.
     pub foreign: u64,
-    /// Returns that were ignored because the page is not held: returned more often than received, or never received.
+    /// Returns that were ignored because the page is not held: it was returned as often as received, or never received.
     pub excess: u64,
-    /// Bindings that have a range of tokens.
+    /// The number of bindings that have a range of tokens.
     pub bindings: usize,
-    /// Bytes of counts: 4 for each page of those 1024 in a row that something was received from.
+    /// Bytes of counts in use: those of each group of 1024 pages from which at least one page was received.
     pub bytes: usize,
 }

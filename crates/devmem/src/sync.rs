@@ -1,4 +1,4 @@
-//! The atomics of the token tables, in one place, so that loom can take their place; and a value that readers find by RCU.
+//! The atomics of the token tables, in one place so that loom can replace them; and [`Snapshot`], a value that readers find by RCU.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
@@ -15,19 +15,19 @@ mod snapshot {
     /// A value that is read without a lock, and replaced as a whole.
     pub(crate) struct Snapshot<T>(RcuCell<T, RcuRef>);
 
-    /// The value that was there before. Its drop may run destructors of other values, so it must not happen under a lock. The
-    /// value is released once all readers that may have found it have left their sections.
+    /// The previous value. Its drop may run destructors of other values, so it must not happen under a lock. The value
+    /// is released after all readers that may have found it have left their critical sections.
     pub(crate) struct Replaced<T> {
         _value: Option<Owner<T, RcuRef>>,
     }
 
     impl<T: Send + Sync + 'static> Snapshot<T> {
-        /// Empty. Allocates nothing.
+        /// An empty value. Allocates nothing.
         pub(crate) fn new() -> Self {
             Self(RcuCell::default())
         }
 
-        /// Runs `reader` on the value as it is now, if there is one, in a critical section. About 5 ns.
+        /// Runs `reader` on the current value, if there is one, in a critical section. About 5 ns.
         #[inline]
         pub(crate) fn read<R>(&self, reader: impl FnOnce(Option<&T>) -> R) -> R {
             rcu::read(|guard| reader(self.0.load(guard).map(Borrowed::value)))
@@ -39,8 +39,8 @@ mod snapshot {
     }
 }
 
-/// The same for the thread sanitizer, which cannot judge the collector. A reader keeps the value that it found, as its section
-/// would.
+/// The same for the thread sanitizer, which cannot check the collector. A reader holds a reference to the value instead
+/// of a critical section.
 #[cfg(tsan)]
 mod snapshot {
     use super::{Arc, Mutex};

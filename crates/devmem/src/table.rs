@@ -1,7 +1,8 @@
-//! What all handles of a socket share: the ranges, and the end. And the theory of tokens.
+//! The token table of a socket: the ranges of tokens, which all handles of the socket share, and the end of the table.
 //!
-//! A socket gives each binding that it meets a range of its own 32-bit space, one number for each page. What it has delivered
-//! it counts, by page; a token that comes back takes one from the count, and with it gives up a reference to the page.
+//! A socket has a 32-bit space of tokens. When the socket receives from a binding for the first time, it gives the binding a
+//! range of this space, with one number for each page. For each page the socket counts how often it has delivered the page.
+//! Returning a token takes one from the count of its page, and gives up one reference to the page.
 //!
 //! ```text
 //!   token      range (first ..= last, binding)      page = token - first      count of the page
@@ -9,7 +10,7 @@
 //!              5001 ..= 9096, binding 9
 //! ```
 //!
-//! The invariant: **a count is so many references to its page, and they are the table's.** What can happen to a page of a socket:
+//! The invariant: **if a count is n, the table owns n references to the page.** What can happen to a page of a socket:
 //!
 //! ```text
 //!             reserve            commit: count += n              return: count -= 1, if it is not 0
@@ -18,17 +19,19 @@
 //!               └─────────┘
 //! ```
 //!
-//! | who | how many | may |
+//! | handle | how many | what it may do |
 //! | --- | --- | --- |
-//! | receiver, `&mut TokenTable` | one | make ranges, add to counts |
-//! | `Returner`, `Clone + Sync` | any | take from counts that are not 0 |
-//! | the last handle | alone | all |
+//! | the receiver, `&mut TokenTable` | one | make ranges, add to counts |
+//! | a `Returner`, `Clone + Sync` | any number | take from counts that are not 0 |
+//! | the last handle | alone | everything |
 //!
-//! So a receive has no other receive to race with. The end races with nothing, because every returning thread has a handle.
+//! There is one receiver, so two receives never race. The end of the table races with nothing, because every returning thread
+//! has a handle.
 //!
 //! # The races
 //!
-//! **Return against return** of a token that was received once. Taking is a compare-and-swap from a number that is not 0.
+//! **Return against return.** Two threads return a token that was received once. Taking one from a count is a compare-and-swap
+//! from a number that is not 0, so only one of the two threads succeeds.
 //!
 //! ```text
 //!   return                                  return
@@ -39,8 +42,8 @@
 //!   in excess, ignored
 //! ```
 //!
-//! **Return against receive of the same page.** Both change the count by one atomic operation; neither's is lost. A return whose
-//! exchange fails because of the receive looks again, and finds more.
+//! **Return against receive of the same page.** Each of the two changes the count by one atomic operation, so neither change is
+//! lost. If the exchange of the return fails because of the receive, the return reads the count again, and finds a larger one.
 //!
 //! ```text
 //!   return                                  receive
@@ -50,22 +53,22 @@
 //!   exchange(2 -> 1), puts one reference
 //! ```
 //!
-//! **A guess against the first receive.** Tokens can be guessed, and returned before they are told. Until the addition of the
-//! commit the count is 0, or there is no range, and the return is ignored. After it the reference is the table's,
-//! and giving it up right away is the user's right.
+//! **A guess against the first receive.** A user can guess a token, and return it before the socket has told it. Before the
+//! addition of the commit, the count is 0 or there is no range, so the return is ignored. After the addition, the table owns
+//! the reference, and the user may give it up at once.
 //!
 //! ```text
 //!   return                                  receive
 //!                                           reserve: range, count 0
 //!   count is 0: ignored
-//!                                           what could fail did not
+//!                                           no error is possible from here on
 //!                                           commit: count += 1
 //!   exchange(1 -> 0), puts the page
-//!                                           tells the token, of a page that is gone
+//!                                           tells the token of a page that was given up already
 //! ```
 //!
-//! **The last handle against a return** is none: the return has a handle, so this one is not the last. What it took is not in
-//! the counts that the last one finds.
+//! **The last handle against a return.** This race cannot happen: the returning thread has a handle, so a handle that is dropped
+//! during the return is not the last one. The counts that the last handle finds do not contain what the return took.
 //!
 //! ```text
 //!   drop of the table                       return
@@ -75,35 +78,38 @@
 //!                                           puts what the other counts say
 //! ```
 //!
-//! **The last put against the end of the binding.** The put that brings the last page home makes the binding drained, and
-//! another thread may see that before the put has returned, take the range out of the table, and drop the only handle.
+//! **The last put against the end of the binding.** The put that returns the last page makes the binding drained. Another
+//! thread may see this before the put has returned. It then takes the range out of the table, and drops the only handle on the
+//! binding.
 //!
 //! ```text
 //!   return                                  another thread
 //!   section begins, finds the range
 //!   exchange(1 -> 0)
-//!   put ── the last page is home
+//!   put ── the last page is returned
 //!                                           drained: takes the range out of the table
 //!   ── and still uses the binding
 //!   section ends
 //!                                           the handle is dropped, and with it the binding
 //! ```
-//! So readers find ranges in a critical section, and a table that was replaced, with its handles, goes after those that were open.
+//! For this reason readers find ranges in a critical section. A table that was replaced is dropped, with its handles, only after
+//! all critical sections that were open at the replacement have ended.
 //!
-//! **An old token against a new range.** A binding that is made again is another one, and its range another one, too. The space of
-//! a range that went is used again when all the rest of the 2^32 has been, and nothing is held of it then: nothing can be, for
-//! it went because all pages of its binding were home for good. Who returns under a table that was replaced since has tokens
-//! from before; they are of ranges in that table, with counts of 0.
+//! **An old token against a new range.** If a binding is made again, it is a new binding with a new range. The numbers of a
+//! range that was removed are used again only after all other numbers of the 2^32. No page of the old range is held then,
+//! because a range is removed only when all pages of its binding are returned for good. A thread may still use the old table after
+//! a new one is published. Its tokens are then in ranges of the old table, whose counts are 0, so they are ignored.
 //!
 //! # Memory ordering
 //!
-//! The addition of a commit is a release, and the exchange that takes an acquire: who puts a page does so after all that the
-//! receiver did with it. Returns in between keep the chain, for they are read-modify-writes. Counts are
-//! zeros before a thread can find them. A range is published by the table's replacement before its first token is told; who
-//! has the token comes after that. Counts that are found by the last handle are read relaxed: it comes after the others' drops.
+//! The addition of a commit is a release, and the exchange of a return is an acquire. So a thread that puts a page does this
+//! after everything that the receiver did with the page. Returns in between do not break the release sequence, because they are
+//! read-modify-writes. Counts are zeros before a thread can find them. A range is published, by the replacement of the table,
+//! before its first token is told; so a thread that has the token finds the range. The last handle reads the counts relaxed,
+//! because it comes after the drops of all other handles.
 
 use crate::Pages;
-use crate::counts::{Base, Counts};
+use crate::counts::{Base, Count, Counter, Counts};
 use crate::error::DeliverError;
 use crate::space::Space;
 use crate::stats::TokenStats;
@@ -112,31 +118,38 @@ use std::mem;
 use std::sync::PoisonError;
 
 /// A binding that the socket has met. The only handle on it that the socket has.
-pub(crate) struct Attached<B> {
+pub(crate) struct Attached<B, K = Count> {
     pub(crate) binding: B,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<Counts<K>>,
 }
 
 /// The tokens of a binding.
 ///
-/// Invariant: `base` is where the attached counts are, one for each token.
-pub(crate) struct Range<B> {
+/// Invariant: `base` is the address of the attached counts, of which there is one for each token.
+pub(crate) struct Range<B, K = Count> {
     pub(crate) first: u32,
     pub(crate) last: u32,
-    pub(crate) base: Base,
-    pub(crate) attached: Arc<Attached<B>>,
+    pub(crate) base: Base<K>,
+    pub(crate) attached: Arc<Attached<B, K>>,
 }
 
-impl<B> Range<B> {
-    /// Takes one from the count of page `index`, of which there is one, unless there is none.
+impl<B, K: Counter> Range<B, K> {
+    /// Takes one from the count of page `index`. Returns false if the holder has none. The page must be in the range.
     #[inline]
-    pub(crate) fn take_one(&self, index: u32) -> bool {
-        debug_assert!(index <= self.last - self.first);
-        // SAFETY: the invariant; what is attached stays as long as the range.
-        unsafe { self.base.at(index) }.take_one()
+    pub(crate) fn take_one(&self, index: u32, holder: K::Holder) -> bool {
+        self.count(index).take_one(holder)
     }
 
-    /// How many tokens there are from `token` on, which is one of them. Does not overflow: token 0 is in no range.
+    /// The count of page `index`, which must be in the range.
+    #[inline]
+    pub(crate) fn count(&self, index: u32) -> &K {
+        debug_assert!(index <= self.last - self.first);
+        // SAFETY: the invariant; the attached counts exist as long as the range.
+        unsafe { self.base.at(index) }
+    }
+
+    /// The number of tokens from `token` to the end of the range. `token` must be in the range. The addition does not overflow,
+    /// because token 0 is in no range.
     #[inline]
     pub(crate) fn rest(&self, token: u32) -> u32 {
         self.last - token + 1
@@ -148,29 +161,30 @@ impl<B> Range<B> {
     }
 }
 
-impl<B> Clone for Range<B> {
+impl<B, K> Clone for Range<B, K> {
     fn clone(&self) -> Self {
         Self { first: self.first, last: self.last, base: self.base, attached: self.attached.clone() }
     }
 }
 
-/// How many parts an index has.
+/// The number of parts of an index.
 const PARTS: usize = 64;
 
-/// The ranges in use, for who looks a token up.
-pub(crate) struct Table<B> {
-    ranges: Vec<Range<B>>,
-    /// The space from the first token to the last, in equal parts of 2^shift: which range each begins in. One look finds
-    /// the range where ranges are of similar size, however many bindings take turns.
+/// The ranges in use, as a thread that looks up a token reads them.
+pub(crate) struct Table<B, K = Count> {
+    ranges: Vec<Range<B, K>>,
+    /// For each part of the space, the range in which the part begins. The space from the first token to the last is cut into
+    /// parts of 2^shift tokens. If the ranges are of similar size, one read of the index finds the range of a token, for any
+    /// number of bindings.
     index: [u16; PARTS],
     first: u32,
     shift: u32,
 }
 
-impl<B> Table<B> {
-    fn new(ranges: &[Range<B>]) -> Self {
+impl<B, K: Counter> Table<B, K> {
+    fn new(ranges: &[Range<B, K>]) -> Self {
         let (first, last) = (ranges.first().map_or(0, |r| r.first), ranges.last().map_or(0, |r| r.last));
-        // So much that the last token is in the last part, or before.
+        // The parts are so large that the last token is in the last part or before it.
         let shift = (u32::BITS - (last - first).leading_zeros()).saturating_sub(PARTS.ilog2());
         let index = std::array::from_fn(|part| {
             let begin = u64::from(first) + ((part as u64) << shift);
@@ -182,7 +196,7 @@ impl<B> Table<B> {
 
     /// The range that `token` is in.
     #[inline]
-    pub(crate) fn find(&self, token: u32) -> Option<&Range<B>> {
+    pub(crate) fn find(&self, token: u32) -> Option<&Range<B, K>> {
         let part = (token.wrapping_sub(self.first) >> self.shift) as usize % PARTS;
         match self.ranges.get(self.index[part] as usize) {
             Some(range) if range.has(token) => Some(range),
@@ -190,12 +204,13 @@ impl<B> Table<B> {
         }
     }
 
-    fn search(&self, token: u32) -> Option<&Range<B>> {
+    fn search(&self, token: u32) -> Option<&Range<B, K>> {
         let upto = self.ranges.partition_point(|range| range.first <= token);
         self.ranges.get(upto.wrapping_sub(1)).filter(|range| range.has(token))
     }
 
-    /// How many of `count` tokens from `token` on, which is in no range, are in none.
+    /// Returns how many of the `count` tokens from `token` on are in no range before the next range begins. `token` itself must
+    /// be in no range.
     #[cold]
     pub(crate) fn outside(&self, token: u32, count: u32) -> u32 {
         let next = self.ranges.iter().find(|range| range.first > token);
@@ -203,24 +218,26 @@ impl<B> Table<B> {
     }
 }
 
-/// The ranges in use, in order, and where the next one goes.
-struct Ranges<B> {
-    live: Vec<Range<B>>,
+/// The ranges in use, in order, and the place of the next one.
+struct Ranges<B, K> {
+    live: Vec<Range<B, K>>,
     space: Space,
 }
 
-/// Invariant: a count above zero in a range's counts is that many references to the page, which are the table's. A
-/// thread that takes one from a count has that reference.
-pub(crate) struct Shared<B: Pages> {
-    /// The ranges in use, for those who give back.
-    pub(crate) snapshot: Snapshot<Table<B>>,
-    /// The same, for those who change them. No user code runs while it is locked.
-    ranges: Mutex<Ranges<B>>,
+/// The state that all handles of a token table share.
+///
+/// Invariant: if a count of a range is n, the table owns n references to the page. A thread that takes one from a count owns
+/// that reference.
+pub(crate) struct Shared<B: Pages, K: Counter = Count> {
+    /// The ranges in use, as returning threads read them.
+    pub(crate) snapshot: Snapshot<Table<B, K>>,
+    /// The same ranges, as threads that change them lock them. No user code runs while the lock is held.
+    ranges: Mutex<Ranges<B, K>>,
     foreign: AtomicU64,
     excess: AtomicU64,
 }
 
-impl<B: Pages + Clone> Shared<B> {
+impl<B: Pages + Clone, K: Counter> Shared<B, K> {
     pub(crate) fn new() -> Self {
         Self {
             snapshot: Snapshot::new(),
@@ -230,10 +247,10 @@ impl<B: Pages + Clone> Shared<B> {
         }
     }
 
-    /// Gives a binding that the socket has not met, and that has pages, a range. For the receiver alone, which numbers its
-    /// bindings.
+    /// Gives a range to a binding from which the socket has not received before. The binding must have pages. Only the receiver
+    /// calls this; `number` is its number for the binding.
     #[cold]
-    pub(crate) fn attach(&self, binding: &B, number: usize) -> Result<(u32, Arc<Counts>), DeliverError> {
+    pub(crate) fn attach(&self, binding: &B, number: usize) -> Result<(u32, Arc<Counts<K>>), DeliverError> {
         self.release_drained();
         let pages = binding.pages();
         let counts = Arc::new(Counts::new(pages, number)?);
@@ -255,14 +272,14 @@ impl<B: Pages + Clone> Shared<B> {
         Ok((first, counts))
     }
 
-    /// Lets go of bindings of which nothing is left. What that releases is released by the calling thread, or by the
-    /// last thread to leave a section.
+    /// Drops the handles on drained bindings. Returns how many there were. The calling thread releases the bindings, or the last
+    /// thread that leaves a critical section does.
     #[cold]
     pub(crate) fn release_drained(&self) -> usize {
-        let mut gone: Vec<Range<B>> = Vec::new();
-        let replaced: Option<Replaced<Table<B>>> = {
+        let mut gone: Vec<Range<B, K>> = Vec::new();
+        let replaced: Option<Replaced<Table<B, K>>> = {
             let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-            // No reference, so nothing is held, and nothing will be.
+            // There is no reference to a page of a drained binding, and there never will be one, so no count is above 0.
             gone.extend(ranges.live.extract_if(.., |r| r.attached.binding.drained()));
             if gone.is_empty() { None } else { Some(self.snapshot.replace(Table::new(&ranges.live))) }
         };
@@ -288,12 +305,12 @@ impl<B: Pages + Clone> Shared<B> {
     }
 }
 
-/// The last handle is gone: no other thread receives or gives back.
-impl<B: Pages> Drop for Shared<B> {
+/// Closes the table when the last handle is gone: no other thread receives or returns tokens.
+impl<B: Pages, K: Counter> Drop for Shared<B, K> {
     fn drop(&mut self) {
         let live = mem::take(&mut self.ranges.lock().unwrap_or_else(PoisonError::into_inner).live);
         for Attached { binding, counts } in live.iter().map(|r| &*r.attached) {
-            // SAFETY: the table's references (the invariant), each given up once; the page is one of the binding's.
+            // SAFETY: the table owns these references (the invariant) and gives up each once; the page is one of the binding's.
             counts.held(|index, n| unsafe { binding.put(index, n) });
         }
     }

@@ -1,9 +1,9 @@
-//! The numbers by which a user gives pages back.
+//! Tokens: the numbers by which a user returns pages.
 
 use std::fmt;
 
-/// What a user gets with a fragment of device memory, and gives back when done with it: a number that means something to
-/// one socket only. All fragments in one page have the same token, each its own offset. Never 0.
+/// The number by which a user returns a fragment of device memory. A token is valid on one socket only. All fragments
+/// in one page have the same token and different offsets. A token is never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
 
@@ -13,17 +13,17 @@ impl fmt::Display for Token {
     }
 }
 
-/// Tokens that follow each other, given back once each.
+/// Consecutive tokens, each of which is returned once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenRange {
     /// The first token.
     pub start: u32,
-    /// How many.
+    /// The number of tokens.
     pub count: u32,
 }
 
 impl From<Token> for TokenRange {
-    /// That token, once.
+    /// A range with only that token.
     #[inline]
     fn from(token: Token) -> Self {
         Self { start: token.0, count: 1 }

@@ -1,4 +1,4 @@
-//! Sending from device memory: headers that are written here, payload that only the device reads.
+//! Sending UDP datagrams from device memory. The headers are written here; only the device reads the payload.
 //!
 //! ```text
 //!   host page       Ethernet │ IP │ UDP, sum of the pseudo-header      the device computes the rest of the checksum
@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// One side of a flow.
+/// The addresses of one side of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Ethernet address.
@@ -26,16 +26,16 @@ pub struct Endpoint {
     pub addr: SocketAddr,
 }
 
-/// Why there is no sender.
+/// The reason why a sender was not made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SenderError {
     /// One address is IPv4, the other IPv6.
     #[error("{local} and {peer} are addresses of different families")]
     Family {
-        /// Where it was to send from.
+        /// The local address.
         local: SocketAddr,
-        /// And where to.
+        /// The peer's address.
         peer: SocketAddr,
     },
     /// The device does not know the binding's memory.
@@ -49,43 +49,43 @@ pub enum SenderError {
     },
 }
 
-/// Why nothing was sent. Nothing is held.
+/// The reason why nothing was sent. The call has kept no reference to the binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The binding takes no new work.
+    /// The binding was unbound and takes no new datagrams.
     #[error("binding {binding} was unbound: what was made before can still be sent, and nothing new")]
     Unbound {
-        /// Which.
+        /// The binding's id.
         binding: u64,
     },
-    /// A fragment that is not in the binding.
+    /// A fragment is empty or not in the binding.
     #[error("{len} bytes at {offset} are not in binding {binding}, which has {have}; a fragment has at least one byte")]
     Range {
-        /// Which binding.
+        /// The binding's id.
         binding: u64,
-        /// Where the fragment was to begin.
+        /// The fragment's offset in the binding.
         offset: u64,
-        /// Bytes.
+        /// The fragment's length in bytes.
         len: u32,
-        /// Bytes that there are.
+        /// Bytes in the binding.
         have: u64,
     },
-    /// More fragments than a frame can have.
+    /// The datagram has more fragments than a frame can have.
     #[error("{fragments} fragments in one datagram; at most {MAX_FRAGS}: send several datagrams")]
     Fragments {
-        /// How many there were.
+        /// The number of fragments.
         fragments: usize,
     },
-    /// More bytes than fit into one frame.
+    /// The datagram has more bytes than fit into one frame.
     #[error("{bytes} bytes of payload, and a frame of this sender takes {most}; send several datagrams")]
     TooLong {
-        /// What was asked for.
+        /// Bytes of payload.
         bytes: u64,
-        /// What can be.
+        /// The most bytes of payload in a datagram of this sender.
         most: u64,
     },
-    /// There is no page for headers.
+    /// The pool has no page for the headers.
     #[error("no page for headers: complete what was sent, or give the pool more")]
     NoPage,
     /// The queue refused the frame: it is full or stopped, or its device computes no checksums.
@@ -93,7 +93,7 @@ pub enum SendError {
     Queue,
 }
 
-/// A datagram that can be sent any number of times, also once its binding is unbound: each fragment holds that.
+/// A datagram that can be sent any number of times, also after its binding is unbound. Each of its fragments holds the binding.
 pub struct Message<C: BindingCount = PercpuRef> {
     fragments: Vec<DeviceFrag<BindingRef<C>>>,
     bytes: u16,
@@ -114,29 +114,30 @@ impl<C: BindingCount> fmt::Debug for Message<C> {
     }
 }
 
-/// Sends UDP datagrams from a binding on one flow. The sender holds the binding once, and so does each fragment that the
-/// device has.
+/// Sends UDP datagrams from a binding on one flow. The sender holds one reference to the binding, and so does each fragment that
+/// the device has.
 ///
-/// `M` is the kind of memory of the headers: that of the device's transmit queue.
+/// `M` is the kind of memory of the headers. It is that of the device's transmit queue.
 pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     binding: BindingRef<C>,
-    /// The binding's first byte, as the device knows it.
+    /// The device's address of the binding's first byte.
     base: u64,
-    /// Where headers are written.
+    /// The pool whose pages hold the headers.
     pages: Arc<SharedPool<M>>,
     local: Endpoint,
     peer: Endpoint,
-    /// Bytes of an IP datagram, at most.
+    /// The largest number of bytes in an IP datagram.
     mtu: u16,
-    /// Fragments on their way to the queue. Empty between calls.
+    /// The fragments of the datagram that is being sent. Empty between calls.
     scratch: Vec<DeviceFrag<BindingRef<C>>>,
 }
 
 impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
-    /// A sender on devices of `domain`, in which the whole binding is mapped until the binding ends. Headers go to `pages`,
-    /// a pool of the same domain, which senders of any threads may share. IP datagrams are up to 1500 bytes long.
+    /// Makes a sender for the devices of `domain`. The whole binding is mapped in this domain until the binding is gone. The headers are
+    /// written to pages of `pages`, a pool of the same domain, which senders on any threads may share. IP datagrams are at most 1500
+    /// bytes long.
     ///
-    /// For a virtio-net device, `VirtioNet` gives both: its `domain`, and a `tx_pool`.
+    /// For a virtio-net device, `VirtioNet` has both: its `domain`, and a `tx_pool`.
     ///
     /// # Errors
     ///
@@ -160,21 +161,21 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         Ok(Self { binding: binding.reference(), base, pages, local, peer, mtu: 1500, scratch })
     }
 
-    /// Another limit of IP datagrams, in bytes.
+    /// Sets the largest number of bytes in an IP datagram.
     #[must_use]
     pub fn mtu(mut self, bytes: u16) -> Self {
         self.mtu = bytes;
         self
     }
 
-    /// The most bytes of payload in a datagram.
+    /// The largest number of bytes of payload in a datagram.
     #[must_use]
     pub fn most(&self) -> usize {
         usize::from(self.mtu).saturating_sub(self.ip_len() + 8)
     }
 
-    /// Sends parts of the binding, each (offset, length), as one datagram. The device sees it at the queue's next
-    /// [flush](netmem_packet::TxQueue::flush). Completing the frame drops what its fragments hold.
+    /// Sends parts of the binding, each (offset, length) in bytes, as one datagram. The device sees the datagram at the queue's next
+    /// [flush](netmem_packet::TxQueue::flush). When the frame is completed, its fragments drop their references to the binding.
     ///
     /// # Errors
     ///
@@ -195,7 +196,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
     ///
     /// # Errors
     ///
-    /// [`SendError`], except those of the queue and of pages.
+    /// [`SendError`], except [`Queue`](SendError::Queue) and [`NoPage`](SendError::NoPage).
     pub fn message(&self, parts: &[(u64, u32)]) -> Result<Message<C>, SendError> {
         let mut fragments = Vec::with_capacity(parts.len().min(MAX_FRAGS));
         let bytes = self.hold(parts, &mut fragments)?;
@@ -224,7 +225,8 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         sent
     }
 
-    /// Checks parts, and has each hold the binding, which must be live.
+    /// Checks the parts, and makes a fragment for each, which holds the binding. The binding must not be unbound. Returns the sum of
+    /// their lengths.
     fn hold(&self, parts: &[(u64, u32)], to: &mut Vec<DeviceFrag<BindingRef<C>>>) -> Result<u16, SendError> {
         if parts.len() > MAX_FRAGS {
             return Err(SendError::Fragments { fragments: parts.len() });
@@ -246,7 +248,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
             };
             to.push(DeviceFrag { dma: self.base + offset, len, holder });
         }
-        // No more than an MTU.
+        // `bytes` is no more than an MTU, which is a `u16`.
         Ok(bytes as u16)
     }
 
@@ -264,7 +266,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         let outer = Outer::new(Some(Link { destination: Mac(self.peer.mac), source: Mac(self.local.mac) }));
         let flow = Flow { local: self.local.addr, remote: self.peer.addr };
         let body = Body { len: bytes.into(), sum: None, segment_size: None };
-        // Both addresses are of one family, there is room, and a datagram is no longer than an MTU.
+        // No error is possible: both addresses are of one family, there is room, and the datagram is no longer than an MTU.
         let too_long = |_: EmitError| SendError::TooLong { bytes: bytes.into(), most: self.most() as u64 };
         let wire::Emitted { len, meta } = wire::emit_udp(&mut headers, &outer, &flow, body).map_err(too_long)?;
         let mut page = self.pages.alloc().ok_or(SendError::NoPage)?;

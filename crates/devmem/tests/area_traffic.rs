@@ -1,13 +1,13 @@
-//! A queue of a real device receives into a user's area, whose buffers come back through its refill ring alone.
+//! A queue of our device receives into a user's area. The buffers are returned only through the area's refill ring.
 //!
 //! ```text
-//!   numbered datagrams ─► device ─► queue ─► AreaProvider::deliver ─► who compares, from the file, and holds some
+//!   numbered datagrams ─► device ─► queue ─► AreaProvider::deliver ─► user: compares through the file, holds some
 //!          ▲                          ▲                                 │
 //!          │ as many as were seen     └──────── refill ring ◄─── offsets, in no order
 //! ```
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/flows.rs"]
+#[path = "shared/flows.rs"]
 mod flows;
 mod memory_common;
 mod net_common;
@@ -20,7 +20,6 @@ use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Region};
 use netmem_virtio::driver::SplitOptions;
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -28,15 +27,15 @@ use std::thread;
 
 const FRAMES: u64 = 20_000;
 const PAGES: usize = 300;
-/// Buffers that the user may hold: most of the area, so that the queue is often without.
+/// Buffers that the user may hold. They are most of the area, so that the queue often has no pages.
 const HELD: usize = 250;
-/// Datagrams on their way.
+/// The most datagrams in flight.
 const WINDOW: u64 = 512;
 
-/// Headers in host memory, and where the rest is.
+/// The headers, from host memory, and the buffer of the rest.
 type Delivered = (Vec<u8>, Buffer);
 
-/// Compares each frame with what was sent, and gives back. Which pages were received into how often.
+/// The user: compares each frame with what was sent, and returns the buffers. Returns how often each page was received into.
 fn user(
     memory: &Memory,
     ring: &mut RefillRing<Device>,
@@ -48,41 +47,41 @@ fn user(
     for (mut frame, buffer) in frames {
         let at = frame.len();
         frame.resize(at + buffer.len as usize, 0);
-        memory.file.read_exact_at(&mut frame[at..], buffer.offset).expect("it is there");
-        // One queue: in order, and none is missing.
+        memory.read_exact_at(&mut frame[at..], buffer.offset).expect("it is there");
+        // There is one queue, so frames come in order and none is missing.
         assert_eq!(number(&frame, 1), next);
         next += 1;
         allow(FRAMES.min(next + WINDOW));
         let page = buffer.offset / 4096;
-        assert!(held.iter().all(|b| b.offset / 4096 != page), "received into while it was held");
+        assert!(held.iter().all(|b| b.offset / 4096 != page), "a page was received into while the user held it");
         *used.entry(page).or_default() += 1;
         held.push(buffer);
         if held.len() == HELD {
             rng.shuffle(&mut held);
             for buffer in held.split_off(rng.usize(..HELD)) {
-                // Any place in it will do.
+                // Any offset in the buffer returns it.
                 ring.push(buffer.offset + u64::from(rng.u32(..buffer.len)));
             }
         }
     }
-    // What is held now goes home with the ring.
+    // Buffers that are held now are returned when the ring is dropped.
     assert_eq!(next, FRAMES);
     used
 }
 
-/// Receives `FRAMES` frames into an area whose ring has so many entries.
+/// Receives `FRAMES` frames into an area whose ring has `entries` entries.
 fn circulate(entries: usize) -> AreaStats {
     let (memory, limit, stop) = (Memory::pages(PAGES), Arc::new(AtomicU64::new(0)), AtomicBool::new(false));
     let region = Region::unmapped(memory.fd(), 0).expect("it can be cut");
     let (area, mut ring) = AreaProvider::new(region, entries).expect("there is memory");
-    let mut lab = Lab::new(vec![Flows::new(1, limit.clone())], &[area.region()], SplitOptions::UDP_V4);
+    let mut lab: Lab = Lab::new(vec![Flows::new(1, limit.clone())], &[area.region()], SplitOptions::UDP_V4);
     let mut queues = lab.queues();
     queues.attach(0, area.clone()).expect("the device goes on");
     let (deliver, frames) = mpsc::channel();
-    let control = lab.control.clone();
+    let control = lab.control();
     let allow = |frames| {
         limit.store(frames, Relaxed);
-        // It may have found none, and sleep.
+        // The device may have found no frames, and sleep.
         control.wake();
     };
     allow(WINDOW);
@@ -96,8 +95,11 @@ fn circulate(entries: usize) -> AreaStats {
                 let (head, payload, _) = frame.into_parts();
                 let mut bytes = vec![0; head.len()];
                 head.copy_to(0, &mut bytes).expect("all of it");
-                let buffer = area.deliver(payload.expect("it is longer than its headers")).expect("it is the area's");
-                // Gone only if it has failed.
+                let buffer = {
+                    let frag = payload.into_iter().next().expect("it is longer than its headers");
+                    area.deliver(frag).expect("it is the area's")
+                };
+                // Sending fails only if the user thread has failed.
                 _ = deliver.send((bytes, buffer));
             };
             queues.queue(0).split().expect("it is attached").poll(|poll| poll.receive(64, &mut handler));
@@ -108,7 +110,7 @@ fn circulate(entries: usize) -> AreaStats {
     });
     println!("{entries} entries: {} pages, up to {:?} times; {:?}", used.len(), used.values().max(), area.stats());
     assert!(used.len() > HELD && FRAMES > 10 * PAGES as u64, "{} pages were used", used.len());
-    // The queue is stopped with buffers out; they end with their user.
+    // The queue is stopped while the user holds buffers. They are returned when the user's end is dropped.
     queues.detach(0).expect("the device goes on");
     drop((queues, lab));
     let before = ring.stats();
@@ -121,8 +123,8 @@ fn circulate(entries: usize) -> AreaStats {
     after
 }
 
-/// Proves MEM-12 and POOL-10: a device receives into an area many times its size, with nothing but the ring to bring buffers back, and
-/// each frame is where the user was told, whole.
+/// Proves MEM-12 and POOL-10: a device receives many times an area's size into the area. Only the ring returns the buffers. Each frame
+/// is complete, at the offset that the user was told.
 #[test]
 fn an_area_under_traffic() {
     let stats = circulate(512);

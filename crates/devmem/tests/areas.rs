@@ -22,15 +22,14 @@ fn stats(delivered: u64, returned: u64, invalid: u64, ring_full: u64) -> impl Fn
     move |s| (s.delivered, s.returned, s.invalid, s.ring_full) == (delivered, returned, invalid, ring_full)
 }
 
-/// Proves MEM-12: buffers circulate through the ring, many times the area, and the queue takes them back by itself when it
-/// has no pages left.
+/// Proves MEM-12: buffers circulate through the ring many times. When the queue has no pages left, it drains the ring by itself.
 #[test]
 fn buffers_circulate() {
     fn run<M: Kind>(region: Region<M>) {
         let (area, mut ring) = AreaProvider::new(region, 64).unwrap();
         let mut pool = pool(&area);
         for round in 0..1000 {
-            // In the poll context and outside; more than are left if none came back.
+            // Allocate in the poll context and outside of it, more pages than are left if no buffer came back.
             let frags: Vec<Frag<M>> = if round % 2 == 0 {
                 pool.poll(|napi| (0..20).map(|_| napi.alloc().unwrap().freeze_range(100..600)).collect())
             } else {
@@ -52,20 +51,20 @@ fn buffers_circulate() {
     run(RegionOptions::new(40).huge_pages(false).build::<Private>().unwrap());
 }
 
-/// Proves MEM-12: a full ring loses nothing: who fills it takes what is in it home.
+/// Proves MEM-12: a full ring loses no buffer: the thread that fills it returns the buffers that are in it.
 #[test]
 fn a_full_ring() {
     let (_memory, area, mut ring) = area(200, 4);
     let mut pool = pool(&area);
     let buffers: Vec<_> = (0..150).map(|_| area.deliver(pool.alloc().unwrap().freeze()).unwrap()).collect();
     buffers.iter().for_each(|b| ring.push(b.offset));
-    // Four wait, the fifth takes all of them along.
+    // Four offsets wait in the ring; the push of the fifth returns all five.
     assert!(stats(150, 150, 0, 30)(ring.stats()), "{:?}", ring.stats());
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves MEM-12: what was not delivered, or not so often, and places that do not exist, are ignored and counted; a page that
-/// was delivered twice comes home with the second.
+/// Proves MEM-12: offsets of pages that were not delivered, or not as often, and offsets that do not exist are ignored and counted.
+/// A page that was delivered twice is returned to its pool with the second return.
 #[test]
 fn what_comes_back_is_not_believed() {
     let (_memory, area, mut ring) = area(16, 64);
@@ -87,7 +86,8 @@ fn what_comes_back_is_not_believed() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves MEM-12: when the user goes all that he had goes home, and nothing is delivered any more; fragments of others neither.
+/// Proves MEM-12: when the user's end is dropped, all its buffers are returned, and nothing is delivered any more. Fragments of another area
+/// are never delivered.
 #[test]
 fn the_user_goes() {
     let ((_memory, area, ring), (_others, other, _other_ring)) = (area(64, 8), area(64, 8));
@@ -102,7 +102,7 @@ fn the_user_goes() {
     assert_eq!((pool.stats().inflight(), others.stats().inflight()), (0, 0));
 }
 
-/// Proves MEM-12: the user goes while a queue delivers; each page comes home once.
+/// Proves MEM-12: if the user's end is dropped while a queue delivers, each page is returned once.
 #[test]
 fn the_user_goes_while_a_queue_delivers() {
     for _ in 0..200 {

@@ -1,11 +1,11 @@
-//! Devices that die with a binding's pages: posted, received and held, queued on a socket, in flight on the way out. What is lost
-//! is what the device had to receive into, exactly, and nobody uses it again; everything else comes home and everything ends.
+//! Devices that die with a binding's pages: posted, received and held, queued on a socket, or in flight to be sent. Exactly the posted
+//! pages are lost, and they are not used again. All other pages are returned, and all objects are released.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../virtio/tests/driver_common/mod.rs"]
+#[path = "driver_common/mod.rs"]
 mod driver_common;
 mod memory_common;
-#[path = "../../../tests/permutations.rs"]
+#[path = "shared/permutations.rs"]
 mod permutations;
 
 use driver_common::hostile::{Behaviour, Hostile};
@@ -20,24 +20,23 @@ use netmem_pool::{
     RegionOptions, RegionProvider,
 };
 use netmem_virtio::driver::{
-    NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, VirtioNet, VirtioRxQueues, VirtioSplitRx,
-    VirtioSplitTx,
+    NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRxQueues,
+    VirtioSplitRx, VirtioSplitTx,
 };
 use netmem_virtio::net::VnetHdr;
 use permutations::permutations;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Pages of a binding.
 const PAGES: u64 = 300;
-/// Of which a queue posts so many: a chain is two of the 256 descriptors of its ring.
+/// Pages that a queue posts: a chain takes two of the 256 descriptors of its ring.
 const POSTED: u64 = 128;
 const PORT: u16 = 9;
 
-/// What was counted before a test, which has the counters of this process for itself.
+/// The counters of this process before a test. No other test changes them meanwhile.
 struct Count {
     lost: u64,
     gone: u64,
@@ -51,7 +50,7 @@ impl Count {
         Self { lost: lost_pages(), gone: cleaned_up(), _alone }
     }
 
-    /// So many bindings have gone, and so many of their pages were lost.
+    /// Checks how many bindings were released, and how many of their pages were lost.
     #[track_caller]
     fn assert(&self, gone: u64, lost: u64) {
         until(|| cleaned_up() >= self.gone + gone);
@@ -59,7 +58,7 @@ impl Count {
     }
 }
 
-/// The receive queues of a device that dies when a certain queue is to be attached: at once, or at this message.
+/// The receive queues of a device that dies when a certain queue is attached: at once, or at a certain message.
 struct Dying {
     queues: VirtioRxQueues,
     device: Rc<RefCell<Hostile>>,
@@ -89,7 +88,7 @@ impl Queues for Dying {
     }
 }
 
-/// How the pools of a queue stood that could not be detached.
+/// The statistics of the pools of a queue that could not be detached.
 #[track_caller]
 fn closed(error: &QueuesError) -> SplitClosed {
     let QueuesError::Stopped { closed, .. } = error else { panic!("it had not stopped: {error:?}") };
@@ -97,7 +96,7 @@ fn closed(error: &QueuesError) -> SplitClosed {
     closed
 }
 
-/// What a driver has of its device, and the test in the place of that.
+/// The driver of a device, and the test in the place of the device.
 struct Lab {
     net: Netdev<Dying>,
     tx: VirtioSplitTx<BindingRef>,
@@ -106,7 +105,7 @@ struct Lab {
     host: Arc<RegionProvider<PeerShared>>,
 }
 
-/// What stays when the driver's part has gone.
+/// The parts that stay after the driver is dropped.
 struct Peer {
     device: Rc<RefCell<Hostile>>,
     domain: Arc<CountingDomain<MemoryTable>>,
@@ -126,12 +125,16 @@ fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
     let (net, all) = VirtioNet::probe(backend, options).unwrap();
     let (rx, mut more): (Vec<_>, Vec<_>) = all.into_iter().map(|QueuePair { rx, tx }| (rx, tx.into_split())).unzip();
     let peer = Peer { device, domain: seen.get().unwrap().clone() };
-    let queues = Dying { queues: VirtioRxQueues::new(rx).cache(16), device: peer.device.clone(), dies: None };
+    let queues = Dying {
+        queues: VirtioRxQueues::new(rx).header_bytes(SplitOptions::UDP_V4).cache(16),
+        device: peer.device.clone(),
+        dies: None,
+    };
     (Lab { net: Netdev::new(queues), tx: more.remove(0), _more: more, device: net, host }, peer)
 }
 
 impl Lab {
-    /// Does something with the queue, which receives into device memory.
+    /// Calls `f` with the queue, which receives into device memory.
     #[track_caller]
     fn split<R>(&mut self, f: impl FnOnce(&mut VirtioSplitRx) -> R) -> R {
         let mut rx = self.net.queues_mut().queues.get(0).unwrap();
@@ -151,7 +154,7 @@ impl Lab {
 }
 
 impl Peer {
-    /// Where the binding begins for the device.
+    /// The device's address of the binding's first byte.
     fn base(&self, binding: &Binding) -> u64 {
         let (file, len) = (binding.region().fd().unwrap(), binding.region().len());
         let base = self.domain.map_file(file, 0, len, Direction::ToDevice).unwrap();
@@ -159,12 +162,12 @@ impl Peer {
         base
     }
 
-    /// Nothing of the driver's is there any more, and nothing is mapped for the device. Says that the file is closed.
+    /// Checks that nothing of the driver is left, that nothing is mapped for the device, and that the file is closed.
     #[track_caller]
     fn assert_alone(self, memory: &Memory) {
         assert_eq!(self.domain.maps(), self.domain.unmaps());
         drop(self.domain);
-        assert_eq!(memory.descriptors(), 1, "the peer has it yet");
+        assert_eq!(memory.descriptors(), 1, "only the peer still has the file");
         drop(self.device);
         assert_eq!(memory.descriptors(), 0);
     }
@@ -175,7 +178,7 @@ fn payload(seed: u8) -> Vec<u8> {
     (0..500_u16).map(|i| seed.wrapping_mul(37) ^ i as u8).collect()
 }
 
-/// A frame that the device vouches for.
+/// A frame whose checksum the device vouches for.
 fn datagram(seed: u8) -> Vec<u8> {
     let mut bytes = udp4(PORT, 500);
     bytes[42..].copy_from_slice(&payload(seed));
@@ -184,7 +187,7 @@ fn datagram(seed: u8) -> Vec<u8> {
 
 const VOUCHED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
 
-/// A datagram that a user has.
+/// A datagram that a user holds.
 struct Held {
     offset: u64,
     token: TokenRange,
@@ -204,7 +207,7 @@ impl Held {
     #[track_caller]
     fn assert_whole(&self, memory: &Memory) {
         let mut bytes = [0; 500];
-        memory.file.read_exact_at(&mut bytes, self.offset).unwrap();
+        memory.read_exact_at(&mut bytes, self.offset).unwrap();
         assert!(bytes[..] == payload(self.seed), "datagram {} is not as it was sent", self.seed);
     }
 
@@ -222,9 +225,9 @@ struct Scene {
     socket: Socket,
     queue: FlowQueue,
     sender: Sender,
-    /// Received; three more are queued on the socket, the numbers from 3 on.
+    /// The received datagrams. Three more are queued on the socket, with numbers from 3 on.
     held: Vec<Held>,
-    /// Pages that the device has. In two of them is a datagram that nobody will know of.
+    /// Pages that the device has. Two of them have a datagram that no poll will find.
     posted: BTreeSet<u64>,
 }
 
@@ -243,7 +246,7 @@ impl Scene {
         }
         assert_eq!(lab.poll(&mut queue), 6);
         let held: Vec<_> = (0..3).map(|seed| Held::receive(&mut socket, seed)).collect();
-        // In flight on the way out.
+        // In flight, to be sent.
         for n in 0..4 {
             sender.send(&mut lab.tx, &[(held[0].offset, 500), (n * 4096, 100)]).unwrap();
         }
@@ -253,7 +256,7 @@ impl Scene {
         let seen = ring.seen;
         let posted = std::iter::from_fn(|| ring.take()).map(|head| (ring_page(&device, head) - base) / 4096).collect();
         ring.seen = seen;
-        // Arrived, and never polled.
+        // Arrived, but never polled.
         device.deliver_with(&mut ring, VOUCHED, &datagram(100));
         device.deliver_with(&mut ring, VOUCHED, &datagram(101));
         drop(device);
@@ -268,8 +271,9 @@ fn ring_page(device: &Hostile, head: u16) -> u64 {
     device.ring(0).chain(head)[1].addr
 }
 
-/// Proves MEM-2 and POOL-11: a backend dies, and what it has it may write for as long as it likes. What users hold, and what is
-/// queued, stays valid and comes home; what the device had goes to nobody, keeps the binding from being drained, and is what is lost.
+/// Proves MEM-2 and POOL-11: a dead back end may write to the pages that it has for an unlimited time. Pages that users hold, or that
+/// are queued, stay valid and are returned. The pages that the device had are handed out to no pool, keep the binding from being drained,
+/// and are counted as lost.
 #[test]
 fn a_backend_that_dies() {
     let count = Count::begin();
@@ -281,17 +285,20 @@ fn a_backend_that_dies() {
     let closed = closed(&detach.source).device;
     let binding = *error.binding;
     assert_eq!((closed.stats.quarantined, closed.outstanding), (POSTED, 6));
-    assert_eq!(closed.stats.mapped, closed.stats.unmapped, "for a device that is gone, also what users hold");
+    assert_eq!(
+        closed.stats.mapped, closed.stats.unmapped,
+        "all pages are unmapped for a device that is gone, also those that users hold"
+    );
     assert_eq!(binding.stats().in_use, POSTED + 6);
 
-    // It writes wherever it was to receive.
+    // The dead back end writes to all pages that were posted to it.
     let base = peer.base(&binding);
     posted.iter().for_each(|page| peer.device.borrow().write(base + page * 4096, &[0xee; 64]));
     let queued: Vec<_> = (3..6).map(|seed| Held::receive(&mut socket, seed)).collect();
     let all: Vec<_> = held.iter().chain(&queued).collect();
     all.iter().for_each(|held| held.assert_whole(&memory));
 
-    // Whoever takes pages of the binding gets all but those.
+    // A pool that takes pages of the binding gets all pages except those.
     let mut pool = PoolOptions::new("again").build(binding.provider(), None).unwrap();
     let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
     let out: BTreeSet<_> = pages.iter().map(|page| u64::from(page.index())).collect();
@@ -302,10 +309,10 @@ fn a_backend_that_dies() {
     let tokens: Vec<_> = all.iter().map(|held| held.token).collect();
     assert_eq!(socket.returner().give_back(&tokens), Ok(6));
     assert_eq!(binding.stats().in_use, POSTED);
-    // Nobody waits for the rest, and nobody takes it for drained.
+    // No thread waits for the other pages, and the binding does not count as drained.
     let memory_of = binding.reference();
     drop((queue, lab));
-    binding.unbind().expect("its device has gone, and its queues with that");
+    binding.unbind().expect("the device is gone, and its queues are, too");
     assert!(!memory_of.drained());
     assert_eq!((socket.release_drained(), socket.stats().bindings), (0, 1));
     drop((sender, memory_of));
@@ -315,8 +322,8 @@ fn a_backend_that_dies() {
     peer.assert_alone(&memory);
 }
 
-/// Proves MEM-2: what was lost is lost to that binding, not to the memory: bound again it is there from end to end, also while a peer
-/// that died has it mapped.
+/// Proves MEM-2: lost pages are lost to that binding and not to the memory. If the memory is bound again, all its pages can be used,
+/// also while a dead peer has it mapped.
 #[test]
 fn bound_again_after_a_death() {
     let count = Count::begin();
@@ -330,7 +337,7 @@ fn bound_again_after_a_death() {
     let table = FlowTable::new();
     let (mut socket, mut queue) = (table.bind(PORT, &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (mut ring, mut held, mut pages) = (peer.device.borrow().ring(0), Vec::new(), BTreeSet::new());
-    // As many are held as can be without starving the queue, the oldest go first.
+    // The user holds as many datagrams as it can without starving the queue, and returns the oldest first.
     for n in 0..2 * PAGES {
         peer.device.borrow().deliver_with(&mut ring, VOUCHED, &datagram(n as u8));
         assert_eq!(lab.poll(&mut queue), 1);
@@ -351,8 +358,8 @@ fn bound_again_after_a_death() {
     peer.assert_alone(&memory);
 }
 
-/// Proves POOL-11 and MEM-2: after the death everything ends in every order, the socket on another thread. Whoever is last ends the
-/// binding.
+/// Proves POOL-11 and MEM-2: after the death, all objects are dropped in every order, the socket on another thread. The last one
+/// releases the binding.
 #[test]
 fn every_order_of_ends_after_a_death() {
     let count = Count::begin();
@@ -378,14 +385,15 @@ fn every_order_of_ends_after_a_death() {
     }
 }
 
-/// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first cannot be given back: it is named,
-/// and counts as attached until the binding is unbound. What either had is lost.
+/// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first queue cannot be detached again: the
+/// error names it, and it counts as attached until the binding is unbound. The posted pages of both queues are lost.
 #[test]
 fn a_bind_whose_device_dies() {
     let (count, mut lost) = (Count::begin(), 0);
     let messages = ["SET_VRING_CALL", "SET_VRING_NUM", "SET_VRING_BASE", "SET_VRING_ADDR", "SET_VRING_KICK"];
     let messages = messages.into_iter().chain(["SET_VRING_ENABLE"]).map(|message| (Some(message), 2 * POSTED));
-    // Once the second ring was stopped, what is posted in its place is the device's: how far it came nobody knows.
+    // After the second ring was stopped, pages are posted to its successor. These belong to the device, because the driver cannot know
+    // how far the device came.
     for (n, (message, had)) in (1..).zip(std::iter::once((None, POSTED)).chain(messages)) {
         let (worker, memory) = (worker(), Memory::pages(PAGES as usize));
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();

@@ -1,22 +1,23 @@
-//! The Linux kernel's own UDP at the other end of a tap: what it sends lands in device memory, and what is sent from there it takes.
+//! The Linux kernel's UDP at the other end of a tap. Datagrams from the kernel land in device memory, and the kernel receives datagrams
+//! that are sent from there.
 //!
 //! ```text
-//!   network namespace of a thread, gone with it
+//!   network namespace of a thread, which ends with the thread
 //!     std UdpSocket ◄──► the kernel's UDP, IPv4 and IPv6 ◄──► tap ◄──► our device ◄──► queue ─► binding ─► Socket
 //!                                                                          ▲                    │
 //!                                                                          └────── Sender ◄─────┘
 //! ```
 //!
-//! No more is sent than fits into the tap's queue until that was received, so that nothing may be lost. Needs root, `/dev/net/tun`
-//! and `ip`, and is skipped, saying so, without.
+//! The datagrams that are sent and not received yet always fit into the tap's queue, so no datagram may be lost. The tests need root,
+//! `/dev/net/tun` and `ip`. Without these they are skipped, and say so.
 #![allow(clippy::unwrap_used)]
 
+mod kernel_common;
 mod memory_common;
 mod net_common;
-#[path = "../../../tests/skip.rs"]
-mod skip;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use kernel_common::{addresses, in_a_network, ip};
 use memory_common::{Memory, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
@@ -25,51 +26,27 @@ use netmem_devmem::{
 use netmem_packet::TxQueue;
 use netmem_virtio::device::port::{Port, PortError, Steering, Tap};
 use netmem_virtio::driver::SplitOptions;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
-use skip::skip;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
-use std::process::Command;
-use std::thread::Builder;
 
-/// Datagrams that are sent before all of them were received. The tap's queue takes 1000.
+/// The most datagrams in flight. The tap's queue takes 1000.
 const WINDOW: usize = 64;
-/// UDP port of our socket.
+/// The UDP port of our socket.
 const PORT: u16 = 9;
 
-/// Runs `work` with a tap, on a thread with a network of its own: the kernel has 10.79.0.1 and fd79::1 there, and believes .2 to
-/// be behind the tap. Skipped where that cannot be had.
+/// Runs `work` with a tap, in a network of its own. The kernel has the addresses 10.79.0.1 and fd79::1 there, and routes .2 to the tap.
 #[track_caller]
 fn with_the_kernel(work: impl FnOnce(Tap) -> Result<(), String> + Send) {
-    let why = std::thread::scope(|s| {
-        // Of the test's name, which is told of a panic.
-        let thread = Builder::new().name(std::thread::current().name().unwrap_or("kernel").to_owned());
-        let thread = thread.spawn_scoped(s, || network().and_then(work)).expect("a thread");
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).err()
+    in_a_network(|| {
+        let tap = tap("nm0")?;
+        addresses("nm0")?;
+        for there in ["10.79.0.2", "fd79::2"] {
+            ip(&format!("neigh add {there} lladdr 02:00:00:00:00:02 dev nm0 nud permanent"))?;
+        }
+        work(tap)
     });
-    if let Some(why) = why {
-        skip(&why);
-    }
-}
-
-/// Gives this thread a network, and a tap in it.
-fn network() -> Result<Tap, String> {
-    // SAFETY: of what is no longer shared, a network namespace is all: descriptors stay those of the process.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| format!("a network namespace needs root: {e}"))?;
-    let tap = tap("nm0")?;
-    ip("link set nm0 address 02:00:00:00:00:01")?;
-    ip("addr add 10.79.0.1/24 dev nm0")?;
-    ip("-6 addr add fd79::1/64 dev nm0 nodad")?;
-    for there in ["10.79.0.2", "fd79::2"] {
-        ip(&format!("neigh add {there} lladdr 02:00:00:00:00:02 dev nm0 nud permanent"))?;
-    }
-    // An IPv6 address can be sent from at once; the kernel takes nothing for it until it has made its route, beside this.
-    let local = "fd790000000000000000000000000001 80 ";
-    until(|| std::fs::read_to_string("/proc/thread-self/net/ipv6_route").expect("it is there").contains(local));
-    Ok(tap)
 }
 
 fn tap(name: &str) -> Result<Tap, String> {
@@ -80,15 +57,7 @@ fn tap(name: &str) -> Result<Tap, String> {
     }
 }
 
-/// `ip` with these arguments, in this thread's network.
-fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output();
-    let output = output.map_err(|e| format!("`ip` (iproute2) cannot be run: {e}"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {}", errors.trim())) }
-}
-
-/// The kernel's socket of one address family, and ours as it sees it.
+/// The kernel's socket of one address family, and the address of our socket.
 struct Kernel {
     socket: UdpSocket,
     here: SocketAddr,
@@ -110,26 +79,26 @@ impl Kernel {
         Self { socket, here: here.parse().expect("an address"), ours: ours.parse().expect("an address") }
     }
 
-    /// Bytes of payload that fit into a frame.
+    /// The most bytes of payload in a frame.
     fn most(&self) -> usize {
         1500 - 8 - if self.here.is_ipv4() { 20 } else { 40 }
     }
 
-    /// The kernel says that it has sent it.
+    /// Sends a datagram from the kernel's socket.
     #[track_caller]
     fn send(&self, port: u16, bytes: &[u8]) {
         let sent = self.socket.send_to(bytes, SocketAddr::new(self.ours.ip(), port));
         assert_eq!(sent.expect("it is sent"), bytes.len());
     }
 
-    /// From now on it sends without checksums.
+    /// Makes the socket send without checksums from now on.
     fn without_checksums(&self) {
         let (fd, on) = (self.socket.as_raw_fd(), 1);
         let (level, name) = match self.here {
             SocketAddr::V4(_) => (libc::SOL_SOCKET, libc::SO_NO_CHECK),
             SocketAddr::V6(_) => (libc::SOL_UDP, libc::UDP_NO_CHECK6_TX),
         };
-        // SAFETY: an open descriptor, and a place with its length.
+        // SAFETY: the descriptor is open, and the pointer is that of a value with the given length.
         let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const on).cast(), size_of_val(&on) as u32) };
         assert_eq!(rc, 0, "{}", io::Error::last_os_error());
     }
@@ -151,18 +120,18 @@ impl Kernel {
     }
 }
 
-/// Bytes that no other seed has.
+/// Bytes that differ from those of every other seed.
 fn random(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// A datagram as a user finds it.
+/// A datagram as a user receives it.
 struct Datagram {
     received: Received,
     bytes: Vec<u8>,
-    /// What of it is in device memory.
+    /// The part of it that is in device memory.
     device: Option<Place>,
 }
 
@@ -188,7 +157,7 @@ impl Ours {
         let bind = |memory: &Memory| Binding::new(memory.fd(), 0, &worker).expect("a binding");
         let bindings: Vec<_> = memories.iter().map(bind).collect();
         let regions: Vec<_> = bindings.iter().map(|b| b.region()).collect();
-        let mut lab = Lab::new(ports, &regions, header_bytes);
+        let mut lab: Lab = Lab::new(ports, &regions, header_bytes);
         for (queue, binding) in bindings.iter().enumerate() {
             lab.net.attach(binding, &[queue]).expect("it is free");
         }
@@ -200,14 +169,14 @@ impl Ours {
         self.table.bind(port, options).expect("it is free")
     }
 
-    /// From .2, which is us, to an address that the kernel has, or knows the way to.
+    /// Makes a sender from .2, our address, to an address that the kernel has or has a route to.
     fn sender(&self, local: SocketAddr, peer: SocketAddr) -> Sender {
         let mut ends = [endpoint(0, &local.to_string()), endpoint(0, &peer.to_string())];
         (ends[0].mac, ends[1].mac) = ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
         self.lab.sender(&self.bindings[0], ends[0], ends[1])
     }
 
-    /// The next datagram of any of these sockets, and of which.
+    /// Returns the next datagram of any of these sockets, and the socket's index.
     #[track_caller]
     fn receive(&mut self, sockets: &mut [Socket]) -> (usize, Datagram) {
         let mut out = [Fragment::Empty, Fragment::Empty];
@@ -235,7 +204,7 @@ impl Ours {
                 Fragment::Device { binding, offset, len, token } => {
                     let which = self.bindings.iter().position(|b| b.id() == binding).expect("it is one of ours");
                     bytes.resize(at + len as usize, 0);
-                    self.memories[which].file.read_exact_at(&mut bytes[at..], offset).expect("it is there");
+                    self.memories[which].read_exact_at(&mut bytes[at..], offset).expect("it is there");
                     device = Some(Place { binding: which, part: (offset, len), token: token.into() });
                 }
                 Fragment::Empty => panic!("nothing was received, and counted"),
@@ -244,7 +213,7 @@ impl Ours {
         (at, Datagram { received, bytes, device })
     }
 
-    /// Sends what is in the binding, and waits until the device is done with it.
+    /// Sends a part of the binding, and waits until the device is done with it.
     #[track_caller]
     fn send(&mut self, sender: &mut Sender, part: (u64, u32)) {
         let tx = &mut self.lab.tx[0];
@@ -253,12 +222,12 @@ impl Ours {
         until(|| tx.complete() == 1);
     }
 
-    /// Nothing was dropped for what it was, but for `fragments`; everything comes home.
+    /// Checks that only `fragments` frames were dropped, as IP fragments, and that all pages are returned.
     #[track_caller]
     fn close(self, fragments: u64) {
         let Self { memories, bindings, mut lab, table, queues } = self;
         let t = table.stats();
-        // What a host says of itself in an IPv6 network is counted, too: as `other`, or by its headers.
+        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other` or as headers in device memory.
         assert_eq!((t.fragments, t.malformed, t.no_socket, t.foreign), (fragments, 0, 0, 0), "{t:?}");
         let memory_of: Vec<_> = bindings.iter().map(Binding::reference).collect();
         bindings.into_iter().for_each(|binding| lab.net.unbind(binding).expect("the device goes on"));
@@ -269,8 +238,8 @@ impl Ours {
     }
 }
 
-/// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them; where payload is in device memory as a whole, it is
-/// sent back from where it landed.
+/// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them. If the payload is in device memory as a whole, it
+/// is sent back from where it landed.
 fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(), String> {
     const DATAGRAMS: u64 = 4000;
     let mut ours = Ours::new(vec![tap], header_bytes);
@@ -283,7 +252,7 @@ fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(),
         for _ in 0..rng.usize(1..=WINDOW) {
             let which = rng.usize(..kernels.len());
             let kernel = &kernels[which];
-            // Also the shortest and the longest.
+            // Send the shortest and the longest datagrams, too.
             let len = match n % 50 {
                 0..=2 => (n % 50) as usize,
                 3 => kernel.most(),
@@ -296,7 +265,7 @@ fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(),
         }
         while let Some((which, bytes)) = sent.pop_front() {
             let (_, got) = ours.receive(&mut socket);
-            // The kernel has left the sum to the device: both have the frame as it was made.
+            // The kernel left the checksum to the device, so it counts as vouched for.
             assert!(got.received.vouched);
             assert_eq!(got.received.peer, kernels[which].here);
             assert!(got.bytes == bytes, "{} bytes are not as they were sent", bytes.len());
@@ -321,8 +290,8 @@ fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(),
     Ok(())
 }
 
-/// Proves MEM-1, MEM-3, MEM-8 and MEM-11: datagrams from the kernel land in device memory as they were sent, none is lost, and the
-/// kernel gets them back from where they landed.
+/// Proves MEM-1, MEM-3, MEM-8 and MEM-11: datagrams from the kernel land in device memory unchanged, none is lost, and the kernel
+/// receives them back from where they landed.
 #[test]
 fn the_kernels_udp_over_ipv4() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4()], SplitOptions::UDP_V4));
@@ -334,14 +303,14 @@ fn the_kernels_udp_over_ipv6() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v6()], SplitOptions::UDP_V6));
 }
 
-/// Proves MEM-3: both on one queue, whose host parts are those of IPv6: of what comes over IPv4, 20 bytes are linear.
+/// Proves MEM-3 for both on one queue. Its host parts have the size of IPv6 headers, so 20 bytes of a datagram over IPv4 are linear.
 #[test]
 fn the_kernels_udp_over_both() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4(), Kernel::v6()], SplitOptions::UDP_V6));
 }
 
-/// Proves MEM-4: four sockets receive what the kernel sends them by two queues of two bindings, between which their flows are
-/// steered meanwhile.
+/// Proves MEM-4: four sockets receive datagrams from the kernel through two queues with two bindings. Meanwhile their flows are steered
+/// between the queues.
 #[test]
 fn the_kernels_udp_steered() {
     const DATAGRAMS: u64 = 6000;
@@ -364,7 +333,7 @@ fn the_kernels_udp_steered() {
                 sent.insert(n, (usize::from(flow), kernel.here, bytes));
                 n += 1;
             }
-            // Not all: some are on their way while more is sent.
+            // Do not wait for all datagrams, so that some are in flight while more are sent.
             let upto = if n == DATAGRAMS { 0 } else { rng.usize(..WINDOW) };
             while sent.len() > upto {
                 let (socket, got) = ours.receive(&mut sockets);
@@ -389,8 +358,8 @@ fn the_kernels_udp_steered() {
     });
 }
 
-/// Proves MEM-8: the kernel forwards what is sent from device memory to a tap that wants no partial sums, completes the sum that it
-/// was left, and that is right.
+/// Proves MEM-8: the kernel forwards datagrams from device memory to a tap that takes no partial checksums. It completes the checksum, and
+/// the result is right.
 #[test]
 fn the_kernel_completes_the_checksum() {
     with_the_kernel(|first| {
@@ -400,7 +369,7 @@ fn the_kernel_completes_the_checksum() {
         for there in ["10.80.0.2", "fd80::2"] {
             ip(&format!("neigh add {there} lladdr 02:00:00:00:00:04 dev nm1 nud permanent"))?;
         }
-        // Of this thread's network.
+        // The tap is in this thread's network.
         for switch in ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"] {
             std::fs::write(switch, "1").map_err(|e| format!("{switch} cannot be set: {e}"))?;
         }
@@ -409,8 +378,8 @@ fn the_kernel_completes_the_checksum() {
             let mut sender = ours.sender(local.parse().unwrap(), peer.parse().unwrap());
             for n in 0..200 {
                 let bytes = random(n, 1 + n as usize * 7);
-                // Where no page was ever received into.
-                ours.memories[0].file.write_all_at(&bytes, 500 * 4096 + n).unwrap();
+                // An offset into which no datagram was ever received.
+                ours.memories[0].write_all_at(&bytes, 500 * 4096 + n).unwrap();
                 ours.send(&mut sender, (500 * 4096 + n, bytes.len() as u32));
                 until(|| {
                     let Some(wire) = second.peek() else { return false };
@@ -446,8 +415,8 @@ fn summed(frame: &[u8]) -> Option<Vec<u8>> {
     Some(udp.payload().to_vec())
 }
 
-/// Proves MEM-10: of what the kernel sends without a checksum the device vouches for nothing; it is dropped and counted, or
-/// delivered marked. A datagram that is in several frames is none, and counted.
+/// Proves MEM-10: the device vouches for no datagram that the kernel sends without a checksum. Such datagrams are dropped and counted, or
+/// delivered marked. A datagram in several IP fragments is dropped, and its frames are counted.
 #[test]
 fn what_nobody_vouches_for() {
     const EACH: u64 = 100;
@@ -470,13 +439,13 @@ fn what_nobody_vouches_for() {
                 }
             }
         }
-        // All came in order: what was sent to the other has come as well.
+        // Datagrams come in order, so those to the other socket have arrived, too.
         let s = strict.stats();
         assert_eq!((s.unvouched, s.fragments, s.queued), (2 * EACH, 0, 0), "{s:?}");
         assert_eq!(strict.recv(&mut [Fragment::Empty]), Err(RecvError::Empty));
         assert_eq!(lax[0].stats().unvouched, 2 * EACH);
         drop((strict, lax));
-        // 3008 bytes in frames of 1500, twice.
+        // Two datagrams of 3008 bytes, in frames of 1500 bytes.
         ours.close(6);
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! What sockets cost on a device of 80 GB. Alone in its program: nobody allocates beside it.
+//! The memory of sockets on a device of 80 GB. This test is alone in its program, so that no other test allocates at the same time.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -6,7 +6,8 @@ mod common;
 use common::{Binding, binding, give, received};
 use netmem_devmem::TokenTable;
 
-/// Proves MEM-4 and MEM-6: 256 sockets cost nothing but for what they receive, and tokens that were never received make no memory.
+/// Proves MEM-4 and MEM-6: 256 sockets take memory only for the pages that they receive, and returns of tokens that were never received
+/// make no memory resident.
 #[test]
 fn large_devices_cost_what_is_touched() {
     let resident = || {
@@ -21,7 +22,7 @@ fn large_devices_cost_what_is_touched() {
         assert_eq!(socket.stats().bytes, 4096);
     }
     let opened = resident();
-    // 4 KiB of counts, 2.5 KiB of summary, and a little, for each.
+    // Each socket has 4 KiB of counts, 2.5 KiB of summary, and a little more.
     assert!(opened - before < 256 * 16 * 1024, "{}", opened - before);
     for socket in &sockets {
         let freed: usize = (0..200).map(|n| give(&socket.returner(), 1 + n * 100_000, 1024)).sum();

@@ -1,4 +1,4 @@
-//! Sending from bindings: headers, checks, what each fragment holds, and a binding that is unbound meanwhile.
+//! Sending from bindings: headers, checks, the references of fragments, and a binding that is unbound meanwhile.
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
@@ -12,10 +12,10 @@ use netmem_pool::{
 };
 use std::sync::Arc;
 
-/// Headers, what is said of their checksum, and payload by address and length.
+/// A frame: the headers, the checksum information, and the payload by address and length.
 type Sent = (Vec<u8>, Checksum, Vec<(u64, u32)>);
 
-/// A queue with room for some frames, which are done when they are completed.
+/// A queue with room for some frames. A frame is done when it is completed.
 struct Fake {
     room: usize,
     sent: Vec<Sent>,
@@ -65,6 +65,10 @@ impl SplitTxQueue<BindingRef> for Fake {
         self.held.push((head, payload.drain(..).map(|f| f.holder).collect()));
         Ok(())
     }
+
+    fn room_split(&self, head: &Packet<PeerShared>, _: &[DeviceFrag<BindingRef>]) -> Room {
+        self.room(head)
+    }
 }
 
 fn endpoint(addr: &str, mac: u8) -> Endpoint {
@@ -101,7 +105,7 @@ impl Rig {
         Sender::new(&self.binding, &self.domain(), headers(16), endpoint(local, 2), endpoint(peer, 4)).unwrap()
     }
 
-    /// Everything is dropped; what was mapped to be sent is unmapped by the binding's end.
+    /// Drops everything. The end of the binding unmaps its memory from the domain.
     #[track_caller]
     fn assert_gone(self) {
         let Self { memory, binding, domain, .. } = self;
@@ -113,7 +117,7 @@ impl Rig {
     }
 }
 
-/// Proves MEM-8: headers as they must be, payload by address, a checksum that the device completes to the right one.
+/// Proves MEM-8: the headers are right, the payload is sent by address, and the device completes the checksum to the right one.
 #[test]
 fn frames_as_they_must_be() {
     let (rig, _) = Rig::new();
@@ -125,7 +129,7 @@ fn frames_as_they_must_be() {
         assert_eq!(payload, [(rig.base + 4096, 500), (rig.base + 100, 499)]);
         let start = head.len() - 8;
         assert_eq!(checksum, Checksum::Partial { start: start as u16, offset: 6 });
-        // As the device does it.
+        // Complete the checksum as a device does.
         let mut frame = [head, data.clone()].concat();
         let sum: u32 =
             frame[start..].chunks(2).map(|w| u32::from(w[0]) << 8 | w.get(1).map_or(0, |b| u32::from(*b))).sum();
@@ -148,7 +152,8 @@ fn frames_as_they_must_be() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8: what is not in the binding, or does not fit a frame, is refused with what was wrong, and holds nothing.
+/// Proves MEM-8: if a fragment is not in the binding, or a datagram does not fit into a frame, the error says why, and no reference is
+/// kept.
 #[test]
 fn what_cannot_be_sent() {
     let (rig, mut sender) = Rig::new();
@@ -175,7 +180,7 @@ fn what_cannot_be_sent() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8: pages for headers that are all with the device are an error, and nothing else; they come back with the completion.
+/// Proves MEM-8: if the device has all pages for headers, sending is an error without other effects. Completion returns the pages.
 #[test]
 fn no_page_for_headers() {
     let (rig, _) = Rig::new();
@@ -193,8 +198,8 @@ fn no_page_for_headers() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8 and MEM-2: a binding that is unbound refuses new datagrams; messages from before are sent, and sent again;
-/// each fragment holds the binding, and the last one's completion lets it go.
+/// Proves MEM-8 and MEM-2: an unbound binding refuses new datagrams. Messages from before can be sent, and sent again. Each fragment
+/// holds the binding, and the completion of the last one releases it.
 #[test]
 fn unbound_while_frames_are_out() {
     let (Rig { memory, binding, domain, .. }, mut sender) = Rig::new();
@@ -218,7 +223,7 @@ fn unbound_while_frames_are_out() {
     memory.assert_gone();
 }
 
-/// Proves MEM-8: a message of one binding is not sent by another's sender.
+/// Proves MEM-8: a sender of another binding does not send a message.
 #[test]
 fn a_message_of_another_binding() {
     let ((rig, sender), (other_rig, mut other)) = (Rig::new(), Rig::new());
@@ -230,8 +235,8 @@ fn a_message_of_another_binding() {
     other_rig.assert_gone();
 }
 
-/// Proves MEM-8: bindings are sent from on several threads, with headers from one pool, while they are unbound: each send is refused or
-/// done, and nothing stays.
+/// Proves MEM-8: several threads send from bindings, with headers from one pool, while the bindings are unbound. Each datagram is refused or
+/// sent, and no reference or page stays.
 #[test]
 fn unbound_while_others_send() {
     for _ in 0..50 {

@@ -1,4 +1,4 @@
-//! Sockets that are waited for: a delivery wakes the thread that waits, and no other costs anything.
+//! Waiting for sockets: a delivery wakes the waiting thread. If no thread waits, no bell is rung.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn a_socket_is_woken_while_it_is_armed() {
     let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
     let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 1);
-    assert!(!ready(&socket), "nobody asked");
+    assert!(!ready(&socket), "no thread has armed the socket");
     assert_eq!(socket.arm(), Armed::Work);
     let _ = recv(&mut socket);
     assert_eq!(socket.arm(), Armed::Waits);
@@ -34,7 +34,7 @@ fn a_socket_is_woken_while_it_is_armed() {
     assert!(ready(&socket) && ready(&socket));
     for _ in 0..3 {
         assert_eq!(socket.arm(), Armed::Work);
-        assert!(!ready(&socket), "forgotten");
+        assert!(!ready(&socket), "arming clears the earlier ring");
         let _ = recv(&mut socket);
     }
     assert_eq!(socket.arm(), Armed::Waits);
@@ -42,7 +42,7 @@ fn a_socket_is_woken_while_it_is_armed() {
     feed.deliver(&mut queue, 9, 1);
     assert!(!ready(&socket));
     let _ = recv(&mut socket);
-    // The rest of a datagram is work.
+    // The rest of a datagram counts as work.
     queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
     let mut one = [Fragment::Empty];
     assert!(!socket.recv(&mut one).unwrap().end);
@@ -51,7 +51,7 @@ fn a_socket_is_woken_while_it_is_armed() {
     assert_eq!(socket.arm(), Armed::Waits);
 }
 
-/// A limit ends a wait, and what is there is received without one.
+/// A limit ends a wait. If a datagram is queued, it is received without waiting.
 #[test]
 fn a_wait_with_a_limit() {
     let worker = worker();
@@ -69,8 +69,8 @@ fn a_wait_with_a_limit() {
     }
 }
 
-/// A thread that sleeps for every datagram receives all of them, from a thread that delivers when it sleeps and when it does
-/// not. A lost wake-up would be a hang; a watchdog ends it.
+/// A thread that sleeps before every datagram receives all of them, from a thread that delivers both while the first sleeps and while it is
+/// awake. A lost wake-up would hang; a watchdog ends the test then.
 #[test]
 fn no_delivery_is_missed() {
     const DATAGRAMS: usize = 20_000;
@@ -102,7 +102,7 @@ fn no_delivery_is_missed() {
             done.store(true, SeqCst);
         });
         for n in 0..DATAGRAMS {
-            // Some deliveries come while the receiver is about to sleep, others when it sleeps or has more to do.
+            // Some deliveries come while the receiver is about to sleep, others while it sleeps or is still awake.
             let lead = n % 7;
             while received.load(SeqCst) + lead < n {
                 std::thread::yield_now();

@@ -1,8 +1,8 @@
-//! Sockets on the flow table, fed by hand: what is received, what comes back, what a user can get wrong, and every end.
+//! Sockets on a flow table that is fed with frames by hand: receiving, returning, mistakes of users, and every order of ends.
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
-#[path = "../../../tests/permutations.rs"]
+#[path = "shared/permutations.rs"]
 mod permutations;
 
 use memory_common::{Feed, Memory, VOUCHED, bind, peer4, recv, token, udp4, udp6, until, worker};
@@ -20,7 +20,7 @@ fn range(start: u32, count: u32) -> TokenRange {
     TokenRange { start, count }
 }
 
-/// Proves MEM-3: a datagram is places in device memory with a token, and what landed in host memory; peer and end are told.
+/// Proves MEM-3: a datagram is delivered as a fragment of device memory with a token and a fragment of host memory, with its peer and its end.
 #[test]
 fn what_is_received() {
     let worker = worker();
@@ -31,7 +31,7 @@ fn what_is_received() {
     // All payload in device memory; some in host memory; all; none.
     for (head, linear, beyond) in [(42, 0, 500), (100, 58, 442), (542, 500, 0), (1000, 500, 0)] {
         let frame = feed.split(&udp4(9, 500), head, VOUCHED);
-        let place = frame.payload().map(|f| (f.file_offset(), f.index()));
+        let place = frame.payload().fragments().next().map(|f| (f.file_offset(), f.index()));
         queue.frame(frame);
         let (received, parts) = recv(&mut socket);
         let n = usize::from(linear > 0) + usize::from(beyond > 0);
@@ -70,7 +70,7 @@ fn what_is_received() {
     memory.assert_gone();
 }
 
-/// Proves MEM-3: a receive that is cut short leaves the rest where it is, and no token of it.
+/// Proves MEM-3: if `out` is too small, the rest of the datagram stays queued and has no token.
 #[test]
 fn a_receive_that_is_cut_short() {
     let worker = worker();
@@ -84,7 +84,7 @@ fn a_receive_that_is_cut_short() {
     let mut one = [Fragment::Empty];
     assert_eq!(socket.recv(&mut one), Ok(Received { fragments: 1, ..cut }));
     assert!(matches!(&one[0], Fragment::Linear(bytes) if bytes.len() == 58));
-    // The token that it will have is nobody's yet.
+    // The token that the rest will have is not valid yet.
     assert_eq!(returner.give_back(&[range(1, 64)]), Ok(0));
     assert_eq!((socket.recv(&mut []), socket.stats().queued), (Ok(cut), 1));
     assert_eq!(socket.recv(&mut one), Ok(Received { fragments: 1, end: true, ..cut }));
@@ -100,7 +100,7 @@ fn a_receive_that_is_cut_short() {
     memory.assert_gone();
 }
 
-/// Proves MEM-10: what the device does not vouch for is dropped, or delivered marked, as the socket wants it; and counted.
+/// Proves MEM-10: if the device does not vouch for a datagram, it is counted, and dropped or delivered marked, as the socket's options say.
 #[test]
 fn unvouched_checksums() {
     let worker = worker();
@@ -125,8 +125,8 @@ fn unvouched_checksums() {
     memory.assert_gone();
 }
 
-/// Proves MEM-3 and NET-6: frames with headers that nobody can read, or that are wrong, or that are not for a socket are dropped and counted,
-/// each as what it is, whatever a peer wrote there.
+/// Proves MEM-3 and NET-6: a frame whose headers are in device memory, are wrong, or are for no socket is dropped and counted under its
+/// reason, for any bytes that a peer sends.
 #[test]
 fn headers_that_are_dropped() {
     let worker = worker();
@@ -184,7 +184,7 @@ fn headers_that_are_dropped() {
     assert_eq!((table.stats().no_socket, table.stats().foreign), (1, 0));
     assert_eq!(socket.recv(&mut []), Err(RecvError::Empty));
     assert_eq!(feed.pool.stats().inflight(), 0);
-    // Any bytes at all.
+    // Random bytes.
     let mut seed = 1_u64;
     for round in 0..20_000 {
         let mut frame = good.clone();
@@ -220,7 +220,7 @@ fn a_queue_with_the_wrong_binding() {
     others.assert_gone();
 }
 
-/// Proves MEM-3: beyond its room a socket drops and counts; ports are taken once, and free after the close.
+/// Proves MEM-3: a socket whose queue is full drops and counts datagrams. A port is taken by one socket at a time, and free after the close.
 #[test]
 fn room_and_ports() {
     let worker = worker();
@@ -279,7 +279,7 @@ fn mistakes() {
     memory.assert_gone();
 }
 
-/// Proves MEM-6: of two threads that return the same tokens of real pages exactly one frees each, and it is home at once.
+/// Proves MEM-6: if two threads return the same tokens of real pages, exactly one of them frees each page, and the page is returned at once.
 #[test]
 fn two_threads_return_the_same() {
     let worker = worker();
@@ -310,7 +310,7 @@ fn two_threads_return_the_same() {
     memory.assert_gone();
 }
 
-/// Proves MEM-5: fragments in one page have one token, which frees the page when it has come back as often.
+/// Proves MEM-5: fragments in one page have one token. The page is freed when the token was returned as often as it was received.
 #[test]
 fn fragments_of_a_page() {
     let worker = worker();
@@ -347,8 +347,8 @@ fn fragments_of_a_page() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2 and MEM-7: unbound with data held by the user and queued: what is queued can still be received, all of it comes
-/// back, and the binding goes while the socket lives on.
+/// Proves MEM-2 and MEM-7: a binding is unbound with data held by the user and data queued. The queued data can still be received, all pages
+/// are returned, and the binding is released while the socket lives on.
 #[test]
 fn unbound_with_data_held_and_queued() {
     let worker = worker();
@@ -372,7 +372,7 @@ fn unbound_with_data_held_and_queued() {
     assert_eq!(returner.give_back(&ranges), Ok(0));
 }
 
-/// Proves MEM-7: the first datagram of a binding that was unbound before it was received: the socket meets a binding that is dying.
+/// Proves MEM-7: a socket receives the first datagram of a binding after the binding was unbound.
 #[test]
 fn first_received_after_unbinding() {
     let worker = worker();
@@ -388,8 +388,7 @@ fn first_received_after_unbinding() {
     memory.assert_gone();
 }
 
-/// Proves MEM-4: memory that is bound again is another binding: tokens of the one before mean nothing, though sizes and pages
-/// are the same.
+/// Proves MEM-4: if memory is bound again, it is a new binding. Tokens of the old one are not valid, although sizes and pages are the same.
 #[test]
 fn bound_again() {
     let worker = worker();
@@ -416,8 +415,8 @@ fn bound_again() {
     memory.assert_gone();
 }
 
-/// Proves MEM-4: datagrams of several bindings on one socket, with queues that change theirs in between; equal page numbers
-/// do not meet.
+/// Proves MEM-4: one socket receives datagrams of several bindings, and queues change their bindings in between. Equal page numbers of
+/// different bindings are not confused.
 #[test]
 fn several_bindings_while_flows_are_steered() {
     let worker = worker();
@@ -469,8 +468,7 @@ fn closed_with_100_000_tokens_out() {
     assert!(memory.descriptors() > 0, "the table's end at the queue holds it");
 }
 
-/// Proves POOL-11 and MEM-2: every order in which a socket, a returner, the queue's pool, the table's end there and the binding
-/// can go.
+/// Proves POOL-11 and MEM-2: a socket, a returner, the queue's pool, the queue's handler and the binding are dropped in every order.
 #[test]
 fn every_order_of_ends() {
     let orders = permutations(5);
@@ -498,7 +496,7 @@ fn every_order_of_ends() {
     }
 }
 
-/// Proves MEM-7 and POOL-5: a socket that closes while a queue delivers to it, from another thread: nothing stays.
+/// Proves MEM-7 and POOL-5: a socket closes while a queue on another thread delivers to it. No page stays out.
 #[test]
 fn closed_while_a_queue_delivers() {
     let worker = worker();
@@ -521,14 +519,14 @@ fn closed_while_a_queue_delivers() {
         }
         stop.store(true, Relaxed);
         let mut feed = network.join().unwrap();
-        // What came after a close goes when nobody can be in the section in which its socket was found.
+        // A datagram that was delivered after the close is dropped when the critical section has ended in which its socket was found.
         until(|| feed.pool.stats().inflight() == 0);
     });
     drop((table, binding));
     memory.assert_gone();
 }
 
-/// Proves MEM-6 and MEM-2: unbound while a queue delivers, a socket receives and another thread returns.
+/// Proves MEM-6 and MEM-2: a binding is unbound while a queue delivers, a socket receives and another thread returns tokens.
 #[test]
 fn unbound_while_all_goes_on() {
     for _ in 0..20 {

@@ -1,15 +1,15 @@
 //! Flows that are steered between queues of two bindings while they are received, checked byte by byte and given back.
 //!
 //! ```text
-//!                          ┌► queue 0 ─► binding ─┐               ┌► who compares ─► who gives back
-//!   numbered datagrams ────┤   ▲  steered, restarted               │  from the files     on another thread
+//!                          ┌► queue 0 ─► binding ─┐               ┌► the receiver ─► the returning
+//!   numbered datagrams ────┤   ▲  steered, restarted               │  compares           thread
 //!   as many as were seen   └► queue 1 ─► binding ─┴─► 6 sockets ──┘
 //!   and a window           ▲                                      │
 //!                          └──────────────────────────────────────┘
 //! ```
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/flows.rs"]
+#[path = "shared/flows.rs"]
 mod flows;
 mod memory_common;
 mod net_common;
@@ -26,22 +26,21 @@ use netmem_pool::PeerShared;
 use netmem_virtio::device::port::Steering;
 use netmem_virtio::driver::{EitherRx, SplitOptions, VirtioRxQueues};
 use std::collections::{HashMap, HashSet};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 const FLOWS: u64 = 6;
-/// Datagrams on their way: more than the device keeps for a queue, which it then waits for. Sockets have room for as many, so none is
-/// dropped there.
+/// The most datagrams in flight. They are more than the device keeps for a queue, so it then waits for the queue. Sockets have room for as
+/// many, so none is dropped there.
 const WINDOW: u64 = 1024;
-/// Tokens that are held, before some are given back.
+/// The number of tokens that are held before some are given back.
 const HELD: usize = 200;
 
-/// Six threads poll, and a device that gets no time answers no message: one such test at a time.
+/// Runs one such test at a time: six threads poll, and a device that gets no CPU time answers no message.
 static CPUS: Mutex<()> = Mutex::new(());
 
-/// What users hold: a token of a socket is one page's, and a page is held once.
+/// The tokens that users hold. A token of a socket belongs to one page, and a page is held once.
 #[derive(Default)]
 struct Held {
     tokens: HashMap<(usize, Token), (u64, u64)>,
@@ -51,8 +50,8 @@ struct Held {
 impl Held {
     #[track_caller]
     fn take(&mut self, socket: usize, token: Token, page: (u64, u64)) {
-        assert_eq!(self.tokens.insert((socket, token), page), None, "a token that means two pages");
-        assert!(self.pages.insert(page), "a page that was received into while it was held");
+        assert_eq!(self.tokens.insert((socket, token), page), None, "a token belongs to two pages");
+        assert!(self.pages.insert(page), "a page was received into while it was held");
     }
 
     fn put(&mut self, socket: usize, token: Token) {
@@ -67,12 +66,12 @@ struct User<'a> {
     memories: &'a HashMap<u64, Memory>,
     held: &'a Mutex<Held>,
     back: mpsc::Sender<(usize, Token)>,
-    /// By number: the binding that the datagram came in, 0 for host memory alone.
+    /// For each datagram by number, the id of its binding; 0 if it is in host memory only.
     seen: HashMap<u64, u64>,
 }
 
 impl User<'_> {
-    /// Receives what there is; how many datagrams that was.
+    /// Receives all queued datagrams. Returns how many there were.
     #[track_caller]
     fn receive(&mut self) -> u64 {
         (0..self.sockets.len()).map(|socket| (0..).take_while(|_| self.datagram(socket)).count() as u64).sum()
@@ -83,7 +82,7 @@ impl User<'_> {
         let (mut bytes, mut into, mut end) = (Vec::new(), 0, false);
         let mut peer = None;
         while !end {
-            // Every third time in parts.
+            // Receive every third datagram in parts.
             let mut out = [Fragment::Empty, Fragment::Empty];
             let room = if self.seen.len().is_multiple_of(3) { 1 } else { 2 };
             let received = match self.sockets[socket].recv(&mut out[..room]) {
@@ -105,7 +104,7 @@ impl User<'_> {
                     }
                     Fragment::Device { binding, offset, len, token } => {
                         bytes.resize(at + len as usize, 0);
-                        self.memories[&binding].file.read_exact_at(&mut bytes[at..], offset).expect("it is there");
+                        self.memories[&binding].read_exact_at(&mut bytes[at..], offset).expect("it is there");
                         self.held.lock().expect("it is ours").take(socket, token, (binding, offset / 4096));
                         self.back.send((socket, token)).expect("it is given back");
                         into = binding;
@@ -123,7 +122,7 @@ impl User<'_> {
     }
 }
 
-/// Gives back what it is told, in no order, but for the last. Those it answers with.
+/// Gives tokens back in random order, except the last ones. Returns those.
 fn give_back(
     returners: &[Returner<BindingRef>],
     held: &Mutex<Held>,
@@ -139,7 +138,7 @@ fn give_back(
         let some = mine.split_off(rng.usize(..HELD - 1));
         for (socket, returner) in returners.iter().enumerate() {
             let ranges: Vec<TokenRange> = some.iter().filter(|t| t.0 == socket).map(|t| t.1.into()).collect();
-            // Before it can be received into again.
+            // Note it before the page can be received into again.
             let mut held = held.lock().expect("it is ours");
             some.iter().filter(|t| t.0 == socket).for_each(|t| held.put(socket, t.1));
             drop(held);
@@ -159,21 +158,21 @@ struct Bench {
     memories: HashMap<u64, Memory>,
     bindings: [Binding; 2],
     table: FlowTable,
-    /// Of each queue, what it is polled with.
+    /// The handler with which each queue is polled.
     into: [Mutex<Option<FlowQueue>>; 2],
     sockets: Vec<Socket>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Bench {
-    /// So many pages for each binding.
+    /// Makes bindings with `pages` pages each.
     fn new(pages: usize) -> Self {
         let alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let (worker, limit, steering) = (worker(), Arc::new(AtomicU64::new(0)), Steering::new());
         let memories = [Memory::pages(pages), Memory::pages(pages)];
         let bindings = memories.each_ref().map(|memory| Binding::new(memory.fd(), 0, &worker).expect("a binding"));
         let ports = steering.spread(Flows::new(FLOWS, limit.clone()), 2).unwrap();
-        let lab = Lab::new(ports, &[bindings[0].region(), bindings[1].region()], SplitOptions::UDP_V6);
+        let lab: Lab = Lab::new(ports, &[bindings[0].region(), bindings[1].region()], SplitOptions::UDP_V6);
         let table = FlowTable::new();
         let options = SocketOptions::new().queue(WINDOW as usize);
         let sockets = (0..FLOWS).map(|flow| table.bind(FIRST_PORT + flow as u16, &options).expect("a port"));
@@ -182,11 +181,11 @@ impl Bench {
         Self { lab, steering, limit, memories, bindings, table, into: Default::default(), sockets, _alone: alone }
     }
 
-    /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost; `restart` goes on on a thread
-    /// of its own meanwhile, and is told how many that is so far. What was received.
+    /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost. Meanwhile `restart` runs on a thread of
+    /// its own, and is told how many these are so far. Returns what was received.
     fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn() -> u64) + Send) -> Outcome {
         let Self { lab, steering, limit, memories, bindings, table, into, sockets, .. } = self;
-        let (queues, control) = (lab.queues(), lab.control.clone());
+        let (queues, control) = (lab.queues(), lab.control());
         let mut attached = Attached { net: &mut lab.net, bindings, table, into };
         (0..2).for_each(|queue| attached.attach(queue, queue));
         let returners: Vec<_> = sockets.iter().map(Socket::returner).collect();
@@ -194,7 +193,7 @@ impl Bench {
         let (held, stop) = (Mutex::default(), AtomicBool::new(false));
         let (back, tokens) = mpsc::channel();
         let mut user = User { sockets, memories, held: &held, back, seen: HashMap::new() };
-        // Either it was received, or a restart or the device says that it was not.
+        // Each datagram was received, or a restart or the device has counted it as lost.
         let accounted = {
             let (queues, steering, seen) = (queues.clone(), steering.clone(), &seen);
             move || seen.load(Relaxed) + queues.unread() + steering.dropped()
@@ -216,7 +215,7 @@ impl Bench {
             s.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(3);
                 until(|| {
-                    // Many, beside the device and not between its turns.
+                    // Make many changes, concurrently with the device and not between its passes.
                     for _ in 0..1000 {
                         steers.steer(FIRST_PORT + rng.u16(..FLOWS as u16), rng.u8(..2));
                     }
@@ -231,7 +230,7 @@ impl Bench {
                 let so_far = accounted();
                 let upto = frames.min(so_far + WINDOW);
                 if limit.swap(upto, Relaxed) != upto {
-                    // It may have found none, and sleep.
+                    // The device may have found no frames, and sleep.
                     control.wake();
                 }
                 so_far == frames
@@ -246,7 +245,7 @@ impl Bench {
         Outcome { datagrams, on_host, kept }
     }
 
-    /// Everything ends, with tokens out.
+    /// Drops everything, with tokens out.
     fn close(self, outcome: Outcome) {
         let Self { mut lab, memories, bindings, into, sockets, .. } = self;
         let memory_of = bindings.each_ref().map(Binding::reference);
@@ -256,7 +255,7 @@ impl Bench {
         }
         assert_eq!(memory_of.each_ref().map(|m| m.stats().queues), [0, 0]);
         let in_use = || memory_of.iter().map(|m| m.stats().in_use).sum::<u64>();
-        assert_eq!(in_use(), outcome.kept.len() as u64, "nothing is out but what is held");
+        assert_eq!(in_use(), outcome.kept.len() as u64, "only held pages are out");
         for (socket, token) in outcome.kept {
             assert_eq!(sockets[socket].returner().give_back(&[token.into()]), Ok(1));
         }
@@ -271,7 +270,7 @@ impl Bench {
     }
 }
 
-/// Which queue receives into which binding.
+/// Attaches queues to bindings, and detaches them.
 struct Attached<'a> {
     net: &'a mut Netdev<VirtioRxQueues>,
     bindings: &'a [Binding; 2],
@@ -294,16 +293,16 @@ impl Attached<'_> {
 
 /// What a run has received.
 struct Outcome {
-    /// By number: the binding.
+    /// The binding of each datagram, by number.
     datagrams: HashMap<u64, u64>,
-    /// By queues without a binding.
+    /// The numbers of datagrams that came through queues without a binding.
     on_host: Vec<u64>,
     /// Tokens that were not given back.
     kept: Vec<(usize, Token)>,
 }
 
 impl Outcome {
-    /// Changes from one binding to another, by flow.
+    /// How often each flow has changed from one binding to another.
     fn changes(&self) -> Vec<u64> {
         let mut changes = vec![0; FLOWS as usize];
         for (&n, into) in self.datagrams.iter().filter(|(_, into)| **into != 0) {
@@ -314,7 +313,7 @@ impl Outcome {
     }
 }
 
-/// Polls a queue as it is now. The numbers of frames that came into host memory.
+/// Polls a queue in its present state. Returns the numbers of the frames that came into host memory.
 fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) -> Vec<u64> {
     let mut numbers = Vec::new();
     let mut into = into.lock().expect("it is ours");
@@ -324,20 +323,20 @@ fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) 
             let mut handler = |p: Packet<PeerShared>| numbers.push(number(&p.to_vec(), FLOWS));
             rx.poll(|poll| poll.receive(64, &mut handler));
         }
-        // Attached a moment ago.
+        // The queue was attached a moment ago.
         (EitherRx::Split(_), None) => {}
         (EitherRx::Stopped, _) => panic!("a restart has failed"),
     }
     numbers
 }
 
-/// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, between whose queues their flows are steered all the
-/// time; every datagram arrives once, and its bytes are where the socket says; no token means two pages while another thread
-/// gives back. Then both bindings are unbound with tokens out, and drain.
+/// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, and their flows are steered between the queues all the time. Every
+/// datagram arrives once, and its bytes are where the socket says. No token belongs to two pages, while another thread gives tokens back.
+/// Then both bindings are unbound with tokens out, and drain.
 #[test]
 fn flows_are_steered_between_bindings() {
     const FRAMES: u64 = 30_000;
-    // Queues run out of them now and then.
+    // So few pages that queues run out of them now and then.
     let mut bench = Bench::new(400);
     let outcome = bench.run(FRAMES, |_, _| {});
     assert!((0..FRAMES).all(|n| outcome.datagrams.contains_key(&n)) && outcome.on_host.is_empty());
@@ -360,18 +359,18 @@ fn flows_are_steered_between_bindings() {
     bench.close(outcome);
 }
 
-/// Proves MEM-1 and MEM-4: the same while the queues are detached and attached again, to either binding, each to its own or both to
-/// one. What does not arrive is what a restart found unread, or the device dropped while a queue was not served; each frame of a
-/// queue without a binding is whole, too.
+/// Proves MEM-1 and MEM-4: the same while the queues are detached and attached again, each to its own binding or both to one. Every frame
+/// that does not arrive was counted as unread by a restart, or as dropped by the device while a queue was not served. Frames of a queue
+/// without a binding are complete, too.
 #[test]
 fn queues_are_restarted_meanwhile() {
     const FRAMES: u64 = 30_000;
     const ROUNDS: u64 = 24;
-    // A queue that has just been attached finds its ring's worth also while the other has the same binding.
+    // There are enough pages to fill the ring of a queue that was just attached, also if the other queue has the same binding.
     let mut bench = Bench::new(2048);
     let outcome = bench.run(FRAMES, |attached, so_far| {
         let mut rng = fastrand::Rng::with_seed(9);
-        // Frames come in all states: each lasts until so many more have come.
+        // Frames come in all states: each state lasts until a number of further frames has come.
         let wait = |round| until(|| so_far() >= round * FRAMES / ROUNDS);
         for round in (0..ROUNDS).step_by(2) {
             let queue = rng.usize(..2);

@@ -1,11 +1,11 @@
-//! A socket under everything at once: it receives from bindings that come and go, threads return what it handed out and what
-//! it did not, and it is closed in the middle, over and over. Every reference comes home once, and every binding goes.
+//! A stress test of a socket. It receives from bindings that are made and unbound, while threads return valid tokens and made-up ones. The
+//! socket is closed in the middle of this, over and over. Every reference is returned once, and every binding is released.
 //!
-//! `NETMEM_STRESS_OPS` says how many fragments at least.
+//! `NETMEM_STRESS_OPS` is the least number of fragments.
 #![cfg(not(loom))]
 
 mod common;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use common::{Binding, binding};
@@ -18,7 +18,7 @@ use stress_ops::stress_ops;
 
 const RETURNERS: usize = 3;
 const PAGES: u32 = 3000;
-/// Fragments received by a socket, and what is handed over at a time.
+/// The number of fragments that a socket receives, and the number that is handed over at a time.
 const LIFE: u64 = 40_000;
 const BATCH: u64 = 20;
 
@@ -42,17 +42,17 @@ impl Random {
 
 type Batch = (Vec<TokenRange>, Returner<Binding>);
 
-/// Returns what it gets, some of it twice, and numbers that it made up.
+/// A returning thread: returns the tokens that it gets, some of them twice, and made-up numbers.
 fn return_all(batches: &Mutex<Receiver<Batch>>, totals: &Totals, seed: u64) {
     let mut random = Random(seed);
     loop {
-        let next = batches.lock().expect("nobody panics with it").recv();
+        let next = batches.lock().expect("no thread panics while it holds the lock").recv();
         let Ok((mut ranges, returner)) = next else { return };
         match random.below(8) {
             0 => ranges.extend_from_within(..ranges.len() / 2),
             1 => ranges.push(TokenRange { start: random.below(1 << 32) as u32, count: random.below(50) as u32 }),
             2 => ranges.push(TokenRange { start: ranges[0].start.wrapping_sub(20), count: 40 }),
-            // Kept until the socket is closed.
+            // This handle is kept until the socket is closed.
             3 => continue,
             _ => (),
         }
@@ -66,14 +66,14 @@ fn receive(table: &mut TokenTable<Binding>, bindings: &[Binding], random: &mut R
     let mut ranges: Vec<TokenRange> = Vec::new();
     for _ in 0..BATCH {
         let binding = &bindings[random.below(bindings.len() as u64) as usize];
-        // Some pages again and again, for returns to meet receives.
+        // Use some pages again and again, so that returns race with receives.
         let among = if random.below(2) == 0 { 2 } else { PAGES.into() };
         let index = random.below(among) as u32;
         let token = receive.reserve(binding, index).expect("there is room");
         binding.get(index);
         ranges.push(token.into());
     }
-    // SAFETY: each got above.
+    // SAFETY: each reference was taken above.
     unsafe { receive.commit() };
     ranges
 }
@@ -100,7 +100,7 @@ fn books_balance_whatever_happens() {
                 received += BATCH;
                 sender.send((ranges, table.returner())).expect("the other end is there");
                 if n % 100 == 99 {
-                    // Another takes its place; the old one goes when its last page is home.
+                    // Another binding takes its place; the old one is released when its last page is returned.
                     let at = random.below(bindings.len() as u64) as usize;
                     let old = std::mem::replace(&mut bindings[at], binding(PAGES));
                     every_binding.push(Arc::downgrade(&bindings[at]));
@@ -115,7 +115,7 @@ fn books_balance_whatever_happens() {
         }
         drop(sender);
     });
-    // What is left is let go of with a grace period that other tests' threads can put off.
+    // The remaining bindings are released after a grace period, which threads of other tests can delay.
     while every_binding.iter().any(|binding| binding.strong_count() > 0) {
         netmem_refs::rcu::flush();
         std::thread::yield_now();
@@ -125,8 +125,8 @@ fn books_balance_whatever_happens() {
     println!(
         "{received} received, {freed} returned, {foreign} foreign, {excess} in excess, {rebound} bindings replaced"
     );
-    // A binding checks when it goes that all its pages are home.
+    // The drop of a binding checks that all its pages were returned.
     assert!(freed <= received);
-    // It was stress.
+    // Check that the stress happened.
     assert!(freed > received / 4 && foreign > 0 && excess > 0 && rebound > 0 && closed_full > 0);
 }

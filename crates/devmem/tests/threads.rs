@@ -1,4 +1,4 @@
-//! Threads that return beside each other.
+//! Threads that return tokens concurrently.
 #![cfg(not(loom))]
 
 mod common;
@@ -8,14 +8,14 @@ use netmem_devmem::TokenTable;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-/// Of two threads that return the same tokens, exactly one frees each. Proves MEM-6.
+/// If two threads return the same tokens, exactly one of them frees each. Proves MEM-6.
 #[test]
 fn two_threads_return_the_same_token() {
     const ROUNDS: u32 = 500;
     const PAGES: u32 = 1024;
     let (binding, mut table) = (binding(PAGES), TokenTable::new());
     let returner = table.returner();
-    // Rounds that were begun, and that the other has done. Both are spun on, to be there at the same time.
+    // The number of rounds that were begun, and of rounds that the other thread has done. Both threads spin on these, to run at the same time.
     let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
     let wait = |at: &AtomicU32, round| {
         while at.load(Ordering::Acquire) < round {
@@ -46,7 +46,7 @@ fn two_threads_return_the_same_token() {
     assert_eq!(table.stats().excess, u64::from(PAGES * ROUNDS));
 }
 
-/// Whatever goes last, on whichever thread, closes. Proves MEM-7.
+/// The last handle closes the table, whichever handle it is and on any thread. Proves MEM-7.
 #[test]
 fn last_handle_on_any_thread() {
     for _ in 0..300 {

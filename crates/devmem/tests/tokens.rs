@@ -1,4 +1,4 @@
-//! What users of tokens can do, rightly and wrongly, from one thread.
+//! Valid and invalid uses of tokens, from one thread.
 #![cfg(not(loom))]
 
 mod common;
@@ -7,7 +7,7 @@ use common::{Binding, binding, deliver, give, range, received};
 use netmem_devmem::{DeliverError, MAX_RANGES, Token, TokenTable, TooManyRanges};
 use std::sync::Arc;
 
-/// Waits for what is let go of after a grace period, which sections on other tests' threads can put off.
+/// Waits for objects that are released after a grace period, which threads of other tests can delay.
 fn until(gone: impl Fn() -> bool) {
     while !gone() {
         netmem_refs::rcu::flush();
@@ -15,7 +15,7 @@ fn until(gone: impl Fn() -> bool) {
     }
 }
 
-/// Fragments in one page have one token, which is good as often as it was received. Proves MEM-5.
+/// Fragments in one page have one token, which can be returned as often as it was received. Proves MEM-5.
 #[test]
 fn a_token_is_returned_as_often_as_received() {
     let (binding, mut table) = (binding(10), TokenTable::new());
@@ -31,7 +31,7 @@ fn a_token_is_returned_as_often_as_received() {
     assert_eq!((binding.out(), returner.stats().excess), (0, 3));
 }
 
-/// Fragments of a page that come in one call, in a row or not, count one each. Proves MEM-5.
+/// Each fragment of a page that is received in one call counts once, in a row or not. Proves MEM-5.
 #[test]
 fn fragments_of_a_page_in_one_call() {
     let (binding, mut table) = (binding(10), TokenTable::new());
@@ -47,7 +47,7 @@ fn fragments_of_a_page_in_one_call() {
     assert_eq!(binding.out(), 1);
 }
 
-/// A receive that is cut short leaves nothing behind, and one that goes on after an error has what it had. Proves MEM-3.
+/// A receive that is not committed changes nothing, and a receive that goes on after an error keeps what it has reserved. Proves MEM-3.
 #[test]
 fn nothing_is_left_of_a_receive_that_failed() {
     let (binding, mut table) = (binding(10), TokenTable::new());
@@ -56,7 +56,7 @@ fn nothing_is_left_of_a_receive_that_failed() {
     let token = receive.reserve(&binding, 1).unwrap();
     receive.reserve(&binding, 2).unwrap();
     assert_eq!(give(&returner, token.0, 2), 0, "not before the commit");
-    // It ends here, and another goes on.
+    // This receive ends here, and another one begins.
     let mut receive = table.receive();
     assert_eq!(receive.reserve(&binding, 1), Ok(token));
     let no_such_page = DeliverError::NoSuchPage { binding: netmem_devmem::Pages::id(&binding), index: 10, pages: 10 };
@@ -81,7 +81,7 @@ fn foreign_tokens_are_ignored_and_counted() {
 
     let token = received(&mut table, &mine, 0);
     assert_eq!(token, 1);
-    assert_eq!(give(&returner, 0, 1), 0, "nobody's, whatever comes after it");
+    assert_eq!(give(&returner, 0, 1), 0, "token 0 is in no range");
     assert_eq!(give(&returner, 3001, 10), 0, "after the last page");
     assert_eq!(give(&returner, 2001, 10), 0, "in the range, where nothing was ever received");
     assert_eq!((returner.stats().foreign, returner.stats().excess), (5 + 1024 + 1 + 10, 10));
@@ -140,8 +140,8 @@ fn no_more_than_1024_attempts() {
     assert_eq!(binding.out(), 0);
 }
 
-/// A page of one binding is never taken for that of another, however many there are and in whatever order they come, and
-/// the socket holds each once. Proves MEM-2 and MEM-4.
+/// A page of one binding is never taken for a page of another, for any number of bindings in any order. The socket holds each binding
+/// once. Proves MEM-2 and MEM-4.
 #[test]
 fn any_number_of_bindings() {
     for bindings in [1, 2, 8, 9, 40] {
@@ -169,7 +169,8 @@ fn any_number_of_bindings() {
     }
 }
 
-/// A call that gives back to several bindings lets go of one that was unbound, wherever in the call its last page was. Proves MEM-2.
+/// A call returns tokens of several bindings. It drops the handle on an unbound one, for any position of its last page in the call. Proves
+/// MEM-2.
 #[test]
 fn drained_within_a_call() {
     for order in [[0, 1], [1, 0]] {
@@ -181,7 +182,7 @@ fn drained_within_a_call() {
     }
 }
 
-/// A token means nothing to another socket. Proves MEM-6.
+/// A token is not valid on another socket. Proves MEM-6.
 #[test]
 fn token_of_another_socket() {
     let (binding, mut one, mut other) = (binding(2000), TokenTable::new(), TokenTable::new());
@@ -194,7 +195,7 @@ fn token_of_another_socket() {
     assert_eq!((binding.out(), other.stats().excess), (1, 2), "its own of that number is not held");
 }
 
-/// All that the user held comes home with the last handle, and not before. Proves MEM-7.
+/// The pages that the user holds are returned with the drop of the last handle, and not before. Proves MEM-7.
 #[test]
 fn closed_with_100_000_tokens_out() {
     let (one, far, mut table) = (binding(100_000), binding(20_000_000), TokenTable::new());
@@ -212,7 +213,7 @@ fn closed_with_100_000_tokens_out() {
     assert_eq!((one.out(), far.out()), (0, 0));
 }
 
-/// Old tokens of a binding that was made again, at the same size, match nothing. Proves MEM-7.
+/// If a binding is made again with the same size, the old tokens are not valid. Proves MEM-7.
 #[test]
 fn binding_made_again() {
     let mut table = TokenTable::new();
@@ -234,8 +235,8 @@ fn binding_made_again() {
     assert_eq!(binding.out(), 1000);
 }
 
-/// A binding that was unbound is let go of when its last page is home, not before: by whoever brings that, or else by the
-/// next that looks. Proves MEM-2.
+/// A socket drops its handle on an unbound binding when the last page is returned, and not before. The thread that returns this page does
+/// it, or else the next thread that looks for drained bindings. Proves MEM-2.
 #[test]
 fn unbound_bindings_are_let_go_of() {
     let (gone, stays, mut table) = (binding(10), binding(10), TokenTable::new());
@@ -250,19 +251,20 @@ fn unbound_bindings_are_let_go_of() {
     assert_eq!((returner.release_drained(), table.stats().bindings), (1, 1));
     assert_eq!(give(&returner, tokens[0], 1), 0);
     until(|| Arc::strong_count(&gone) == 1);
-    // By the receiver, when it meets another.
+    // The receiver drops the handle when it receives from another binding for the first time.
     stays.get(3);
     stays.unbind();
     assert_eq!(give(&returner, tokens[2], 1), 1);
     // SAFETY: got above.
     unsafe { netmem_devmem::Pages::put(&stays, 3, 1) };
-    assert_eq!(table.stats().bindings, 1, "nobody has looked");
+    assert_eq!(table.stats().bindings, 1, "no thread has checked for drained bindings");
     received(&mut table, &binding(10), 0);
     assert_eq!(table.stats().bindings, 1);
     until(|| Arc::strong_count(&stays) == 1);
 }
 
-/// Running out is an error that says so, changes nothing, and passes when a binding goes. Proves MEM-4.
+/// If the space of tokens is exhausted, the error says so and nothing changes. After a binding is released there is room again. Proves
+/// MEM-4.
 #[test]
 fn the_space_is_taken() {
     let (half, other, small, mut table) = (binding(1 << 31), binding(1 << 31), binding(4), TokenTable::new());
@@ -277,7 +279,7 @@ fn the_space_is_taken() {
     assert_eq!(beside, token + (1 << 31));
     half.unbind();
     assert_eq!(give(&returner, token, 1), 1);
-    // The rest after `small` is too little: the space has wrapped, and what `half` had is free.
+    // There is not enough space behind `small`: the space has wrapped around, and the range of `half` is free.
     assert_eq!(received(&mut table, &other, 0), token);
     assert_eq!(give(&returner, token, 1) + give(&returner, beside, 1), 2);
 }

@@ -1,4 +1,4 @@
-//! Bindings on queues of a real device: bound and unbound under traffic, received from, sent from.
+//! Bindings on queues of our device: they are bound and unbound under traffic, queues receive into them, and senders send from them.
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
@@ -14,10 +14,9 @@ use netmem_packet::{Poll, RxQueue, TxQueue};
 use netmem_pool::{Device, Region};
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::driver::{NetError, NetOptions, SplitOptions};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A device that sends back what it gets.
+/// A device that sends back every frame.
 fn echo(bindings: &[&Binding]) -> Lab {
     let regions: Vec<_> = bindings.iter().map(|b| b.region()).collect();
     Lab::new(vec![Echo::new()], &regions, SplitOptions::UDP_V4)
@@ -64,8 +63,8 @@ fn bytes(seed: u64, len: u32) -> Vec<u8> {
     (0..u64::from(len)).map(|i| (seed.wrapping_mul(0x9e37_79b9).wrapping_add(i * 31) >> 3) as u8).collect()
 }
 
-/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: bytes go from one place of a binding to the device and to another place of it, with
-/// headers alone ever being seen here, many times its pages; then everything comes home and nothing was mapped.
+/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: bytes go from one place of a binding to the device and back to another place, many times its
+/// pages. This process reads only the headers. Then all pages are returned, and nothing was mapped.
 #[test]
 fn there_and_back() {
     let worker = worker();
@@ -82,10 +81,10 @@ fn there_and_back() {
     for round in 0..2000 {
         let len = 1 + (round * 7919 % 1472) as u32;
         let sent = bytes(round, len);
-        memory.file.write_all_at(&sent, place + round % 100).unwrap();
+        memory.write_all_at(&sent, place + round % 100).unwrap();
         let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (place + round % 100, len));
         let mut received = vec![0; got.len as usize];
-        memory.file.read_exact_at(&mut received, got.offset).unwrap();
+        memory.read_exact_at(&mut received, got.offset).unwrap();
         assert!((got.binding, got.len) == (binding.id(), len) && received == sent, "round {round}");
         held.push(got.token);
         if held.len() == 100 {
@@ -93,11 +92,8 @@ fn there_and_back() {
             held.clear();
         }
     }
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let inode = memory.inode().to_string();
-    let ours = maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count();
-    // The device, which is in this process and maps what it is given.
-    assert_eq!(ours, 1, "{maps}");
+    // The mapping of the device, which is in this process and maps the memory that it is given.
+    assert_eq!(memory.mappings(), 1);
     assert_eq!(socket.stats().fragments, 2000);
     {
         let queues = lab.queues();
@@ -110,8 +106,8 @@ fn there_and_back() {
     memory.assert_gone();
 }
 
-/// Proves MEM-1 and MEM-2: unbound with data held, then bound to another binding of the same device and back, while a socket
-/// lives through all of it.
+/// Proves MEM-1 and MEM-2: a binding is unbound with data held. The queue is then attached to another binding of the same device, and back,
+/// while one socket goes on receiving.
 #[test]
 fn one_binding_after_the_other() {
     let worker = worker();
@@ -136,7 +132,7 @@ fn one_binding_after_the_other() {
     }
     assert_eq!(socket.stats().bindings, 2);
     let starts: std::collections::BTreeSet<_> = held.iter().map(|t| t.start).collect();
-    assert_eq!(starts.len(), 30, "a page is held once, and no token means two");
+    assert_eq!(starts.len(), 30, "a page is held once, and no token belongs to two pages");
     let [first, second] = bindings.each_mut().map(|b| b.take().unwrap());
     lab.net.unbind(first).unwrap();
     lab.net.unbind(second).unwrap();
@@ -146,13 +142,13 @@ fn one_binding_after_the_other() {
     memories.iter().for_each(Memory::assert_gone);
 }
 
-/// Proves MEM-1: a device without checksums cannot be given device memory; the queue goes on with host memory.
+/// Proves MEM-1: a device without checksum offload gets no device memory; the queue goes on with host memory.
 #[test]
 fn memory_that_the_device_cannot_have() {
     let worker = worker();
     let memory = Memory::pages(300);
     let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
-    let mut lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, |options| options);
+    let mut lab: Lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, |options| options);
     let error = lab.net.attach(&binding, &[0]).unwrap_err();
     assert!(matches!(&error, AttachError::Memory { binding: id, .. } if *id == binding.id()), "{error:?}");
     assert!(lab.net.attached(0).is_none());
@@ -161,36 +157,29 @@ fn memory_that_the_device_cannot_have() {
     memory.assert_gone();
 }
 
-/// How often this process, and so the device in it, has the memory mapped.
-fn mapped(memory: &Memory) -> usize {
-    let inode = memory.inode().to_string();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
-}
-
-/// Proves NET-11: memory is bound while the device runs, sent from and received into, and goes from the device with its
-/// binding; what users hold keeps it there.
+/// Proves NET-11: memory is bound while the device runs, and is used to send and to receive. It is removed from the device with its binding.
+/// Pages that users hold keep it there.
 #[test]
 fn memory_comes_and_goes_while_the_device_runs() {
     let worker = worker();
-    let mut lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
+    let mut lab: Lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
     let table = FlowTable::new();
     let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
     let returner = socket.returner();
     for round in 0..20 {
         let memory = Memory::pages(300);
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
-        assert_eq!(mapped(&memory), 0);
+        assert_eq!(memory.mappings(), 0);
         lab.net.attach(&binding, &[0]).unwrap();
-        assert_eq!(mapped(&memory), 1);
+        assert_eq!(memory.mappings(), 1);
         let (mut queue, mut sender) = (table.queue(&binding), sender(&lab, &binding));
         let mut held = Vec::new();
         for n in 0..5 {
             let sent = bytes(round + n, 700);
-            memory.file.write_all_at(&sent, 290 * 4096).unwrap();
+            memory.write_all_at(&sent, 290 * 4096).unwrap();
             let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (290 * 4096, 700));
             let mut received = vec![0; 700];
-            memory.file.read_exact_at(&mut received, got.offset).unwrap();
+            memory.read_exact_at(&mut received, got.offset).unwrap();
             assert_eq!((got.binding, received), (binding.id(), sent));
             held.push(got.token);
         }
@@ -199,25 +188,25 @@ fn memory_comes_and_goes_while_the_device_runs() {
         assert!(matches!(error, NetError::MemoryInUse { mapped: 1.. }), "{error:?}");
         drop((queue, sender, region));
         lab.net.unbind(binding).unwrap();
-        assert_eq!(mapped(&memory), 1, "tokens are out");
+        assert_eq!(memory.mappings(), 1, "tokens are out");
         assert_eq!(returner.give_back(&held), Ok(5));
-        until(|| mapped(&memory) == 0);
+        until(|| memory.mappings() == 0);
         memory.assert_gone();
     }
 }
 
-/// Proves NET-11: as many regions as the device can have, and no more; one that is removed makes room.
+/// Proves NET-11: a device takes as many regions as it has room for, and no more. Removing a region makes room.
 #[test]
 fn more_memory_than_the_device_can_have() {
-    let lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
+    let lab: Lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
     let memory = Memory::pages(1);
     let region = || Arc::new(Region::<Device>::unmapped(memory.fd(), 0).unwrap());
     let slots = netmem_virtio::device::memory::MAX_REGIONS;
-    // Pages and rings are there already.
+    // The regions of the pages and of the rings are in the table already.
     let all: Vec<_> = (2..slots).map(|_| region()).collect();
     all.iter().for_each(|region| lab.device.add_device_memory(region).unwrap());
     lab.device.add_device_memory(&all[7]).unwrap();
-    assert_eq!(mapped(&memory), all.len());
+    assert_eq!(memory.mappings(), all.len());
     let more = region();
     let error = lab.device.add_device_memory(&more).unwrap_err();
     assert!(matches!(error, NetError::MemorySlots { slots: 509 }), "{error:?}");
@@ -225,11 +214,11 @@ fn more_memory_than_the_device_can_have() {
     assert!(lab.device.remove_device_memory(&all[300]).unwrap());
     assert!(!lab.device.remove_device_memory(&all[300]).unwrap());
     lab.device.add_device_memory(&more).unwrap();
-    assert_eq!(mapped(&memory), all.len());
+    assert_eq!(memory.mappings(), all.len());
     assert!(lab.device.is_connected());
 }
 
-/// Proves POOL-11 and MEM-2: the device, the queue, the socket and the binding go in different orders, with data held, queued and posted.
+/// Proves POOL-11 and MEM-2: the device, the queue, the socket and the binding are dropped in different orders, with data held, queued and posted.
 #[test]
 fn orders_of_device_and_socket() {
     for order in 0..4 {

@@ -1,4 +1,4 @@
-//! Sockets and senders on a device that the user trusts: the same as on any other.
+//! Sockets and senders on a trusted device work as on any other device.
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
@@ -12,16 +12,16 @@ use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions, VirtioNet, VirtioRxQueues};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
-/// Datagrams go from a binding to an echo and back to it. What lands in host memory is copied out, as of any peer; the rest is
-/// in the binding. Everything comes home.
+/// Datagrams go from a binding to an echo and back to it. Bytes in host memory are copied out, as for any peer; the
+/// rest is in the binding. All pages are returned.
 #[test]
 fn there_and_back_on_a_trusted_device() {
     let (worker, memory) = (worker(), Memory::pages(300));
     let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
-    let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap();
+    let mut device =
+        NetDevice::new(Options { split_headers: false, ..Options::default() }, |_| Ok(Echo::new())).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let connection = device.control().serve(theirs).unwrap();
     // SAFETY: the device is the one above, which writes no buffer that it has handed back.
@@ -44,7 +44,7 @@ fn there_and_back_on_a_trusted_device() {
     for round in 0..500_u64 {
         let len = 9 + (round * 7919 % 1400) as usize;
         let sent: Vec<u8> = (0..len as u64).map(|i| (i * 31 + round * 7) as u8).collect();
-        memory.file.write_all_at(&sent, 290 * 4096).unwrap();
+        memory.write_all_at(&sent, 290 * 4096).unwrap();
         sender.send(&mut tx, &[(290 * 4096, len as u32)]).unwrap();
         tx.flush();
         let mut out = [Fragment::Empty, Fragment::Empty];
@@ -60,7 +60,7 @@ fn there_and_back_on_a_trusted_device() {
         let [Fragment::Linear(host), Fragment::Device { offset, len, token, .. }] = out else { panic!("{out:?}") };
         let mut got = vec![0; 8 + len as usize];
         host.copy_to(0, &mut got[..8]).unwrap();
-        memory.file.read_exact_at(&mut got[8..], offset).unwrap();
+        memory.read_exact_at(&mut got[8..], offset).unwrap();
         assert!(got == sent, "round {round}");
         assert_eq!(socket.returner().give_back(&[token.into()]), Ok(1));
     }

@@ -1,15 +1,15 @@
-//! ICMP: what is answered, and how often. The messages are in [`wire`](crate::wire).
+//! ICMP: which packets are answered, and how often. The messages are in [`wire`](crate::wire).
 //!
-//! An error that is received is a value with the packet that it quotes ([`IcmpError`](crate::wire::IcmpError)), and is believed by nothing in
-//! this module: the connection that it names checks the sequence number first. An echo request is answered, and an error is sent, within
-//! a rate that all of a station's messages share.
+//! A received error is a value with the packet that it quotes ([`IcmpError`](crate::wire::IcmpError)). This module does
+//! not act on it: the connection that it names first checks the sequence number. An echo request is answered, and an
+//! error is sent, within a rate that all of a station's messages share.
 
 use crate::Time;
 use crate::interface::Cast;
 use crate::wire::{Icmp, Ip, Transport};
 use std::time::Duration;
 
-/// Messages that may be sent at once.
+/// The most messages that may be sent at once.
 pub const BURST: u32 = 50;
 /// Messages in a second, in the long run.
 pub const RATE: u32 = 1000;
@@ -18,7 +18,7 @@ pub const RATE: u32 = 1000;
 #[derive(Clone, Copy, Debug)]
 pub struct Limiter {
     tokens: u32,
-    /// Up to when tokens were put in.
+    /// The time up to which tokens were added.
     filled: Time,
 }
 
@@ -29,14 +29,14 @@ impl Limiter {
         Self { tokens: BURST, filled: now }
     }
 
-    /// Whether a message may be sent now. It is counted then.
+    /// Whether a message may be sent now. If so, it is counted.
     #[must_use]
     pub fn allow(&mut self, now: Time) -> bool {
         const INTERVAL: u64 = 1_000_000 / RATE as u64;
         let earned = now.since(self.filled).as_micros() as u64 / INTERVAL;
         if earned > 0 {
             self.tokens = u64::from(self.tokens).saturating_add(earned).min(BURST.into()) as u32;
-            // The rest of an interval is not lost.
+            // The rest of an interval counts for the next token.
             self.filled += Duration::from_micros(earned.saturating_mul(INTERVAL));
         }
         let allowed = self.tokens > 0;
@@ -45,10 +45,10 @@ impl Limiter {
     }
 }
 
-/// Whether an error may be sent about a packet (RFC 1122, 3.2.2; RFC 4443, 2.4 e). Never about ICMP, so that errors do not answer errors;
-/// about a packet to a group, which all its members would answer; and about a fragment.
+/// Whether an error may be sent about a packet (RFC 1122, 3.2.2; RFC 4443, 2.4 e). No error is sent about ICMP, so that
+/// errors do not answer errors; about a packet to a group, which all its members would answer; or about a fragment.
 ///
-/// Errors are therefore sent for ports and protocols that are not known. One that is due because fragments were missing is not sent.
+/// So errors are sent for unknown ports and protocols. No error is sent when fragments of a datagram were missing.
 #[must_use]
 pub fn may_answer(cast: Cast, ip: &Ip, transport: &Transport) -> bool {
     cast == Cast::Unicast

@@ -1,4 +1,4 @@
-//! The addresses of a stack, and which frames are for it.
+//! The addresses of a stack, and the check of whether a frame is for it.
 
 use crate::wire::{Advertisement, Arp, Ip, Link, Mac, Solicitation, all_nodes, solicited_node};
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 pub struct Address {
     /// The address.
     pub addr: IpAddr,
-    /// Bits of the network's prefix; more than the address has count as all of them.
+    /// Bits of the network's prefix. If this is more than the address has, it counts as all of its bits.
     pub prefix_len: u8,
 }
 
@@ -56,8 +56,9 @@ pub enum Cast {
 
 /// A network interface: its Ethernet address, and addresses that were assigned to it. They do not change.
 ///
-/// Addresses are static. There is no DHCP, no autoconfiguration (RFC 4862), and no detection of duplicates: the user makes sure that no other
-/// station has these addresses. No group is joined but those that IPv6 cannot do without, and switches are not told of those (MLD).
+/// Addresses are static. There is no DHCP, no autoconfiguration (RFC 4862), and no detection of duplicates: the user
+/// makes sure that no other station has these addresses. Only the groups that IPv6 requires are joined, and this is not
+/// reported to switches (MLD).
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// The Ethernet address.
@@ -87,8 +88,9 @@ impl Interface {
         self.addresses.iter().any(|own| own.broadcast().is_some_and(|broadcast| addr == IpAddr::V4(broadcast)))
     }
 
-    /// Whether a frame is for this station. `None` for a frame of another station, one that claims to be of this one, and one in which the
-    /// Ethernet address is a group's and the IP address is not (RFC 1122, 3.3.6).
+    /// Whether a frame is for this station. `None` for a frame to another station; for a frame that claims to come from
+    /// this station; and for a frame whose Ethernet destination is a group and whose IP destination is not (RFC 1122,
+    /// 3.3.6).
     #[inline]
     #[must_use]
     pub fn accepts(&self, link: &Link, ip: &Ip) -> Option<Cast> {
@@ -116,8 +118,9 @@ impl Interface {
         }
     }
 
-    /// The address to send from to `destination` by the neighbour `via`: one of the destination's scope if there is one, of those one in the
-    /// neighbour's network, and of those the one that has most of its first bits in common with the destination (RFC 6724).
+    /// The source address for packets to `destination` by the neighbour `via` (RFC 6724). An address of the
+    /// destination's scope is preferred; among those, one in the neighbour's network; among those, the one with the
+    /// longest prefix in common with the destination.
     #[must_use]
     pub fn source(&self, destination: IpAddr, via: IpAddr) -> Option<IpAddr> {
         let link_local = |addr: IpAddr| matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
@@ -129,8 +132,9 @@ impl Interface {
         family.max_by_key(worth).map(|own| own.addr)
     }
 
-    /// Writes the frame that asks for the Ethernet address of a neighbour: all that may have it, or only the station `at`, which had it
-    /// before. `None` if there is no address of the family to ask from, or no room: 86 bytes.
+    /// Writes the frame that asks for the Ethernet address of a neighbour. It goes to all stations that may have the
+    /// address, or only to the station `at`, which had it before. `None` if the interface has no address of the family,
+    /// or if there are fewer than 86 bytes.
     #[must_use]
     pub fn ask(&self, target: IpAddr, at: Option<Mac>, out: &mut [u8]) -> Option<usize> {
         match (target, self.source(target, target)?) {
@@ -151,7 +155,8 @@ impl Interface {
         }
     }
 
-    /// Writes the answer to a request for one of the interface's addresses. `None` if it was none, or no room: 42 bytes.
+    /// Writes the answer to a request for one of the interface's addresses. `None` if it was no such request, or if
+    /// there are fewer than 42 bytes.
     ///
     /// A request is only answered to a neighbour, and to a station that probes whether an address is in use (RFC 5227).
     #[must_use]
@@ -164,7 +169,8 @@ impl Interface {
         Arp { request: false, mac: self.mac, sender, target, target_mac: arp.mac }.emit(arp.mac, out)
     }
 
-    /// Writes the answer to a solicitation of one of the interface's addresses. `None` if it was none, or no room: 86 bytes.
+    /// Writes the answer to a solicitation of one of the interface's addresses. `None` if it was no such solicitation,
+    /// or if there are fewer than 86 bytes.
     #[must_use]
     pub fn answer_solicitation(&self, link: &Link, ip: &Ip, asked: &Solicitation, out: &mut [u8]) -> Option<usize> {
         let IpAddr::V6(from) = ip.source else { return None };
@@ -255,7 +261,7 @@ mod tests {
         assert_eq!(two.source(far, far), Some("198.51.0.1".parse().unwrap()));
     }
 
-    /// What one station asks, another answers, and a third does not.
+    /// The question of one station is answered by the station that has the address, and not by a third one.
     #[test]
     fn questions_are_answered() {
         let (us, mut peer) = (interface(), interface());

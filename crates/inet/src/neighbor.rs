@@ -1,4 +1,4 @@
-//! Neighbours: which Ethernet address an IP address on the link has (RFC 826, RFC 4861).
+//! The cache of neighbours: the Ethernet addresses of the IP addresses on the link (RFC 826, RFC 4861).
 //!
 //! ```text
 //!                    resolve                answered                       30 s without a confirmation
@@ -11,11 +11,12 @@
 //!                                         └──────────┴───────────────────────────────────┘
 //! ```
 //!
-//! A [`Hop`] is what users of a neighbour share with the cache: the Ethernet address, which a sender reads for each frame without a lock, as
-//! long as the cache is content. Otherwise the sender asks the cache ([`Neighbors::resolve`]), under whatever lock that is in.
+//! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender reads for each
+//! frame without a lock, if the cache has marked it as usable. If not, the sender asks the cache
+//! ([`Neighbors::resolve`]), under the lock that protects it.
 //!
-//! What the cache wants done comes out as [`Event`]s. Everything that a neighbour can make grow has a bound: entries, packets that wait for
-//! an answer, and questions, of which there is one a second for each entry.
+//! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is bounded: entries,
+//! packets that wait for an answer, and questions, of which there is one a second for each entry.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -31,15 +32,17 @@ pub const MAX_NEIGHBORS: usize = 1024;
 /// Packets that wait for one neighbour's address.
 pub const MAX_WAITING: usize = 8;
 
-/// The time between two questions (`RETRANS_TIMER`), and how long a failure is remembered.
+/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is remembered.
 const RETRY: Duration = Duration::from_secs(1);
 /// Questions until a neighbour has failed (`MAX_MULTICAST_SOLICIT`, `MAX_UNICAST_SOLICIT`).
 const QUESTIONS: u8 = 3;
-/// How long a neighbour is reachable after it was confirmed, before its spread (`REACHABLE_TIME`).
+/// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random factor is applied to
+/// it.
 const REACHABLE: Duration = Duration::from_secs(30);
 /// How long a stale neighbour is used before it is asked (`DELAY_FIRST_PROBE_TIME`).
 const DELAY: Duration = Duration::from_secs(5);
-/// An address that was just learned is not replaced for so long: two stations with one address cannot make it change all the time.
+/// A new address is not replaced for so long, so that two stations with the same IP address cannot make it change all
+/// the time.
 const LOCKED: Duration = Duration::from_secs(1);
 
 /// A neighbour, as the cache and senders share it. 56 bytes.
@@ -52,7 +55,7 @@ pub struct Hop {
     confirmed: AtomicU64,
 }
 
-/// Senders may use the address without asking the cache.
+/// A flag beside the address: senders may use it without asking the cache.
 const USABLE: u64 = 1 << 63;
 
 impl Hop {
@@ -68,7 +71,7 @@ impl Hop {
 
     /// The Ethernet address, if the cache need not be asked. One load.
     ///
-    /// A frame to an address that changes at this moment goes to where the neighbour was, as it would have a moment before.
+    /// If the address changes at this moment, the frame goes to the old address, as it would have a moment before.
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
@@ -79,8 +82,8 @@ impl Hop {
         })
     }
 
-    /// The neighbour receives what is sent to it: for example, it acknowledged new data. Then it is not asked. One load, and one store in a
-    /// second.
+    /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The cache then need not
+    /// ask it. One load, and at most one store a second.
     #[inline]
     pub fn confirm(&self, now: Time) {
         let before = Time::from_micros(self.confirmed.load(Ordering::Relaxed));
@@ -95,7 +98,7 @@ impl Hop {
     }
 }
 
-/// What is known of a neighbour's address.
+/// The answer to a question for a neighbour's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// It is this.
@@ -106,28 +109,28 @@ pub enum Resolution {
     Failed,
 }
 
-/// What became of a packet.
+/// What happens to a packet for a neighbour.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Sent<P> {
     /// It can be sent, to this address.
     Now(Mac, P),
-    /// It waits for the neighbour's address. If too many did, here is the oldest, which does not any more.
+    /// It waits for the neighbour's address. If too many packets wait, the oldest is taken out and returned here.
     Queued(Option<P>),
     /// The neighbour does not answer.
     Failed(P),
 }
 
-/// What the cache wants done, or has to say.
+/// An action that the cache asks for, or a change that it reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<P> {
     /// Send what [`Interface::ask`] writes.
     Ask {
-        /// Whose address is asked for.
+        /// The IP address that the question is for.
         target: IpAddr,
         /// The station to ask; `None` for all.
         at: Option<Mac>,
     },
-    /// The address is known. The packets are to be sent to it.
+    /// The address is known. The waiting packets must be sent to it.
     Resolved {
         /// The neighbour.
         addr: IpAddr,
@@ -147,15 +150,15 @@ pub enum Event<P> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The address is being asked for. So many questions were asked.
+    /// The address is being asked for, and so many questions were sent.
     Incomplete(u8),
     /// The neighbour was heard, or confirmed, not long ago.
     Reachable,
-    /// It may have gone, which does not matter before it is used.
+    /// It may have changed. It is not asked before it is used.
     Stale,
     /// It was used, and may still be confirmed before it is asked.
     Delay,
-    /// It is being asked. So many questions were asked.
+    /// It is being asked, and so many questions were sent.
     Probe(u8),
     /// It did not answer.
     Failed,
@@ -183,7 +186,7 @@ pub struct Neighbors<P> {
     events: VecDeque<Event<P>>,
     /// No entry is due before.
     due: Option<Time>,
-    /// Where the search for an entry to replace goes on.
+    /// The place at which the search for an entry to replace continues.
     hand: usize,
 }
 
@@ -200,14 +203,15 @@ impl<P> Neighbors<P> {
         Self::default()
     }
 
-    /// What senders share of the neighbour with that address. It is not asked for before it is [resolved](Self::resolve).
+    /// The part of the neighbour with that address that senders share. The address is not asked for before it is
+    /// [resolved](Self::resolve).
     pub fn hop(&mut self, addr: IpAddr, now: Time) -> Arc<Hop> {
         let at = self.entry(addr, now, None);
         self.entries[at].hop.clone()
     }
 
-    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs a lookup; a sender that has the address
-    /// from [`Hop::mac`] does not come here.
+    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs a lookup. If a
+    /// sender has the address from [`Hop::mac`], it need not call this.
     pub fn resolve(&mut self, hop: &Arc<Hop>, now: Time) -> Resolution {
         let at = self.entry(hop.addr, now, Some(hop));
         let entry = &mut self.entries[at];
@@ -292,7 +296,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A neighbour has the address `mac`, by its own words. `answer`: to a question of ours. `overrides`: even if it had another.
+    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this station;
+    /// `overrides`, that it replaces an earlier address.
     fn heard(&mut self, addr: IpAddr, mac: Mac, answer: bool, overrides: bool, now: Time) {
         let Some(&at) = self.index.get(&addr) else { return };
         if !mac.is_unicast() {
@@ -303,7 +308,7 @@ impl<P> Neighbors<P> {
         let known = !matches!(entry.state, State::Incomplete(_) | State::Failed);
         let other = known && entry.mac != mac;
         if other && (!overrides || now.since(entry.learned) < LOCKED) {
-            // Two stations, or one that moved: what is known is used, and is asked.
+            // There are two stations with this address, or one has moved. The known address is used, and asked again.
             if entry.state == State::Reachable {
                 entry.hop.set(None);
                 self.becomes(at, State::Stale, None);
@@ -313,7 +318,7 @@ impl<P> Neighbors<P> {
         if other || !known {
             (entry.mac, entry.learned) = (mac, now);
         }
-        // An answer counts if there was a question: anyone can make up a reply.
+        // An answer counts only if there was a question, because any station can forge a reply.
         let asked = matches!(entry.state, State::Incomplete(1..) | State::Probe(_));
         if answer && asked {
             self.reachable(at, now);
@@ -338,7 +343,7 @@ impl<P> Neighbors<P> {
         self.due
     }
 
-    /// Moves on what is due. Costs a look at all entries if something may be, else a comparison.
+    /// Changes the states that are due. Costs a look at all entries if one may be due, else a comparison.
     pub fn timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -371,7 +376,7 @@ impl<P> Neighbors<P> {
         self.due = self.entries.iter().filter_map(|entry| entry.due).min();
     }
 
-    /// What is to be done, the oldest first. To be called until there is none, after every other call.
+    /// The next event, the oldest first. Must be called until there is none, after every call of another method.
     pub fn event(&mut self) -> Option<Event<P>> {
         self.events.pop_front()
     }
@@ -411,7 +416,8 @@ impl<P> Neighbors<P> {
     /// The entry of an address, made if there is none, with `hop` if users have one already.
     fn entry(&mut self, addr: IpAddr, now: Time, hop: Option<&Arc<Hop>>) -> usize {
         if let Some(&at) = self.index.get(&addr) {
-            // Users of an entry that was replaced meanwhile have a hop of their own, which stays empty: they ask each time.
+            // If an entry was replaced meanwhile, its users still have its hop, which stays empty. They ask the cache
+            // each time.
             return at;
         }
         let hop = hop.cloned().unwrap_or_else(|| Hop::new(addr));
@@ -486,7 +492,7 @@ mod tests {
         Event::Ask { target: THEIRS.into(), at }
     }
 
-    /// Runs all that is due, and says what came out when.
+    /// Runs all timers that are due, and returns the events with their times.
     fn run(neighbors: &mut Neighbors<u32>, until: f64) -> Vec<(f64, Event<u32>)> {
         let mut out = Vec::new();
         while let Some(due) = neighbors.deadline().filter(|&due| due <= at(until)) {
@@ -605,7 +611,7 @@ mod tests {
         assert_eq!((hop.mac(), neighbors.resolve(&hop, at(0.0))), (None, Resolution::Known(PEER)));
     }
 
-    /// Stations that are made up take the place of each other, and not of those that are used. Proves NET-10.
+    /// Forged stations replace each other, and not the stations that are in use. Proves NET-10.
     #[test]
     fn entries_are_bounded() {
         let (mut neighbors, hop) = resolved();

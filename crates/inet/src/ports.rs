@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FIRST: u32 = 1024;
 const COUNT: u32 = 65536 - FIRST;
 
-/// Chooses local ports. What it does is secret as long as its hashers' keys are.
+/// Chooses local ports. The choice cannot be predicted without the keys of its hashers.
 ///
-/// A station that sees the ports that are used with it does not learn those that are used with others, so it cannot guess the flow of a
-/// connection that it does not see. A port is used again as late as possible.
+/// A station sees only the ports that are used with it, and cannot compute those that are used with other stations. So
+/// it cannot guess the flow of a connection that it does not see. A port is used again as late as possible.
 pub struct Ports<S = RandomState> {
     offset: S,
     index: S,
@@ -27,8 +27,8 @@ impl<S: BuildHasher> Ports<S> {
         Self { offset, index, counters }
     }
 
-    /// All ports from 1024 on in the order in which they are to be tried for a flow from `local` to `remote`. Each call goes on where the last
-    /// one for the flow ended. One atomic addition for each.
+    /// All ports from 1024 on in the order in which they are to be tried for a flow from `local` to `remote`. Each call
+    /// continues where the last one for the flow ended. One atomic addition for each.
     ///
     /// A socket that talks to any station gives `remote` as unspecified.
     pub fn candidates(&self, local: IpAddr, remote: SocketAddr) -> impl Iterator<Item = u16> {

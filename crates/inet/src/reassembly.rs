@@ -1,12 +1,13 @@
 //! Datagrams that were cut into fragments (RFC 791, RFC 8200), put together by reference.
 //!
-//! Fragments pin pages, and any peer can send some and never the rest. So there is a bound for the datagrams that are incomplete, for the
-//! fragments of each, for those of all, and for the time that they are kept. Above a bound, the oldest datagram is given up.
+//! Fragments pin pages, and a peer can send some fragments of a datagram and never the rest. So there are bounds for
+//! the number of incomplete datagrams, for the fragments of each and of all, and for the time that they are kept. Above
+//! a bound, the oldest datagram is dropped.
 //!
-//! A datagram with fragments that overlap is dropped as a whole, with the fragments that are still to come (RFC 5722): two stations would
-//! read different bytes from it. A fragment that came twice is dropped by itself.
+//! If fragments overlap, the whole datagram is dropped, also its fragments that arrive later (RFC 5722), because two
+//! stations could read different bytes from it. If a fragment arrives twice, only the second copy is dropped.
 //!
-//! No device vouches for the checksum of a datagram that is put together here: it is to be computed.
+//! The device cannot have verified the checksum of a reassembled datagram. It must be computed.
 
 use crate::Time;
 use crate::tcp::Chunk;
@@ -32,7 +33,7 @@ pub struct Reassembled<P> {
     pub pieces: Vec<P>,
 }
 
-/// What was dropped.
+/// The counters of dropped fragments and datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReassemblyStats {
@@ -40,9 +41,9 @@ pub struct ReassemblyStats {
     pub malformed: u64,
     /// Datagrams with fragments that overlap, or contradict each other.
     pub overlapping: u64,
-    /// Datagrams that were given up because there were too many fragments.
+    /// Datagrams that were dropped because there were too many fragments.
     pub crowded: u64,
-    /// Datagrams of which fragments were missing in the end.
+    /// Datagrams that were dropped because fragments were missing for too long.
     pub timed_out: u64,
 }
 
@@ -68,7 +69,7 @@ struct Datagram<P> {
     first: Option<Ip>,
     /// Values of ECN's bits that fragments had, a bit for each.
     ecn: u8,
-    /// It is dropped, and so is what comes of it.
+    /// The datagram is dropped, and so are its later fragments.
     poisoned: bool,
 }
 
@@ -88,13 +89,13 @@ impl<P> Default for Reassembly<P> {
 }
 
 impl<P: Chunk> Reassembly<P> {
-    /// Without datagrams. Allocates nothing.
+    /// An empty one. Allocates nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What was dropped.
+    /// The counters of dropped fragments and datagrams.
     #[must_use]
     pub fn stats(&self) -> ReassemblyStats {
         self.stats
@@ -130,7 +131,7 @@ impl<P: Chunk> Reassembly<P> {
         let before = next.checked_sub(1).map_or(0, |n| datagram.pieces[n].offset + datagram.pieces[n].content.len());
         let behind = datagram.pieces.get(next).map(|piece| piece.offset);
         let last = datagram.pieces.last().map_or(0, |piece| piece.offset + piece.content.len());
-        // The last fragment ends the datagram: none ends behind it, and there are no two.
+        // The last fragment ends the datagram: no fragment may end behind it, and there may be only one.
         let contradicts = match datagram.total {
             Some(total) => end > total || !more,
             None => !more && last > end,
@@ -177,6 +178,16 @@ impl<P: Chunk> Reassembly<P> {
             self.stats.timed_out += u64::from(!self.datagrams[0].poisoned);
             self.remove(0);
         }
+    }
+
+    /// Drops the oldest datagram, to make room. Returns false if there is none.
+    pub fn give_up_oldest(&mut self) -> bool {
+        if self.datagrams.is_empty() {
+            return false;
+        }
+        self.stats.crowded += u64::from(!self.datagrams[0].poisoned);
+        self.remove(0);
+        true
     }
 
     /// The datagram that a fragment belongs to.

@@ -1,4 +1,4 @@
-//! Routes, and what is known of each destination.
+//! Routes, and the cache of destinations.
 //!
 //! ```text
 //!   find(destination)
@@ -7,25 +7,27 @@
 //!       miss: longest prefix               under a lock; a new Dst is put at the end of the bucket
 //! ```
 //!
-//! A [`Dst`] says where packets for a destination go: from which address, to which neighbour, how long they may be. It is counted by
-//! [`RcuRef`]: it is found by lookup, has as many users as there are connections and replies to its destination, and comes and goes.
+//! A [`Dst`] has what a sender needs for a destination: the source address, the neighbour, and the longest packet.
+//! [`RcuRef`] counts its references, because it is found by lookup, has many users (connections and replies), and is
+//! often made and dropped.
 //!
-//! **A socket caches its entry**, and asks for each use whether it is still current: one load of a number that all entries share
-//! ([`Routes::is_current`]). That number, the generation, moves if a route is added or removed. What changes without that, a neighbour's
-//! Ethernet address and the path MTU, is in the entry, where all its users see it. So nothing that a peer sends moves the generation.
+//! **A socket caches its entry**, and asks for each use whether it is still current: one load of a number that all
+//! entries share ([`Routes::is_current`]). That number, the *generation*, changes when a route is added or removed. A
+//! neighbour's Ethernet address and the path MTU change more often. They are in the entry, where all its users see
+//! them. So no packet of a peer changes the generation.
 //!
-//! **Entries are replaced.** A bucket that is full gives up the entry that was looked up the longest ago. Users that have it go on using it:
-//! it is right as long as the generation is. Only what was learned of the path MTU is not shared with users that look it up later. The release
-//! of an entry costs a barrier on all CPUs, some microseconds: a peer that makes up more senders than the buckets have room for costs that for
-//! each.
+//! **Entries are replaced.** A full bucket drops the entry that was looked up the longest ago. Its users go on using
+//! it, because it is right as long as the generation is. Users that look the destination up later get a new entry, and
+//! do not share what was learned about the path MTU. The release of an entry costs a barrier on all CPUs, some
+//! microseconds. If a peer forges more senders than the buckets have room for, each of them costs such a release.
 //!
-//! **Cache lines.** The pointers' allocation keeps the count on a line of its own. A get or put by another CPU takes that line, and the
-//! members that are read after a get are on others.
+//! **Cache lines.** The pointers' allocation keeps the count on a line of its own. A get or put by another CPU takes
+//! only that line away; the members that are read after a get are on other lines.
 //!
-//! **Readers against writers.** An entry is taken out of its bucket in two steps: its place is emptied, then filled with the rest of the
-//! chain. A reader in between finds the chain cut, misses, and looks again under the lock. A reader that has passed into an entry that is
-//! being taken out finds its `next` empty, and does the same. So a miss is never wrong, and a hit is an entry that was there at some moment
-//! of the lookup.
+//! **Readers against writers.** An entry is taken out of its bucket in two steps: its place is emptied, then filled
+//! with the rest of the chain. A reader in between finds the chain cut, misses, and looks again under the lock. A
+//! reader that has passed into an entry that is being taken out finds its `next` empty, and does the same. So a lookup
+//! never misses an entry that is there, and each found entry was in the bucket at some moment of the lookup.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -43,12 +45,13 @@ use std::time::Duration;
 const BUCKETS: usize = 2048;
 /// Destinations in a bucket.
 const DEPTH: usize = 8;
-/// How long a path MTU is believed before a longer packet is tried again (RFC 8201).
+/// How long a path MTU is used before a longer packet is tried again (RFC 8201).
 const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 
-/// No path MTU of IPv4 below this is believed. Links that carry less are of the past, and each forged error would cost throughput.
+/// The least path MTU of IPv4. Links with a smaller MTU are not in use any more, and a forged error with a smaller
+/// value would cost throughput.
 pub const MIN_PATH_MTU_V4: u16 = 552;
-/// Every link of IPv6 carries this (RFC 8200).
+/// The least path MTU of IPv6: every link carries packets of this length (RFC 8200).
 pub const MIN_PATH_MTU_V6: u16 = 1280;
 
 /// Why a destination cannot be reached.
@@ -88,17 +91,17 @@ pub enum RouteError {
     },
 }
 
-/// What is known of a destination. `C` counts the references.
+/// A destination. `C` counts the references.
 pub struct Dst<C: Count = RcuRef> {
     destination: IpAddr,
     source: IpAddr,
     /// `None` for an address of this station.
     hop: Option<Arc<Hop>>,
-    /// What the first link carries.
+    /// The MTU of the first link.
     mtu: u16,
-    /// The routes that it was made from.
+    /// The generation of the routes from which it was made.
     generation: u64,
-    /// The path MTU in the upper 16 bits, and until when it is believed in milliseconds; 0 for none.
+    /// The path MTU in the upper 16 bits, and the time in milliseconds until which it is used; 0 if none is known.
     path_mtu: AtomicU64,
     /// When it was last looked up, to the second.
     used: AtomicU64,
@@ -137,8 +140,9 @@ impl<C: Count> Dst<C> {
         }
     }
 
-    /// A router said that packets may have `mtu` bytes at most. The caller has checked that the error is about a packet in flight. Values below
-    /// [`MIN_PATH_MTU_V4`] and [`MIN_PATH_MTU_V6`] count as those. Returns whether the path MTU is smaller than before.
+    /// Records that a router has reported a path MTU of `mtu` bytes. The caller has checked that the error is about a
+    /// packet in flight. Values below [`MIN_PATH_MTU_V4`] and [`MIN_PATH_MTU_V6`] count as those. Returns whether the
+    /// path MTU is smaller than before.
     ///
     /// It is forgotten after 10 minutes.
     pub fn too_big(&self, mtu: u32, now: Time) -> bool {
@@ -221,7 +225,7 @@ impl Tables {
 
 /// The routes of a station and its cache of destinations, for all threads.
 ///
-/// `C` counts the references of destinations. It is [`RcuRef`] but for comparisons.
+/// `C` counts the references of destinations. It is [`RcuRef`], except in benchmarks that compare counts.
 pub struct Routes<C: Count = RcuRef> {
     interface: Arc<Interface>,
     generation: AtomicU64,
@@ -229,6 +233,8 @@ pub struct Routes<C: Count = RcuRef> {
     /// Also serialises writers of the buckets.
     tables: Mutex<Tables>,
     hasher: RandomState,
+    /// How often gets had to be repeated. [`RcuRef`] never repeats one.
+    retries: AtomicU64,
 }
 
 impl Routes<RcuRef> {
@@ -253,7 +259,7 @@ impl<C: Count> Routes<C> {
         }
         let buckets = (0..buckets).map(|_| RcuCell::default()).collect();
         let (generation, tables) = (AtomicU64::new(0), Mutex::new(tables));
-        Self { interface, generation, buckets, tables, hasher: RandomState::new() }
+        Self { interface, generation, buckets, tables, hasher: RandomState::new(), retries: AtomicU64::new(0) }
     }
 
     /// The interface that all routes lead to.
@@ -302,6 +308,13 @@ impl<C: Count> Routes<C> {
         found
     }
 
+    /// How often the compare-and-swap of a get had to be repeated, in all lookups. Only a
+    /// [`RefCount`](netmem_refs::RefCount) has one; it is used in benchmarks.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
     /// A number that moves with each change of routes.
     #[inline]
     #[must_use]
@@ -309,7 +322,7 @@ impl<C: Count> Routes<C> {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether an entry that was found earlier may be used. If not, find it again. One load.
+    /// Whether an entry that was found earlier is still current. If not, look the destination up again. One load.
     #[inline]
     #[must_use]
     pub fn is_current(&self, dst: &Dst<C>) -> bool {
@@ -349,8 +362,12 @@ impl<C: Count> Routes<C> {
             while let Some(found) = at {
                 if found.destination == destination && found.generation == generation {
                     found.touch(now);
-                    // It may have been taken out meanwhile, and its last reference put.
-                    return found.try_get_live().ok();
+                    // The entry may have been removed meanwhile, and its last reference put.
+                    let (got, retries) = found.try_get_live_counting();
+                    if retries > 0 {
+                        self.retries.fetch_add(retries.into(), Ordering::Relaxed);
+                    }
+                    return got.ok();
                 }
                 at = found.value().next.load(guard);
             }
@@ -403,8 +420,8 @@ impl<C: Count> Routes<C> {
     /// changed since it was made.
     fn insert(&self, dst: Owner<Dst<C>, C>) -> Option<Ref<Dst<C>, C>> {
         let mut old = Vec::new();
-        // The section ends after the lock is free, and what is taken out is dropped then, too: what others have retired may be released by
-        // this thread, and their destructors may come here.
+        // The section ends after the lock is free, and what is taken out is dropped then, too: this thread may release
+        // objects that other threads have retired, and their destructors may call this function.
         rcu::read(|guard| {
             let _tables = self.lock();
             if dst.generation != self.generation() {
@@ -658,7 +675,7 @@ mod tests {
             // The generation is odd with the first gateway.
             for changed in 1..=100 {
                 routes.add(ip("0.0.0.0"), 0, gateways[changed % 2].addr()).unwrap();
-                // While there is no looker left, there will be no progress.
+                // If no looking thread is left, there is no more progress.
                 while found.load(Ordering::Relaxed) < changed * 50 && !lookers.iter().all(|looker| looker.is_finished())
                 {
                     thread::yield_now();

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A moment, in microseconds from any beginning that all callers of one stack agree on.
+/// A moment, in microseconds since a beginning that all callers of one stack share.
 ///
-/// The stack never asks for the time. The caller says what time it is, and the time it says must not go back.
+/// The stack never reads a clock. The caller passes the time, which must not go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Time(u64);
 
@@ -30,7 +30,7 @@ impl Time {
         self.0
     }
 
-    /// How long ago `earlier` was; zero if it is yet to come.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     #[inline]
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
@@ -41,7 +41,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
 
-    /// The moment `after` later, or the last that there is.
+    /// The moment `after` later, or the last possible one.
     #[inline]
     fn add(self, after: Duration) -> Self {
         Self(u64::try_from(after.as_micros()).map_or(u64::MAX, |micros| self.0.saturating_add(micros)))

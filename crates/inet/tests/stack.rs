@@ -5,9 +5,12 @@ mod stack_common;
 
 use netmem_inet::tcp::{self, Config};
 use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
-use netmem_packet::{PollThenSleep, Turn};
+use netmem_packet::{Armed, PollThenSleep, Turn, Wait};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stack_common::{Cable, Link, host, pair, stack};
+use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -17,7 +20,8 @@ fn addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Bytes in both directions, over both IPs, with and without offloads; then both sides close, and nothing is left.
+/// Sends bytes in both directions, over both IP versions, with and without offloads. Then both sides close, and nothing
+/// is left.
 #[test]
 fn two_stacks_exchange_bytes_and_nothing_is_left() {
     for (to, offloads) in
@@ -55,7 +59,7 @@ fn two_stacks_exchange_bytes_and_nothing_is_left() {
             assert!(received == sent, "every byte is right");
         }
         let stats = link.far.stats();
-        // That of ICMPv6, by which neighbours are found, is always computed.
+        // The checksum of ICMPv6, by which neighbours are found, is always computed.
         assert_eq!(stats.checksummed_received > 4, !offloads, "{stats:?}");
         assert_eq!((stats.copied_received, stats.wrong_checksum), (0, 0), "fragments are not copied: {stats:?}");
 
@@ -83,7 +87,7 @@ fn a_port_without_listener_refuses() {
     assert_eq!(link.far.stats().resets, 1);
 }
 
-/// Datagrams both ways, and the answer of a port that has no socket.
+/// Datagrams in both directions, and the answer for a port without a socket.
 #[test]
 fn datagrams_go_both_ways_and_a_closed_port_says_so() {
     for (here, there) in [("10.0.0.1:0", "10.0.0.2:53"), ("[fd00::1]:0", "[fd00::2]:53")] {
@@ -101,7 +105,7 @@ fn datagrams_go_both_ways_and_a_closed_port_says_so() {
             assert_eq!((received.len, received.from, received.truncated), (len, client.local_addr(), false));
             let echo: Vec<u8> = places[..received.fragments].iter().flat_map(|f| f.to_vec()).collect();
             assert_eq!(echo, payload);
-            // By address: the page that was received is the page that is sent.
+            // The fragment is sent by reference: the received page is also the page that is sent.
             match places[0].share() {
                 Some(frag) if len > 0 => server.send_fragment_to(frag, received.from).unwrap(),
                 _ => server.send_to(&[], received.from).unwrap(),
@@ -110,7 +114,7 @@ fn datagrams_go_both_ways_and_a_closed_port_says_so() {
             assert_eq!(client.recv_from(&mut places).unwrap().len, len);
             assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock));
         }
-        assert!(matches!(client.send_to(&[0; 1500], addr(there)), Err(SocketError::TooLong { .. })));
+        assert!(matches!(client.send_to(&[0; 65536], addr(there)), Err(SocketError::TooLong { .. })));
         drop(server);
         client.send_to(b"x", addr(there)).unwrap();
         link.settle();
@@ -121,7 +125,7 @@ fn datagrams_go_both_ways_and_a_closed_port_says_so() {
     }
 }
 
-/// A socket whose user does not read holds no more than its share of the pages.
+/// A socket whose user does not read holds at most its share of the pages.
 #[test]
 fn datagrams_that_are_not_read_stay_within_the_budget() {
     let mut link = Link::with(true, StackOptions { pages: 64, ..StackOptions::default() });
@@ -137,7 +141,7 @@ fn datagrams_that_are_not_read_stay_within_the_budget() {
     assert_eq!((server.recv_from(&mut places), link.far.pages()), (Err(SocketError::WouldBlock), 1));
 }
 
-/// Packets for an address of this host come in again by themselves, and the device sees none of them.
+/// Packets to an address of this host are received by this host directly. The device sees none of them.
 #[test]
 fn a_host_talks_to_itself() {
     let mut link = Link::new(false);
@@ -170,8 +174,8 @@ fn a_host_talks_to_itself() {
     assert_eq!((link.near.connections(), link.near.pages()), (0, 0));
 }
 
-/// A host with two queues: segments arrive on any of them, and the connection's stack gets them. A reset is sent only for a connection
-/// that no stack has.
+/// A host has two queues. Segments arrive on any of them, and the stack of the connection gets them. A reset is sent
+/// only for a connection that no stack has.
 #[test]
 fn a_segment_finds_its_connection_on_another_queue() {
     let (there, back) = (Cable::default(), Cable::default());
@@ -186,7 +190,7 @@ fn a_segment_finds_its_connection_on_another_queue() {
             now += Duration::from_millis(1);
             near.poll(now);
             for frame in there.borrow_mut().drain(..) {
-                // The device picks a queue as it likes.
+                // The device chooses a queue at random.
                 if rng.bool() { &queue0 } else { &queue1 }.borrow_mut().push_back(frame);
             }
             for stack in far.iter_mut() {
@@ -221,15 +225,15 @@ fn a_segment_finds_its_connection_on_another_queue() {
     settle(&mut near, &mut far);
     let mut places: [Fragment<_>; 1] = Default::default();
     assert_eq!(std::iter::from_fn(|| socket.recv_from(&mut places).ok()).count(), 32);
-    // No stack has this one.
+    // No stack has this connection.
     let refused = near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
     settle(&mut near, &mut far);
     assert_eq!(refused.is_connected(), Err(SocketError::Closed(tcp::Error::Refused)));
     assert_eq!(far[0].stats().resets + far[1].stats().resets, 1);
 }
 
-/// A segment that was lost is not sent again while the device still has its first copy: the page could have other bytes when the device
-/// reads it.
+/// A lost segment is not sent again while the device still has its first copy: the page could contain other bytes when
+/// the device reads it.
 #[test]
 fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
     let mut link = Link::new(true);
@@ -251,7 +255,40 @@ fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
     assert_eq!(server.read(&mut [0; 2000]), Ok(1000));
 }
 
-/// Connections that were closed wait, in bounded number, and the newest are kept.
+/// A path drops large packets without a message. Over IPv6, segments do not become smaller than the MTU that each link
+/// must support.
+#[test]
+fn a_black_hole_does_not_make_packets_smaller_than_the_least_mtu() {
+    for (to, least) in [("10.0.0.2:80", 552), ("[fd00::2]:80", 1280)] {
+        let mut link = Link::new(false);
+        let mut listener = link.far.sockets().listen(addr("0.0.0.0:80"), ListenOptions::default()).unwrap();
+        let mut client = link.near.sockets().connect(addr(to), &Config::default()).unwrap();
+        link.settle();
+        let mut server = listener.accept().unwrap();
+        let sizes = Rc::new(RefCell::new(Vec::new()));
+        let seen = sizes.clone();
+        link.near.queues().1.loses = Box::new(move |frame| {
+            let len = frame.len() - 14;
+            seen.borrow_mut().push(len);
+            len > least
+        });
+        assert_eq!(client.write(&[7; 20_000]), Ok(20_000));
+        let mut received = 0;
+        while received < 20_000 {
+            match server.read(&mut [0; 20_000]) {
+                Ok(n) => received += n,
+                Err(error) => {
+                    assert_eq!(error, SocketError::WouldBlock);
+                    assert!(link.step());
+                }
+            }
+        }
+        let full = sizes.borrow().iter().filter(|len| **len == least).count();
+        assert!(full >= 10, "{to}: {full} of that size: {sizes:?}");
+    }
+}
+
+/// A bounded number of closed connections wait, and the newest are kept.
 #[test]
 fn connections_in_time_wait_are_bounded() {
     let mut link = Link::with(true, StackOptions { time_wait: 10, ..StackOptions::default() });
@@ -270,7 +307,7 @@ fn connections_in_time_wait_are_bounded() {
     assert_eq!(link.near.connections(), 0);
 }
 
-/// A neighbour that does not exist: nothing is sent but questions, and the connection says why it was not made.
+/// A neighbour does not exist: only solicitations are sent, and the connection reports why it was not made.
 #[test]
 fn a_host_that_does_not_answer_is_unreachable() {
     let mut link = Link::new(true);
@@ -287,7 +324,8 @@ fn a_host_that_does_not_answer_is_unreachable() {
     );
 }
 
-/// A peer whose data is not read takes its budget and no more, and another connection goes on. When the user reads, all of it arrives.
+/// A peer whose data is not read uses its budget and not more, and another connection continues. When the user reads,
+/// all data arrives.
 #[test]
 fn a_connection_that_is_not_read_stays_within_its_budget() {
     let mut link = Link::with(true, StackOptions { pages: 128, ..StackOptions::default() });
@@ -302,7 +340,7 @@ fn a_connection_that_is_not_read_stays_within_its_budget() {
     };
     let (mut one, mut unread) = connect(&mut link, &mut listener);
     let (mut two, mut read) = connect(&mut link, &mut listener);
-    // A byte in each segment, and so in each page.
+    // Each segment has one byte, and so has each page.
     let mut sent = 0;
     for _ in 0..300 {
         sent += one.write(&[7]).unwrap();
@@ -334,7 +372,7 @@ fn a_connection_that_is_not_read_stays_within_its_budget() {
     assert_eq!((link.far.connections(), link.far.pages()), (0, 0));
 }
 
-/// Without a page for its headers nothing is sent; when pages come home, everything is.
+/// Without a page for its headers nothing is sent; when pages are returned, everything is.
 #[test]
 fn a_stack_without_pages_goes_on_when_there_are_some() {
     let mut link = Link::new(true);
@@ -353,7 +391,7 @@ fn a_stack_without_pages_goes_on_when_there_are_some() {
     assert_eq!(server.read(&mut [0; 10]), Ok(5), "{:?}", link.near.stats());
 }
 
-/// Sockets outlive their stack, and say that it is gone.
+/// Sockets outlive their stack, and report that it is gone.
 #[test]
 fn sockets_say_that_their_stack_is_gone() {
     let Link { near, mut far, .. } = Link::new(true);
@@ -370,7 +408,7 @@ fn sockets_say_that_their_stack_is_gone() {
     far.poll(Time::ZERO);
 }
 
-/// Wakers are called for what a socket waits for, and not for more.
+/// Wakers are called for the events that a socket waits for, and only for these.
 #[test]
 fn wakers_are_called() {
     struct Count(AtomicU32);
@@ -409,6 +447,44 @@ fn wakers_are_called() {
     assert!(matches!(server.poll_read(&mut reads, &mut bytes), Poll::Ready(Err(error)) if error == reset));
 }
 
+/// The event of the transmit queue's descriptor stays set until the queue is armed. A stack that does not wait for it
+/// must not be woken by it repeatedly.
+#[test]
+fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
+    let mut link = Link::new(false);
+    let listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut stream = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    link.settle();
+    let readable = |link: &Link| {
+        let mut fds = [PollFd::new(&link.near, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
+    };
+    rustix::io::write(&link.near.queues().1.event, &1u64.to_ne_bytes()).unwrap();
+    assert_eq!(link.near.arm(), Armed::Waits);
+    assert!(!readable(&link));
+    link.near.disarm();
+    // The ring is full, and the device does not finish its packets.
+    let tx = link.near.queues().1;
+    tx.size = 1;
+    *tx.completes.borrow_mut() = false;
+    stream.write(&[7; 10_000]).unwrap();
+    for _ in 0..3 {
+        link.near.poll(link.now);
+    }
+    assert_eq!(link.near.arm(), Armed::Waits);
+    assert!(readable(&link));
+    link.near.disarm();
+    // The device has finished its packets, and nothing waits any more.
+    let tx = link.near.queues().1;
+    tx.size = 256;
+    *tx.completes.borrow_mut() = true;
+    link.settle();
+    assert_eq!(link.near.arm(), Armed::Waits);
+    assert!(!readable(&link));
+    link.near.disarm();
+    drop((stream, listener));
+}
+
 /// A thread that sleeps for a stack is woken by another thread.
 #[test]
 fn another_thread_ends_the_sleep() {
@@ -417,11 +493,11 @@ fn another_thread_ends_the_sleep() {
     let waker = link.near.waker();
     let mut pause = PollThenSleep::new(Duration::ZERO);
     let thread = std::thread::spawn(move || waker.wake());
-    // Without the wake-up it would sleep for ever.
+    // Without the wake-up, the thread would sleep for ever.
     loop {
         match pause.turn(0, &mut [&mut link.near], None).unwrap() {
             Turn::Woken => break,
-            // It came before the stack was armed: this poll counts it.
+            // The frame came before the stack was armed: this poll counts it.
             Turn::Polls if link.near.poll(link.now) > 0 => break,
             _ => {}
         }
@@ -429,7 +505,8 @@ fn another_thread_ends_the_sleep() {
     thread.join().unwrap();
 }
 
-/// A connection goes from stack to stack of a host, and through its numbers, while data is on its way both ways. The peer notices nothing.
+/// A connection moves from stack to stack of a host, and is saved and restored, while data is in flight in both
+/// directions. The peer does not notice it.
 #[test]
 fn a_connection_moves_while_data_is_on_its_way() {
     let (there, back) = (Cable::default(), Cable::default());
@@ -459,7 +536,7 @@ fn a_connection_moves_while_data_is_on_its_way() {
     let mut bytes = [0; 7001];
     for turn in 0..20_000 {
         at += client.write(&sent[at..]).unwrap_or(0);
-        // It reads slowly, so that data waits when the connection moves.
+        // The peer reads slowly, so that data waits when the connection moves.
         if turn % 3 == 0
             && let Ok(n) = server.read(&mut bytes)
         {
@@ -494,7 +571,7 @@ fn a_connection_moves_while_data_is_on_its_way() {
         poll(&mut near, &mut far);
     }
     assert_eq!((near.connections(), both.connections(), far[0].pages(), far[1].pages()), (0, 0, 0, 0));
-    // A stream that departed and was dropped: the flow is free, and the peer learns it.
+    // A stream was detached from its stack and dropped: the flow is free, and the peer gets a reset.
     let mut listener = far[0].sockets().listen(addr("10.0.0.2:81"), ListenOptions::default()).unwrap();
     let mut client = near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
     for _ in 0..10 {
@@ -508,51 +585,21 @@ fn a_connection_moves_while_data_is_on_its_way() {
     assert_eq!(client.is_connected(), Err(SocketError::Closed(tcp::Error::Reset)));
 }
 
-/// Fragments of a datagram for the far host, from the near one, each with so many bytes of the UDP datagram as `cuts` says.
-fn fragments(link: &mut Link, id: u16, port: u16, payload: &[u8], cut: usize) {
-    let mut whole = Vec::new();
-    let udp = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(7, port);
-    udp.write(&mut whole, payload).unwrap();
-    let content = &whole[20..];
-    for (n, part) in content.chunks(cut).enumerate() {
-        let at = n * cut;
-        let ip = etherparse::Ipv4Header {
-            identification: id,
-            more_fragments: at + part.len() < content.len(),
-            fragment_offset: etherparse::IpFragOffset::try_new((at / 8) as u16).unwrap(),
-            ..etherparse::Ipv4Header::new(
-                part.len() as u16,
-                64,
-                etherparse::ip_number::UDP,
-                [10, 0, 0, 1],
-                [10, 0, 0, 2],
-            )
-            .unwrap()
-        };
-        let mut header = ip;
-        header.header_checksum = header.calc_header_checksum();
-        let ethernet = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
-        let bytes = [&ethernet[..], &header.to_bytes(), part].concat();
-        let meta = netmem_packet::Meta::default();
-        link.far.queues().0.cable.borrow_mut().push_back(stack_common::Frame { bytes, meta });
-    }
-}
-
-/// A datagram in fragments reaches its socket. One for a port that no socket has is dropped without an answer, however short it is: there is
-/// no packet that an error could quote.
+/// A datagram in fragments reaches its socket. A datagram for a port without a socket is dropped without an answer,
+/// even a short one: there is no whole packet that an error could quote.
 #[test]
 fn datagrams_in_fragments_are_received_and_not_answered() {
     let mut link = Link::new(false);
     let mut socket = link.far.sockets().bind(addr("10.0.0.2:9")).unwrap();
     let payload: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
-    fragments(&mut link, 1, 9, &payload, 1000);
+    stack_common::fragments(&mut link, 1, 9, &payload, 1000);
     link.settle();
     let mut places: [Fragment<_>; 16] = Default::default();
     let received = socket.recv_from(&mut places).unwrap();
     let bytes: Vec<u8> = places[..received.fragments].iter().flat_map(|f| f.to_vec()).collect();
     assert!(bytes == payload && received.from == addr("10.0.0.1:7"));
-    fragments(&mut link, 2, 10, b"x", 8);
-    fragments(&mut link, 3, 10, &payload, 1000);
+    stack_common::fragments(&mut link, 2, 10, b"x", 8);
+    stack_common::fragments(&mut link, 3, 10, &payload, 1000);
     link.settle();
     assert_eq!(link.far.stats().icmp_errors, 0);
     assert_eq!(socket.recv_from(&mut places).err(), Some(SocketError::WouldBlock));

@@ -1,4 +1,4 @@
-//! A stack that is driven by a task, and streams as tokio knows them.
+//! A stack that is driven by a task, and streams with tokio's traits.
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod stack_common;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::LocalSet;
 
-/// Two stacks and their users are tasks of one thread. The thread sleeps in tokio when none has something to do.
+/// Two stacks and their users are tasks of one thread. The thread sleeps in tokio when no task has work.
 #[test]
 fn streams_are_read_and_written_by_tasks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -23,7 +23,7 @@ fn streams_are_read_and_written_by_tasks() {
     let (client, server) = (near.sockets(), far.sockets());
     let beginning = Instant::now();
     let now = move || Time::ZERO + beginning.elapsed();
-    // The queues in memory wake no one, unlike those of devices.
+    // The queues in memory wake no task, unlike those of devices. So a task wakes both stacks every millisecond.
     for (mine, other) in [(near.waker(), far.waker()), (far.waker(), near.waker())] {
         tasks.spawn_local(async move {
             loop {

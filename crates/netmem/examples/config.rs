@@ -1,6 +1,6 @@
 //! A configuration that every thread reads and that is replaced while the program runs.
 //!
-//!     cargo run --example config
+//!     cargo run -p netmem --all-features --example config
 //!
 //! The configuration is behind a per-CPU count (`PercpuRef`): taking a reference is a plain add on this CPU, so readers on many
 //! cores do not slow each other down. `RcuCell` is the place where readers find the present configuration.
@@ -16,12 +16,12 @@ struct Config {
 
 static CONFIG: RcuCell<Config, PercpuRef> = RcuCell::empty();
 
-/// For a short look: no reference is taken. The configuration lives at least as long as the critical section.
+/// For short use: no reference is taken. The configuration lives at least as long as the critical section.
 fn fits(packet: usize) -> bool {
     rcu::read(|guard| CONFIG.load(guard).is_some_and(|config| packet <= config.mtu))
 }
 
-/// For longer: a reference, which keeps this configuration until it is dropped, also after it has been replaced.
+/// For longer use: a reference, which keeps this configuration until it is dropped, also after it has been replaced.
 fn config() -> Option<Ref<Config, PercpuRef>> {
     rcu::read(|guard| CONFIG.load(guard)?.try_get_live().ok())
 }

@@ -1,10 +1,11 @@
 //! Datagrams in device memory: payloads that this process sends and receives and never maps.
 //!
-//!     cargo run --example device_memory
+//!     cargo run -p netmem --all-features --example device_memory
 //!
-//! A memfd stands in for a dma-buf, that is, for the memory of a GPU. It is bound, and a queue of the device receives into it: headers
-//! go to host memory and payloads to the binding. A socket says where in the binding a payload is, with a token. When the token is
-//! given back, the page goes home. Bytes are written and read with system calls on the memfd here; a GPU would use them where they are.
+//! A memfd takes the place of a dma-buf, that is, of the memory of a GPU. It is bound, and a queue of the device
+//! receives into it: headers go to host memory and payloads to the binding. A socket reports the offset of a payload in
+//! the binding, and a token for it. When the token is given back, the page returns to its pool. Bytes are written and
+//! read with system calls on the memfd here; a GPU would use them where they are.
 
 use netmem::device::port::Echo;
 use netmem::device::{NetDevice, Options};
@@ -23,11 +24,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     ftruncate(&memory, 256 * 4096)?;
 
-    // The worker cleans up when the last reference to a binding is gone, on whichever thread that is.
+    // The worker's thread cleans up when the last reference to a binding is dropped, on any thread.
     let worker = Arc::new(Worker::new("cleanup")?);
     let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
 
-    // A device that sends back whatever it gets, and a driver that tells the device about the binding's memory.
+    // A device that sends all frames back, and a driver that tells the device about the binding's memory.
     let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
     let (front, back) = UnixStream::pair()?;
     let connection = device.control().serve(back)?;
@@ -83,11 +84,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("the payload: {:?}", String::from_utf8_lossy(&bytes));
     assert_eq!(bytes, payload);
 
-    // The token is given back, on any thread, and the page goes home.
+    // The token is given back, on any thread, and the page returns to its pool.
     let returner = socket.returner();
     println!("tokens given back: {}", returner.give_back(&[token.into()])?);
 
-    // The queue is restarted without the binding, and the memory is let go.
+    // The queue is restarted without the binding, and the memory is released.
     netdev.detach(0)?;
     netdev.unbind(binding)?;
     drop((sender, socket, flows, returner, tx, queues, netdev, net, connection));

@@ -1,7 +1,7 @@
 //! A UDP echo server with ARP, on a tap: the kernel's own network stack is the peer.
 //!
-//!     sudo cargo run --example echo_tap            # echoes three datagrams of its own, and ends
-//!     sudo cargo run --example echo_tap serve      # echoes until it is killed; try: nc -u 192.0.2.2 7
+//!     sudo cargo run -p netmem --all-features --example echo_tap            # echoes three datagrams of its own, and ends
+//!     sudo cargo run -p netmem --all-features --example echo_tap serve      # echoes until it is killed; try: nc -u 192.0.2.2 7
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
@@ -130,7 +130,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut echo = Echo { replies: TxBulk::new(&mut pair.tx) };
         while !client.as_ref().is_some_and(|client| client.is_finished()) {
             let frames = pair.rx.poll(|poll| {
-                echo.replies.target().complete(); // pages of replies that were sent go home
+                echo.replies.target().complete(); // pages of replies that were sent are returned
                 poll.receive(64, &mut echo)
             });
             if frames == 0 {

@@ -2,7 +2,7 @@
 //!
 //!     netmem device --listen a.sock --port tap:a &
 //!     netmem device --listen b.sock --port tap:b &
-//!     cargo run --release --example forward a.sock,all b.sock,none gro
+//!     cargo run --release -p netmem --all-features --example forward a.sock,all b.sock,none gro
 //!
 //! `none`, `checksum` or `all` are the offloads that are asked for on each side. Large segments from one side go to the other as
 //! they are if both have them. If the other lacks them, they are cut on the way (`SoftwareTx`). With `gro`, consecutive segments
@@ -36,7 +36,7 @@ const HEADER_PAGES: usize = 1024;
 /// Packets that wait for room in a transmit queue.
 const WAITING: usize = 256;
 
-/// Turns without a sleep between two looks at whether the devices are still there.
+/// Turns without a sleep between two checks of whether the devices are still connected.
 const LOOK_EVERY: u64 = 1024;
 
 /// A transmit queue that takes every packet, with pages from `P` for headers.

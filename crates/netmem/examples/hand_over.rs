@@ -1,9 +1,9 @@
 //! Packets are received on one thread, kept for a while on another thread, and dropped there.
 //!
-//!     cargo run --example hand_over
+//!     cargo run -p netmem --all-features --example hand_over
 //!
-//! Nothing special is needed for that: a packet can be sent to any thread, and dropping it sends its pages home to the pool of the
-//! queue that received them. The pool's statistics show on which way they came.
+//! Nothing special is needed for that: a packet can be sent to any thread, and dropping it returns its pages to the
+//! pool of the queue that received them. The pool's statistics show the paths by which they returned.
 
 use netmem::device::{NetDevice, Options, port::Gen};
 use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             bytes += packet.len();
             kept.push_back(packet);
             if kept.len() > KEPT {
-                kept.pop_front(); // dropped here: its page goes home from this CPU
+                kept.pop_front(); // dropped here: its page is returned from this CPU
             }
         }
         bytes

@@ -1,12 +1,13 @@
 //! hyper on netmem's own TCP, behind a tap: programs that are written for tokio's traits run on the stack as they are.
 //!
-//!     sudo cargo run --example http_hyper            # a client of the kernel asks for a page, and the server ends
-//!     sudo cargo run --example http_hyper serve      # serves until it is killed; try: curl http://192.0.2.2/
+//!     sudo cargo run -p netmem --all-features --example http_hyper            # a client of the kernel asks for a page, and the server ends
+//!     sudo cargo run -p netmem --all-features --example http_hyper serve      # serves until it is killed; try: curl http://192.0.2.2/
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
 //! Everything but the device is on one thread: a task drives the stack, one accepts, and each connection has one. The thread sleeps in tokio's
-//! reactor. hyper reads into its own bytes, so payload is copied out and in.
+//! reactor. hyper reads into its own bytes, so requests are copied out. The body of an answer is a page of the stack's pool, as `Bytes`: hyper
+//! passes these on, and they are sent without a copy. Heads are copied in.
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -19,8 +20,9 @@ use netmem::device::{NetDevice, Options};
 use netmem::inet::stack::tokio::drive;
 use netmem::inet::wire::Mac;
 use netmem::inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpListener, Time};
+use netmem::pool::{SharedPool, TrustedPeer};
 use netmem::virtio::Spin;
-use netmem::{NetOptions, PeerShared, PoolOptions, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem::{NetOptions, PoolOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::poll_fn;
@@ -35,15 +37,25 @@ use tokio::task::LocalSet;
 
 const OUR_IP: [u8; 4] = [192, 0, 2, 2];
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    Ok(Response::new(Full::new(format!("{} {} on netmem\n", request.method(), request.uri()).into())))
+/// What is answered: a page.
+fn page(pool: &SharedPool<TrustedPeer>) -> Option<Bytes> {
+    let mut page = pool.alloc()?;
+    page.fill(b'.');
+    page[..10].copy_from_slice(b"on netmem\n");
+    Some(page.freeze().into())
+}
+
+async fn answer(_: Request<Incoming>, body: Bytes) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::new(body)))
 }
 
 /// Accepts connections, and gives each a task.
-async fn serve(mut listener: TcpListener<PeerShared>) -> Result<(), Box<dyn Error>> {
+async fn serve(mut listener: TcpListener<TrustedPeer>, body: Bytes) -> Result<(), Box<dyn Error>> {
     loop {
         let stream = poll_fn(|cx| listener.poll_accept(cx)).await?;
-        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+        let body = body.clone();
+        let service = service_fn(move |request| answer(request, body.clone()));
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
         tokio::task::spawn_local(async move {
             if let Err(error) = connection.await {
                 println!("a connection: {error}");
@@ -79,7 +91,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let stop = stop.clone();
         move || device.run(&stop, Spin::default())
     });
-    let options = NetOptions::new(RxMode::Mergeable).tx_pages(1024);
+    // SAFETY: the back end is the device of this process, which writes to posted buffers alone.
+    let options = unsafe { NetOptions::<TrustedPeer>::trust_peer(RxMode::Mergeable) }.tx_pages(1024);
     let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
     let QueuePair { rx, tx } = pairs.remove(0);
 
@@ -89,15 +102,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let addresses = vec![Address { addr: OUR_IP.into(), prefix_len: 24 }];
     let host = Host::new(Interface { mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500, addresses });
     let pool = Arc::new(net.tx_pool(PoolOptions::new("tx"))?);
+    let body = page(&pool).ok_or("no page")?;
     let stack = Stack::new(&host, rx, tx, pool, StackOptions::default(), now())?;
-    let listener = stack.sockets().listen((OUR_IP, 80).into(), ListenOptions::default())?;
+    let sockets = stack.sockets();
+    let listener = sockets.listen((OUR_IP, 80).into(), ListenOptions::default())?;
     let (done, asked) = oneshot::channel();
     let client = (!serves).then(|| std::thread::spawn(move || (client(), done.send(())).0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
         tokio::select! {
             result = drive(stack, now) => result.map_err(Into::into),
-            result = serve(listener) => result,
+            result = serve(listener, body) => result,
             Ok(()) = asked, if !serves => Ok(()),
         }
     })?;
@@ -105,6 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{}", client.join().map_err(|_| "the client panicked")??);
     }
 
+    println!("{} bytes were copied to be sent", sockets.stats().copied_sent);
     drop(net);
     stop.store(true, Ordering::Relaxed);
     control.wake();

@@ -13,8 +13,8 @@
 //! * A page that was echoed is dropped and goes to this CPU's magazine. The worker takes the next page from there and lends it.
 //!
 //! ```text
-//! cargo run --release --example io_uring_echo -- 127.0.0.1:7000
-//! cargo run --release --example io_uring_echo -- --self-test
+//! cargo run --release -p netmem --all-features --example io_uring_echo -- 127.0.0.1:7000
+//! cargo run --release -p netmem --all-features --example io_uring_echo -- --self-test
 //! ```
 
 use io_uring::types::{BufRingEntry, Fd};
@@ -194,7 +194,7 @@ impl<'p> Worker<'p> {
         self.start(operation.user_data(SEND | fd as u64))
     }
 
-    /// Serves until it is told to stop. How many bytes were echoed.
+    /// Serves until it is told to stop. Returns how many bytes were echoed.
     fn serve(mut self) -> io::Result<u64> {
         let stop = opcode::Read::new(Fd(self.stop.as_raw_fd()), (&raw mut self.stopped).cast(), 8).build();
         self.start(stop.user_data(STOP))?;
@@ -296,7 +296,8 @@ impl<'p> Worker<'p> {
     }
 }
 
-/// Runs workers on `listener` until `until` returns. Bytes echoed, and pages that did not come back.
+/// Runs workers on `listener` until `until` returns. Returns the number of echoed bytes, and of pages that were not
+/// returned.
 fn serve<T>(listener: &TcpListener, until: impl FnOnce() -> T) -> Result<(T, u64, u64), Box<dyn Error>> {
     let memory = RegionProvider::new(RegionOptions::new(PAGES).build::<M>()?);
     let pool = PoolOptions::new("io_uring").build_shared(memory.clone(), None)?;
@@ -322,7 +323,7 @@ fn serve<T>(listener: &TcpListener, until: impl FnOnce() -> T) -> Result<(T, u64
     Ok((answer, echoed, pool.close().outstanding))
 }
 
-/// Sends messages and checks that each comes back. Bytes.
+/// Sends messages and checks that each comes back. Returns the number of bytes.
 fn client(to: std::net::SocketAddr, seed: usize) -> io::Result<u64> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;
@@ -340,11 +341,11 @@ fn client(to: std::net::SocketAddr, seed: usize) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// What there was to say about the test.
+/// The result of the self-test.
 pub(crate) enum Tested {
     /// So many bytes came back, and no page was lost.
     Passed(u64),
-    /// io_uring is not to be had here.
+    /// io_uring is not available here.
     Skipped(io::Error),
 }
 

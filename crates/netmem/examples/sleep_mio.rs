@@ -1,6 +1,6 @@
 //! A driver inside a mio event loop: two receive queues and a message from another thread, all waited for by one `epoll_wait`.
 //!
-//!     cargo run --example sleep_mio
+//!     cargo run -p netmem --all-features --example sleep_mio
 //!
 //! mio reports edges. A queue's descriptor can be registered so, because `arm` looks at the queue again after it has asked for a
 //! wake-up: the loop goes to sleep only if every queue answered that it waits.

@@ -1,6 +1,6 @@
 //! A driver inside tokio: a task that waits for its queues, beside other tasks of the same thread.
 //!
-//!     cargo run --example sleep_tokio
+//!     cargo run -p netmem --all-features --example sleep_tokio
 //!
 //! Frames go to a device that sends them back, one at a time. The task polls, arms its queue, and awaits the queue's descriptor; the
 //! thread sleeps in tokio's reactor meanwhile, or runs other tasks.
@@ -36,7 +36,7 @@ async fn ping_pong(pair: &mut QueuePair, back: &AtomicU64) -> Result<u64, Box<dy
             pair.tx.flush();
         }
         let received = pair.rx.poll(|poll| {
-            pair.tx.complete(); // in the poll: pages of what was sent go home the fast way
+            pair.tx.complete(); // in the poll: pages that were sent return to the pool's cache
             poll.receive(64, &mut |packet: Packet<PeerShared>| frame = Some(packet))
         });
         back.fetch_add(received as u64, Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! A TCP echo server on a tap: the kernel's own network stack is the peer, and payload is sent back from the pages that it came in.
+//! A TCP echo server on a tap: the kernel's own network stack is the peer, and payload is sent back from the pages in
+//! which it arrived.
 //!
-//!     sudo cargo run --example tcp_echo_tap            # a client of the kernel sends and compares a megabyte, and the server ends
-//!     sudo cargo run --example tcp_echo_tap serve      # echoes until it is killed; try: nc 192.0.2.2 7
+//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap            # a client of the kernel sends and compares a megabyte, and the server ends
+//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap serve      # echoes until it is killed; try: nc 192.0.2.2 7
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
@@ -32,14 +33,14 @@ use std::time::{Duration, Instant};
 
 const OUR_IP: [u8; 4] = [192, 0, 2, 2];
 
-/// A connection, and what was received and not sent back yet.
+/// A connection, and the payload that was received and not sent back yet.
 struct Echo {
     stream: TcpStream<PeerShared>,
     pending: Option<Frag<PeerShared>>,
 }
 
 impl Echo {
-    /// Sends back what is there. Says whether the connection goes on.
+    /// Sends received payload back. Returns whether the connection goes on.
     fn serve(&mut self) -> Result<bool, SocketError> {
         loop {
             if let Some(frag) = self.pending.take() {

@@ -1,6 +1,6 @@
 //! The TCP/IP stack `smoltcp` on Netmem's queues.
 //!
-//!     cargo run --example tcp_smoltcp
+//!     cargo run -p netmem --all-features --example tcp_smoltcp
 //!
 //! Two virtio-net devices are connected by a cable, each with a driver and a stack of its own. One stack listens, the other one
 //! connects and sends a request, and the first one answers. What a user needs to write is `Stack`: the two tokens of

@@ -1,15 +1,15 @@
 //! Network memory for user space: page pools, packets and virtio-net, in one crate.
 //!
-//! A program that moves packets needs memory that a device writes into, that travels through the program in pieces, and
-//! that is back in time for the next packet. Netmem keeps that memory in circulation: a [`PagePool`] per receive queue, whose
-//! pages are mapped once, and a return hook that is nothing but `drop`, on any thread.
+//! A program that moves packets needs memory that a device writes to, that is passed through the program in pieces, and
+//! that is free again in time for the next packet. Netmem manages that memory. Each receive queue has a [`PagePool`],
+//! whose pages are mapped once. Dropping a packet, on any thread, returns its pages.
 //!
 //! ```text
 //!   device writes into a posted page
 //!     -> queue.poll(|poll| poll.receive(budget, &mut handler))     the poll context: one thread owns queue and pool
 //!     -> Handler::run      the XDP program: drop · tx · redirect · pass · aborted
 //!     -> Handler::pass     a Packet: a head and up to 17 fragments, each a counted slice of a page
-//!     -> drop              wherever that is: the page goes home to its own pool
+//!     -> drop              on any thread: the page returns to its own pool
 //! ```
 //!
 //! # Receive
@@ -17,11 +17,14 @@
 //! A virtio-net device in this process, a driver on it, and a handler: a closure that takes a packet passes every frame.
 //!
 //! ```
+//! # #[cfg(not(feature = "device"))]
+//! # fn main() {}
+//! # #[cfg(feature = "device")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use netmem::device::{NetDevice, Options, port::Gen};
 //! use netmem::{RxMode, NetOptions, Packet, PeerShared, Poll, RxQueue, VhostUser, VirtioNet};
 //! use std::os::unix::net::UnixStream;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // A device that generates frames of 60 bytes, a thousand of them, and the connection that a driver has with it.
 //! let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
 //! let (front, back) = UnixStream::pair()?;
@@ -39,7 +42,7 @@
 //! }
 //! assert_eq!(bytes, 60 * 1000);
 //!
-//! // The queue stops, posted pages come back, and nothing is left out.
+//! // The queue stops, posted pages are returned, and none is in flight.
 //! let closed = pairs.remove(0).rx.close().expect("it was running");
 //! assert_eq!(closed.outstanding, 0);
 //! # drop((net, connection));
@@ -47,27 +50,29 @@
 //! # }
 //! ```
 //!
-//! [`VhostUser::connect`] takes a foreign backend instead (DPDK's, say): the rest stays as it is.
+//! `VhostUser::connect` takes a foreign backend instead (DPDK's, say): the rest stays as it is.
 //!
 //! # Where things are
 //!
-//! | module | what |
-//! | --- | --- |
-//! | [`pool`] | regions of memory, page pools, pages and fragments, DMA domains, providers |
-//! | [`packet`] | packets, XDP frames and verdicts, the traits of receive and transmit queues |
-//! | [`virtio`] | the virtio-net driver, the virtio-net device, vhost-user |
-//! | [`refs`] | reference counts that scale, and smart pointers over them |
-//! | [`inet`] | IP, UDP and TCP on these queues, whose payload is fragments |
-//! | [`devmem`] | device memory that nobody here maps: bindings, sockets, tokens, senders |
-//! | [`percpu`] | per-CPU counters and magazines: restartable sequences behind a gate |
+//! | module | feature | what |
+//! | --- | --- | --- |
+//! | [`pool`] | | regions of memory, page pools, pages and fragments, DMA domains, providers |
+//! | [`packet`] | | packets, XDP frames and verdicts, the traits of receive and transmit queues |
+//! | [`refs`] | | reference counts that scale, and smart pointers over them |
+//! | [`percpu`] | | per-CPU counters and magazines: restartable sequences behind a gate |
+//! | `virtio` | `virtio` (default) | the virtio-net driver, vhost-user |
+//! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures |
+//! | `xsk` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |
+//! | `inet` | `inet` | IP, UDP and TCP on these queues, whose payload is fragments; the features `tokio` and `futures` add their traits |
+//! | `devmem` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |
 //!
 //! The types that most programs name are here at the top, too.
 //!
 //! # Send from any thread
 //!
-//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread: a sender, a server, io_uring. Its
-//! pages and fragments are the same, and so is their way home. `examples/io_uring_echo.rs` registers such a pool's region with io_uring,
-//! as a fixed buffer and as a provided-buffer ring.
+//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread: a sender, a server,
+//! io_uring. Its pages and fragments are the same, and they return in the same way. `examples/io_uring_echo.rs`
+//! registers such a pool's region with io_uring, as a fixed buffer and as a provided-buffer ring.
 //!
 //! ```
 //! use netmem::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
@@ -109,25 +114,92 @@
 //!
 //! # Rules worth knowing
 //!
-//! * Allocation from a queue's pool, and the fast way home, are in [`RxQueue::poll`] and on its thread. Elsewhere a drop is a plain
-//!   store on this CPU's magazine, and two atomic operations for each full magazine.
-//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`]) before
-//!   it is looked at; there are no slices of it, unless the user declares the peer trusted
+//! * Allocation from a queue's pool, and the return to its cache, are in [`RxQueue::poll`] and on its thread. Elsewhere
+//!   a drop is a plain store on this CPU's magazine, and two atomic operations for each full magazine.
+//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`])
+//!   before it is read; there are no slices of it, unless the user declares the peer trusted
 //!   ([`TrustedPeer`](pool::TrustedPeer)).
-//! * Nothing keeps a page from home but [`std::mem::forget`], and then [`PoolStats::inflight`] says so.
+//! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the page.
 
-pub use netmem_devmem as devmem;
-pub use netmem_inet as inet;
-pub use netmem_packet as packet;
-pub use netmem_percpu as percpu;
-pub use netmem_pool as pool;
-pub use netmem_refs as refs;
-pub use netmem_virtio as virtio;
+#[cfg(all(feature = "device", feature = "xsk"))]
+mod xsk_port;
 
+/// Packets, XDP frames and verdicts, and the traits of a network device: the package `netmem-packet`.
+pub mod packet {
+    #[doc(inline)]
+    pub use netmem_packet::*;
+}
+
+/// Per-CPU counters and caches: the package `netmem-percpu`.
+pub mod percpu {
+    #[doc(inline)]
+    pub use netmem_percpu::*;
+}
+
+/// Page pools, regions of memory, pages and fragments: the package `netmem-pool`.
+pub mod pool {
+    #[doc(inline)]
+    pub use netmem_pool::*;
+}
+
+/// Reference counts that scale, and smart pointers over them: the package `netmem-refs`.
+pub mod refs {
+    #[doc(inline)]
+    pub use netmem_refs::*;
+}
+
+/// Device memory for sockets: the package `netmem-devmem`. Needs the feature `devmem`.
+#[cfg(feature = "devmem")]
+pub mod devmem {
+    #[doc(inline)]
+    pub use netmem_devmem::*;
+}
+
+/// IP, UDP and TCP: the package `netmem-inet`. Needs the feature `inet`; `tokio` and `futures` add the traits of those crates.
+#[cfg(feature = "inet")]
+pub mod inet {
+    #[doc(inline)]
+    pub use netmem_inet::*;
+}
+
+/// The virtio-net driver and vhost-user: the package `netmem-virtio`. Needs the feature `virtio`. The device needs the feature `device`,
+/// and its port that plays captures needs `pcap`.
+#[cfg(feature = "virtio")]
+pub mod virtio {
+    #[doc(inline)]
+    pub use netmem_virtio::*;
+}
+
+/// AF_XDP sockets: the package `netmem-xsk`. Needs the feature `xsk`.
+#[cfg(feature = "xsk")]
+pub mod xsk {
+    #[doc(inline)]
+    pub use netmem_xsk::*;
+}
+
+#[doc(inline)]
 pub use packet::{Gro, Handler, Packet, Poll, RxQueue, SoftwareTx, TxBulk, TxQueue, Verdict, XdpFrame};
+#[doc(inline)]
 pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
     RegionOptions, RegionProvider, SharedPool,
 };
+
+/// Needs the feature `virtio`.
+#[cfg(feature = "virtio")]
+#[doc(inline)]
+pub use virtio::VhostUser;
+/// Needs the feature `device`.
+#[cfg(feature = "device")]
+#[doc(inline)]
+pub use virtio::device;
+/// Needs the feature `virtio`.
+#[cfg(feature = "virtio")]
+#[doc(inline)]
 pub use virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
-pub use virtio::{VhostUser, device};
+#[cfg(all(feature = "device", feature = "xsk"))]
+pub use xsk_port::XskPort;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -2,7 +2,7 @@
 
 #[path = "../examples/io_uring_echo.rs"]
 mod example;
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use example::{Tested, self_test};

@@ -5,14 +5,14 @@ use crate::packet::Packet;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What became of the packets of a [`TxBulk`]. What was pushed was sent, dropped, or is [held](TxBulk::held).
+/// The counters of a [`TxBulk`]. Each pushed packet was sent, was dropped, or is [held](TxBulk::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BulkStats {
     /// Packets that the queue took.
     pub sent: u64,
-    /// Packets that were dropped: the queue cannot send them or could not map them, or it was full and the bulk was not to
-    /// hold them.
+    /// Packets that were dropped: the queue cannot send them or could not map them, or it was full and the bulk does
+    /// not hold packets.
     pub dropped: u64,
 }
 
@@ -24,24 +24,24 @@ pub struct BulkStats {
 ///                                      ▲                      │         │
 ///                                      │                      │         ├── full:    new()      dropped, counted
 ///                                      └──────────────────────┼─────────┘            holding()  stays, in order
-///                                                             └── what the device is done with comes home
+///                                                             └── completed packets return their pages
 /// ```
 ///
-/// There are two answers to a queue that is full:
+/// A full queue is handled in one of two ways:
 ///
 /// * [`new`](Self::new) drops, as a network card does. Each packet that the queue refuses is dropped and counted.
-/// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in the bulk, in order, and each
-///   [`flush`](Self::flush) tries again. The caller stops making packets while [`room`](Self::room) is 0; a forwarding
-///   caller receives at most `room` frames. Then no packet is lost for want of room in the queue.
+/// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in the bulk, in order,
+///   and each [`flush`](Self::flush) tries again. The caller stops making packets while [`room`](Self::room) is 0; a
+///   forwarding caller receives at most `room` frames. Then no packet is lost because the queue has no room.
 ///
 /// A packet that the queue refuses for another reason is dropped and counted in both cases, so that it does not block the
 /// packets behind it. The queue may never take it ([`Room::Never`]). Or the queue has room for it ([`Room::Now`]), and it
 /// could not be mapped into the device's DMA domain at that moment, for instance because the domain was full. A second attempt
 /// might map such a packet, but the bulk makes none. Only packets of another domain are mapped when they are sent.
 ///
-/// The place of a bulk is in a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes: both run in
-/// the poll context of the queue that received the frames. What is completed or dropped there goes straight back to the
-/// cache of that poll's pool. The queue's memory is touched once for 64 frames. A push allocates nothing.
+/// Put a bulk into a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes. Both run in the
+/// poll context of the queue that received the frames, so packets that are completed or dropped there return straight
+/// to the cache of that poll's pool. The target queue's memory is touched once for 64 frames. A push allocates nothing.
 ///
 /// The target is a queue or a queue that is lent, `&mut queue`. Packets that a bulk holds when it is dropped are dropped too.
 ///
@@ -127,7 +127,7 @@ impl<T: TxQueue> TxBulk<T> {
         self.held.len() < self.limit
     }
 
-    /// Completes what the target's device is done with, also if there is nothing to send, and hands over what the bulk
+    /// Completes packets of the target, also if there is nothing to send. Then hands over the packets that the bulk
     /// holds, in order.
     ///
     /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room for, and all behind it.
@@ -155,7 +155,7 @@ impl<T: TxQueue> TxBulk<T> {
         self.target.flush();
     }
 
-    /// What became of the packets so far.
+    /// The counters so far.
     #[inline]
     #[must_use]
     pub fn stats(&self) -> BulkStats {
@@ -169,20 +169,21 @@ impl<T: TxQueue> TxBulk<T> {
         self.held.len()
     }
 
-    /// How many packets can be pushed before one of them is dropped for want of room in the bulk.
+    /// How many packets can be pushed before one of them is dropped because the bulk has no room.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.limit - self.held.len()
     }
 
-    /// The queue, past the bulk. Packets that are sent here overtake those that the bulk holds.
+    /// The queue itself. Packets that are sent directly overtake those that the bulk holds.
     #[inline]
     pub fn target(&mut self) -> &mut T {
         &mut self.target
     }
 
-    /// The queue, after a last [`flush`](Self::flush). What the bulk then still [holds](Self::held) is dropped.
+    /// The queue, after a last [`flush`](Self::flush). Packets that the bulk then still [holds](Self::held) are
+    /// dropped.
     #[must_use]
     pub fn into_target(mut self) -> T {
         self.flush();

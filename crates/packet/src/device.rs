@@ -6,14 +6,22 @@ use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
 use netmem_pool::{Frag, Memory, Napi};
 
-/// What happens to received frames. A closure that takes a [`Packet`] is a handler that passes all of them.
+/// A handler of received frames: an XDP program, and the targets of its verdicts. A closure that takes a [`Packet`] is
+/// a handler that passes all frames.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle frames in memory of the kind `{M}`",
     note = "a handler is a closure `|packet: Packet<{M}>| ..`, or a type that implements `Handler<{M}>`"
 )]
 pub trait Handler<M: Memory> {
-    /// Whether [`run`](Self::run) wants every frame in one buffer. A frame that cannot be made so is dropped and counted.
+    /// Whether [`run`](Self::run) needs every frame in one buffer. A frame that cannot be copied into one is dropped
+    /// and counted.
     const LINEAR: bool = false;
+
+    /// Whether this CPU reads the first bytes of frames, in [`run`](Self::run) or soon after it. A queue whose frames another CPU has
+    /// written then prefetches the beginning of each frame, a few frames ahead. Set it to `false` in a handler that drops frames unread or
+    /// gives them to another thread: such a handler would only move cache lines. Queues that have read the frame's cache line anyway, as
+    /// those of virtio-net, do not ask.
+    const READS: bool = true;
 
     /// The XDP program: looks at a frame, may change its head, decides.
     #[inline]
@@ -22,10 +30,10 @@ pub trait Handler<M: Memory> {
         Verdict::Pass
     }
 
-    /// Takes a frame that was passed.
+    /// Takes a frame with the verdict [`Pass`](Verdict::Pass).
     fn pass(&mut self, packet: Packet<M>);
 
-    /// Takes a frame that is to be transmitted. Without a transmit queue it is dropped.
+    /// Takes a frame with the verdict [`Tx`](Verdict::Tx), which must be transmitted. By default it is dropped.
     #[inline]
     fn tx(&mut self, packet: Packet<M>) {
         drop(packet);
@@ -38,8 +46,8 @@ pub trait Handler<M: Memory> {
         drop(packet);
     }
 
-    /// Called at the end of each [`receive`](Poll::receive), in the poll context: the place to flush what was gathered for
-    /// transmit queues.
+    /// Called at the end of each [`receive`](Poll::receive), in the poll context. Flush the packets that were gathered
+    /// for transmit queues here.
     #[inline]
     fn flush(&mut self) {}
 }
@@ -64,18 +72,26 @@ pub trait RxQueue {
     where
         Self: 'a;
 
-    /// Runs `f` in the queue's poll context, on this thread. Pages of this queue that are dropped inside, also by transmit
-    /// completions, take the fast way home.
+    /// Runs `f` in the queue's poll context, on this thread. Pages of this queue that are dropped inside, also by
+    /// transmit completions, return to the pool's cache.
     fn poll<R>(&mut self, f: impl FnOnce(&mut Self::Poll<'_>) -> R) -> R;
 }
 
-/// The inside of a poll.
+/// The operations inside of a poll.
 pub trait Poll {
     /// The kind of memory that the queue delivers.
     type Mem: Memory;
 
     /// Receives up to `budget` frames, gives each to `handler`, and posts new buffers. Returns how many frames there were.
     fn receive<H: Handler<Self::Mem>>(&mut self, budget: usize, handler: &mut H) -> usize;
+
+    /// Whether the queue has fewer buffers posted than its reserve, because the pool has no pages: asked after
+    /// [`receive`](Self::receive). A user that keeps frames should then drop the frames that it has just received, so
+    /// that their pages are posted again. Otherwise it may never receive the frames that would let it drop others, such
+    /// as acknowledgements. By default there is no reserve. Cost: a comparison.
+    fn is_short(&self) -> bool {
+        false
+    }
 
     /// Runs `f` with the pool's poll context, to allocate from it.
     fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, Self::Mem>) -> R) -> R;
@@ -95,13 +111,25 @@ pub trait TxQueue {
 
     /// Queues a packet; the device sees it at the next [`flush`](Self::flush).
     ///
-    /// A packet of another DMA domain is mapped for this device until the device is done with it.
+    /// A packet of another DMA domain is mapped for this device until the device has completed it.
     ///
     /// # Errors
     ///
     /// The packet itself, as it was, if it can't be sent: the queue is full or stopped, or the device cannot reach the
     /// packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
+
+    /// Queues a packet as [`send`](Self::send) does, and returns another holder of its head. When this is the only value on the head's page, the
+    /// device is done with the packet, if no others were there before. A queue that puts its own header in front of the packet makes the holder
+    /// afterwards, because a page with another holder cannot be written.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    fn send_held(&mut self, packet: Packet<Self::Mem>) -> Result<Frag<Self::Mem>, Packet<Self::Mem>> {
+        let head = packet.head().clone();
+        self.send(packet).map(|()| head)
+    }
 
     /// Whether the queue has room for `packet`: now, after completions, or never. Changes and counts nothing.
     fn room(&self, packet: &Packet<Self::Mem>) -> Room;
@@ -113,18 +141,18 @@ pub trait TxQueue {
         meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
     }
 
-    /// Makes the device see what was queued.
+    /// Lets the device see the queued packets.
     fn flush(&mut self);
 
-    /// Drops the packets that the device is done with; returns how many. Inside the poll that owns their pool, their
-    /// pages take the fast way home.
+    /// Drops the packets that the device has completed; returns how many. Inside the poll that owns their pool, their
+    /// pages return to the pool's cache.
     fn complete(&mut self) -> usize;
 
-    /// Whether `frag` is of this device's DMA domain, and with which address. Two comparisons; maps nothing.
+    /// Whether `frag` is in this device's DMA domain, and its address there. Two comparisons; maps nothing.
     fn reach(&self, frag: &Frag<Self::Mem>) -> Reach;
 }
 
-/// A queue that is lent is a queue.
+/// A mutable reference to a queue is a queue.
 impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     type Mem = T::Mem;
 
@@ -134,6 +162,10 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     }
 
     #[inline]
+    fn send_held(&mut self, packet: Packet<Self::Mem>) -> Result<Frag<Self::Mem>, Packet<Self::Mem>> {
+        (**self).send_held(packet)
+    }
+
     fn room(&self, packet: &Packet<Self::Mem>) -> Room {
         (**self).room(packet)
     }
@@ -164,20 +196,21 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
 pub enum Room {
     /// The queue has room. Sending can still fail, if the packet must be mapped for this device and cannot be.
     Now,
-    /// The queue is full. It will have room when the device is done with packets that it has: [`TxQueue::complete`].
+    /// The queue is full. It will have room when the device has completed packets: [`TxQueue::complete`].
     Later,
     /// The queue will never take the packet: it has stopped, the packet has more fragments than the ring has descriptors,
     /// the device lacks an offload that the packet asks for, or it cannot reach the packet's pages.
     Never,
 }
 
-/// How a device reaches a fragment: "same domain?", answered.
+/// How a device reaches a fragment: whether the two have the same DMA domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Same domain: the device knows the first byte by this address. Sending syncs, and maps nothing.
     Mapped(u64),
-    /// Another domain, or none any more: sending maps the fragment for this device, and refuses it if the domain cannot.
+    /// Another domain, or none any more: sending maps the fragment for this device, and refuses it if this device's
+    /// domain cannot map it.
     Map,
-    /// The device can't be made to reach it: sending refuses it.
+    /// The device cannot reach it, and sending refuses it.
     Never,
 }

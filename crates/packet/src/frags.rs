@@ -13,7 +13,7 @@ pub(crate) struct Frags<M: Memory>(Option<Box<Vec<Frag<M>>>>);
 impl<M: Memory> Frags<M> {
     pub(crate) const NONE: Self = Self(None);
 
-    /// Adds a fragment, or gives it back if there are as many as can be.
+    /// Adds a fragment, or returns it if there are 17 already.
     pub(crate) fn push(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
         let frags = self.0.get_or_insert_with(|| Box::new(Vec::with_capacity(MAX_FRAGS)));
         if frags.len() == MAX_FRAGS {
@@ -21,6 +21,12 @@ impl<M: Memory> Frags<M> {
         }
         frags.push(frag);
         Ok(())
+    }
+
+    /// Whether no list was made. A list that was made can be empty, too.
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
     }
 
     #[inline]
@@ -38,15 +44,15 @@ impl<M: Memory> Frags<M> {
         self.0.as_mut().filter(|frags| !frags.is_empty()).map(|frags| frags.remove(0))
     }
 
-    /// Puts a fragment in front, or gives it back if there are as many as can be.
+    /// Puts a fragment in front, or returns it if there are 17 already.
     pub(crate) fn push_front(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
         self.push(frag)?;
         self.as_mut_slice().rotate_right(1);
         Ok(())
     }
 
-    /// Takes `n` bytes off the front, of which there are so many. Fragments that are used up are dropped, after all bytes were
-    /// taken off: a panic of a drop leaves the rest as it is to be.
+    /// Takes `n` bytes off the front; there are at least `n`. Fragments that are used up are dropped after all bytes
+    /// were taken off, so that a panic in a drop leaves the rest in the right state.
     pub(crate) fn advance(&mut self, mut n: usize) {
         let Some(frags) = &mut self.0 else { return };
         let mut used_up = 0;

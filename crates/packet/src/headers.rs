@@ -1,4 +1,4 @@
-//! Where the headers of a TCP or UDP frame are: one parser for what cuts frames and what joins them.
+//! The parser of the headers of TCP and UDP frames, for the code that cuts frames and the code that joins them.
 //!
 //! ```text
 //!   ├─ Ethernet, up to 2 VLAN tags ─┤─ IPv4, or IPv6 and its extensions ─┤─ TCP or UDP ─┤─ payload ─┤
@@ -8,8 +8,8 @@
 //! It runs for every frame that is joined, so it is written by hand: fixed offsets, no allocation, on a private copy of the first
 //! [`MAX_HEADERS`] bytes.
 
-/// The longest headers that are understood. Ethernet with two VLAN tags, IPv6 and TCP with all options are 122 bytes; the rest is
-/// for extensions of IPv6.
+/// The longest headers that are parsed. Ethernet with two VLAN tags, IPv6 and TCP with all options are 122 bytes; the
+/// rest is for extensions of IPv6.
 pub(crate) const MAX_HEADERS: usize = 192;
 
 /// Offset of the TCP flags in the TCP header, and the flags.
@@ -30,10 +30,12 @@ pub(crate) mod udp {
     pub(crate) const LEN: usize = 8;
 }
 
-/// The transport protocol.
+/// The transport protocol of a frame with [`Headers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub enum Transport {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
 }
 
@@ -55,22 +57,41 @@ impl Transport {
     }
 }
 
-/// Where the headers of a frame are, in bytes from its first. All offsets are at most the length of the bytes that were parsed.
+/// Where the headers of a TCP or UDP frame are, in bytes from its first. All offsets are at most the length of the bytes that were
+/// parsed.
+///
+/// ```
+/// use netmem_packet::{Headers, Transport};
+/// # let mut frame = vec![0u8; 54 + 1000];
+/// # frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+/// # (frame[23], frame[46]) = (6, 0x50);
+///
+/// // A TCP frame over IPv4 without options.
+/// let headers = Headers::parse(&frame).ok_or("no headers")?;
+/// assert_eq!((headers.transport, headers.payload), (Transport::Tcp, 54));
+/// # Ok::<(), &str>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Headers {
-    pub(crate) v6: bool,
-    pub(crate) transport: Transport,
-    pub(crate) l3: usize,
-    pub(crate) l4: usize,
-    pub(crate) payload: usize,
+pub struct Headers {
+    /// Whether the frame is IPv6.
+    pub v6: bool,
+    /// The transport protocol.
+    pub transport: Transport,
+    /// Where the IP header begins: behind Ethernet and up to two VLAN tags.
+    pub l3: usize,
+    /// Where the transport header begins: behind the options of IPv4, or the options' headers of IPv6.
+    pub l4: usize,
+    /// Where the payload begins.
+    pub payload: usize,
 }
 
 impl Headers {
     /// Parses the first bytes of a frame, which hold at least its headers. `None` if it is no TCP and no UDP, is an IP
-    /// fragment, or has headers that end beyond `head` or contradict themselves. Whether lengths in the IP header fit the frame is
-    /// not looked at.
+    /// fragment, or has headers that end beyond `head` or contradict themselves. It is not checked whether lengths in
+    /// the IP header fit the frame.
     #[inline]
-    pub(crate) fn parse(head: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn parse(head: &[u8]) -> Option<Self> {
         let be = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
         let mut l3 = 14;
         let mut ether_type = be(12)?;
@@ -114,17 +135,27 @@ impl Headers {
         whole.then_some(Self { v6, transport, l3, l4, payload })
     }
 
-    /// The bytes behind the frame's last: what the IP header says of its length. Bytes behind are padding.
+    /// Where the IP packet ends, by the length in its header. Bytes behind that are padding. `head` is what was parsed.
+    ///
+    /// # Panics
+    ///
+    /// If `head` is shorter than what was parsed.
     #[inline]
-    pub(crate) fn end(&self, head: &[u8]) -> usize {
+    #[must_use]
+    pub fn end(&self, head: &[u8]) -> usize {
         let at = if self.v6 { 4 } else { 2 };
         let len = usize::from(u16::from_be_bytes([head[self.l3 + at], head[self.l3 + at + 1]]));
         self.l3 + len + if self.v6 { 40 } else { 0 }
     }
 
-    /// The two IP addresses.
+    /// The two IP addresses, the source's first: 8 bytes, or 32. `head` is what was parsed.
+    ///
+    /// # Panics
+    ///
+    /// If `head` is shorter than what was parsed.
     #[inline]
-    pub(crate) fn addresses<'h>(&self, head: &'h [u8]) -> &'h [u8] {
+    #[must_use]
+    pub fn addresses<'h>(&self, head: &'h [u8]) -> &'h [u8] {
         if self.v6 { &head[self.l3 + 8..self.l3 + 40] } else { &head[self.l3 + 12..self.l3 + 20] }
     }
 
@@ -147,6 +178,36 @@ impl Headers {
         let mut sum = crate::Sum::default();
         sum.add(&head[header]);
         head[l3 + 10..l3 + 12].copy_from_slice(&(!sum.value()).to_be_bytes());
+    }
+
+    /// The source's port and the destination's. `head` is what was parsed.
+    ///
+    /// # Panics
+    ///
+    /// If `head` is shorter than what was parsed.
+    #[inline]
+    #[must_use]
+    pub fn ports(&self, head: &[u8]) -> (u16, u16) {
+        let be = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        (be(self.l4), be(self.l4 + 2))
+    }
+
+    /// Whether the transport checksum of the frame is there and right. False also for a datagram without a checksum, and for one whose
+    /// length is not that of its IP packet. Reads all of the frame's payload, once.
+    #[must_use]
+    pub fn has_right_checksum(&self, frame: &[u8]) -> bool {
+        let end = self.end(frame);
+        let Some(segment) = frame.get(self.l4..end).filter(|segment| segment.len() >= self.payload - self.l4) else {
+            return false;
+        };
+        let be = |at: usize| u16::from_be_bytes([segment[at], segment[at + 1]]);
+        if self.transport == Transport::Udp && (usize::from(be(udp::LENGTH)) != segment.len() || be(udp::CHECKSUM) == 0)
+        {
+            return false;
+        }
+        let mut sum = self.pseudo(frame, segment.len());
+        sum.add(segment);
+        sum.value() == 0xffff
     }
 
     /// The sum of the pseudo header of a transport segment of `len` bytes, its header included.

@@ -1,17 +1,17 @@
 //! Packets, XDP frames and verdicts, and the traits of a network device.
 //!
 //! ```text
-//!   RxQueue::poll ──► XdpFrame ──► Handler::run ──► Verdict::Drop, Aborted   the pages go home at once
+//!   RxQueue::poll ──► XdpFrame ──► Handler::run ──► Verdict::Drop, Aborted   the pages are returned at once
 //!                                                   Verdict::Tx              Packet to Handler::tx
 //!                                                   Verdict::Redirect        Packet to Handler::redirect
 //!                                                   Verdict::Pass            Packet to Handler::pass
 //!                     Handler::flush                the end of the poll: bulks go to their queues
 //! ```
 //!
-//! Frames whose payload is in device memory are [`SplitFrame`]s. A queue that implements [`Wait`] can be slept for, and a
-//! [`PollThenSleep`] is the loop that does.
+//! Frames whose payload is in device memory are [`SplitFrame`]s. A thread can sleep until a queue that implements
+//! [`Wait`] has work. [`PollThenSleep`] is a loop that polls for a while and then sleeps.
 //!
-//! A queue is generic over nothing at run time: the handler is a type, called directly for every frame.
+//! There are no indirect calls for a frame: the handler is a type parameter.
 
 mod bulk;
 mod checksum;
@@ -19,6 +19,7 @@ mod device;
 mod frags;
 mod gro;
 mod headers;
+mod join;
 pub mod link;
 mod meta;
 mod packet;
@@ -34,11 +35,17 @@ pub use checksum::{ChecksumError, Sum, complete_checksum};
 pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use gro::{Gro, GroStats};
+pub use headers::{Headers, Transport};
+pub use join::{Join, Joinable};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::{Queues, Unbind};
 pub use segment::{MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan, Segments};
 pub use software::{SoftwareStats, SoftwareTx};
-pub use split::{DeviceFrag, SplitFrame, SplitHandler, SplitTxQueue};
+pub use split::{DeviceFrag, DevicePayload, EitherFrame, Extent, SplitFrame, SplitHandler, SplitRxQueue, SplitTxQueue};
 pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait};
 pub use xdp::{LineariseError, Verdict, XdpFrame};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -5,8 +5,8 @@
 //!            100 ms, else dropped     └────► ahead: no delay ────┘
 //! ```
 //!
-//! A [`Link`] is one direction. It has no clock and does no I/O: the caller says what time it is and how long a packet is, and gets
-//! back the packets that have arrived. A simulation and a device's port therefore have the same faults.
+//! A [`Link`] is one direction. It has no clock and does no I/O: the caller passes the time and the length of each
+//! packet, and gets back the packets that have arrived. So a simulation and a device's port have the same faults.
 //!
 //! The fate of a packet depends on the seed, the number of the link and how many packets were sent before it; not on times and not
 //! on lengths. The same seed has the same faults in every run, if the same packets come in the same order.
@@ -27,8 +27,9 @@ pub const MAX_BYTES: usize = 32 << 20;
 
 /// What a link does to packets. The default is a perfect link.
 ///
-/// As text it is a list such as `loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7`; what is
-/// left out is as the default has it.
+/// As text it is a list such as
+/// `loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7`; options that are left out
+/// have their defaults.
 ///
 /// ```
 /// use netmem_packet::link::LinkOptions;
@@ -53,11 +54,11 @@ pub struct LinkOptions {
     pub reorder: f64,
     /// The share of packets that arrive twice. The two copies arrive one after the other, at the same time.
     pub duplicate: f64,
-    /// The share of packets one bit of which is changed.
+    /// The share of packets in which one bit is changed.
     pub corrupt: f64,
     /// Bits in a second. A packet takes the link for as long as its bytes take at this rate, also one that is lost later.
     pub rate: Option<NonZeroU64>,
-    /// What the faults depend on.
+    /// The seed of the faults.
     pub seed: u64,
 }
 
@@ -117,7 +118,7 @@ pub enum LinkError {
         /// The delay.
         delay: Duration,
     },
-    /// Packets overtake those that are delayed, and none is.
+    /// Reordering without a delay: packets can only overtake others that are delayed.
     #[error("reorder needs a delay: packets overtake those that are delayed")]
     NoDelay,
 }
@@ -186,7 +187,7 @@ impl FromStr for LinkOptions {
     }
 }
 
-/// The list that [`FromStr`] reads, with everything in it that is not as the default has it.
+/// The list that [`FromStr`] reads, with all options that differ from the default.
 impl fmt::Display for LinkOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares = |list: &[(&str, f64)]| -> Vec<String> {
@@ -206,7 +207,7 @@ impl fmt::Display for LinkOptions {
     }
 }
 
-/// What happened to the packets of a link.
+/// The counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkCounts {
@@ -244,7 +245,7 @@ impl LinkCounts {
 pub struct Delivery<T> {
     /// The packet, as it was sent.
     pub packet: T,
-    /// If a bit of it is to be changed: a random number that says which ([`flip`]).
+    /// If a bit of it must be changed: a random number that says which ([`flip`]).
     pub corrupt: Option<u64>,
 }
 
@@ -255,7 +256,7 @@ pub fn flip(bytes: &mut [u8], draw: u64) {
     }
 }
 
-/// What happens to one packet.
+/// The fate of one packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Fate {
     lost: bool,
@@ -302,7 +303,8 @@ pub struct Link<T> {
 }
 
 impl<T> Link<T> {
-    /// A link without packets. Links with the same seed and other `number`s, such as the two directions, have faults of their own.
+    /// A link without packets. Links with the same seed and different `number`s, such as the two directions, have
+    /// different faults.
     #[must_use]
     pub fn new(options: LinkOptions, number: u64) -> Self {
         Self {
@@ -390,19 +392,19 @@ impl<T> Link<T> {
         Some(delivery)
     }
 
-    /// When the next packet arrives; none while no packet is on the link.
+    /// When the next packet arrives. `None` if no packet is on the link.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         [&self.delayed, &self.ahead].into_iter().filter_map(|queue| queue.front()).map(|flying| flying.at).min()
     }
 
-    /// Takes all packets off the link; says how many there were.
+    /// Takes all packets off the link. Returns how many there were.
     pub fn clear(&mut self) -> usize {
         self.bytes = 0;
         self.delayed.drain(..).len() + self.ahead.drain(..).len()
     }
 
-    /// What happened so far.
+    /// The counters so far.
     #[must_use]
     pub fn counts(&self) -> LinkCounts {
         self.counts

@@ -1,17 +1,17 @@
-//! What a device says about a frame beside its bytes.
+//! Offload information: what a device reports about a frame in addition to its bytes.
 
-/// What is known of a frame's transport checksum.
+/// The state of a frame's transport checksum.
 ///
 /// The methods that edit a frame in place ([`Packet::pull`](crate::Packet::pull) and its like) keep this true as far as
 /// lengths tell: see [`Meta`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Nothing: a receiver that depends on the checksum computes it.
+    /// Not known: a receiver that depends on the checksum must verify it.
     #[default]
     Unknown,
-    /// The sender or the device vouches for it.
+    /// Verified: the device has verified it, or the sender guarantees it.
     Vouched,
-    /// It is still to be computed from byte `start` to the frame's end, and stored at `start + offset`.
+    /// Partial: it must still be computed from byte `start` to the frame's end, and stored at `start + offset`.
     Partial {
         /// Where the sum begins, in bytes from the frame's first.
         start: u16,
@@ -36,7 +36,7 @@ pub enum GsoKind {
 /// How to cut a frame that is larger than the MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gso {
-    /// What it is.
+    /// The kind of segment.
     pub kind: GsoKind,
     /// Bytes of payload per segment.
     pub size: u16,
@@ -57,8 +57,8 @@ pub struct Gso {
 /// | cut to a length | kept; `Unknown` once the place of the sum was cut off | kept | kept |
 /// | bytes written, or added behind | kept | kept | kept |
 ///
-/// Lengths do not tell whether changed bytes are covered by a sum. Code that changes bytes under a vouched checksum, or that
-/// puts another transport header in front, sets the checksum to what is true then.
+/// An edit cannot know whether a checksum covers the changed bytes. If your code changes bytes under a verified
+/// checksum, or puts another transport header in front, it must set the checksum's new state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The transport checksum.
@@ -68,13 +68,13 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Whether it says where something is in the frame. Most frames' does not, which costs two comparisons.
+    /// Whether it has offsets in the frame. For most frames it has none; the check costs two comparisons.
     #[inline]
     pub(crate) fn has_offsets(&self) -> bool {
         matches!(self.checksum, Checksum::Partial { .. }) || self.gso.is_some()
     }
 
-    /// Bytes were taken off the front of the frame.
+    /// Adjusts the offsets after `n` bytes were taken off the front of the frame.
     #[inline]
     pub(crate) fn pulled(&mut self, n: usize) {
         if self.has_offsets() {
@@ -109,7 +109,7 @@ impl Meta {
         Some(self)
     }
 
-    /// The frame was cut to `len` bytes.
+    /// Adjusts the checksum after the frame was cut to `len` bytes.
     pub(crate) fn truncated(&mut self, len: usize) {
         if let Checksum::Partial { start, offset } = self.checksum
             && usize::from(start) + usize::from(offset) + size_of::<u16>() > len

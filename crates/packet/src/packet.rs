@@ -6,19 +6,20 @@ use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page, Readable, WriteError};
 use std::io::IoSlice;
 use std::{iter, mem};
 
-/// A frame as its pages: received, and passed on by its handler, or about to be sent.
+/// A frame as fragments of pages: a received frame that a handler has passed on, or a frame to be sent.
 ///
 /// ```text
 ///   Packet { head: Frag, frags: [Frag; 0..=17], len, meta }      fragments behind the head are on the heap
 /// ```
 ///
-/// Dropping it drops each fragment, and each page goes home when its last one is gone. Cloning it makes another holder of
-/// every fragment: one atomic addition for each, and an allocation if there are any behind the head.
+/// Dropping it drops each fragment. A page returns to its pool when the last fragment of it is dropped. Cloning it
+/// makes another holder of every fragment: one atomic addition for each, and an allocation if there are any behind the
+/// head.
 ///
 /// A packet is edited in place. [`pull`](Self::pull), [`truncate`](Self::truncate), [`push`](Self::push) and
 /// [`append`](Self::append) change which bytes are part of it, and always can. [`write_at`](Self::write_at) and
-/// [`prepend`](Self::prepend) change bytes: they need pages that have no other holder. [`copy_head`](Self::copy_head) makes
-/// such a head out of shared bytes. All of them keep [`meta`](Self::meta) true: how, is said there.
+/// [`prepend`](Self::prepend) change bytes: they need pages that have no other holder. [`copy_head`](Self::copy_head)
+/// makes such a head out of shared bytes. All of them keep [`meta`](Self::meta) true; [`Meta`] says how.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -64,7 +65,7 @@ impl<M: Memory> Clone for Packet<M> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyHeadError {
-    /// The packet has not so many bytes, or the page has no room for them behind the headroom.
+    /// The packet has fewer bytes, or the page has no room for them behind the headroom.
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
     /// The rest of the head would be one fragment too many.
@@ -199,13 +200,29 @@ impl<M: Memory> Packet<M> {
         self.frags.truncate(behind);
     }
 
+    /// The head of a packet that has no other fragment. Costs a comparison, where [`into_fragments`](Self::into_fragments) makes a vector.
+    ///
+    /// # Errors
+    ///
+    /// The packet, if it has fragments behind the head.
+    #[inline]
+    pub fn into_head(self) -> Result<Frag<M>, Self> {
+        if self.frags.is_none() { Ok(self.head) } else { self.into_head_slowly() }
+    }
+
+    /// The list of fragments was made. They can be gone since.
+    #[cold]
+    fn into_head_slowly(self) -> Result<Frag<M>, Self> {
+        if self.frags().is_empty() { Ok(self.head) } else { Err(self) }
+    }
+
     /// Takes the packet apart: the head, and the rest in order.
     pub fn into_fragments(self) -> (Frag<M>, impl Iterator<Item = Frag<M>>) {
         (self.head, self.frags.into_vec().into_iter())
     }
 
-    /// The bytes as slices, in order: what vectored writes take. One for each fragment, 18 at most; empty fragments have
-    /// one, too.
+    /// The bytes as slices, in order, for vectored writes. There is one for each fragment, also for an empty one, and
+    /// at most 18.
     ///
     /// ```
     /// # use netmem_packet::Packet;
@@ -232,8 +249,8 @@ impl<M: Memory> Packet<M> {
         self.fragments().map(|frag| IoSlice::new(frag))
     }
 
-    /// Calls `f` with each fragment that has some of the `len` bytes from `offset`, and with where in the fragment and how
-    /// many of them those are. There are so many bytes.
+    /// Calls `f` with each fragment that has some of the `len` bytes from `offset`, with their offset in the fragment
+    /// and their number. The packet has at least so many bytes.
     fn each_part<E>(
         &mut self,
         offset: usize,
@@ -275,6 +292,10 @@ impl<M: Mapped> Packet<M> {
     /// [`WriteError`]; nothing is written then.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), WriteError> {
         OutOfRange::check(offset, from.len(), self.len())?;
+        // Headers, nearly always.
+        if offset + from.len() <= self.head.len() {
+            return self.head.write_at(offset, from);
+        }
         self.each_part(
             offset,
             from.len(),
@@ -290,10 +311,10 @@ impl<M: Mapped> Packet<M> {
         })
     }
 
-    /// Copies the first `len` bytes into `page`, at `headroom`, and makes that the head: copy-on-write for headers, with a
-    /// page from whichever pool. [`write_at`](Self::write_at) can write these bytes then, and [`prepend`](Self::prepend)
-    /// has `headroom` bytes to put headers in. Length and `meta` are kept; the copied bytes' fragments are dropped or
-    /// shortened.
+    /// Copies the first `len` bytes into `page`, at `headroom`, and makes that the head. This is copy-on-write for
+    /// headers; the page may be from any pool. [`write_at`](Self::write_at) can write these bytes then, and
+    /// [`prepend`](Self::prepend) has `headroom` bytes to put headers in. Length and `meta` are kept; the copied bytes'
+    /// fragments are dropped or shortened.
     ///
     /// # Errors
     ///
@@ -324,8 +345,8 @@ impl<M: Mapped> Packet<M> {
         Ok(())
     }
 
-    /// Puts `header` in front of the packet, as [`Frag::prepend`] does, and adjusts `meta`. False, and nothing done, if that
-    /// cannot, or if an offset in `meta` would not fit its type.
+    /// Puts `header` in front of the packet, as [`Frag::prepend`] does, and adjusts `meta`. Returns false and does
+    /// nothing if [`Frag::prepend`] cannot, or if an offset in `meta` would not fit its type.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool {

@@ -4,7 +4,7 @@ use netmem_pool::{Device, Provider, Region};
 use std::error::Error;
 use std::sync::Arc;
 
-/// What makes a device forget a region. See [`Queues::bind`].
+/// A function that makes a device forget a region. See [`Queues::bind`].
 pub type Unbind = Box<dyn FnOnce() + Send>;
 
 /// The receive queues of a device: each receives into host memory or into device memory, and can be restarted with the
@@ -23,9 +23,9 @@ pub trait Queues {
     /// How many queues there are. Their numbers begin with 0.
     fn queues(&self) -> usize;
 
-    /// Makes a region of device memory known to the device, if the device does not know it and can be told so while it runs. The
-    /// caller calls what is returned, once, when nothing refers to the region's pages any more: the device then forgets the region. That
-    /// may block.
+    /// Makes a region of device memory known to the device, if the device does not know it and accepts regions while it
+    /// runs. Returns a function. The caller calls it once, when no value refers to the region's pages any more; the
+    /// device then forgets the region. That may block.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Segmentation in software: a frame with [`Gso`] becomes the frames that it stands for.
+//! Segmentation in software: a frame with [`Gso`] is cut into its segments.
 //!
 //! ```text
 //!   packet    │ headers │ payload ............ │ ................ │ ....... │     a head and fragments
@@ -20,8 +20,8 @@
 //! [`GsoKind::UdpFragment`] is cut into IPv4 fragments instead: the IP header is repeated, and the UDP header is a part of the
 //! first fragment's payload. IPv6 fragments are not made.
 //!
-//! [`SegmentPlan`] knows the headers and where the payload of each segment is. [`Packet::segment`] makes packets by it; a caller
-//! whose frames are slices does that on its own.
+//! [`SegmentPlan`] has the headers of each segment, and the place of its payload. [`Packet::segment`] uses it to make
+//! packets. If frames are slices, the caller cuts them by the plan itself.
 
 use crate::checksum::{ChecksumError, Sum, sum};
 use crate::frags::{Frags, MAX_FRAGS};
@@ -32,7 +32,7 @@ use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page};
 use std::ops::Range;
 use std::{fmt, vec};
 
-/// The most segments that a frame is cut into.
+/// The most segments into which a frame is cut.
 ///
 /// The virtio specification has no bound, and a peer could turn one frame of 64 KiB into 65,000 with a segment size of 1. 256
 /// segments are a whole IP packet for an MTU of 296, which is the smallest that links have. Linux sends at most 128 of UDP.
@@ -48,10 +48,10 @@ pub enum SegmentError {
     /// The frame has no [`Gso`].
     #[error("the frame is not one to be cut")]
     NoGso,
-    /// Segments of no bytes.
+    /// The segment size is 0.
     #[error("segments of 0 bytes")]
     NoSize,
-    /// More than [`MAX_SEGMENTS`].
+    /// There would be more than [`MAX_SEGMENTS`].
     #[error("{segments} segments of {size} bytes: a frame is cut into at most {MAX_SEGMENTS}")]
     TooMany {
         /// How many there would be.
@@ -65,15 +65,15 @@ pub enum SegmentError {
         /// The kind that the frame's [`Gso`] names.
         kind: GsoKind,
     },
-    /// The checksum to be computed is not the transport header's.
+    /// The partial checksum is not that of the transport header.
     #[error("the checksum to be computed begins at byte {start}, the transport header at byte {transport}")]
     ChecksumPlace {
         /// Where the checksum begins.
         start: u16,
-        /// Where the transport header is.
+        /// The offset of the transport header.
         transport: usize,
     },
-    /// The checksum of a datagram that is to be fragmented could not be computed.
+    /// The checksum of a datagram that must be fragmented could not be computed.
     #[error(transparent)]
     Checksum(#[from] ChecksumError),
     /// A segment would have more fragments than a packet can.
@@ -93,7 +93,7 @@ pub enum SegmentError {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct NotSegmented<M: Memory> {
-    /// The packet as it was. The checksum of one that is to be fragmented may have been computed.
+    /// The packet as it was. If it must be fragmented, its checksum may have been computed.
     pub packet: Packet<M>,
     /// Why.
     pub error: SegmentError,
@@ -107,7 +107,7 @@ impl<M: Memory> fmt::Debug for NotSegmented<M> {
 
 /// How a frame is cut: the headers of each segment, and where its payload is.
 ///
-/// The first bytes of the frame are copied and checked once; what a peer does to them afterwards changes nothing.
+/// The first bytes of the frame are copied and checked once. Later changes by a peer have no effect.
 ///
 /// ```
 /// use netmem_packet::{Checksum, Gso, GsoKind, Meta, SegmentPlan};
@@ -129,11 +129,11 @@ pub struct SegmentPlan {
     at: Headers,
     /// Bytes of `bytes` that each segment begins with.
     len: usize,
-    /// Bytes of payload in a segment, but for the last.
+    /// Bytes of payload in each segment except the last.
     size: usize,
     /// Bytes in the frame.
     total: usize,
-    /// What the first bytes say: identification, sequence number, TCP flags.
+    /// Values of the frame's headers: identification, sequence number, TCP flags.
     id: u16,
     sequence: u32,
     flags: u8,
@@ -141,7 +141,7 @@ pub struct SegmentPlan {
 }
 
 impl SegmentPlan {
-    /// The longest headers of a segment, in bytes. So many of the frame's first bytes are looked at.
+    /// The longest headers of a segment, in bytes. The plan parses so many of the frame's first bytes.
     pub const MAX_HEADERS: usize = MAX_HEADERS;
 
     /// A plan for a frame of `total` bytes, of which `head` holds the first ones: 192, or all.
@@ -280,7 +280,7 @@ impl SegmentPlan {
         &self.bytes[..self.len]
     }
 
-    /// What is known of the checksum of a segment with these [`headers`](Self::headers).
+    /// The state of the checksum of a segment with these [`headers`](Self::headers).
     #[must_use]
     pub fn checksum(&self) -> Checksum {
         if self.fragments {
@@ -308,8 +308,8 @@ impl<M: Mapped> Packet<M> {
     ///
     /// Payload is passed on by reference, headers are copied into pages that `page` returns: one for each segment. If
     /// `complete` is set, the segments' checksums are computed, which reads the payload; if not they are
-    /// [`Checksum::Partial`], for a device that computes them. A packet of one segment stays as it is, but for `meta` and the
-    /// checksum.
+    /// [`Checksum::Partial`], for a device that computes them. A packet of one segment stays as it is, except `meta`
+    /// and the checksum.
     ///
     /// # Errors
     ///
@@ -326,7 +326,7 @@ impl<M: Mapped> Packet<M> {
         }
     }
 
-    /// Everything that can fail: the plan, and a page for each segment.
+    /// All parts that can fail: the plan, and a page for each segment.
     fn plan(
         &mut self,
         complete: bool,
@@ -429,7 +429,7 @@ impl<M: Mapped> Segments<M> {
             }
             len -= frag.len();
             if frag.len() > 0 {
-                // `most_pieces` has said that there is room.
+                // `most_pieces` has checked that there is room.
                 let pushed = taken.push(frag);
                 debug_assert!(pushed.is_ok());
             }

@@ -1,4 +1,4 @@
-//! A transmit queue for every packet: what its device does not take is done in software on the way.
+//! A transmit queue that accepts every packet: offloads that its device lacks are done in software.
 
 use crate::device::{Reach, Room, TxQueue};
 use crate::meta::Meta;
@@ -7,16 +7,15 @@ use netmem_pool::{Frag, Mapped, Page};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What a [`SoftwareTx`] has done. A packet is counted once its fate is known: a packet that is refused and sent again later
-/// counts each time.
+/// The counters of a [`SoftwareTx`]. A packet is counted each time that it is sent or refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SoftwareStats {
     /// Packets whose checksum was computed.
     pub checksummed: u64,
-    /// Packets that were cut.
+    /// Packets that were cut into segments.
     pub segmented: u64,
-    /// Segments that they became.
+    /// Segments into which they were cut.
     pub segments: u64,
     /// Packets refused because there was no page for headers.
     pub no_page: u64,
@@ -26,18 +25,18 @@ pub struct SoftwareStats {
     pub dropped: u64,
 }
 
-/// A transmit queue whose device lacks offloads that packets ask for: checksums are computed and segments are cut in software
-/// before the queue gets them.
+/// A transmit queue in front of another one. If the other queue's device lacks an offload that a packet needs, the
+/// checksum is computed, or the packet is cut into segments, in software.
 ///
-/// A packet that the queue [takes](TxQueue::takes) as it is passes through, for one comparison. For another, `pages` is asked for
-/// pages: one for each segment's headers, one for a checksum in a page with another holder. The payload of a packet is not
-/// copied; where checksums are computed, it is read.
+/// If the queue [takes](TxQueue::takes) a packet as it is, the packet passes through, for one comparison. Otherwise
+/// `pages` is asked for pages: one for the headers of each segment, and one for a checksum in a page with another
+/// holder. Payload is not copied. It is read if checksums are computed.
 ///
 /// Segments of a packet for which the queue has no room wait here, and no other packet is accepted meanwhile. They are
 /// sent when the queue has room: [`complete`](TxQueue::complete) and [`flush`](TxQueue::flush) try it. So a packet that was
 /// accepted is sent whole, unless the queue stops; then what is left of it is dropped and counted.
 ///
-/// A packet that cannot be sent comes back, with one exception to "as it was": its checksum may have been computed.
+/// If a packet cannot be sent, it is returned. It is unchanged, except that its checksum may have been computed.
 ///
 /// ```
 /// use netmem_packet::{Packet, SoftwareTx, TxBulk, TxQueue};
@@ -55,7 +54,7 @@ pub struct SoftwareStats {
 pub struct SoftwareTx<T: TxQueue, P> {
     queue: T,
     pages: P,
-    /// Segments of the last packet that was cut, which the queue had no room for.
+    /// Segments of the last packet that was cut, for which the queue had no room.
     waiting: VecDeque<Packet<T::Mem>>,
     /// Why the last packet that needed software was refused.
     room: Room,
@@ -66,18 +65,19 @@ impl<T: TxQueue, P: FnMut() -> Option<Page<T::Mem>>> SoftwareTx<T, P>
 where
     T::Mem: Mapped,
 {
-    /// In front of `queue`. `pages` are in memory that the queue's device reaches, as those of a pool of the device are.
+    /// Puts it in front of `queue`. `pages` must be in memory that the queue's device reaches, such as pages of one of
+    /// the device's pools.
     pub fn new(queue: T, pages: P) -> Self {
         Self { queue, pages, waiting: VecDeque::new(), room: Room::Now, stats: SoftwareStats::default() }
     }
 
-    /// What was done in software so far.
+    /// The counters so far.
     #[must_use]
     pub fn stats(&self) -> SoftwareStats {
         self.stats
     }
 
-    /// Segments that the queue had no room for so far.
+    /// Segments that wait for room in the queue.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -105,7 +105,7 @@ where
         }
     }
 
-    /// Does what the queue does not.
+    /// Does in software what the queue cannot offload.
     #[cold]
     fn soften(&mut self, mut packet: Packet<T::Mem>) -> Result<(), Packet<T::Mem>> {
         self.drain();
@@ -115,7 +115,7 @@ where
         if self.room == Room::Now && self.queue.takes(meta) {
             return self.queue.send(packet);
         }
-        // What is cut can be sent at least in part.
+        // At least a part of the segments can be sent.
         if self.room != Room::Now {
             return Err(packet);
         }
@@ -173,8 +173,8 @@ where
         self.soften(packet)
     }
 
-    /// As the queue says, and [`Room::Later`] while segments wait. For a packet that needs software it is what its last
-    /// attempt has shown: sending can fail, and this tells why.
+    /// The queue's answer, and [`Room::Later`] while segments wait. For a packet that needs software, the answer
+    /// follows from its last attempt: sending can fail, and this tells why.
     fn room(&self, packet: &Packet<T::Mem>) -> Room {
         if !self.waiting.is_empty() {
             return Room::Later;
@@ -193,7 +193,7 @@ where
             self.room = Room::Now;
         }
         if !self.waiting.is_empty() {
-            // The caller may have nothing to send, and so no reason to flush.
+            // Done here, because a caller that has nothing to send may not flush.
             self.drain();
             self.queue.flush();
         }

@@ -1,8 +1,8 @@
 //! Frames in two kinds of memory: headers in host memory, payload in device memory that this process does not map.
 //!
 //! ```text
-//!   receive   head: Frag<M>  ■■■■■■■■■■            payload: Option<Frag<Device>>  ■■■■■■■■■■■■■■■■■■■
-//!             the first bytes, or the whole frame  the rest, if there is more
+//!   receive   head: Frag<M>  ■■■■■■■■■■            payload: DevicePayload  ■■■■■■■■■■■ ■■■■■■■■■■■ ■■■■■
+//!             the first bytes, or the whole frame  the rest, if there is more: a fragment of each page
 //!
 //!   send      Packet<M>      ■■■■■■■■■■            [DeviceFrag]  ■■■■■■ ■■■■■■■■■ ■■■
 //!             headers, written by the user         by device address; each holds what keeps its memory
@@ -10,20 +10,138 @@
 //!
 //! `M` is the kind of host memory: [`PeerShared`], or the memory of a trusted peer.
 
-use crate::device::TxQueue;
+use crate::device::{Room, TxQueue};
+use crate::frags::{Frags, MAX_FRAGS};
 use crate::meta::Meta;
-use crate::packet::Packet;
+use crate::packet::{Packet, TooManyFrags};
+use crate::wait::Wait;
 use netmem_pool::{Device, Frag, Memory, PeerShared};
+use std::iter;
+
+/// Bytes in device memory, in order: up to 17 fragments, of a page each.
+///
+/// One fragment needs no allocation. Further ones are on the heap.
+#[derive(Debug)]
+pub struct DevicePayload {
+    first: Option<Frag<Device>>,
+    /// Empty if there is no first one.
+    more: Frags<Device>,
+    len: u32,
+}
+
+impl Default for DevicePayload {
+    fn default() -> Self {
+        Self { first: None, more: Frags::NONE, len: 0 }
+    }
+}
+
+impl DevicePayload {
+    /// Adds a fragment at the end. Allocates if it is the second.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyFrags`] returns the fragment.
+    pub fn push(&mut self, frag: Frag<Device>) -> Result<(), TooManyFrags<Device>> {
+        let len = frag.len() as u32;
+        if self.first.is_none() {
+            self.first = Some(frag);
+        } else if self.more.as_slice().len() + 1 < MAX_FRAGS {
+            self.more.push(frag).map_err(TooManyFrags)?;
+        } else {
+            return Err(TooManyFrags(frag));
+        }
+        self.len += len;
+        Ok(())
+    }
+
+    /// Bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are no fragments.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The fragments, in order.
+    #[inline]
+    pub fn fragments(&self) -> impl Iterator<Item = &Frag<Device>> {
+        self.first.iter().chain(self.more.as_slice())
+    }
+
+    /// The fragments as [`Extent`]s: those whose bytes follow each other in the file of the memory are in one. If a
+    /// device was given runs of adjacent pages, a large segment is in one extent.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> {
+        let mut fragments = self.fragments().peekable();
+        iter::from_fn(move || {
+            let first = fragments.next()?;
+            let mut extent = Extent { offset: first.file_offset(), len: first.len() as u32, fragments: 1 };
+            while let Some(next) = fragments.next_if(|next| next.file_offset() == extent.end()) {
+                extent.len += next.len() as u32;
+                extent.fragments += 1;
+            }
+            Some(extent)
+        })
+    }
+}
+
+/// A fragment, or none.
+impl From<Option<Frag<Device>>> for DevicePayload {
+    #[inline]
+    fn from(first: Option<Frag<Device>>) -> Self {
+        let len = first.as_ref().map_or(0, Frag::len) as u32;
+        Self { first, more: Frags::NONE, len }
+    }
+}
+
+/// The fragments, in order. One fragment costs no allocation and no atomic.
+impl IntoIterator for DevicePayload {
+    type Item = Frag<Device>;
+    type IntoIter = iter::Chain<std::option::IntoIter<Frag<Device>>, std::vec::IntoIter<Frag<Device>>>;
+
+    #[inline]
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.more.into_vec())
+    }
+}
+
+/// Bytes that follow each other in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The offset of the first byte in the file of the memory's region.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Fragments that the bytes are in.
+    pub fragments: usize,
+}
+
+impl Extent {
+    /// The offset in the file of the byte after the last one.
+    #[inline]
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset + u64::from(self.len)
+    }
+}
 
 /// A received frame whose first bytes are in host memory and whose others, if it has more, are in device memory.
 ///
-/// The queue decides how many bytes go to the head; a frame of at most that length has no payload. The split point is a
-/// byte offset: the code that parses the headers decides which of the bytes on either side are headers.
+/// The queue decides how many bytes go to the head. The split point is a byte offset: the code that parses the headers
+/// decides which of the bytes on either side are headers. A frame may be a large segment ([`Meta::gso`]).
 #[derive(Debug)]
 pub struct SplitFrame<M: Memory = PeerShared> {
     head: Frag<M>,
-    payload: Option<Frag<Device>>,
-    /// Offload information. This process cannot checksum device memory: only the device can vouch for the payload.
+    payload: DevicePayload,
+    lost: u32,
+    /// Offload information. This process cannot checksum device memory: only the device can verify the payload, or a
+    /// sender on the same host can guarantee it. [`Checksum::Vouched`](crate::Checksum::Vouched) and
+    /// [`Checksum::Partial`](crate::Checksum::Partial) say that this is so.
     pub meta: Meta,
 }
 
@@ -31,8 +149,15 @@ impl<M: Memory> SplitFrame<M> {
     /// A frame of two parts.
     #[inline]
     #[must_use]
-    pub fn new(head: Frag<M>, payload: Option<Frag<Device>>, meta: Meta) -> Self {
-        Self { head, payload, meta }
+    pub fn new(head: Frag<M>, payload: impl Into<DevicePayload>, meta: Meta) -> Self {
+        Self { head, payload: payload.into(), lost: 0, meta }
+    }
+
+    /// The frame, of which the queue has dropped the last `lost` bytes: there was no page of device memory for them.
+    #[inline]
+    #[must_use]
+    pub fn with_lost(self, lost: u32) -> Self {
+        Self { lost, ..self }
     }
 
     /// The bytes in host memory, from the Ethernet header on.
@@ -45,27 +170,34 @@ impl<M: Memory> SplitFrame<M> {
     /// The bytes in device memory, which follow those of the head.
     #[inline]
     #[must_use]
-    pub fn payload(&self) -> Option<&Frag<Device>> {
-        self.payload.as_ref()
+    pub fn payload(&self) -> &DevicePayload {
+        &self.payload
     }
 
-    /// Bytes in both.
+    /// Bytes at the end of the frame that the queue has dropped, because there was no page of device memory for them.
+    #[inline]
+    #[must_use]
+    pub fn lost(&self) -> usize {
+        self.lost as usize
+    }
+
+    /// Bytes in both, and [lost](Self::lost) ones.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a frame has an Ethernet header")]
     pub fn len(&self) -> usize {
-        self.head.len() + self.payload.as_ref().map_or(0, Frag::len)
+        self.head.len() + self.payload.len() + self.lost()
     }
 
-    /// Head, payload, and offload information.
+    /// Head, payload, and offload information. Lost bytes are not among them.
     #[inline]
     #[must_use]
-    pub fn into_parts(self) -> (Frag<M>, Option<Frag<Device>>, Meta) {
+    pub fn into_parts(self) -> (Frag<M>, DevicePayload, Meta) {
         (self.head, self.payload, self.meta)
     }
 }
 
-/// What happens to received frames with payload in device memory. A closure that takes a [`SplitFrame`] is a handler.
+/// A handler of received frames with payload in device memory. A closure that takes a [`SplitFrame`] is a handler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle split frames whose heads are in memory of the kind `{M}`",
     note = "a handler is a closure `|frame: SplitFrame<{M}>| ..`, or a type that implements `SplitHandler<{M}>`"
@@ -86,6 +218,26 @@ impl<M: Memory, F: FnMut(SplitFrame<M>)> SplitHandler<M> for F {
     }
 }
 
+/// A frame of a queue that can be restarted with device memory and with host memory.
+#[derive(Debug)]
+pub enum EitherFrame<M: Memory = PeerShared> {
+    /// All of it is in host memory.
+    Host(Packet<M>),
+    /// Its first bytes are in host memory, the others in device memory.
+    Split(SplitFrame<M>),
+}
+
+/// A receive queue whose frames have payload in device memory, unless it is restarted with host memory.
+pub trait SplitRxQueue: Wait {
+    /// The kind of host memory.
+    type Mem: Memory;
+
+    /// Runs `f` in the queue's poll contexts, on this thread: pages that are dropped inside return to the pools'
+    /// caches. `f` gets a function that appends up to a given number of received frames to a list, and returns how many
+    /// there were.
+    fn poll<R>(&mut self, f: impl FnOnce(&mut dyn FnMut(usize, &mut Vec<EitherFrame<Self::Mem>>) -> usize) -> R) -> R;
+}
+
 /// Device memory to be sent: the address at which the device reads it, and the value that keeps the memory until then.
 #[derive(Debug)]
 pub struct DeviceFrag<H> {
@@ -97,7 +249,7 @@ pub struct DeviceFrag<H> {
     pub holder: H,
 }
 
-/// A transmit queue whose device reads payload that this process cannot.
+/// A transmit queue that can send payload in device memory, which this process cannot read.
 pub trait SplitTxQueue<H>: TxQueue {
     /// Queues the frame that consists of `head`'s bytes and then of `payload`'s, at most 17 fragments; the device sees it at
     /// the next [flush](TxQueue::flush). The head is in the device's DMA domain. On success `payload` is empty and keeps its
@@ -108,11 +260,14 @@ pub trait SplitTxQueue<H>: TxQueue {
     ///
     /// # Errors
     ///
-    /// The head as it was, and then `payload` is, too: the queue is full or stopped, the device does not compute checksums,
-    /// there are too many fragments, or one is in no memory that the device was given.
+    /// The head; it and `payload` are unchanged. The queue is full or stopped, the device does not compute checksums,
+    /// there are too many fragments, or one is not in memory that the device was given.
     fn send_split(
         &mut self,
         head: Packet<Self::Mem>,
         payload: &mut Vec<DeviceFrag<H>>,
     ) -> Result<(), Packet<Self::Mem>>;
+
+    /// Whether the queue has room for a frame of `head` and `payload`: now, after completions, or never. Changes and counts nothing.
+    fn room_split(&self, head: &Packet<Self::Mem>, payload: &[DeviceFrag<H>]) -> Room;
 }

@@ -6,9 +6,10 @@
 //!                           └─ Armed::Waits ──► wait until the descriptor is readable ──► disarm, poll again
 //! ```
 //!
-//! A queue that is armed asks its peer to be told of the next work. The peer publishes work, then looks whether it was asked;
-//! [`arm`](Wait::arm) asks, then looks whether work was published. Each side executes a full memory fence between the two
-//! steps, so at least one of them sees the other: work that is published while the queue is being armed is never missed.
+//! An armed queue has asked its peer for a notification of the next work. The peer publishes work, then checks whether
+//! it was asked. [`arm`](Wait::arm) asks, then checks whether work was published. Each side executes a full memory
+//! fence between its two steps. So at least one of them sees the other's first step, and work that is published while
+//! the queue is being armed is never missed.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -16,7 +17,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// What [arming](Wait::arm) a queue has found.
+/// The result of [arming](Wait::arm) a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a queue that has work already does not wake its owner"]
 pub enum Armed {
@@ -36,33 +37,34 @@ impl Armed {
 
 /// A queue that its owner can wait for.
 ///
-/// The descriptor ([`AsFd`]) is for waiting only: poll it for being readable, or register it with epoll, `mio` or `tokio`,
-/// level-triggered or edge-triggered. Never read or write it. It stays the same for as long as the queue exists. It can be
-/// readable without work (a wake-up that is late), so a woken owner polls the queue and then arms it again.
+/// The descriptor ([`AsFd`]) is for waiting only: poll it for being readable, or register it with epoll, `mio` or
+/// `tokio`, level-triggered or edge-triggered. Never read or write it. It stays the same for as long as the queue
+/// exists. It can be readable without work, after a late wake-up. So a woken owner polls the queue and then arms it
+/// again.
 ///
-/// With an edge-triggered reactor, forget the reactor's readiness before the queue is armed, not after.
+/// With an edge-triggered reactor, clear the reactor's readiness before the queue is armed, not after.
 pub trait Wait: AsFd {
     /// Forgets wake-ups until now, asks to be woken, and looks for work again.
     ///
     /// Cost: one or two system calls and a full memory fence.
     fn arm(&mut self) -> Armed;
 
-    /// Asks not to be woken: the owner polls from now on. A queue that is polled without this is woken for nothing, which
-    /// costs its peer a system call each time. Cost: a store to shared memory.
+    /// Asks not to be woken, because the owner polls from now on. If a queue is polled without this call, its peer
+    /// wakes it needlessly, with a system call each time. Cost: a store to shared memory.
     fn disarm(&mut self);
 }
 
-/// What a [`PollThenSleep`] has done. Each number only grows.
+/// The counters of a [`PollThenSleep`]. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SleepStats {
-    /// Times that the thread went to sleep.
+    /// How often the thread went to sleep.
     pub sleeps: u64,
     /// Sleeps that a queue has ended.
     pub wakeups: u64,
     /// Sleeps that ended because their time was over, or by a signal.
     pub others: u64,
-    /// Times that the thread did not go to sleep, because a queue had work when it was armed.
+    /// How often the thread did not go to sleep, because a queue had work when it was armed.
     pub work_found: u64,
 }
 
@@ -81,9 +83,9 @@ pub enum Turn {
 
 /// The policy of a loop over queues: it polls until there was no work for a while, and then sleeps until a queue wakes it.
 ///
-/// Polling a while saves the cost of a sleep (two system calls, and 5 us or more until the thread runs again) where the next
-/// work comes soon. A loop that sleeps costs nothing while it is idle. How long to poll is the caller's choice: zero sleeps
-/// at once, and a time of 20 us to 100 us is about what a sleep costs.
+/// If the next work arrives soon, polling for a while saves the cost of a sleep: two system calls, and 5 us or more
+/// until the thread runs again. A loop that sleeps costs nothing while it is idle. How long to poll is the caller's
+/// choice: zero sleeps at once, and a time of 20 us to 100 us is about what a sleep costs.
 ///
 /// ```no_run
 /// use netmem_packet::{Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
@@ -111,16 +113,16 @@ impl PollThenSleep {
         Self { poll_for, idle_since: None, stats: SleepStats::default() }
     }
 
-    /// To be called after each round over the queues. `work` is what the round has found: not 0 if there was any. `queues`
-    /// are those that can wake the thread. A sleep lasts `at_most` this long; without it, until a queue wakes the thread or a
-    /// signal is handled.
+    /// Call this after each round over the queues. `work` is the amount of work in the round: 0 if there was none.
+    /// `queues` are those that can wake the thread. A sleep lasts `at_most` this long; without it, until a queue wakes
+    /// the thread or a signal is handled.
     ///
     /// Cost: nothing after a round with work, a look at the clock after one without, and two or three system calls for each
     /// queue and sleep.
     ///
     /// # Errors
     ///
-    /// The queues cannot be waited for: the system is short of memory. They are not armed.
+    /// The thread cannot wait for the queues, because the system is short of memory. They are not armed.
     pub fn turn(&mut self, work: usize, queues: &mut [&mut dyn Wait], at_most: Option<Duration>) -> io::Result<Turn> {
         if work > 0 {
             self.idle_since = None;
@@ -143,7 +145,7 @@ impl PollThenSleep {
         }
         self.stats.sleeps += 1;
         let mut fds: Vec<_> = queues.iter().map(|q| PollFd::from_borrowed_fd(q.as_fd(), PollFlags::IN)).collect();
-        // A time that the kernel cannot count is for ever.
+        // A time that is too long for the kernel's type means for ever.
         let timeout = at_most.and_then(|time| Timespec::try_from(time).ok());
         let outcome = poll(&mut fds, timeout.as_ref());
         drop(fds);

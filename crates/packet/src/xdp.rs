@@ -1,26 +1,26 @@
-//! A received frame while the XDP program has it, and what the program may decide.
+//! A received frame during the XDP program, and the program's verdicts.
 
 use crate::frags::Frags;
 use crate::meta::Meta;
 use crate::packet::{Packet, copy_across};
 use netmem_pool::{Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
 
-/// What becomes of a frame.
+/// The XDP program's decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on as a [`Packet`].
+    /// It is delivered as a [`Packet`].
     Pass,
-    /// Its pages go home at once.
+    /// Its pages return to their pools at once.
     Drop,
     /// It leaves by a transmit queue.
     Tx,
     /// It leaves by another device's transmit queue.
     Redirect,
-    /// The program failed: as `Drop`, and counted.
+    /// The program failed: the frame is dropped, and counted separately.
     Aborted,
 }
 
-/// Why a frame of several buffers did not become one.
+/// Why a frame of several buffers was not copied into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineariseError {
@@ -37,7 +37,7 @@ pub enum LineariseError {
     NoPage,
 }
 
-/// A received frame, exclusively ours.
+/// A received frame, which has no other holder.
 ///
 /// ```text
 ///   head page  ├── headroom ──┤■■■■■■ data ■■■■■■├── tailroom ──┤      then the fragments, read-only
@@ -101,7 +101,7 @@ impl<M: Memory> XdpFrame<M> {
         self.start as usize
     }
 
-    /// Whether the frame goes on behind the head.
+    /// Whether the frame has fragments behind the head.
     #[inline]
     #[must_use]
     pub fn is_multi_buffer(&self) -> bool {
@@ -214,8 +214,8 @@ impl<M: Mapped> XdpFrame<M> {
         self.page.copy_from(self.start as usize + offset, from)
     }
 
-    /// Copies a frame of several buffers into one page of the pool whose poll context this is; its own pages go home.
-    /// Headroom is kept as far as there is room for it.
+    /// Copies a frame of several buffers into one page of the pool whose poll context this is. The frame's own pages
+    /// return to their pools. Headroom is kept as far as there is room for it.
     ///
     /// # Errors
     ///

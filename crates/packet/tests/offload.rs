@@ -1,4 +1,5 @@
-//! Checksums, segmentation and joining in software: against headers that another library writes, and against each other.
+//! Checksums, segmentation and joining in software. They are compared with headers that another library writes, and
+//! with each other.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{
@@ -9,7 +10,7 @@ use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, 
 
 use std::collections::VecDeque;
 
-#[path = "../../../tests/large_frames.rs"]
+#[path = "shared/large_frames.rs"]
 mod large_frames;
 
 use large_frames::{ACK, CWR, ECE, FIN, Kind, PSH, Tcp, URG, leave_partial};
@@ -21,7 +22,7 @@ fn new_pool(pages: usize) -> Pool {
     PoolOptions::new("offload").build(RegionProvider::new(region), None).unwrap()
 }
 
-/// A packet of fragments that begin at random places of their pages; `head` bytes at least are in the first.
+/// A packet of fragments that begin at random places of their pages. At least `head` bytes are in the first fragment.
 fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, most: usize) -> Packet<PeerShared> {
     let mut frag = |bytes: &[u8], rng: &mut fastrand::Rng| -> Frag<PeerShared> {
         let mut page = pool.alloc().unwrap();
@@ -34,7 +35,7 @@ fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, m
     let mut packet = Packet::new(frag(&bytes[..first], rng));
     let mut rest = &bytes[first..];
     while !rest.is_empty() {
-        // So many that the rest fits the fragments that are left.
+        // The fragment is long enough that the rest fits into the remaining fragments.
         let left = most - packet.frags().len() - 1;
         let least = rest.len().saturating_sub(left * 4000).max(1);
         let n = if left == 0 { rest.len() } else { rng.usize(least..=rest.len().min(4000)) };
@@ -44,8 +45,8 @@ fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, m
     packet
 }
 
-/// Proves NET-9: a large frame of any kind, however it lies in pages, is cut into the segments that another library writes, byte
-/// for byte; the payload is not copied; and every page comes home.
+/// Proves NET-9: a large frame of any kind, with any layout in pages, is cut into the segments that another library
+/// writes, byte for byte. The payload is not copied, and every page is returned.
 #[test]
 fn segments_against_a_reference() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), new_pool(1024));
@@ -88,7 +89,8 @@ fn segments_against_a_reference() {
     }
 }
 
-/// Proves NET-9: a datagram that is to be fragmented becomes fragments that are the datagram again when they are put together.
+/// Proves NET-9: a datagram that is to be fragmented is cut into fragments. After reassembly they are the same
+/// datagram.
 #[test]
 fn fragments_of_a_datagram() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), new_pool(256));
@@ -123,7 +125,7 @@ fn fragments_of_a_datagram() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Collects what is passed.
+/// Collects the packets that are passed on.
 type Passed = Vec<Packet<PeerShared>>;
 
 fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (Passed, u64) {
@@ -136,7 +138,7 @@ fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (P
     (passed, wrong)
 }
 
-/// Proves NET-9: what was cut is joined again to the frame that it was, with the same offload information.
+/// Proves NET-9: segments of a frame are joined to the same frame again, with the same offload information.
 #[test]
 fn segments_are_joined_to_the_frame_they_were() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), new_pool(1024));
@@ -146,14 +148,14 @@ fn segments_are_joined_to_the_frame_they_were() {
             tcp.flags |= rng.u8(..) & (PSH | ECE | CWR);
         }
         let size = rng.usize(1..1500);
-        // As many as there can be fragments: each segment of the frame is in one or two pages.
+        // The number of bytes is limited by the number of fragments: each segment of the frame is in one or two pages.
         let payload: Vec<u8> = (0..size + rng.usize(1..=8 * size)).map(|_| rng.u8(..)).collect();
         let mut frame = kind.frame(&payload);
         leave_partial(&mut frame, &kind);
         let mut large = packet(&mut pool, &mut rng, &frame, kind.headers(), 17);
         let meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(size as u16)) };
         large.meta = meta;
-        // Segments as a device delivers them: each in one page, and vouched for, or not, or partial.
+        // Segments as a device delivers them: each is in one page, with a verified, an unknown or a partial checksum.
         let segments: Vec<_> = large.segment(turn % 3 > 0, || pool.alloc()).unwrap().collect();
         let segments = segments.into_iter().map(|segment| {
             let mut received = packet(&mut pool, &mut rng, &segment.to_vec(), segment.len(), 1);
@@ -171,8 +173,8 @@ fn segments_are_joined_to_the_frame_they_were() {
     }
 }
 
-/// Proves NET-9: whatever comes, what is joined stands for exactly the frames that came: cut again, each flow is as it was, in
-/// order and byte for byte. Frames that are not joined are not changed.
+/// Proves NET-9: joined frames stand for exactly the frames that were received, in all cases. When they are cut again,
+/// each flow is the same as before, in order and byte for byte. Frames that are not joined are not changed.
 #[test]
 fn nothing_is_lost_by_joining() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), new_pool(4096));
@@ -187,7 +189,7 @@ fn nothing_is_lost_by_joining() {
         for _ in 0..rng.usize(1..200) {
             let flow = rng.usize(..flows);
             let mut kind = next[flow];
-            // Most frames continue the one before; some differ in one thing.
+            // Most frames continue the frame before. Some differ in one property.
             let mut len = size;
             let mut bad = false;
             match rng.u8(0..40) {
@@ -224,7 +226,7 @@ fn nothing_is_lost_by_joining() {
             }
             let mut received = packet(&mut pool, &mut rng, &frame, frame.len(), 1);
             received.meta.checksum = if bad || rng.bool() { Checksum::Unknown } else { Checksum::Vouched };
-            // Another holder: the headers may not be written.
+            // Another holder shares the page, so the headers may not be written.
             if rng.u8(0..30) == 0 {
                 std::mem::forget(received.clone());
             }
@@ -243,7 +245,7 @@ fn nothing_is_lost_by_joining() {
             };
             for mut frame in cut {
                 let flow = if base.v6 { frame[22] } else { frame[29] };
-                // Of packets that may not be fragmented, nothing is said by the identification.
+                // The identification of packets that may not be fragmented has no meaning.
                 if !base.v6 && !base.may_fragment {
                     let n = got[usize::from(flow)].len();
                     frame[18..20].copy_from_slice(&want[usize::from(flow)][n][18..20]);
@@ -257,7 +259,7 @@ fn nothing_is_lost_by_joining() {
     assert!(made < came * 2 / 3, "{came} frames became {made}");
 }
 
-/// Proves NET-9: a segment whose checksum is wrong is not joined, and so never gets a right one.
+/// Proves NET-9: a segment with a wrong checksum is not joined, and so never gets a correct one.
 #[test]
 fn a_wrong_checksum_stays_wrong() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(12), new_pool(64));
@@ -281,8 +283,8 @@ fn a_wrong_checksum_stays_wrong() {
     }
 }
 
-/// Proves NET-9 and NET-6: offload information that cannot be true of its frame is refused with a reason, and the packet comes
-/// back as it was.
+/// Proves NET-9 and NET-6: offload information that cannot be true for its frame is refused with a reason, and the
+/// packet is returned unchanged.
 #[test]
 fn metas_that_make_no_sense() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), new_pool(600));
@@ -316,7 +318,7 @@ fn metas_that_make_no_sense() {
         assert_eq!(refused.error, error);
         assert_eq!((refused.packet.meta, refused.packet.to_vec() == frame), (meta, true));
     }
-    // A segment of 18 fragments: what is left of the head, 16 of a byte, and a part of the last.
+    // A segment of 18 fragments: the rest of the head, 16 of one byte each, and a part of the last.
     let mut large = packet(&mut pool, &mut rng, &frame[..60], 60, 17);
     for n in 60..76 {
         large.push(packet(&mut pool, &mut rng, &frame[n..=n], 1, 1).head().clone()).unwrap();
@@ -326,11 +328,11 @@ fn metas_that_make_no_sense() {
     let refused = large.segment(true, || pool.alloc()).unwrap_err();
     assert_eq!((refused.error, refused.packet.frags().len()), (SegmentError::TooManyFrags, 17));
     drop(refused);
-    // The hint is only that: it can lie beyond the frame.
+    // The hint may be wrong: it can point beyond the frame.
     let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
     large.meta = gso(Gso { headers: u16::MAX, ..kind.gso(1000) });
     assert_eq!(large.segment(true, || pool.alloc()).unwrap().len(), 3);
-    // Headers that are cut off, at every byte; and bytes that are no headers.
+    // Headers that are truncated at every byte, and bytes that are no headers.
     for len in 0..54 {
         let mut short = packet(&mut pool, &mut rng, &frame[..len], 0, 17);
         short.meta = good;
@@ -355,7 +357,8 @@ fn metas_that_make_no_sense() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves NET-9 and POOL-5: without pages for all headers nothing is cut, the packet comes back, and so do the pages.
+/// Proves NET-9 and POOL-5: if there are not enough pages for all headers, nothing is cut, the packet is returned, and
+/// so are the pages.
 #[test]
 fn too_few_pages() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), new_pool(256));
@@ -371,13 +374,13 @@ fn too_few_pages() {
     }
     assert!(large.to_vec() == frame);
     let segments = large.segment(true, || pool.alloc()).unwrap();
-    // Some of them are not taken.
+    // Only some of the segments are taken from the iterator.
     assert_eq!(segments.take(4).filter(|segment| segment.len() == 1066).count(), 4);
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves NET-9: a partial checksum is completed over fragments of any length and alignment, also where its place is in two
-/// fragments, and where another holder may read the page.
+/// Proves NET-9: a partial checksum is completed over fragments of any length and alignment, also if its field is in
+/// two fragments, and if another holder may read the page.
 #[test]
 fn partial_checksums_over_fragments() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), new_pool(256));
@@ -410,14 +413,14 @@ fn partial_checksums_over_fragments() {
         assert_eq!(partial.meta.checksum, Checksum::Vouched);
         assert!(partial.to_vec() == whole, "{kind:?}");
         assert!(shared.is_none_or(|shared| shared.to_vec() == frame), "another holder sees what it saw");
-        // The place is beyond the frame.
+        // The field is beyond the end of the frame.
         partial.meta.checksum = Checksum::Partial { start: whole.len() as u16 - 1, offset: 0 };
         assert!(matches!(partial.complete_checksum(|| pool.alloc()), Err(ChecksumError::OutOfRange(_))));
     }
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// A queue of a device with some offloads, which is full now and then, and may stop.
+/// A queue of a device with some offloads. It is full from time to time, and may stop.
 #[derive(Default)]
 struct Wire {
     checksums: bool,
@@ -465,7 +468,7 @@ impl TxQueue for Wire {
     }
 
     fn complete(&mut self) -> usize {
-        // Some of it, and sometimes nothing.
+        // The device finishes a part of its packets, and sometimes none.
         self.calls += 1;
         let done = self.posted.len().min(self.calls % 5);
         self.posted.drain(..done);
@@ -477,8 +480,8 @@ impl TxQueue for Wire {
     }
 }
 
-/// Proves NET-9: packets with any offload arrive at a device with few or none as the frames that they stand for, in order, all of
-/// them, however full the queue is and however few pages there are; and every page comes home.
+/// Proves NET-9: packets with any offload arrive at a device with few or no offloads as the frames for which they
+/// stand, all of them and in order, even if the queue is often full and pages are few. Every page is returned.
 #[test]
 fn any_offload_to_any_queue() {
     let (mut rng, mut pool, mut starved) = (fastrand::Rng::with_seed(16), new_pool(4096), 0);
@@ -538,8 +541,8 @@ fn any_offload_to_any_queue() {
     assert!(starved > 0);
 }
 
-/// Proves NET-9: a packet that cannot be sent comes back, and is counted: with offloads that make no sense, with no page for its
-/// headers, and to a queue that has stopped. What waits when a queue stops is dropped and counted.
+/// Proves NET-9: a packet that cannot be sent is returned and counted. The reason is an invalid offload, no page for
+/// its headers, or a stopped queue. When a queue stops, waiting packets are dropped and counted.
 #[test]
 fn refused_by_a_software_queue() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(17), new_pool(256));
@@ -567,7 +570,7 @@ fn refused_by_a_software_queue() {
     let nonsense = soft.send(nonsense).unwrap_err();
     assert_eq!((soft.stats().refused, soft.room(&nonsense)), (2, Room::Never));
     drop(nonsense);
-    // Two of three fit, and one waits; a plain packet waits behind it.
+    // Two of the three packets fit, and one waits. A plain packet waits behind it.
     pages.set(100);
     soft.send(back).unwrap();
     soft.flush();

@@ -1,4 +1,4 @@
-//! Packets are edited in place: against a model, with pages shared and not, and every page comes home.
+//! Packets are edited in place: against a model, with pages shared and not, and every page is returned.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{Checksum, CopyHeadError, Gso, GsoKind, MAX_FRAGS, Meta, Packet, XdpFrame};
@@ -265,6 +265,22 @@ unsafe impl Provider<Private> for Brittle {
     fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
         self.0.each(f);
     }
+}
+
+/// The only fragment is taken out of a packet; a packet of more is returned whole.
+#[test]
+fn the_head_of_a_packet_without_others() {
+    let mut pool = pool::<Private>(4);
+    let head = Packet::new(frag(&mut pool, 64, b"head")).into_head().unwrap();
+    assert_eq!((&head[..], head.offset()), (&b"head"[..], 64));
+    let mut packet = Packet::new(head);
+    packet.push(frag(&mut pool, 0, b" and rest")).unwrap();
+    let mut packet = packet.into_head().unwrap_err();
+    assert_eq!(packet.to_vec(), b"head and rest");
+    // The list of fragments stays when they are gone.
+    packet.truncate(4);
+    assert_eq!(&packet.into_head().unwrap()[..], b"head");
+    assert_eq!(pool.stats().inflight(), 0);
 }
 
 /// User code panics while a fragment is dropped: the packet is edited all the same.

@@ -1,7 +1,7 @@
 //! The functions that packetdrill calls.
 //!
-//! Pointers are packetdrill's, from its own calls: they are valid for the lengths that come with them, as those of system calls are, or
-//! null where a script passes null. That is the `SAFETY` of this file.
+//! Pointers come from packetdrill's own calls. They are valid for the lengths that are passed with them, like those of
+//! system calls, or null where a script passes null. Each `SAFETY` comment of this file refers to this.
 
 use crate::interface::{Init, Interface, User};
 use crate::tcp_info::{TcpInfo, ca_state};
@@ -19,7 +19,7 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-/// Must have the type that packetdrill expects.
+/// A compile-time check that the function has the type that packetdrill expects.
 const _: Init = packetdrill_interface_init;
 
 /// Fills in `interface`. `flags` is the directory of [`crate::settings`].
@@ -30,7 +30,7 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
     }
     // SAFETY: packetdrill passes a string.
     let directory = unsafe { CStr::from_ptr(flags) }.to_string_lossy();
-    // The commands of the scripts need no object.
+    // The commands that the scripts run do not need the preloaded object.
     // SAFETY: packetdrill's other thread sleeps at this time, and reads no environment.
     unsafe { std::env::remove_var("LD_PRELOAD") };
     if WORLD.set(Shared::new(&directory)).is_err() {
@@ -79,7 +79,7 @@ fn shared() -> &'static Shared {
     WORLD.get().unwrap_or_else(|| fail("a call before packetdrill_interface_init"))
 }
 
-/// A result as system calls return it.
+/// Returns a result in the way of system calls.
 fn answer(result: Result<usize, Errno>) -> ssize_t {
     match result {
         Ok(value) => value as ssize_t,
@@ -95,7 +95,7 @@ fn status(result: Result<(), Errno>) -> c_int {
     answer(result.map(|()| 0)) as c_int
 }
 
-/// A new descriptor of the process: one end of nothing.
+/// Makes a new descriptor of the process: a socket without an address, which is only a number for packetdrill.
 fn descriptor() -> c_int {
     match UnixDatagram::unbound() {
         Ok(socket) => socket.into_raw_fd(),
@@ -194,7 +194,7 @@ extern "C" fn connect(_: User, fd: c_int, at: *const sockaddr, len: socklen_t) -
     }))
 }
 
-/// What a receiving call takes, and where to.
+/// A receiving call: what it takes, and where it stores the bytes.
 fn receive(fd: c_int, parts: &[iovec]) -> ssize_t {
     let len = parts.iter().map(|part| part.iov_len).sum();
     let null = parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0);
@@ -416,7 +416,7 @@ extern "C" fn set_option(_: User, fd: c_int, level: c_int, name: c_int, value: *
     status(shared().call(|world| {
         let mut options = world.options(fd)?;
         match (level, name) {
-            // Twice as much, for the kernel's own use: socket(7).
+            // The value is doubled, like in Linux, which adds room for its own use: socket(7).
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer = n.max(0) as usize * 2,
             (libc::SOL_SOCKET, _) | (libc::SOL_IP, libc::IP_TOS | libc::IP_MTU_DISCOVER) => (),
             (libc::SOL_TCP, libc::TCP_MAXSEG) => options.max_segment = n as u16,
@@ -497,9 +497,10 @@ extern "C" fn splice(_: User, _: c_int, _: *mut c_void, _: c_int, _: *mut c_void
     answer(Err(libc::ENOSYS))
 }
 
-// ---- calls of the C library, which the preloaded object answers
+// ---- functions of the C library that the preloaded object replaces
 
-/// `TCP_INFO` and what packetdrill asks with it, of this object's descriptors. All else is the system's.
+/// `TCP_INFO`, and the other options that packetdrill reads, for descriptors of this object. For all other descriptors
+/// the system is called.
 #[unsafe(no_mangle)]
 extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
     const TCP_CC_INFO: c_int = 26;
@@ -567,7 +568,7 @@ fn info(world: &mut World, fd: c_int) -> TcpInfo {
     }
 }
 
-/// Each call is a tick later.
+/// Each call returns one tick more.
 #[unsafe(no_mangle)]
 extern "C" fn times(_: *mut c_void) -> c_long {
     use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,14 +1,14 @@
 //! packetdrill's interface for stacks in shared objects: a structure of function pointers that the object fills in.
 //!
-//! Written from the layout of the structure `packetdrill_interface`. The two variadic calls are declared with the one argument that they
-//! are called with: on the ABIs of Linux, a caller passes it in the same place.
+//! The declarations follow the layout of the structure `packetdrill_interface`. The two variadic functions are declared
+//! with the one argument with which they are called: on the ABIs of Linux, the caller passes it in the same place.
 
 use libc::{
     c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t,
     ssize_t, timeval,
 };
 
-/// What the object asks to be called with. It is not used: there is one world.
+/// The pointer that packetdrill passes to each function. It is not used, because there is one world.
 pub(crate) type User = *mut c_void;
 
 #[repr(C)]

@@ -6,10 +6,11 @@
 //!       ╰───────── netdev_receive ◄── wire ◄──────────────────────────────────────────────────╯
 //! ```
 //!
-//! packetdrill is under the GPL. It is a program that is run: nothing of it is linked or copied. `tests/peers/packetdrill.py` builds it and
-//! runs the scripts; docs/streams.md says which pass.
+//! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
+//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/streams.md lists the scripts that pass.
 //!
-//! The object is preloaded as well (`LD_PRELOAD`), for what packetdrill asks of the C library and not of the object:
+//! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C library that the
+//! object must replace:
 //!
 //! | call | why it is answered here |
 //! | --- | --- |
@@ -17,7 +18,8 @@
 //! | `times` | packetdrill spins until ten ticks of the system's clock have passed; the clock is virtual |
 //! | `mlockall`, `sched_setscheduler` | privileges that are of use only where the clock is real |
 //!
-//! Socket calls are as Linux's: the scripts expect twice the `SO_SNDBUF` that was set, and a `write` that takes what Linux's would.
+//! Socket calls behave like those of Linux. The scripts expect that `SO_SNDBUF` is twice the value that was set, and
+//! that `write` accepts as many bytes as with Linux.
 
 mod calls;
 mod interface;
@@ -29,13 +31,14 @@ mod world;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 
-/// This host's addresses, unless a socket is bound. The scripts are run with `--local_ip` of the first.
+/// The addresses of this host, unless a socket is bound to another one. The scripts are run with `--local_ip` of the
+/// first address.
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
 const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
 
 static WORLD: OnceLock<world::Shared> = OnceLock::new();
 
-/// Ends packetdrill: the test has failed.
+/// Ends packetdrill, because the test has failed.
 fn fail(why: &str) -> ! {
     eprintln!("netmem: {why}");
     // SAFETY: `_exit` has no preconditions. Other threads may hold any lock, so that nothing is to be cleaned up.

@@ -1,4 +1,4 @@
-//! What holds payload here: shared bytes. No device reads them.
+//! The memory of payload in these tests: shared bytes, which no device reads.
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Chunk for Piece {
     }
 }
 
-/// A transmission. packetdrill has it at once.
+/// The ticket of a transmission. packetdrill takes each packet at once.
 pub(crate) struct Done;
 
 impl Ticket for Done {

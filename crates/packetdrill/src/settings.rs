@@ -1,9 +1,10 @@
-//! Settings that the scripts make with `sysctl`, `ip`, `tc` and `ethtool`. The commands of these names that come first in `PATH` write each
-//! into a file of a directory, which is where they are read here, when they are needed.
+//! Settings that the scripts make with `sysctl`, `ip`, `tc` and `ethtool`. Commands with these names, which come first
+//! in `PATH`, write each setting to a file of a directory. This module reads the files when the settings are needed.
 
 use std::path::PathBuf;
 
-/// The directory: a file for each setting, with its value. A setting without a file has the value that it has in Linux.
+/// The directory. It has a file for each setting, which contains the value. A setting without a file has the default
+/// value of Linux.
 pub(crate) struct Settings(PathBuf);
 
 impl Settings {
@@ -15,7 +16,7 @@ impl Settings {
         std::fs::read_to_string(self.0.join(name)).ok()
     }
 
-    /// The `n`-th number of a setting.
+    /// The `n`-th number of a setting, or `otherwise`.
     pub(crate) fn nth(&self, name: &str, n: usize, otherwise: u64) -> u64 {
         self.text(name).and_then(|text| text.split_whitespace().nth(n)?.parse().ok()).unwrap_or(otherwise)
     }
@@ -28,19 +29,19 @@ impl Settings {
         self.number(name, 1) != 0
     }
 
-    /// Whether the words of a setting have this one.
+    /// Whether the setting contains this word.
     pub(crate) fn has(&self, name: &str, word: &str) -> bool {
         self.text(name).is_some_and(|text| text.split_whitespace().any(|w| w == word))
     }
 
-    /// The number behind a word, as `ip route` has it: `advmss 600 mtu lock 640`.
+    /// The number after a word, in the format of `ip route`: `advmss 600 mtu lock 640`.
     pub(crate) fn after(&self, name: &str, word: &str) -> Option<u64> {
         let text = self.text(name)?;
         let mut words = text.split_whitespace().skip_while(|w| *w != word).skip(1).filter(|w| *w != "lock");
         words.next()?.parse().ok()
     }
 
-    /// The queue takes no packets: `tc qdisc replace dev tun0 root pfifo limit 0`.
+    /// Whether the queue takes no packets: `tc qdisc replace dev tun0 root pfifo limit 0`.
     pub(crate) fn queue_is_full(&self) -> bool {
         self.after("qdisc", "limit") == Some(0)
     }

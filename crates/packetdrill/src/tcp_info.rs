@@ -1,6 +1,6 @@
-//! Linux's `struct tcp_info`, which the scripts look into.
+//! Linux's `struct tcp_info`, which the scripts check.
 
-/// As `getsockopt(TCP_INFO)` returns it, up to the fields of Linux 6.2.
+/// The structure that `getsockopt(TCP_INFO)` returns, up to the fields of Linux 6.2.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TcpInfo {
@@ -60,7 +60,7 @@ pub(crate) struct TcpInfo {
     pub(crate) snd_wnd: u32,
 }
 
-/// What `ca_state` can be.
+/// The values of `ca_state`.
 pub(crate) mod ca_state {
     pub(crate) const OPEN: u8 = 0;
     pub(crate) const DISORDER: u8 = 1;

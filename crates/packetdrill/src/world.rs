@@ -1,16 +1,17 @@
-//! A host with a virtual clock: descriptors, connections and listeners, and the packets that left it.
+//! A host with a virtual clock: descriptors, connections and listeners, and the packets that it has sent.
 //!
 //! # Time
 //!
-//! The clock stands still while the host works. It moves when packetdrill sleeps, by a microsecond each time packetdrill asks for the time
-//! (it spins for the last part of a wait), and to the next timer when packetdrill waits for a packet and there is none. On its way it stops
-//! at each timer.
+//! The clock stands still while the host works. It moves in three cases: when packetdrill sleeps; by a microsecond each
+//! time packetdrill reads the time (it spins for the last part of a wait); and to the next timer when packetdrill waits
+//! for a packet and there is none. On its way the clock stops at each timer.
 //!
 //! # Threads
 //!
-//! packetdrill makes a call that may block on a thread of its own, and goes on with the script. The turn is passed between the two, so that
-//! the order of what happens is that of the script: whenever something happened that the blocked call could wait for, it tries again
-//! before the clock moves, and if it returns, the clock stands still until packetdrill has asked when that was.
+//! packetdrill makes a call that may block on a second thread, and continues with the script. The two threads pass the
+//! turn to each other, so that the order of events is that of the script. After each event for which the blocked call
+//! could wait, the call tries again before the clock moves. If the call returns, the clock stands still until
+//! packetdrill has read the time at which it returned.
 //!
 //! | turn | moves on | passes to |
 //! | --- | --- | --- |
@@ -33,16 +34,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// A number of `errno.h`.
+/// An error number of `errno.h`.
 pub(crate) type Errno = libc::c_int;
 
-/// The send buffer of a connection. It is never full: `write` has the socket's limits.
+/// The size of a connection's send buffer. The buffer is never full: `write` applies the limits of the socket.
 const SEND_BUFFER: usize = 1 << 30;
 
-/// How far the clock goes while packetdrill waits for a packet. Then the test has failed.
+/// How far the clock moves while packetdrill waits for a packet. After this time the test has failed.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The world, and packetdrill's two threads that share it.
+/// The world, which packetdrill's two threads share.
 pub(crate) struct Shared {
     world: Mutex<World>,
     turns: Condvar,
@@ -67,7 +68,7 @@ pub(crate) struct World {
     secret: Secret,
     sent: VecDeque<(Vec<u8>, Time)>,
     turn: Turn,
-    /// A call is blocked on packetdrill's second thread, at the latest until then.
+    /// Whether a call is blocked on packetdrill's second thread, and until when at most.
     blocked: Option<Option<Time>>,
 }
 
@@ -88,13 +89,13 @@ pub(crate) enum Kind {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
-    /// `TCP_MAXSEG`; 0: not set.
+    /// The value of `TCP_MAXSEG`, or 0 if it is not set.
     pub(crate) max_segment: u16,
     pub(crate) no_delay: bool,
     pub(crate) cork: bool,
-    /// `SO_SNDBUF`, as it is returned: twice what was set.
+    /// The value of `SO_SNDBUF` as it is returned: twice the value that was set.
     pub(crate) send_buffer: usize,
-    /// `TCP_NOTSENT_LOWAT`; 0: not set.
+    /// The value of `TCP_NOTSENT_LOWAT`, or 0 if it is not set.
     pub(crate) not_sent: usize,
     pub(crate) user_timeout: Duration,
 }
@@ -109,40 +110,40 @@ struct Listening {
     half_open: Vec<usize>,
 }
 
-/// A connection and what the socket keeps about it.
+/// A connection, and the state that the socket keeps for it.
 pub(crate) struct Stream {
     flow: Flow,
     pub(crate) connection: Connection<Memory>,
-    /// It is half open, and this listener's.
+    /// The listener of the connection, while it is half open.
     listener: Option<usize>,
-    /// A descriptor is, or is to be, there for it.
+    /// Whether the connection has a descriptor, or will get one.
     used: bool,
-    /// What the next call reports.
+    /// The error that the next call reports.
     pub(crate) failure: Option<Errno>,
     ended: bool,
     pub(crate) options: Options,
     /// The largest window of the peer, and its scale.
     window: usize,
     scale: u8,
-    /// Bytes of the last segment that is not sent: see `write`.
+    /// The number of bytes in the last segment that is not sent: see `write`.
     tail: usize,
-    /// Bytes since PSH was set last.
+    /// The number of bytes since PSH was set last.
     pushed: usize,
-    /// Records behind the end of a record that is not sent: see `write`.
+    /// Records that wait until the record before them is sent: see `write`.
     records: VecDeque<(Vec<u8>, Push)>,
-    /// A `write` waits for room; how long such calls waited although all was sent.
+    /// Whether a `write` waits for room, and how long such calls waited although everything was sent.
     writing: bool,
     limited: (Option<Time>, Duration),
-    /// The rest of what was read in part.
+    /// The rest of a chunk that was read in part.
     rest: Option<Held<Piece>>,
-    /// The peer sends no more.
+    /// Whether the peer has sent FIN.
     end: bool,
 }
 
-/// What is behind the bytes of a call.
+/// The flag that follows the bytes of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Push {
-    /// Nothing special.
+    /// No flag.
     Plain,
     /// `MSG_MORE`.
     More,
@@ -150,13 +151,13 @@ pub(crate) enum Push {
     Record,
 }
 
-/// The device. A transmission of several segments is one packet.
+/// The device. It passes a transmission of several segments on as one packet.
 struct Device<'w> {
     flow: Flow,
     now: Time,
     sent: &'w mut VecDeque<(Vec<u8>, Time)>,
     full: bool,
-    /// Payload that it cuts, at most.
+    /// The largest payload that it cuts.
     most: usize,
 }
 
@@ -191,7 +192,7 @@ fn packet(flow: &Flow, header: &Header, payload: &[u8], traffic_class: u8) -> Ve
 }
 
 impl Shared {
-    /// A world whose settings are in `directory`. The calling thread is packetdrill's main thread.
+    /// A world with the settings in `directory`. The calling thread is packetdrill's main thread.
     pub(crate) fn new(directory: &str) -> Self {
         let world = World {
             now: Time::from_micros(1_000_000_000),
@@ -217,7 +218,7 @@ impl Shared {
         std::thread::current().id() == self.main
     }
 
-    /// A call that does not block: what it does can let the blocked one return.
+    /// Runs a call that does not block. Its effects can let the blocked call return.
     pub(crate) fn call<T>(&self, call: impl FnOnce(&mut World) -> T) -> T {
         let mut world = self.lock();
         let result = call(&mut world);
@@ -225,7 +226,7 @@ impl Shared {
         result
     }
 
-    /// A call that waits until `attempt` returns something, at the latest until `deadline`, when it is called for the last time.
+    /// Runs a call that waits until `attempt` returns something. At `deadline`, `attempt` is called for the last time.
     pub(crate) fn blocking<T>(
         &self,
         deadline: Option<Duration>,
@@ -261,7 +262,8 @@ impl Shared {
         }
     }
 
-    /// Lets the blocked call try again, and waits until it did, and until its thread has taken the time if it returned.
+    /// Lets the blocked call try again, and waits until it has done so. If the call returned, waits until its thread
+    /// has read the time.
     fn settle<'w>(&self, mut world: MutexGuard<'w, World>) -> MutexGuard<'w, World> {
         if world.blocked.is_some() {
             world.turn = Turn::Caller;
@@ -272,7 +274,7 @@ impl Shared {
         world
     }
 
-    /// Moves the clock on to `to`, from timer to timer.
+    /// Moves the clock to `to`, from timer to timer.
     fn advance<'w>(&self, mut world: MutexGuard<'w, World>, to: Time) -> MutexGuard<'w, World> {
         while let Some(at) = world.deadline().filter(|at| *at <= to) {
             world.now = world.now.max(at);
@@ -286,7 +288,7 @@ impl Shared {
         world
     }
 
-    /// Moves the clock to the next timer; the test ends if there is none, or none soon.
+    /// Moves the clock to the next timer. If there is no timer, or none in time, the test ends.
     fn wait<'w>(&self, world: MutexGuard<'w, World>, what: &str) -> MutexGuard<'w, World> {
         match world.deadline() {
             Some(at) if at.since(world.now) <= PATIENCE => self.advance(world, at),
@@ -294,7 +296,7 @@ impl Shared {
         }
     }
 
-    /// What packetdrill takes for the time. It never says the same twice.
+    /// The time for packetdrill. Each call returns a later time.
     pub(crate) fn time(&self) -> Time {
         let mut world = self.lock();
         if world.turn == Turn::Ending && !self.is_main() {
@@ -313,7 +315,7 @@ impl Shared {
         drop(self.advance(world, to));
     }
 
-    /// The next packet that left the host, and when that was.
+    /// The next packet that the host sent, and the time at which it was sent.
     pub(crate) fn sent(&self) -> (Vec<u8>, Time) {
         let mut world = self.lock();
         let since = world.now;
@@ -330,13 +332,13 @@ impl Shared {
 }
 
 impl World {
-    /// The next moment at which something happens by itself.
+    /// The time of the next timer.
     fn deadline(&self) -> Option<Time> {
         let streams = self.streams.values().filter_map(|stream| stream.connection.deadline());
         streams.chain(self.blocked.flatten()).min()
     }
 
-    /// Lets connections do what is due. Whether they may not have done it, because the queue is full.
+    /// Runs the due timers of connections. Returns whether some may have had no effect because the queue is full.
     fn timeout(&mut self) -> bool {
         let due: Vec<usize> = self
             .streams
@@ -353,10 +355,10 @@ impl World {
         true
     }
 
-    /// Sends what a connection has to send, and takes note of what happened to it.
+    /// Sends the segments of a connection, and processes its events.
     pub(crate) fn pump(&mut self, id: usize) {
         let full = self.settings.queue_is_full();
-        // Linux's pacing rate lets two segments leave together at the rates of the scripts, if nothing else is set.
+        // Without other settings, Linux's pacing rate lets two segments leave together at the rates of the scripts.
         let segments =
             if self.settings.has("device", "off") { 0 } else { self.settings.number("tcp_min_tso_segs", 2) as usize };
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -369,12 +371,12 @@ impl World {
                 most: segments * stream.segment(),
             };
             let result = stream.connection.transmit(self.now, &mut device);
-            // The next record is given when the one before is sent: no segment has bytes of both.
+            // The next record is passed on after the record before it was sent, so that no segment has bytes of both.
             if result.is_err() || stream.records.is_empty() || stream.not_sent() > 0 {
                 break;
             }
             stream.flush_records();
-            // A record that others follow is not held back.
+            // A record is not held back if other records follow.
             if !stream.records.is_empty() {
                 stream.connection.set_nodelay(true);
             }
@@ -448,7 +450,7 @@ impl World {
         config
     }
 
-    /// A packet from packetdrill.
+    /// Processes a packet from packetdrill.
     pub(crate) fn receive(&mut self, bytes: &[u8]) {
         let Ok(ip) = Ip::parse(bytes, bytes.len()) else { return };
         let Ok(transport) = ip.transport(bytes) else { return };
@@ -512,7 +514,7 @@ impl World {
         }
     }
 
-    /// A segment of a connection.
+    /// Passes a segment to a connection.
     fn give(&mut self, id: usize, header: &Header, payload: &[u8], meta: Meta) {
         let stream = self.streams.get_mut(&id).expect("it is there");
         if let Some(listening) = stream.listener.and_then(|id| self.listeners.get_mut(&id))
@@ -590,7 +592,7 @@ impl World {
         Ok(())
     }
 
-    /// The next connection of a listener becomes a socket with the descriptor that `descriptor` makes.
+    /// Makes the next connection of a listener a socket, with the descriptor that `descriptor` makes.
     pub(crate) fn accept(
         &mut self,
         fd: i32,
@@ -609,7 +611,7 @@ impl World {
         Some(Ok((new, self.streams[&stream].flow.remote)))
     }
 
-    /// Begins to connect; the connection.
+    /// Begins to connect. Returns the connection.
     pub(crate) fn connect(&mut self, fd: i32, remote: SocketAddr) -> Result<usize, Errno> {
         let socket = self.sockets.get(&fd).ok_or(libc::EBADF)?;
         let options = socket.options;
@@ -631,7 +633,7 @@ impl World {
         Ok(id)
     }
 
-    /// The result of a connect that began: `None` while it is open.
+    /// The result of a connection attempt: `None` while it is not known.
     pub(crate) fn connected(&mut self, id: usize) -> Option<Result<(), Errno>> {
         let stream = self.streams.get_mut(&id)?;
         if let Some(failure) = stream.failure.take() {
@@ -648,7 +650,7 @@ impl World {
         }
     }
 
-    /// Up to `len` bytes that were received; `None` while there are none.
+    /// Reads up to `len` received bytes. Returns `None` while there are none.
     pub(crate) fn read(&mut self, fd: i32, len: usize) -> Option<Result<Vec<u8>, Errno>> {
         let now = self.now;
         let nonblocking = self.sockets.get(&fd).is_some_and(|socket| socket.nonblocking);
@@ -688,11 +690,12 @@ impl World {
         result.map(|result| result.map(|()| bytes))
     }
 
-    /// Takes bytes of `rest` off its front into the send buffer; `None` while there is no room for all of them.
+    /// Moves bytes from the front of `rest` to the send buffer. Returns `None` while there is no room for all of them.
     ///
-    /// As Linux does, which the scripts know: a segment of as many bytes as half the peer's window is filled whatever the limits say; a new
-    /// one is begun if less than the send buffer is queued, and less than `TCP_NOTSENT_LOWAT` is not sent. After it had to wait, a call
-    /// goes on when a third of the buffer is free.
+    /// It has the limits of Linux, because the scripts depend on them. A segment that is not full is filled up to half
+    /// of the peer's window, whatever the limits are. A new segment is begun if less than the send buffer is queued,
+    /// and less than `TCP_NOTSENT_LOWAT` is unsent. A call that had to wait continues when a third of the buffer is
+    /// free.
     pub(crate) fn write(&mut self, fd: i32, rest: &mut Vec<u8>, push: Push, waited: bool) -> Option<Result<(), Errno>> {
         let not_sent = match self.sockets.get(&fd).map_or(0, |socket| socket.options.not_sent) {
             0 => self.settings.number("tcp_notsent_lowat", u64::from(u32::MAX)) as usize,
@@ -736,7 +739,7 @@ impl World {
             let take = room.min(rest.len());
             let piece = Piece::new(&rest[..take]);
             stream.tail = if begins { take } else { stream.tail + take };
-            // PSH is set once in half a window, at the end of a segment that is full.
+            // PSH is set once for each half of the window, at the end of a full segment.
             stream.pushed += take;
             let due = stream.tail >= stream.goal() && stream.pushed > stream.window / 2;
             let more = if take < rest.len() { !due } else { push == Push::More };
@@ -754,7 +757,7 @@ impl World {
         }
     }
 
-    /// Which of `POLLIN`, `POLLOUT`, `POLLERR`, `POLLHUP` hold.
+    /// The events of `POLLIN`, `POLLOUT`, `POLLERR` and `POLLHUP` that are set.
     pub(crate) fn ready(&self, fd: i32) -> libc::c_short {
         let Some(socket) = self.sockets.get(&fd) else { return libc::POLLNVAL };
         let flag = |is: bool, flag| if is { flag } else { 0 };
@@ -844,7 +847,7 @@ impl Stream {
         stream
     }
 
-    /// Gives the connection the options of its socket.
+    /// Applies the options of its socket to the connection.
     pub(crate) fn apply(&mut self) {
         self.connection.set_nodelay(self.options.no_delay);
         self.connection.set_cork(self.options.cork);
@@ -852,7 +855,7 @@ impl Stream {
         self.connection.set_user_timeout(user_timeout);
     }
 
-    /// Keeps the peer's largest window.
+    /// Records the peer's largest window.
     fn observe(&mut self, header: &Header) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0).min(14);
@@ -862,7 +865,7 @@ impl Stream {
         }
     }
 
-    /// Bytes of a segment that `write` fills: half of the peer's largest window, in whole segments.
+    /// The number of bytes up to which `write` fills a segment: half of the peer's largest window, in whole segments.
     fn goal(&self) -> usize {
         let mss = self.segment();
         let most = (self.window / 2).min(65_216);
@@ -878,12 +881,12 @@ impl Stream {
         self.connection.info(Time::ZERO).send.unsent
     }
 
-    /// Bytes that are not acknowledged.
+    /// The number of bytes that are not acknowledged.
     pub(crate) fn queued(&self) -> usize {
         SEND_BUFFER - self.connection.room()
     }
 
-    /// Whether `POLLOUT` holds: a third of the send buffer is free, and less than half of `not_sent` is not sent.
+    /// Whether `POLLOUT` is set: a third of the send buffer is free, and less than half of `not_sent` is unsent.
     fn is_writable(&self, not_sent: usize) -> bool {
         self.ended
             || (self.queued() <= self.options.send_buffer / 3 * 2 && self.not_sent().saturating_mul(2) < not_sent)
@@ -897,13 +900,13 @@ impl Stream {
         self.connection.readable() + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
 
-    /// How long the send buffer held data back.
+    /// How long the send buffer has held data back.
     pub(crate) fn buffer_limited(&self, now: Time) -> Duration {
         let (since, before) = self.limited;
         before + since.map_or(Duration::ZERO, |since| now - since)
     }
 
-    /// Takes note whether the send buffer holds data back from now on.
+    /// Notes whether the send buffer holds data back from now on.
     fn note(&mut self, now: Time) {
         let limited = self.writing && self.not_sent() == 0;
         if limited != self.limited.0.is_some() {
@@ -918,7 +921,7 @@ impl Stream {
         }
     }
 
-    /// Gives the connection what is behind the end of a record, up to the end of the next.
+    /// Passes the queued records to the connection, up to the end of the next record.
     fn flush_records(&mut self) {
         while let Some((bytes, push)) = self.records.pop_front() {
             let more = push == Push::More;
@@ -933,7 +936,7 @@ impl Stream {
     }
 }
 
-/// The number that a socket call reports for an error of a connection.
+/// The error number that a socket call reports for an error of a connection.
 fn errno(error: Error) -> Errno {
     match error {
         Error::Refused => libc::ECONNREFUSED,

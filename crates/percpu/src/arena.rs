@@ -6,12 +6,13 @@
 //!           ...
 //! ```
 //!
-//! A word shares its line with words of the same CPU only. Chunks are added when all slots are taken, and never given back:
-//! a sequence that is about to be restarted therefore reads from this process's memory, whatever slot it has loaded.
+//! A word shares its line with words of the same CPU only. Chunks are added when all slots are taken, and never given
+//! back: so a sequence that is about to be restarted reads from memory of this process, also if its slot was given back
+//! meanwhile.
 //!
-//! A chunk has an area for every index that there can be, which are more than there are CPUs. The page of an index that no thread
-//! ever has is read when a gate closes, and never written. Such pages are all the kernel's one page of zeros: they take no
-//! memory, and their words are one cache line.
+//! A chunk has an area for every index that there can be, which are more than there are CPUs. If no thread ever has an
+//! index, the page of that index is read when a gate closes, and never written. The kernel maps its one page of zeros
+//! for all such pages: they take no memory, and few cache lines.
 
 use crate::gate::NoMemory;
 use crate::sync::AtomicUsize;
@@ -20,29 +21,19 @@ use crate::sync::AtomicUsize;
 mod real {
     use super::*;
     use crate::gate::STRIDE;
-    use crate::mode::{Mode, areas, mode};
-    use crate::{fork, portable};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use crate::mode::{areas, mode};
+    use crate::process;
 
     /// Slots that are free, their words zero. The most recently used is taken first.
-    static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    pub(crate) type Slots = Vec<usize>;
 
     const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
 
-    /// The right to the free slots.
-    pub(crate) type Lock = MutexGuard<'static, Vec<usize>>;
-
-    pub(crate) fn lock() -> Lock {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn take() -> Result<usize, NoMemory> {
-        // The mode is decided before the first gate opens, and nothing is left for a signal handler to set up.
-        if let Mode::Portable(_) = mode() {
-            portable::prepare();
-        }
-        fork::prepare();
-        let mut free = lock();
+        // The mode is decided before the first gate opens, so a signal handler never has to do so.
+        mode();
+        process::prepare()?;
+        let mut free = process::free_slots();
         if let Some(slot) = free.pop() {
             return Ok(slot);
         }
@@ -52,7 +43,7 @@ mod real {
     }
 
     pub(crate) fn give(slot: usize) {
-        lock().push(slot);
+        process::free_slots().push(slot);
     }
 
     fn new_chunk() -> Result<usize, NoMemory> {
@@ -71,9 +62,9 @@ mod real {
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{Lock, give, lock, take};
+pub(crate) use real::{Slots, give, take};
 
-/// In a model each slot is a box of its own, so that loom sees it come and go.
+/// In a model each slot is a separate box, so that loom sees when it is made and freed.
 #[cfg(loom)]
 mod model {
     use super::*;

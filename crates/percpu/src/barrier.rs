@@ -4,8 +4,8 @@ use crate::mode::{Mode, mode};
 use crate::portable;
 use thiserror::Error;
 
-/// The kernel refused the barrier that it offered at the start: a filter that was installed since, as a rule. Nothing has
-/// changed: what was to be closed is open.
+/// The kernel refused the barrier that it offered at the start. The usual cause is a seccomp filter that was installed
+/// since. Nothing has changed: the gate is still open.
 #[derive(Debug, Error)]
 #[error("membarrier failed: {0}; a seccomp filter must let it through")]
 pub struct BarrierError(#[source] std::io::Error);
@@ -22,13 +22,14 @@ fn membarrier(command: libc::c_int) -> std::io::Result<libc::c_long> {
     }
 }
 
-/// Registers the process. False: the kernel has no such barrier.
+/// Registers the process. Returns false if the kernel has no such barrier.
 pub(crate) fn register() -> bool {
     let known = membarrier(QUERY).unwrap_or(0);
     known & libc::c_long::from(EXPEDITED_RSEQ) != 0 && membarrier(REGISTER_EXPEDITED_RSEQ).is_ok()
 }
 
-/// Restarts every sequence that is running anywhere in this process, and makes what those that ended have written seen here.
+/// Restarts every sequence that is running in this process. The caller then sees what the sequences that had ended have
+/// written.
 pub(crate) fn barrier() -> Result<(), BarrierError> {
     if let Mode::Portable(_) = mode() {
         portable::barrier();
@@ -36,11 +37,12 @@ pub(crate) fn barrier() -> Result<(), BarrierError> {
     }
     match membarrier(EXPEDITED_RSEQ) {
         Ok(_) => Ok(()),
-        // Registration belongs to the address space. A process that has another one now, by any kind of fork, registers again.
+        // Registration belongs to the address space. After any kind of fork the process has another address space, and
+        // registers again.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => {
             membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
         }
-        // Short of memory for a moment, on kernels for very many CPUs.
+        // The kernel is short of memory at the moment. This can happen on kernels for very many CPUs.
         Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
             std::thread::yield_now();
             membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)

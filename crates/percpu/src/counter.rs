@@ -5,7 +5,8 @@ use crate::gate::{Gate, NoMemory, clear};
 use crate::sequence::{self, GateClosed};
 use crate::sync::{Ordering, handover};
 
-/// A counter that each CPU adds to on its own, while its gate is open; closed, it has one sum.
+/// A counter with a word for each CPU. While its gate is open, each thread adds to the word of its CPU. Closing the
+/// gate yields the sum.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,15 +40,15 @@ impl Counter {
         Gate::new().map(Self)
     }
 
-    /// Adds `n`, which may be negative, to this CPU's word. With sequences: thirteen instructions, no lock prefix, no
-    /// line that another CPU writes.
+    /// Adds `n`, which may be negative, to this CPU's word. With sequences this costs thirteen instructions, without a
+    /// lock prefix and without a cache line that another CPU writes.
     ///
     /// The thread that closes the counter sees what the calling thread did before.
     ///
     /// # Errors
     ///
-    /// [`GateClosed`]: nothing was added. The gate may yet be open, if this thread has no sequences or, in portable mode,
-    /// this CPU's lock was taken.
+    /// [`GateClosed`]: nothing was added. This happens also while the gate is open, if this thread has no sequences or,
+    /// in portable mode, this CPU's lock was taken.
     #[inline(always)]
     pub fn add(&self, n: isize) -> Result<(), GateClosed> {
         handover::release(self);
@@ -55,8 +56,8 @@ impl Counter {
         unsafe { sequence::add(self.0.word(), n) }
     }
 
-    /// Closes the gate: from the end of the call on nothing is added, and all that was is in the sum, which is taken out.
-    /// None: it is closed, or another thread is closing it.
+    /// Closes the gate, and returns the sum of all words, which are set to 0. After the call nothing can be added.
+    /// Returns `None` if the gate is closed already, or another thread is closing it.
     ///
     /// One membarrier (about 1 us, and an interrupt for each CPU where this process runs), then a load for each CPU. Not for
     /// signal handlers.
@@ -86,7 +87,7 @@ impl Counter {
         self.0.peek().fold(0_usize, usize::wrapping_add).cast_signed()
     }
 
-    /// Opens the gate of a counter that was closed. False: it is open, or being closed.
+    /// Opens the gate of a counter that was closed. Returns false if it is open, or is being closed.
     pub fn reopen(&self) -> bool {
         self.0.reopen()
     }
@@ -118,7 +119,7 @@ mod tests {
             add(&counter);
             assert_eq!((counter.approximate(), counter.close().unwrap()), (3, Some(3)), "{index}");
             assert!(counter.approximate() == 0 && counter.reopen());
-            // Dropped with something in it; the next one gets the slot.
+            // This one is dropped with a sum that is not 0. The next one gets its slot.
             add(&counter);
             drop(counter);
             assert_eq!(Counter::new().unwrap().close().unwrap(), Some(0));

@@ -70,7 +70,7 @@ pub enum NothingFound {
     Refused,
 }
 
-/// Items that any thread puts in and takes out. See the [crate's page](crate).
+/// Items that any thread puts in and takes out. See the front page of `netmem-percpu`.
 ///
 /// Items are words that are not zero and not one of the three largest numbers: addresses, for example. The user decides what they mean.
 /// A cache that is dropped forgets the items that are in it.
@@ -146,13 +146,13 @@ impl CpuCache {
         self.capacity
     }
 
-    /// For models: says that no thread touches the cache any more.
+    /// Tells loom that no thread touches the cache any more. Only in models.
     #[cfg(loom)]
     pub fn witness(&self) {
         self.witness.with_mut(|_| ());
     }
 
-    /// In a model, says that a thread touches the cache.
+    /// Tells loom that a thread touches the cache. Does nothing outside of models.
     #[inline(always)]
     fn touch(_this: *const Self) {
         #[cfg(loom)]
@@ -162,7 +162,8 @@ impl CpuCache {
         }
     }
 
-    /// Takes an item from this CPU's loaded magazine: the straight line of [`pop`](Self::pop). None: [`pop`](Self::pop) may find one.
+    /// Takes an item from this CPU's loaded magazine: the fast path of [`pop`](Self::pop). If it returns `None`,
+    /// [`pop`](Self::pop) may still find one.
     #[inline(always)]
     pub fn pop_at_once(&self) -> Option<NonZeroUsize> {
         // SAFETY: the gate's word, and the slot's words are magazines.
@@ -171,9 +172,9 @@ impl CpuCache {
         Some(item)
     }
 
-    /// Takes an item: from this CPU's magazines, or else from the depot. What was done before the item was pushed is seen by the
-    /// caller. No lock, and no atomic but for two in [`capacity`](Self::capacity) operations at most. Never waits: if another thread is
-    /// faster, the call tries again.
+    /// Takes an item: from this CPU's magazines, or else from the depot. The caller sees what was done before the item
+    /// was pushed. Takes no lock. Needs at most two atomics in [`capacity`](Self::capacity) operations. Never waits: if
+    /// another thread is faster, the call tries again.
     ///
     /// # Errors
     ///
@@ -244,8 +245,8 @@ impl CpuCache {
         numbered(&self.magazines, index)
     }
 
-    /// Puts `item` in if this CPU's loaded magazine has room: the straight line of [`push`](Self::push). False: the item is the
-    /// caller's.
+    /// Puts `item` in if this CPU's loaded magazine has room: the fast path of [`push`](Self::push). If it returns
+    /// false, the item is still the caller's.
     ///
     /// # Safety
     ///
@@ -262,13 +263,14 @@ impl CpuCache {
         }
     }
 
-    /// Puts `item` in. False: it was refused, and is the caller's, because the gate is closed, or no empty magazine is left, or, in
-    /// portable mode, another thread holds the lock of this CPU. No lock, and no atomic but for two in [`capacity`](Self::capacity)
-    /// operations at most. Can be called by signal handlers.
+    /// Puts `item` in. If it returns false, the item was refused and is still the caller's: the gate is closed, or no
+    /// empty magazine is left, or, in portable mode, another thread holds the lock of this CPU. Takes no lock. Needs at
+    /// most two atomics in [`capacity`](Self::capacity) operations. Can be called by signal handlers.
     ///
-    /// `past` gets items that other threads had put in, and that this call had in hand when the cache was closed. They are the caller's
-    /// then. The cache is not touched after the first of them was passed. If `past` panics, it gets the rest of the items while the
-    /// panic unwinds; a second panic aborts the process, as in a destructor.
+    /// If the cache is closed while this call holds a full magazine, `past` is called with each item in it. Other
+    /// threads had put these items in; now they are the caller's. The cache is not touched after the first call of
+    /// `past`. If `past` panics, it gets the rest of the items while the panic unwinds; a second panic aborts the
+    /// process, as in a destructor.
     ///
     /// # Safety
     ///
@@ -335,7 +337,8 @@ impl CpuCache {
         }
     }
 
-    /// Puts a magazine with items on the depot's list. False: the list is closed, and the magazine is still the caller's.
+    /// Puts a magazine with items on the depot's list. Returns false if the list is closed; the magazine is then still
+    /// the caller's.
     ///
     /// # Safety
     ///
@@ -393,10 +396,10 @@ impl CpuCache {
         self.magazines.iter().map(Magazine::len).sum()
     }
 
-    /// Whether the cache seems to hold items that are on no CPU: in the depot, or in a magazine that a thread has in hand in the middle
-    /// of a pop, a push or a reclaim. A guess. Reads the lines of every CPU, and a line of every magazine.
+    /// Whether the cache seems to hold items that are on no CPU: in the depot, or in a magazine that a thread holds in
+    /// the middle of a pop, a push or a reclaim. A guess. Reads the lines of every CPU, and a line of every magazine.
     ///
-    /// A thread that has found nothing may ask this: such items come back to a CPU or to the depot when the other thread goes on.
+    /// For a thread that has found nothing: such items get back to a CPU or to the depot when the other thread goes on.
     pub fn is_on_the_way(&self) -> bool {
         // In this order: an item that is put on a CPU in between seems to be on the way, and costs a search. In the other order, such
         // items would hide others.
@@ -404,9 +407,9 @@ impl CpuCache {
         self.items() > on_cpus
     }
 
-    /// Full magazines that threads have taken from the depot so far, modulo 2^31. If the number is the same before and after a search
-    /// that found nothing, no other thread has taken a magazine during the search. A thread that took one before the search may still
-    /// have it in hand: see [`is_on_the_way`](Self::is_on_the_way).
+    /// Full magazines that threads have taken from the depot so far, modulo 2^31. If the number is the same before and
+    /// after a search that found nothing, no other thread has taken a magazine during the search. A thread that took
+    /// one before the search may still hold it: see [`is_on_the_way`](Self::is_on_the_way).
     pub fn magazines_taken(&self) -> u32 {
         self.full.0.pops()
     }
@@ -430,8 +433,8 @@ impl CpuCache {
     /// Refuses all pushes from now on. What the CPUs hold goes to the depot, where [`pop`](Self::pop) still finds it. One membarrier.
     /// Not for signal handlers.
     ///
-    /// An item that another thread has in hand at this moment is found when that thread's call is over: a pop and a reclaim put it on
-    /// the list, a push gives it to its `past`.
+    /// If another thread holds a magazine at this moment, its items are found when that thread's call is over. A pop
+    /// and a reclaim put the magazine on the list. A push passes the items to its `past`.
     ///
     /// # Errors
     ///
@@ -451,7 +454,7 @@ impl CpuCache {
         closed
     }
 
-    /// Takes all CPUs' magazines out of their words. The index and 1 of the first of a list of them.
+    /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the first of them.
     fn take_out(&self, quiet: &Quiet<'_>) -> u32 {
         handover::acquire(&self.capacity);
         let mut first = 0;
@@ -468,7 +471,7 @@ impl CpuCache {
         first
     }
 
-    /// Puts the magazines of a list that only the caller has on the depot's lists. How many items are in them.
+    /// Puts the magazines of a list that only the caller has on the depot's lists. Returns how many items are in them.
     fn sort(&self, first: u32) -> usize {
         let (mut at, mut items) = (first, 0);
         while let Some(magazine) = self.numbered(at) {
@@ -530,7 +533,8 @@ mod tests {
         assert_eq!(small.pop(), Err(NothingFound::Refused));
     }
 
-    /// A load that goes up and down by one item at the edge of a magazine exchanges nothing with the depot.
+    /// A program that takes and puts one item again and again, at the edge of a magazine, exchanges nothing with the
+    /// depot.
     #[test]
     fn the_edge_of_a_magazine_is_no_exchange() {
         // More items than the CPUs hold, so that some are in the depot, and four times the room: an index of a CPU that the thread

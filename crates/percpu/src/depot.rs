@@ -8,9 +8,10 @@
 //!                 └──────────── a bit for each empty magazine ◄─────────┘                 (set some at a time, cleared one by one)
 //! ```
 //!
-//! To give an item is a plain push on this CPU's magazine, in a restartable sequence. One item in `capacity` pays for the
-//! exchange: the bit of an empty magazine is cleared, and the full magazine is pushed on the list, one atomic each. The magazines are made with the
-//! depot and circulate. If no empty magazine is left, or the gate is closed, an item is *refused*, and the giver keeps it.
+//! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. Once in `capacity` items there is
+//! an exchange: the bit of an empty magazine is cleared, and the full magazine is pushed on the list, one atomic each.
+//! All magazines are made with the depot, and are used again and again. If no empty magazine is left, or the gate is
+//! closed, an item is *refused*, and the giver keeps it.
 //!
 //! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the exchange that carries it in the
 //! new magazine. After an exchange the giver holds a full magazine. The items in it keep the depot alive (in a pool: each page
@@ -21,15 +22,15 @@
 //! is correct again. Empty magazines are on no list. The thread that clears a magazine's bit has the magazine, and a bit that is set
 //! again meanwhile is a magazine that is empty again.
 //!
-//! **Lines that move between CPUs.** A magazine of 62 items moves eight lines to the taker and back, and the two words `full` and
-//! `empty`. Each is a wait of 50 to 100 ns on a server part unless it is asked for ahead:
+//! **Lines that move between CPUs.** A magazine of 62 items moves eight lines to the taker and back, and the two words
+//! `full` and `empty`. Each move costs 50 to 100 ns on a server part, unless the line is prefetched:
 //!
-//! * A giver asks for the lines of the *next* empty magazine when it takes one. If no other CPU takes that magazine, its lines are
-//!   in this CPU's cache when the giver comes back, one magazine later.
+//! * When a giver takes an empty magazine, it prefetches the lines of the *next* empty one. If no other CPU takes that
+//!   magazine, its lines are in this CPU's cache when it is needed, one magazine later.
 //! * A giver does not read the header of an empty magazine: it writes length and first item.
-//! * A giver asks for `full` to be written before it needs it. A load alone would fetch the line to be read, and the
+//! * A giver prefetches `full` for writing before it needs it. A load alone would fetch the line for reading, and the
 //!   compare-and-swap would wait for it again.
-//! * The taker has the next magazines pending, and their lines asked for, while the items of one are used.
+//! * While the taker uses the items of one magazine, the next ones are pending and their lines are being prefetched.
 //! * The taker sets the bits of a few empty magazines at once.
 //!
 //! **Reclaim.** A taker that is short of items first looks at the lengths of the CPUs' magazines ([`Depot::peek`]), which is a
@@ -44,18 +45,17 @@ use crate::gate::{Gate, NoMemory, clear};
 use crate::magazine::{Magazine, prefetch_to_write};
 use crate::sequence::{self, Exchanged, GateClosed, Pushed};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, handover};
-use std::hint::cold_path;
 use std::num::NonZeroUsize;
 
-/// Never a magazine's index: the list of full ones is closed.
+/// In place of a magazine's index: the list of full ones is closed.
 const CLOSED: u32 = u32::MAX;
 
-/// On lines of its own: an adjacent one is fetched with it.
+/// A value on its own pair of cache lines, because the processor fetches the adjacent line, too.
 #[repr(align(128))]
 #[derive(Debug)]
 struct Line<T>(T);
 
-/// Items of all CPUs on their way to one [`Taker`]. See the [crate's page](crate).
+/// Items of all CPUs on their way to one [`Taker`]. See the front page of `netmem-percpu`.
 ///
 /// Items are words that are not zero. The user decides what they mean. A depot that is dropped forgets the items that are in it.
 ///
@@ -79,13 +79,13 @@ struct Line<T>(T);
 pub struct Depot {
     /// The words are magazines, or null.
     gate: Gate,
-    /// Differs from that of every other depot of this process: names the depot's taker.
+    /// An id that no other depot of this process has. The depot's taker has the same one.
     id: u64,
     magazines: Box<[Magazine]>,
     /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would not do, for a store to it (a gate
     /// that reopens) makes the sanitizer forget which threads have released it.
     capacity: usize,
-    /// Index and 1 of the first full magazine, [`CLOSED`], or 0.
+    /// The index plus 1 of the first full magazine, [`CLOSED`], or 0.
     full: Line<AtomicU32>,
     /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may have it.
     empty: Box<[Line<AtomicU64>]>,
@@ -116,7 +116,7 @@ pub struct Taker {
     pending: u32,
     /// The bits of empty magazines that givers cannot have yet, in one word of `empty`.
     emptied: u64,
-    /// Which word that is.
+    /// The index of that word.
     word: usize,
     /// How many bits are set at once: few enough for the givers to have most of the empty magazines.
     lot: u32,
@@ -153,13 +153,13 @@ impl Depot {
         self.capacity
     }
 
-    /// For models: says that no thread touches the depot any more.
+    /// Tells loom that no thread touches the depot any more. Only in models.
     #[cfg(loom)]
     pub fn witness(&self) {
         self.witness.with_mut(|_| ());
     }
 
-    /// In a model, says that a giver is here.
+    /// Tells loom that a giver touches the depot. Does nothing outside of models.
     #[inline(always)]
     fn touch(_this: *const Self) {
         #[cfg(loom)]
@@ -169,8 +169,8 @@ impl Depot {
         }
     }
 
-    /// Gives `item` to the taker if this CPU's magazine has room: the straight line of [`give`](Self::give), for callers that have
-    /// something to do in between. False: the item is the caller's.
+    /// Gives `item` to the taker if this CPU's magazine has room: the fast path of [`give`](Self::give), for callers
+    /// that do something else before the slow path. If it returns false, the item is still the caller's.
     ///
     /// # Safety
     ///
@@ -186,16 +186,17 @@ impl Depot {
         }
     }
 
-    /// Gives `item` to the taker. False: it was refused, and is the caller's. No lock, and no atomic but for one item in
-    /// [`capacity`](Self::capacity); can be called by signal handlers.
+    /// Gives `item` to the taker. If it returns false, the item was refused and is still the caller's. Takes no lock.
+    /// Needs atomics only once in [`capacity`](Self::capacity) items. Can be called by signal handlers.
     ///
-    /// `past` gets items that other threads gave and that the taker will not take any more, because the depot was closed while this
-    /// call had them in hand. They are the caller's then. The depot is not touched after the first of them was passed. If `past`
-    /// panics, it gets the rest of the items while the panic unwinds; a second panic aborts the process, as in a destructor.
+    /// If the depot is closed while this call holds a full magazine, the taker cannot take its items any more. Then
+    /// `past` is called with each of them. Other threads had given these items; now they are the caller's. The depot is
+    /// not touched after the first call of `past`. If `past` panics, it gets the rest of the items while the panic
+    /// unwinds; a second panic aborts the process, as in a destructor.
     ///
     /// # Safety
     ///
-    /// `this` lives until `item` is given, and whatever is given keeps it until it is taken.
+    /// `this` lives until `item` is given, and each given item keeps it alive until the item is taken.
     pub unsafe fn give(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: as above.
         unsafe {
@@ -243,8 +244,8 @@ impl Depot {
         }
     }
 
-    /// Gives many at once, in magazines of their own: two atomics for each that is filled, and the items do not wait on any CPU.
-    /// Returns how many, from the front, were given; the others were refused, and are the caller's.
+    /// Gives many items at once, in separate magazines: two atomics for each magazine. The items do not wait in a
+    /// magazine of a CPU. Returns how many, from the front, were given; the others were refused, and are the caller's.
     ///
     /// # Safety
     ///
@@ -265,7 +266,8 @@ impl Depot {
         given
     }
 
-    /// Puts a magazine that only the caller has on the list of full ones. False: the list is closed. The last touch of the depot.
+    /// Puts a magazine that only the caller has on the list of full ones. Returns false if the list is closed. This is
+    /// the last access to the depot.
     unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
         // SAFETY: the magazine's items keep the depot until they are on the list.
         unsafe {
@@ -330,8 +332,9 @@ impl Taker {
         self.depot == depot.id
     }
 
-    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. False: there is none, or `depot` is
-    /// another taker's. One atomic for all magazines that have come since the last time, and one for up to eight that were emptied.
+    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. Returns false if there is
+    /// none, or if `depot` is another taker's. One atomic for all magazines that were given since the last time, and
+    /// one for up to eight that were emptied.
     ///
     /// If `take` panics, the items that it has not seen stay pending.
     pub fn refill(&mut self, depot: &Depot, take: impl FnMut(NonZeroUsize)) -> bool {
@@ -351,7 +354,7 @@ impl Taker {
         found
     }
 
-    /// Takes the whole list of full magazines, when none is pending. False: it is empty, or closed.
+    /// Takes the whole list of full magazines, when none is pending. Returns false if it is empty or closed.
     fn take_full(&mut self, depot: &Depot) -> bool {
         if matches!(depot.full.0.load(Ordering::Relaxed), 0 | CLOSED) {
             return false;
@@ -385,7 +388,7 @@ impl Taker {
         }
     }
 
-    /// Empties the first magazine that is pending. False: none is.
+    /// Empties the first magazine that is pending. Returns false if there is none.
     fn empty_one(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> bool {
         let Some(magazine) = depot.magazine(self.pending) else { return false };
         self.pending = magazine.next.load(Ordering::Relaxed);
@@ -439,8 +442,8 @@ impl Taker {
     ///
     /// # Errors
     ///
-    /// The barrier failed: what the CPUs hold stays where it is, and what was being given at that moment. The rest was taken, and
-    /// later givers are refused.
+    /// The barrier failed. Items on CPUs, and items that were being given at that moment, stay where they are. All
+    /// others were taken, and later givers are refused.
     pub fn close(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         if !self.is_of(depot) {
             return Ok(());
@@ -472,8 +475,8 @@ impl Taker {
     }
 }
 
-/// A magazine that is being emptied. Dropped, also by a panic, the magazine is again an empty one of its depot, or pending with the
-/// items that were not taken.
+/// A magazine that is being emptied. When the value is dropped, also by a panic, the magazine becomes an empty one of
+/// its depot, or stays pending with the items that were not taken.
 struct Emptied<'t> {
     depot: &'t Depot,
     taker: &'t mut Taker,
@@ -489,10 +492,16 @@ impl Drop for Emptied<'_> {
             self.magazine.clear();
             self.taker.put_empty(self.depot, self.magazine);
         } else {
-            cold_path();
-            self.magazine.remove_first(self.taken);
-            self.taker.add(self.magazine);
+            self.keep_the_rest();
         }
+    }
+}
+
+impl Emptied<'_> {
+    #[cold]
+    fn keep_the_rest(&mut self) {
+        self.magazine.remove_first(self.taken);
+        self.taker.add(self.magazine);
     }
 }
 

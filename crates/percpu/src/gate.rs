@@ -31,13 +31,14 @@ use crate::portable::areas;
 use crate::sync::{AtomicUsize, Ordering};
 use thiserror::Error;
 
-/// Keeps sequences out.
+/// The bit that keeps sequences out.
 pub(crate) const CLOSED_BIT: usize = 1;
 const CLOSING: usize = 1;
 const CLOSED: usize = 3;
 const STATE: usize = 7;
 
-/// From one CPU's word of a slot to the next CPU's. A page: on its own lines, and on the node of the CPU that touches it first.
+/// The distance from one CPU's word of a slot to the next CPU's, in bytes. It is a page, so that the words of a CPU are
+/// on separate cache lines, and on the NUMA node of the CPU that touches them first.
 #[cfg(not(loom))]
 pub(crate) const STRIDE: usize = 1 << STRIDE_SHIFT;
 /// Its logarithm, for the assembly.
@@ -71,17 +72,17 @@ pub struct NoMemory {
     pub bytes: usize,
 }
 
-/// A slot and its gate, open. Dropped, the slot goes back to the arena.
+/// A slot and its gate, which is open at first. When the value is dropped, the slot is given back to the arena.
 #[derive(Debug)]
 pub(crate) struct Gate(AtomicUsize);
 
 impl Gate {
-    /// With words of zero.
+    /// A new gate, whose slot has words of zero.
     pub(crate) fn new() -> Result<Self, NoMemory> {
         Ok(Self(AtomicUsize::new(arena::take()?)))
     }
 
-    /// What sequences load.
+    /// The word that sequences load.
     #[inline(always)]
     pub(crate) fn word(&self) -> &AtomicUsize {
         &self.0
@@ -91,7 +92,7 @@ impl Gate {
         self.0.load(Ordering::Relaxed) & STATE == 0
     }
 
-    /// Closes the gate and waits until no sequence is left inside. None: it is not open.
+    /// Closes the gate and waits until no sequence is left inside. Returns `None` if it is not open.
     ///
     /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread of this process.
     pub(crate) fn close(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
@@ -110,18 +111,19 @@ impl Gate {
         }
     }
 
-    /// Keeps sequences out from now on, without knowing when the last has left. No thread may touch the words any more.
+    /// Keeps sequences out from now on, but does not wait until the last one has left. So no thread may touch the words
+    /// any more.
     pub(crate) fn shut(&self) {
         self.0.fetch_or(CLOSING, Ordering::SeqCst);
     }
 
-    /// Opens a gate that was left closed. False: it was not.
+    /// Opens a gate that was left closed. Returns false if it was not.
     pub(crate) fn reopen(&self) -> bool {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         self.0.compare_exchange(slot | CLOSED, slot, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// What the words are just now, for a guess: by rights they are the CPUs'.
+    /// The words at this moment, for a guess: the CPUs own them, and may change them at any time.
     pub(crate) fn peek(&self) -> impl Iterator<Item = usize> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         // SAFETY: the gate's slot, and the gate is borrowed.
@@ -156,12 +158,12 @@ impl Quiet<'_> {
         (0..areas()).map(|cpu| unsafe { word(self.slot, cpu) })
     }
 
-    /// The words are zero, or null: sequences may go on.
+    /// Reopens the gate. The words must be zero, or null.
     pub(crate) fn reopen(self) {
         self.gate.0.store(self.slot, Ordering::Release);
     }
 
-    /// The words are zero. The gate stays closed, and any thread may reopen it.
+    /// Leaves the gate closed. The words must be zero. Any thread may reopen it.
     pub(crate) fn stay_closed(self) {
         self.gate.0.store(self.slot | CLOSED, Ordering::Release);
     }

@@ -30,9 +30,9 @@
 //!
 //! # What a child of a fork may do
 //!
-//! The child has a copy of everything as it was when the process split, and one thread. Parent and child do not see each other's
-//! changes. What the parent's other threads had in hand in that moment is lost to the child. This holds for `fork` of the C library;
-//! in a child made by a system call alone, counters and depots must not be made or dropped.
+//! The child has a copy of everything as it was when the process split, and one thread. Parent and child do not see
+//! each other's changes. Items that other threads of the parent held at that moment are lost to the child. The same
+//! holds for a child that is made by a plain system call, as far as the C library's allocator works there.
 //!
 //! | type | the child may | if another thread of the parent was in the middle of |
 //! | --- | --- | --- |
@@ -48,8 +48,6 @@ mod barrier;
 mod counter;
 mod cpu_cache;
 mod depot;
-#[cfg(not(loom))]
-mod fork;
 mod gate;
 mod magazine;
 mod mode;
@@ -61,6 +59,8 @@ mod model;
 )]
 mod pin;
 mod portable;
+#[cfg(not(loom))]
+mod process;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom)))]
 mod rseq;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom))))]
@@ -85,3 +85,7 @@ pub use sequence::GateClosed;
 pub fn aborts() -> u64 {
     rseq::aborts()
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -11,9 +11,10 @@ pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
 ///     u32      u32        u32    u32     word
 /// ```
 ///
-/// Invariant (*one holder*): a magazine is at any time with exactly one of: a CPU's word, where sequences of that CPU fill
-/// it; a list of its depot; the thread that took it out of either. Only that holder touches `length` and the items below
-/// it, and passes them on with a release. What others read for a guess (`length`, `next`) may be out of date.
+/// Invariant (*one holder*): a magazine is at any time with exactly one of: a CPU's word, where sequences of that CPU
+/// fill it; a list of its depot; the thread that took it out of either. Only that holder touches `length` and the items
+/// below it, and passes them on with a release. Other threads may read `length` and `next` for a guess; the values may
+/// be out of date.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Magazine {
@@ -22,11 +23,12 @@ pub(crate) struct Magazine {
     /// Index and 1 of the next magazine on a list; 0 ends it. In a [`CpuCache`](crate::CpuCache), also that of the previous magazine
     /// of the CPU on which this one is loaded.
     pub(crate) next: AtomicU32,
-    /// Which of its depot's it is, and 1.
+    /// The magazine's index in its depot, plus 1.
     pub(crate) index: u32,
     items: [AtomicUsize; MAGAZINE],
 }
 
+#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
 /// Where the assembly finds the capacity, and the items.
@@ -70,7 +72,7 @@ impl Magazine {
         self.length.load(Ordering::Relaxed) >= self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Puts an item on it, by its holder. False: it is full.
+    /// Puts an item on it. Only the holder calls it. Returns false if the magazine is full.
     pub(crate) fn push(&self, item: usize) -> bool {
         if self.is_full() {
             return false;
@@ -81,7 +83,7 @@ impl Magazine {
         true
     }
 
-    /// Takes the newest item, by its holder.
+    /// Takes the newest item. Only the holder calls it.
     pub(crate) fn pop(&self) -> Option<NonZeroUsize> {
         let newest = self.len().checked_sub(1)?;
         self.length.store(newest as u32, Ordering::Relaxed);
@@ -93,18 +95,18 @@ impl Magazine {
         std::ptr::from_ref(self).expose_provenance()
     }
 
-    /// Makes `item` its only item, whatever it held, by its holder. Does not read the header.
+    /// Makes `item` its only item, and forgets all others. Only the holder calls it. Does not read the header.
     pub(crate) fn set_only(&self, item: usize) {
         self.items[0].store(item, Ordering::Relaxed);
         self.length.store(1, Ordering::Relaxed);
     }
 
-    /// Forgets its items, by its holder.
+    /// Forgets its items. Only the holder calls it.
     pub(crate) fn clear(&self) {
         self.length.store(0, Ordering::Relaxed);
     }
 
-    /// Forgets the first `n` items, by its holder.
+    /// Forgets the first `n` items. Only the holder calls it.
     pub(crate) fn remove_first(&self, n: usize) {
         let kept = self.len().saturating_sub(n);
         for at in 0..kept {
@@ -113,7 +115,7 @@ impl Magazine {
         self.length.store(kept as u32, Ordering::Relaxed);
     }
 
-    /// Asks for all of its lines, to be read. A hint: costs no wait.
+    /// Prefetches all of its lines for reading. The thread does not wait for them.
     pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
         for line in 0..size_of::<Self>() / LINE {
@@ -123,20 +125,20 @@ impl Magazine {
         }
     }
 
-    /// The same, to be written.
+    /// Prefetches all of its lines for writing.
     pub(crate) fn prefetch_to_write(&self) {
         prefetch_to_write(self);
     }
 
-    /// Its items, oldest first, for its holder.
+    /// Its items, oldest first. Only the holder calls it.
     pub(crate) fn items(&self) -> impl Iterator<Item = usize> {
         self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
     }
 
     /// Passes the items of a magazine, oldest first, to `past`. If `past` panics, it gets the rest while the panic unwinds.
     ///
-    /// From a copy: the magazine may end with any of the items, so it is not touched after the first call of `past`. The copy is on the
-    /// stack, because this may be a signal handler.
+    /// The items are passed from a copy: passing any of them may free the magazine, so it is not touched after the
+    /// first call of `past`. The copy is on the stack, because this may be a signal handler.
     ///
     /// # Safety
     ///
@@ -151,7 +153,7 @@ impl Magazine {
     }
 }
 
-/// Items that were copied and not yet passed on. Dropped, also by a panic, it passes them on.
+/// Items that were copied and not yet passed on. The drop of this value, also by a panic, passes them on.
 struct Rest<F: FnMut(NonZeroUsize)> {
     items: std::array::IntoIter<usize, MAGAZINE>,
     past: F,
@@ -159,7 +161,7 @@ struct Rest<F: FnMut(NonZeroUsize)> {
 
 impl<F: FnMut(NonZeroUsize)> Rest<F> {
     fn pass(&mut self) {
-        // The iterator is behind an item before the item is passed.
+        // The iterator is advanced before the item is passed, so that a panic does not pass an item twice.
         self.items.by_ref().filter_map(NonZeroUsize::new).for_each(&mut self.past);
     }
 }
@@ -170,19 +172,21 @@ impl<F: FnMut(NonZeroUsize)> Drop for Rest<F> {
     }
 }
 
-/// The magazine of which `index` is the index and 1. None: `index` is 0, or there is no such magazine.
+/// The magazine whose index plus 1 is `index`. `None` if `index` is 0, or there is no such magazine.
 pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
     magazines.get((index as usize).checked_sub(1)?)
 }
 
-/// Asks for all lines of `value`, to be written. A hint: costs no wait.
+/// Prefetches all lines of `value` for writing. The thread does not wait for them.
 pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..size_of::<T>().div_ceil(LINE) {
         let at = std::ptr::from_ref(value).cast::<u8>().wrapping_add(line * LINE);
-        // SAFETY: a prefetch does not fault; where there is none for writing the instruction does nothing.
+        // SAFETY: a prefetch does not fault. A processor that cannot prefetch for writing ignores the instruction.
         unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 #[cfg(all(test, not(loom)))]

@@ -30,14 +30,14 @@ pub enum Mode {
     Portable(Why),
 }
 
-/// Which number tells CPUs apart.
+/// The number by which sequences index per-CPU data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Index {
     /// The kernel's concurrency id of the process: no two threads that run at once have the same, and there are no more of
     /// them than threads or CPUs, so that a process on a few CPUs of many touches few areas. Linux 6.3 and later.
     MmCid,
-    /// The CPU's number. On the kernels before (5.10 to 6.2), and a few nanoseconds slower.
+    /// The CPU's number, on older kernels (5.10 to 6.2). A few nanoseconds slower.
     CpuId,
 }
 
@@ -45,9 +45,10 @@ pub enum Index {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// They are written in assembly, for x86-64 on Linux.
+    /// The target is not x86-64 Linux, for which the sequences are written in assembly.
     Architecture,
-    /// The C library has registered none: it is not glibc, or one before 2.35, or was told not to, or the kernel refused.
+    /// The C library has registered no rseq area: it is not glibc, or is older than 2.35, or a tunable turned it off,
+    /// or the kernel refused.
     NotRegistered,
     /// The kernel has no `membarrier` for them (Linux 5.10 and later have), or refuses it.
     NoMembarrier,
@@ -89,7 +90,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// What there is, as the process finds it.
+/// What the process finds at its start.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     /// Whether sequences are written for this target.
@@ -104,14 +105,14 @@ struct Offer {
     membarrier: bool,
 }
 
-/// Up to and with `mm_cid`.
+/// Bytes of the area up to the end of `mm_cid`.
 const WITH_MM_CID: usize = 28;
 
 /// No index beyond this is used: CPUs with higher numbers use the shared path.
 pub(crate) const MAX_CPUS: usize = 4096;
 
 impl Offer {
-    /// The best mode there is.
+    /// The best mode that is available.
     fn mode(self) -> Mode {
         match self {
             Offer { written: false, .. } => Mode::Portable(Why::Architecture),
@@ -142,7 +143,7 @@ impl Offer {
     }
 }
 
-/// What was decided: the mode, where areas are, and how many CPUs have a place.
+/// The decision: the mode, the place of areas, and how many CPUs have a place.
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     mode: Mode,
@@ -163,9 +164,9 @@ fn decided() -> Decided {
     unsafe { *at }
 }
 
-/// Decides, and has sequences start if that is the decision. Takes no lock, because a decision takes milliseconds (the kernel's
-/// registration for the barrier): a child that is forked meanwhile would wait for ever for the thread that decides. If several
-/// threads decide at once, the first decision counts.
+/// Decides on the mode, and enables the sequences if they are chosen. Takes no lock, because a decision takes
+/// milliseconds (the kernel's registration for the barrier): a child that is forked meanwhile would wait for ever for
+/// the thread that decides. If several threads decide at once, the first decision counts.
 #[cold]
 fn decide() -> *mut Decided {
     static FIRST: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
@@ -197,7 +198,7 @@ fn decide() -> *mut Decided {
     first
 }
 
-/// Ends the process over a mode that was asked for and cannot be had.
+/// Ends the process, because the mode that was asked for is not available.
 fn end(error: &str) -> ! {
     // Not by `eprintln`, whose output a test harness would swallow.
     let _ = writeln!(std::io::stderr(), "NETMEM_PERCPU: {error}");
@@ -206,7 +207,7 @@ fn end(error: &str) -> ! {
     unsafe { libc::_exit(1) }
 }
 
-/// How per-CPU data is reached in this process. Decided at the first use, and then it stays.
+/// How per-CPU data is reached in this process. This is decided at the first use, and does not change.
 ///
 /// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id` or `portable`) chooses the mode, for tests. If the value is
 /// unknown, or the mode is not available, the first use ends the process with a message on standard error.
@@ -250,14 +251,15 @@ fn usable(sets: impl Iterator<Item = CpuSet>) -> usize {
     all.iter().map(|bits| bits.count_ones() as usize).sum()
 }
 
-/// The CPUs that a thread may run on. None, if it has ended.
+/// The CPUs that a thread may run on. `None` if it has ended.
 fn affinity(thread: libc::pid_t) -> CpuSet {
     let mut set: CpuSet = [0; _];
     ask(thread, &mut set);
     set
 }
 
-/// Asks the kernel for a thread's set of CPUs. False: the kernel's own set is larger, or there is no such thread.
+/// Asks the kernel for a thread's set of CPUs. Returns false if the kernel's own set is larger, or there is no such
+/// thread.
 fn ask(thread: libc::pid_t, set: &mut [u64]) -> bool {
     // SAFETY: a place of the size that is given; the kernel writes no more than that.
     unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, size_of_val(set), set.as_mut_ptr()) >= 0 }

@@ -153,7 +153,7 @@ fn depot() -> (Arc<Depot>, Taker) {
     depot_of(1)
 }
 
-/// Gives one item. False: it was refused. No other comes back.
+/// Gives one item. Returns false if it was refused. No other item may be passed to `past`.
 fn give(depot: &Depot, n: usize) -> bool {
     // SAFETY: the model keeps the depot.
     unsafe { Depot::give(depot, item(n), |_| unreachable!("no thread has closed it")) }
@@ -289,7 +289,7 @@ fn pop_against_pop_and_push() {
     });
 }
 
-/// A magazine that comes back is empty for its next user, whichever thread emptied it.
+/// A returned magazine is empty for its next user, also if another thread emptied it.
 #[test]
 fn empties_are_handed_over() {
     check(None, || {
@@ -318,7 +318,7 @@ fn give_against_close() {
     against_close(2);
 }
 
-/// The same of a giver that has a full magazine in hand.
+/// The same for a giver that holds a full magazine.
 #[test]
 fn exchange_against_close() {
     against_close(1);

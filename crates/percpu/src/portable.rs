@@ -1,5 +1,6 @@
-//! The portable version of a sequence: the same steps under this CPU's lock, for machines without restartable sequences, and
-//! for loom, which sees a sequence as what it is: steps that others may look at in the middle, but that a barrier waits for.
+//! The portable version of a sequence: the same steps under this CPU's lock, for machines without restartable
+//! sequences, and for loom, which then sees the steps of a sequence: other threads may run between them, but a barrier
+//! waits for their end.
 //!
 //! ```text
 //!   sequence                             barrier
@@ -19,61 +20,12 @@ use crate::gate::{self, CLOSED_BIT};
 use crate::magazine::Magazine;
 use crate::sequence::{Exchanged, GateClosed, Pushed};
 
-use crate::sync::{AtomicUsize, Mutex, Ordering, handover};
+use crate::sync::{AtomicUsize, Ordering, handover};
 
 pub(crate) mod pair;
 
-/// A line for each, so that CPUs do not disturb each other.
-#[repr(align(64))]
-struct Lock(Mutex<()>);
-
-fn new_locks() -> Box<[Lock]> {
-    (0..areas()).map(|_| Lock(Mutex::new(()))).collect()
-}
-
 #[cfg(not(loom))]
-use real::locks;
-#[cfg(not(loom))]
-pub(crate) use real::{prepare, renew};
-
-#[cfg(not(loom))]
-mod real {
-    use super::{Lock, areas, new_locks};
-    use std::sync::atomic::{AtomicPtr, Ordering};
-
-    /// The first of the locks, of which there are [`areas`], or null.
-    static LOCKS: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
-
-    /// # Panics
-    ///
-    /// Not after [`prepare`], which comes before the first gate.
-    pub(super) fn locks() -> &'static [Lock] {
-        let first = LOCKS.load(Ordering::Acquire);
-        assert!(!first.is_null(), "the locks are made before the first gate opens");
-        // SAFETY: so many, and never freed.
-        unsafe { std::slice::from_raw_parts(first, areas()) }
-    }
-
-    /// Makes the locks, so that a signal handler does not have to.
-    pub(crate) fn prepare() {
-        if LOCKS.load(Ordering::Acquire).is_null() {
-            let new = Box::into_raw(new_locks());
-            let first = new.cast();
-            if LOCKS.compare_exchange(std::ptr::null_mut(), first, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: made above, and another thread's are in use.
-                drop(unsafe { Box::from_raw(new) });
-            }
-        }
-    }
-
-    /// In a child after a fork: other threads' locks are theirs no more. The old ones stay, for a sequence that this thread was in
-    /// may yet leave its lock.
-    pub(crate) fn renew() {
-        if !LOCKS.load(Ordering::Relaxed).is_null() {
-            LOCKS.store(Box::into_raw(new_locks()).cast(), Ordering::Release);
-        }
-    }
-}
+use crate::process::cpu_locks as locks;
 
 #[cfg(loom)]
 use model::locks;
@@ -99,7 +51,7 @@ use model::this_cpu;
 fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, GateClosed> {
     let cpu = this_cpu();
     #[cfg(not(loom))]
-    let _lock = locks()[cpu].0.try_lock().map_err(|_| GateClosed)?;
+    let _lock = locks()[cpu].try_lock().ok_or(GateClosed)?;
     #[cfg(loom)]
     let _lock = model::enter(&locks()[cpu])?;
     let slot = gate.load(Ordering::Acquire);
@@ -116,10 +68,7 @@ fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Resu
 
 /// Waits for every sequence that may have seen a gate open.
 pub(crate) fn barrier() {
-    for lock in locks() {
-        // Nothing unwinds in a sequence; a poisoned lock would still exclude.
-        drop(lock.0.lock());
-    }
+    locks().iter().for_each(|lock| lock.wait());
 }
 
 /// # Safety
@@ -168,16 +117,24 @@ pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchange
 /// What a model has instead of a machine.
 #[cfg(loom)]
 pub(crate) mod model {
-    use super::Lock;
     use crate::sequence::GateClosed;
+    use crate::sync::Mutex;
     use std::cell::Cell;
+
+    pub(super) struct Lock(Mutex<()>);
+
+    impl Lock {
+        pub(super) fn wait(&self) {
+            drop(self.0.lock());
+        }
+    }
 
     pub(crate) fn areas() -> usize {
         2
     }
 
     loom::lazy_static! {
-        static ref LOCKS: Box<[Lock]> = super::new_locks();
+        static ref LOCKS: Box<[Lock]> = (0..areas()).map(|_| Lock(Mutex::new(()))).collect();
     }
 
     pub(super) fn locks() -> &'static [Lock] {

@@ -60,11 +60,11 @@ static AREA: AtomicIsize = AtomicIsize::new(0);
 /// The same in a process that does so by `cpu_id`: on an older kernel, and off the straight line.
 static CPU_ID_AREA: AtomicIsize = AtomicIsize::new(0);
 
-/// Where the index is in the area.
+/// The offset of the index in the area.
 const MM_CID: i32 = 24;
 const CPU_ID: i32 = 4;
 
-/// Times that an abort handler ran, in all threads.
+/// How often abort handlers ran, in all threads.
 static ABORTS: AtomicU64 = AtomicU64::new(0);
 
 /// Each thread has its area `area` bytes from its thread pointer.
@@ -276,7 +276,7 @@ pub(crate) mod pair;
 
 operations!(AREA, MM_CID);
 
-/// For older kernels.
+/// The version for older kernels.
 pub(crate) mod cpu_id {
     use super::*;
 
@@ -290,7 +290,7 @@ mod tests {
     use crate::magazine::Magazine;
     use crate::mode::{Mode, mode};
 
-    /// What an older kernel makes of it: the same sequences with the CPU's number.
+    /// The same sequences with the index of older kernels, the CPU's number.
     #[test]
     fn by_cpu_id() {
         let mut gate = Gate::new().unwrap();

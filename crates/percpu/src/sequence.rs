@@ -1,8 +1,8 @@
-//! What a sequence answers, and which version of it runs.
+//! The results of the sequences, and the choice of the version that runs.
 //!
-//! The assembly for `mm_cid` goes first, and in line. When it says closed, the gate is, or this thread has no area, or this
-//! process does it another way: by `cpu_id`, or by the portable version, whose locks exclude each other but not
-//! sequences, so that a process does it in one way from beginning to end.
+//! The assembly for `mm_cid` is tried first, and is inlined. If it reports a closed gate, there are three possible
+//! reasons: the gate is closed; this thread has no rseq area; or this process uses `cpu_id` or the portable version.
+//! The locks of the portable version do not exclude sequences, so a process uses one version from its start to its end.
 
 use crate::mode::{Index, Mode, mode};
 use crate::sync::AtomicUsize;
@@ -11,7 +11,7 @@ use std::fmt;
 
 pub(crate) mod pair;
 
-/// The gate is closed, or this thread cannot use this CPU's data just now: take the shared path.
+/// The gate is closed, or this thread cannot use this CPU's data at the moment: take the shared path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateClosed;
 
@@ -68,7 +68,7 @@ unsafe fn cold_add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
     }
 }
 
-/// The straight line alone. False: whatever it is, [`push`] knows.
+/// The inlined fast path of [`push`]. If it returns false, [`push`] finds out why.
 ///
 /// # Safety
 ///

@@ -15,8 +15,9 @@
 //! So every pop increments the tag, and the exchange of thread A fails. The tag wraps after 2^31 pops, all of which would have to
 //! happen between two instructions of thread A.
 //!
-//! **Closed.** A closed list refuses [`push`](List::push), which a thread uses that puts items. [`put_back`](List::put_back) and
-//! [`pop`](List::pop) work as before: a thread that had popped a magazine when the list was closed still returns it.
+//! **Closed.** A closed list refuses [`push`](List::push), which threads use to put items. [`put_back`](List::put_back)
+//! and [`pop`](List::pop) work as before: a thread that had popped a magazine when the list was closed still returns
+//! it.
 //!
 //! **Ordering.** A push is a release and a pop an acquire, so what is in a magazine is passed on. Closing is a release, and a refused
 //! push an acquire.
@@ -38,7 +39,8 @@ impl List {
         Self { head: AtomicU64::new(0) }
     }
 
-    /// Puts a magazine that only the caller has on the list. False: the list is closed, and the magazine is still the caller's.
+    /// Puts a magazine that only the caller has on the list. Returns false if the list is closed; the magazine is then
+    /// still the caller's.
     ///
     /// # Safety
     ///

@@ -1,9 +1,9 @@
-//! Counters in a whole process: many of them, many threads, forks, CPUs that threads are moved between.
+//! Counters in a whole process: many counters, many threads, forks, and threads that move between CPUs.
 
 use netmem_percpu::{Counter, Depot, GateClosed, Mode, Taker, cpus, mode};
 use std::num::NonZeroUsize;
 
-/// A thread on its own may find its CPU's lock taken, in portable mode: the shared path is then part of the contract.
+/// In portable mode, even a single thread may find the lock of its CPU taken, and then uses the shared path.
 fn add(counter: &Counter, n: isize) -> isize {
     match counter.add(n) {
         Ok(()) => n,
@@ -14,7 +14,7 @@ fn add(counter: &Counter, n: isize) -> isize {
     }
 }
 
-/// Proves REF-7: the C library's word is believed, and the tunable that turns sequences off turns them off.
+/// Proves REF-7: the flag of the C library is used, and the tunable that turns sequences off turns them off.
 #[test]
 fn the_mode_follows_the_c_library() {
     let off = std::env::var("GLIBC_TUNABLES").is_ok_and(|tunables| tunables.contains("glibc.pthread.rseq=0"));
@@ -22,7 +22,7 @@ fn the_mode_follows_the_c_library() {
     println!("{} ({:?}), {} CPUs", mode(), mode(), cpus());
 }
 
-/// More counters than an area has slots; each keeps its own sum, and slots that come back are empty.
+/// There are more counters than an area has slots. Each keeps its own sum, and returned slots are empty.
 #[test]
 fn arenas_grow_and_slots_are_used_again() {
     for round in 0..3 {
@@ -31,12 +31,12 @@ fn arenas_grow_and_slots_are_used_again() {
         for (counter, sum) in counters.iter().zip(sums).rev() {
             assert_eq!(counter.close().unwrap(), Some(sum));
         }
-        // Dropped with something in them.
+        // The counters are dropped with a sum that is not 0.
         counters.iter().for_each(|counter| assert!(counter.reopen() && add(counter, 7) < 8));
     }
 }
 
-/// A closed counter says so, and counts from zero when it is reopened.
+/// A closed counter reports that it is closed, and counts from zero when it is reopened.
 #[test]
 fn close_and_reopen() {
     let counter = Counter::new().unwrap();
@@ -50,7 +50,7 @@ fn close_and_reopen() {
     assert_eq!(counter.close().unwrap(), Some(0));
 }
 
-/// Nothing is kept per thread: what thousands of them added is there when they are gone.
+/// No count is kept per thread: the adds of thousands of threads are in the sum after the threads have ended.
 #[test]
 fn thousands_of_threads() {
     let counter = Counter::new().unwrap();
@@ -64,7 +64,8 @@ fn thousands_of_threads() {
     assert_eq!(counter.close().unwrap(), Some(sum));
 }
 
-/// Items go by full magazines, and what no magazine was filled with is reclaimed; a depot without empty magazines refuses.
+/// Items are passed on in full magazines, and the items in magazines that are not full are reclaimed. A depot without
+/// empty magazines refuses items.
 #[test]
 fn a_depot() {
     let (depot, mut taker) = Depot::new(8, 12).unwrap();
@@ -86,7 +87,7 @@ fn a_depot() {
     assert_eq!(found.len(), 200 - refused, "found twice");
 }
 
-/// Many at once do not wait on a CPU; a magazine more than there are is refused.
+/// If many items are given at once, none waits on a CPU. If there are too few magazines, the rest is refused.
 #[test]
 fn many_at_once() {
     let (depot, mut taker) = Depot::new(4, 3).unwrap();
@@ -100,7 +101,7 @@ fn many_at_once() {
     assert_eq!(found, items[..12]);
 }
 
-/// A closed depot has handed out what was in it, and refuses.
+/// A closed depot has handed out its items, and refuses new ones.
 #[test]
 fn a_depot_ends() {
     let (depot, mut taker) = Depot::new(4, 8).unwrap();
@@ -112,13 +113,13 @@ fn a_depot_ends() {
     assert!(!taker.refill(&depot, |_| unreachable!("all was taken")));
 }
 
-/// Gives one item. False: it was refused.
+/// Gives one item. Returns false if it was refused.
 fn give(depot: &Depot, n: usize) -> bool {
     // SAFETY: the depot is borrowed.
     unsafe { Depot::give(depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("no giver is in it")) }
 }
 
-/// Code that panics over an item loses that item at most: the taker has the others, in whichever way it takes them.
+/// If user code panics over an item, only that item is lost. The taker gets the others, in each way of taking them.
 #[test]
 fn a_panic_over_one_item_leaves_the_others_pending() {
     type Take = fn(&mut Taker, &Depot, &mut dyn FnMut(NonZeroUsize));
@@ -146,7 +147,7 @@ fn a_panic_over_one_item_leaves_the_others_pending() {
     }
 }
 
-/// A taker takes nothing from a depot that it was not made with, and does not close it.
+/// A taker takes nothing from a depot for which it was not made, and does not close it.
 #[test]
 fn a_taker_belongs_to_its_depot() {
     let (mine, mut my_taker) = Depot::new(1, 8).unwrap();

@@ -1,11 +1,12 @@
-//! Threads that are moved, preempted and interrupted in the middle of sequences take items from a CPU cache and put them back, while
-//! another thread reclaims: each item is at any time with one thread or in the cache.
+//! Threads take items from a CPU cache and put them back. They are moved, preempted and interrupted in the middle of
+//! sequences, and another thread reclaims. At any time, each item is with one thread or in the cache.
 //!
-//! `NETMEM_STRESS_OPS` says how many operations at least. One test to a process, for they send signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
+//! signals.
 
-#[path = "../../../tests/disturb.rs"]
+#[path = "shared/disturb.rs"]
 mod disturb;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use disturb::{Disturbed, on_signal, stress_threads};
@@ -15,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use stress_ops::stress_ops;
 
-/// Items that a thread holds at a time, at most.
+/// The largest number of items that a thread holds at a time.
 const HELD: usize = 40;
 
 struct Shared {
@@ -25,7 +26,7 @@ struct Shared {
     by_signals: AtomicU64,
     /// Pops and pushes that found the gate closed.
     refused: AtomicU64,
-    /// Pops that found nothing.
+    /// Pops that found no item.
     empty: AtomicU64,
 }
 
@@ -68,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// The item, if it was refused.
+    /// Puts an item back. Returns the item if it was refused.
     fn put(&self, item: NonZeroUsize) -> Option<NonZeroUsize> {
         assert!(self.taken[item.get() - 1].swap(false, Ordering::Relaxed), "item {item} was with no thread");
         // SAFETY: the cache is never dropped.
@@ -81,10 +82,11 @@ impl Shared {
     }
 }
 
-/// What signal handlers took and have not put back: 0, or an item.
+/// Items that signal handlers took and have not put back. 0 means no item.
 static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
-/// Uses the cache whose operation it has interrupted: takes an item, or puts one back that an earlier handler took.
+/// A signal handler. It uses the cache whose operation it has interrupted: it takes an item, or puts back one that an
+/// earlier handler took.
 extern "C" fn signalled(_: libc::c_int) {
     let shared = shared();
     let n = shared.by_signals.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +99,7 @@ extern "C" fn signalled(_: libc::c_int) {
     }
 }
 
-/// Keeps an item in a place that is free. Handlers take no more items when half of the places are in use.
+/// Stores an item in a free place. Handlers take no more items when half of the places are in use.
 fn keep(item: NonZeroUsize) {
     let place = |kept: &AtomicUsize| kept.compare_exchange(0, item.get(), Ordering::Relaxed, Ordering::Relaxed).is_ok();
     assert!(KEPT.iter().any(place), "no place for item {item}");
@@ -117,9 +119,10 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
                 scope.spawn(move || {
                     disturbed.during(|| {
                         let (mut held, mut done, mut random) = (Vec::with_capacity(HELD), 0, seed + 1);
-                        // An abort is a matter of chance: as many operations again until there was one, but not for ever.
+                        // An abort is a matter of chance: the operations are repeated until there was one, up to a
+                        // limit.
                         while done < ops / threads || (restarts() && aborts() == 0 && done < 100 * ops) {
-                            // Linear congruential: how full this thread's hand is to be.
+                            // A linear congruential generator decides how many items this thread holds.
                             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                             let want = (random >> 33) as usize % HELD;
                             while held.len() < want {
@@ -169,7 +172,7 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
     shared.cache.close().unwrap();
     let found = std::iter::from_fn(|| shared.take()).count();
     assert_eq!(found + with_handlers, shared.taken.len(), "items were lost");
-    // It was stress.
+    // The test put enough load on the cache.
     assert!(of(&shared.by_signals) > 0 && moves > 0 && reclaims > 0 && magazines > 0 && of(&shared.refused) > 0);
     assert!(!restarts() || aborts() > 0, "no sequence was ever restarted");
 }

@@ -1,26 +1,29 @@
-//! A program that uses per-CPU data: its mode is the one that was asked for, also when it is linked statically, and sizes follow the CPUs
-//! that it may use.
+//! A program that uses per-CPU data: it runs in the requested mode, also if it is linked statically, and sizes depend
+//! on the CPUs that it may use.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 #[path = "objects/build.rs"]
 mod build;
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/emulated.rs"]
+mod emulated;
+#[path = "shared/skip.rs"]
 mod skip;
 
 use build::build;
+use emulated::is_emulated;
 use skip::skip;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Without the variables that choose a mode.
+/// A command without the environment variables that choose a mode.
 fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_remove("NETMEM_PERCPU").env_remove("GLIBC_TUNABLES");
     command
 }
 
-/// What it printed behind `key`, or what it said on standard error when it failed.
+/// Returns the text that the program printed after `key`, or its message on standard error if it failed.
 fn run(command: &mut Command, key: &str) -> Result<String, String> {
     let output = command.output().expect("it runs");
     if !output.status.success() {
@@ -34,9 +37,13 @@ fn run(command: &mut Command, key: &str) -> Result<String, String> {
     Ok(line.expect("a line").into())
 }
 
-/// Each mode can be forced where the machine has it. Where it has not, and for a mode that does not exist, the program ends and says why.
+/// Each mode can be forced if the machine supports it. If the machine does not support it, or if the mode does not
+/// exist, the program ends with an error.
 #[test]
 fn a_forced_mode() {
+    if is_emulated() {
+        return skip("it is emulated, and what cargo builds is for another machine");
+    }
     let program = build("program", &[], "").expect("a program");
     let best = run(&mut command(&program), "mode").expect("the best mode");
     let forced = |mode: &str| run(command(&program).env("NETMEM_PERCPU", mode), "mode");
@@ -50,14 +57,17 @@ fn a_forced_mode() {
             Ok(is) => assert!(is == mode && at >= best, "{mode}: {is}"),
             Err(error) => assert!(at < best && error.contains(&format!("{mode} is not available")), "{mode}: {error}"),
         }
-        // A C library that registers no areas leaves none of the two.
+        // If the C library registers no areas, neither of the two modes is available. The same holds on machines for
+        // which no sequences are written.
         let mut off = command(&program);
         off.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").env("NETMEM_PERCPU", mode);
-        assert!(run(&mut off, "mode").is_err_and(|error| error.contains("the C library has registered no")));
+        let why = if cfg!(target_arch = "x86_64") { "the C library has registered no" } else { "written for x86-64" };
+        assert!(run(&mut off, "mode").is_err_and(|error| error.contains(why)));
     }
 }
 
 /// Whether an ELF file of 64 bits names a dynamic linker.
+#[cfg(target_arch = "x86_64")]
 fn has_interpreter(file: &[u8]) -> bool {
     const PT_INTERP: u64 = 3;
     let number =
@@ -66,7 +76,7 @@ fn has_interpreter(file: &[u8]) -> bool {
     (0..count).any(|header| number(start + header * 56, 4) == PT_INTERP)
 }
 
-/// A static program has the mode that a dynamic one has.
+/// A static program runs in the same mode as a dynamic one.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_static_program() {
@@ -85,9 +95,12 @@ fn a_static_program() {
     assert_eq!(off(&program).as_deref(), Ok("portable"));
 }
 
-/// A process that may use one CPU counts one, whichever that is.
+/// A process that may use one CPU counts one CPU, for any number of that CPU.
 #[test]
 fn sizes_follow_the_affinity() {
+    if is_emulated() {
+        return skip("it is emulated, and what cargo builds is for another machine");
+    }
     let program = build("program", &[], "").expect("a program");
     let on = |cpu: usize| {
         let mut command = command(&program);
@@ -104,7 +117,7 @@ fn sizes_follow_the_affinity() {
         }
         command
     };
-    // A CPU that this process may use.
+    // Find a CPU that this process may use.
     // SAFETY: a set of no CPUs.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: a place of the size that is given.

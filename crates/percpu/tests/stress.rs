@@ -1,11 +1,12 @@
-//! Threads that are moved, preempted and interrupted in the middle of sequences, against somebody who closes the gate over and
-//! over: every add is in a sum once, every item is found once.
+//! Threads are moved, preempted and interrupted in the middle of sequences, while another thread closes the gate
+//! repeatedly. Every add is in a sum once, and every item is found once.
 //!
-//! `NETMEM_STRESS_OPS` says how many operations at least. One test to a process, for they send signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
+//! signals.
 
-#[path = "../../../tests/disturb.rs"]
+#[path = "shared/disturb.rs"]
 mod disturb;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use disturb::{Disturbed, on_signal, stress_threads};
@@ -17,7 +18,7 @@ use stress_ops::stress_ops;
 
 struct Shared {
     counter: Counter,
-    /// Where adds go that find the gate closed.
+    /// Adds that found the gate closed.
     elsewhere: AtomicI64,
     /// What the signal handler has added.
     by_signals: AtomicI64,
@@ -41,7 +42,7 @@ fn add(n: isize) -> bool {
     closed
 }
 
-/// Uses the counter that it has interrupted.
+/// Adds to the counter whose sequence it may have interrupted.
 extern "C" fn signalled(_: libc::c_int) {
     add(3);
     shared().by_signals.fetch_add(3, Ordering::Relaxed);
@@ -70,7 +71,7 @@ impl Items {
     }
 }
 
-/// Gives one item, alone or with others; those that are refused are found at once.
+/// Gives one item, alone or with others. Items that are refused count as found at once.
 fn give_items(depot: &Depot, items: &Items, n: u64) {
     let item = |n: u64| NonZeroUsize::MIN.saturating_add(n as usize);
     let several: Vec<_> = (0..if n.is_multiple_of(16) { n / 16 % 40 } else { 0 }).map(|i| item(n + i)).collect();
@@ -86,7 +87,7 @@ fn give_items(depot: &Depot, items: &Items, n: u64) {
     }
 }
 
-/// Takes the full magazines, and what the CPUs hold.
+/// Takes the full magazines, and the items that the CPUs hold.
 fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
     while taker.refill(depot, |item| {
         items.found(item);
@@ -97,7 +98,7 @@ fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
 
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
-    shared(); // before the first signal, which may interrupt whoever makes it
+    shared(); // before the first signal, which may interrupt the thread that makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
     let ((depot, mut taker), items) = (Depot::new(16, 64).unwrap(), Items::default());
@@ -111,7 +112,8 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                 scope.spawn(move || {
                     let work = || {
                         let mut done = 0;
-                        // An abort is a matter of chance: as many operations again until there was one, but not for ever.
+                        // An abort is a matter of chance: the operations are repeated until there was one, up to a
+                        // limit.
                         while done < ops / threads || (restarts() && aborts() == 0 && done < 100 * ops) {
                             let mut closed = 0;
                             for _ in 0..1000 {
@@ -131,7 +133,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
             .collect();
         let mover = scope.spawn(|| {
             disturbed.move_about(&stop, || {
-                // Both slow sides, while sequences run.
+                // Both slow paths, while sequences run.
                 sum += shared().counter.close().unwrap().unwrap();
                 closes += 1;
                 assert!(shared().counter.reopen());
@@ -160,7 +162,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     assert_eq!(of(&items.put), of(&items.found), "items were lost, or found twice");
     assert_eq!(of(&items.put_sum), of(&items.found_sum), "items were confused");
-    // It was stress.
+    // The test put enough load on the sequences.
     assert!(by_signals > 0 && moves > 0 && closes > 0 && reclaims > 0);
     println!(
         "items: {} given, {} of them refused, {} in full magazines",

@@ -1,4 +1,4 @@
-//! Many pages given back at once, for callers who know that they have many.
+//! Returns many pages at once, for callers that know that they have many.
 
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
@@ -10,13 +10,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Collects fragments that are no longer needed and sends their pages home together, grouped by pool: a transmit completion that
-/// has frames of several devices, for instance.
+/// Collects fragments that are no longer needed, and returns their pages together, grouped by pool. An example is a
+/// transmit completion that has frames of several devices.
 ///
-/// Dropping fragments one by one is right, too, and costs no more in their pool's own poll context. Elsewhere a page that is
-/// dropped waits in this CPU's magazine until that is full or the pool is short of pages; a bulk goes to the pool at once, in a
-/// magazine of its own, at two atomics for each 62 pages (or fewer, where the pool's magazines are smaller). Pools that have fewer
-/// than 8 pages in a bulk get them one by one.
+/// Dropping fragments one by one is correct too, and costs no more in their pool's own poll context. Outside of it, a
+/// dropped page waits in this CPU's magazine until the magazine is full or the pool is short of pages. A bulk goes to
+/// the pool at once, in a magazine of its own: two atomics for each 62 pages, or for fewer if the pool's magazines are
+/// smaller. If a bulk has fewer than 8 pages of a pool, these are returned one by one.
 ///
 /// ```
 /// use netmem_pool::{Bulk, PoolOptions, Private, RegionOptions, RegionProvider};
@@ -34,7 +34,7 @@ use std::ptr::NonNull;
 /// # }
 /// ```
 pub struct Bulk<M: Memory> {
-    /// The first `n` are pages of which this has what was the last count.
+    /// The first `n` are pages. This value has the last count of each.
     pages: [NonNull<Desc>; MAGAZINE],
     n: usize,
     kind: PhantomData<Frag<M>>,
@@ -44,14 +44,14 @@ pub struct Bulk<M: Memory> {
 unsafe impl<M: Memory> Send for Bulk<M> {}
 
 impl<M: Memory> Bulk<M> {
-    /// An empty one.
+    /// An empty bulk.
     #[must_use]
     pub fn new() -> Self {
         Self { pages: [NonNull::dangling(); MAGAZINE], n: 0, kind: PhantomData }
     }
 
-    /// Drops a page or a fragment: one less holder now, and the page, if this was the last, home with the next
-    /// [`flush`](Self::flush). There is one whenever 62 pages have come together, and at the end.
+    /// Drops a page or a fragment. Its page has one holder less. If this was the last holder, the page is returned by
+    /// the next [`flush`](Self::flush). A flush happens whenever 62 pages are collected, and at the end.
     pub fn add(&mut self, frag: impl Into<Frag<M>>) {
         let desc = frag.into().into_desc();
         // SAFETY: the count was the fragment's, and is given up.
@@ -65,12 +65,12 @@ impl<M: Memory> Bulk<M> {
         self.n += 1;
     }
 
-    /// Sends the pages home: one group for each pool.
+    /// Returns the pages: one group for each pool.
     pub fn flush(&mut self) {
         let mut panics = Panics::default();
         let mut rest = &mut self.pages[..std::mem::take(&mut self.n)];
         while let Some(first) = rest.first() {
-            // SAFETY: the pages are ours; *home stays*.
+            // SAFETY: this value owns the pages; *home stays*.
             let home = |desc: &NonNull<Desc>| unsafe { desc.as_ref() }.home();
             let this = home(first);
             let mut same = 0;
@@ -81,7 +81,7 @@ impl<M: Memory> Bulk<M> {
                 }
             }
             let (group, others) = rest.split_at_mut(same);
-            // SAFETY: all of this home, at least the first, and all of them ours alone.
+            // SAFETY: all pages of the group have this home, there is at least one, and this value owns them all.
             unsafe { Home::take_back_many(NonNull::new_unchecked(this), group, &mut panics) };
             rest = others;
         }

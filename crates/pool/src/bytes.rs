@@ -1,14 +1,14 @@
-//! Ranges of bytes of a page, checked.
+//! The check that a range of bytes lies within a page or fragment.
 
 /// An access outside of a page or fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at offset {offset} reach beyond the {have} bytes there are")]
 pub struct OutOfRange {
-    /// Where the access began.
+    /// The first byte of the access.
     pub offset: usize,
     /// Bytes asked for.
     pub len: usize,
-    /// Bytes there are.
+    /// Bytes that the page or fragment has.
     pub have: usize,
 }
 

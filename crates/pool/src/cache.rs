@@ -1,4 +1,5 @@
-//! What a polled pool has behind its header: the array cache, and whatever else only the pool's owner touches.
+//! The part of a polled pool behind its header: the array cache, and everything else that only the pool's owner
+//! touches.
 
 use crate::desc::Desc;
 use crate::home::{Home, InContext, Return};
@@ -30,7 +31,7 @@ impl PollHome {
         Self { home: Home::of_cpus(elsewhere, domain, cpus), cache }
     }
 
-    /// Runs `f` on the depot and its taker. None: there is no depot, or an `f` is running. For the pool's owner.
+    /// Runs `f` on the depot and its taker. `None` if there is no depot, or if an `f` is running. For the pool's owner.
     #[inline(always)]
     pub(crate) fn with_taker<R>(&self, f: impl FnOnce(&mut Taker, &Depot) -> R) -> Option<R> {
         /// Puts the taker back, also after a panic.
@@ -53,8 +54,8 @@ impl PollHome {
         context
     }
 
-    /// The counters, when `released` pages have left past the owner. Any thread may call this while the owner is there: what it reads
-    /// is atomic or never changes.
+    /// The counters, if `released` pages have left the pool without passing through the owner. Any thread may call this
+    /// while the owner exists: it reads only what is atomic or never changes.
     pub(crate) fn stats(&self, released: u64) -> PoolStats {
         let c = &self.cache.counters;
         let slow = c.alloc_slow.get();
@@ -84,13 +85,15 @@ impl PollHome {
     }
 }
 
-/// The unlocked array of pages at hand, most recently used last, and an unbounded list behind it.
+/// The owner's array of free pages, without a lock, the most recently used last; and an unbounded list for pages that
+/// do not fit.
 ///
 /// ```text
 ///   │ null │ page │ page │ page │      │      │
 ///     bottom               newest        last
 /// ```
-/// Two pointers say all: an empty cache's newest is the null at the bottom, a full one's is the last place.
+/// Two pointers are enough: the newest of an empty cache is the null at the bottom, that of a full cache is the last
+/// place.
 ///
 /// Invariant (*owner's*): only the thread that has the pool by exclusive reference, or is in its poll context, touches the cache. Other
 /// threads may read the counters, `newest`, and what never changes. No reference into the cache lives across a call that could drop a
@@ -101,11 +104,11 @@ pub(crate) struct Cache {
     newest: AtomicPtr<Place>,
     last: Cell<*mut Place>,
     bottom: *mut Place,
-    /// Bytes in a page: here, where every allocation looks anyway.
+    /// Bytes in a page. It is here because every allocation reads this cache line anyway.
     pub(crate) page_size: u32,
     places: u32,
     spill: Cell<*mut Link>,
-    /// Takes pages out of the depot. It is not here while it does so.
+    /// Takes pages out of the depot. It is taken out of the cache while it does so.
     taker: Cell<Option<Taker>>,
     /// The context that this thread was in when it entered this one.
     pub(crate) outer: Cell<*const PollHome>,
@@ -119,7 +122,7 @@ pub(crate) struct Cache {
 type Place = Option<NonNull<Desc>>;
 
 impl Cache {
-    /// For `capacity` pages of `page_size` bytes. What does not fit goes to `overflow`.
+    /// A cache for `capacity` pages of `page_size` bytes. Further pages go to `overflow`.
     pub(crate) fn new(capacity: u32, page_size: u32, overflow: Return) -> Self {
         let places: Box<[Place]> = vec![None; capacity as usize + 1].into();
         let bottom = Box::into_raw(places).cast::<Place>();
@@ -139,7 +142,7 @@ impl Cache {
         }
     }
 
-    /// The fast way out. Counts nothing: [`popped`](Self::popped) knows.
+    /// The fast path of allocation. It counts nothing, because [`popped`](Self::popped) can be computed.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
         let newest = self.newest.load(Ordering::Relaxed);
@@ -150,7 +153,7 @@ impl Cache {
         Some(desc)
     }
 
-    /// The fast way in; false if the array is full.
+    /// The fast path of a return. False if the array is full.
     #[inline(always)]
     pub(crate) fn push(&self, desc: NonNull<Desc>) -> bool {
         let newest = self.newest.load(Ordering::Relaxed);
@@ -178,14 +181,14 @@ impl Cache {
         unsafe { self.last.get().offset_from_unsigned(self.bottom) }
     }
 
-    /// How many pages went the fast way out: those that came in and are not there any more.
+    /// How many pages were popped on the fast path: the pages that were pushed and are not in the array any more.
     fn popped(&self) -> u64 {
         let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
         // Another thread may find a page in the array that is not counted yet.
         came.wrapping_sub(self.len() as u64).cast_signed().max(0).cast_unsigned()
     }
 
-    /// The slow way in: into the array, or onto the list behind it.
+    /// The slow path of a return: pushes onto the array, or onto the list behind it.
     pub(crate) fn put(&self, desc: NonNull<Desc>) {
         if self.len() == self.capacity() {
             return self.spill(desc);
@@ -195,21 +198,21 @@ impl Cache {
         self.grew(1);
     }
 
-    /// Where the next pages go, if there is room for a whole magazine of them. The caller writes them there and then calls
-    /// [`grew`](Self::grew), before it does anything else with the cache.
+    /// The places for the next pages, if a whole magazine fits. The caller writes the pages there. It then calls
+    /// [`grew`](Self::grew) before it uses the cache in another way.
     pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
         // SAFETY: there are places behind the newest.
         (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.load(Ordering::Relaxed).add(1) })
     }
 
-    /// So many pages were written behind the newest.
+    /// This many pages were written behind the newest.
     pub(crate) fn grew(&self, n: usize) {
         // SAFETY: there are that many places, for they were written.
         self.newest.store(unsafe { self.newest.load(Ordering::Relaxed).add(n) }, Ordering::Relaxed);
         self.counters.filled.add(n as u64);
     }
 
-    /// The slow way out: of the array, or else of the list behind it.
+    /// The slow path of allocation: pops from the array, or else from the list behind it.
     pub(crate) fn take(&self) -> Option<NonNull<Desc>> {
         let Some(desc) = self.pop() else { return self.unspill() };
         self.counters.filled.add(u64::MAX);
@@ -230,7 +233,7 @@ impl Cache {
         self.spill.set(link);
     }
 
-    /// Moves pages from that list into the array, while there are any and room for them.
+    /// Moves pages from that list into the array, while there are pages on the list and places in the array.
     pub(crate) fn refill(&self) {
         while self.len() < self.capacity()
             && let Some(desc) = self.unspill()

@@ -1,20 +1,21 @@
-//! The page descriptor: one cache line that knows everything about a page, so that nothing ever looks a page up.
+//! The page descriptor: one cache line with all data of a page. A page or fragment points to it, so no lookup is ever
+//! needed.
 
 use crate::home::Home;
 use crate::list::Link;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Condvar, Mutex, Ordering};
 use rustix::fd::RawFd;
 use std::cell::Cell;
-use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
-/// Beside a pool's identity: a thread has claimed to unmap the page, and has not finished.
+/// A flag beside a pool's identity: a thread has claimed to unmap the page, and has not finished.
 const UNMAPPING: u64 = 1 << 63;
-/// Beside [`UNMAPPING`]: the pool's owner waits for that.
+/// A flag beside [`UNMAPPING`]: the pool's owner waits until the page is unmapped.
 const WAITED_FOR: u64 = 1 << 62;
 
-/// Where a pool's owner waits for threads that are unmapping pages of the pool. Each pool has one.
+/// A lock and a condition variable, by which a pool's owner waits for threads that are unmapping pages of the pool.
+/// Each pool has one.
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     lock: Mutex<()>,
@@ -33,36 +34,45 @@ impl Unmapped {
 /// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list, a
 ///   magazine or the return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
 ///   [`RawPage`](crate::RawPage). Only that owner writes the cells, and passes them on with a release.
-/// * (*sole*) `refs` is 1 unless the page is shared, also while it is at home: a sole owner's drop writes nothing here.
+/// * (*sole*) `refs` is 1 unless the page is shared, also while the page is with its pool. A sole owner's drop
+///   therefore writes nothing here.
+/// * (*frozen*) while `frozen` is set, the owner that set it holds a fragment. That was the only value when it was set,
+///   so that all others are its clones, which are fragments, too. Before a fragment can become a page, and before the
+///   page returns to its pool, that owner has been dropped and has cleared it.
 /// * (*home stays*) `home` points to a live [`Home`] while the page is with a pool or its users.
 #[repr(C)]
 #[cfg_attr(not(loom), repr(align(64)))]
 pub(crate) struct Desc {
     /// Fragments and pages that refer to this page.
     refs: AtomicU32,
-    /// Which page of its region.
+    /// The page's number in its region.
     index: Cell<u32>,
-    /// Where the page goes when the last of them is dropped.
+    /// The header of the owner to which the page returns when the last of them is dropped.
     home: AtomicPtr<Home>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
-    /// The first byte in this process. Of memory that is not mapped here, its offset in the file: a number that is never followed.
+    /// The first byte in this process. For memory that is not mapped here, its offset in the file: a number that is
+    /// never dereferenced.
     addr: Cell<*mut u8>,
     /// Identity of the pool that mapped the page, or 0. With [`UNMAPPING`] while a thread unmaps it, which then sets it to 0.
     mapped: AtomicU64,
-    /// The next page in whatever list its owner keeps it.
+    /// The next page in the list in which its owner keeps it.
     pub(crate) link: Link,
     /// The region's file, which lives as long as the region does, or -1.
     file: Cell<RawFd>,
-    /// A device may still write to a part of the page that was dropped. Set once, until the region goes.
+    /// A device may still write to a part of the page that was dropped. Once set, it stays set until the region is
+    /// dropped.
     quarantined: AtomicBool,
+    /// A [`BytesOwner`](crate::BytesOwner) has a fragment that was the only value on the page: all values on it are fragments.
+    frozen: AtomicBool,
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Desc>() == 64);
 
 impl Desc {
-    /// Fills in what never changes. All callers write the same values, and only the provider calls.
+    /// Fills in the fields that never change. Only the provider calls this, and every call for a page writes the same
+    /// values.
     pub(crate) fn describe(&self, index: u32, addr: *mut u8, file: RawFd) {
         self.index.set(index);
         self.addr.set(addr);
@@ -104,18 +114,19 @@ impl Desc {
         self.mapped.store(id, Ordering::Release);
     }
 
-    /// Whether a pool has the page mapped. It says so until its device goes, wherever the page is.
+    /// Whether a pool has the page mapped. True from the mapping until the pool's device is gone, wherever the page is.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {
         // Neither 0 nor being unmapped.
         self.mapped.load(Ordering::Relaxed).cast_signed() > 0
     }
 
-    /// Claims to unmap the page for pool `id`: the address at which the caller is to unmap it. The caller then says that it is
-    /// [`unmapped`](Self::unmapped). One claim succeeds for each mapping.
+    /// Claims the right to unmap the page for pool `id`. Returns the address at which the caller must unmap it; after
+    /// that the caller calls [`unmapped`](Self::unmapped). For each mapping, one claim succeeds.
     ///
-    /// [`PagePool::device_gone`](crate::PagePool::device_gone) asks about pages that it does not own. The first look leaves pages of
-    /// other pools alone. While the claim is held the page stays this pool's.
+    /// [`PagePool::device_gone`](crate::PagePool::device_gone) calls this for pages that it does not own. The load
+    /// comes first, so that pages of other pools are not written. While the claim is held, the page stays with this
+    /// pool.
     pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Acquire) != id {
             return None;
@@ -128,13 +139,13 @@ impl Desc {
     pub(crate) fn unmapped(&self, pool: &Unmapped) {
         // Release: for the owner that waits.
         if self.mapped.swap(0, Ordering::Release) & WAITED_FOR != 0 {
-            // Under the lock, so that the owner is either before its last look at the word or asleep.
+            // Under the lock, so that the owner either has not read the word for the last time yet, or is asleep.
             let _lock = pool.lock.lock().unwrap_or_else(PoisonError::into_inner);
             pool.event.notify_all();
         }
     }
 
-    /// Sleeps while another thread unmaps the page for pool `id`. The owner's.
+    /// Sleeps while another thread unmaps the page for pool `id`. Only the pool's owner calls it.
     pub(crate) fn wait_unmapped(&self, id: u64, pool: &Unmapped) {
         let (claimed, waited_for) = (id | UNMAPPING, id | UNMAPPING | WAITED_FOR);
         // Acquire, also below: the owner comes after the unmapping.
@@ -149,8 +160,8 @@ impl Desc {
         }
     }
 
-    /// Claims to unmap a page that the pool's owner has: no thread competes for it, because only the owner lets a device go. There is
-    /// nothing to release.
+    /// Claims the right to unmap a page that the pool's owner holds. No thread competes for it, because only the owner
+    /// calls `device_gone`. The claim need not be released.
     pub(crate) fn claim_unmap_alone(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Relaxed) != id {
             return None;
@@ -159,16 +170,34 @@ impl Desc {
         Some(self.dma())
     }
 
-    /// Notes that a device may still write to the part of the page of which the caller holds a count, and drops it next.
+    /// Notes that a device may still write to a part of the page. The caller holds a count for that part, and drops the
+    /// count next.
     pub(crate) fn set_quarantined(&self) {
         // Relaxed: the drop of the count releases it, and a holder that finds itself alone has acquired that.
         self.quarantined.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a device may still write to a part of the page: asked by the only holder.
+    /// Whether a device may still write to a part of the page. Only the sole holder may ask.
     #[inline]
     pub(crate) fn is_quarantined(&self) -> bool {
         self.quarantined.load(Ordering::Relaxed)
+    }
+
+    /// Notes that all values on the page are fragments, and stay fragments until the page is [thawed](Self::thaw). The
+    /// caller has the only value.
+    pub(crate) fn freeze(&self) {
+        // Relaxed, as below: passing the bytes on to another thread orders it.
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends [`freeze`](Self::freeze). The caller drops its fragment next.
+    pub(crate) fn thaw(&self) {
+        self.frozen.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether all values on the page are fragments. Asked by a borrower of bytes of the page.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     /// Counts one more user.
@@ -205,14 +234,14 @@ impl Desc {
     }
 }
 
-/// Drops one count of a page, and sends the page home if it was the last. This is the return hook.
+/// Drops one count of a page, and returns the page to its owner if the count was the last. This is the return hook.
 ///
 /// # Safety
 ///
 /// The caller owns a count of this page (*one owner*) and gives it up.
 #[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
-    // SAFETY: the caller's. *home stays*, and the page is now ours alone to send there.
+    // SAFETY: the caller's. *home stays*, and after the last count only this thread may return the page.
     unsafe {
         if put_last(desc) {
             Home::take_back(NonNull::new_unchecked(desc.as_ref().home()), desc);
@@ -220,7 +249,7 @@ pub(crate) unsafe fn put(desc: NonNull<Desc>) {
     }
 }
 
-/// The same, but the page, if it was the last count, is the caller's to send home.
+/// The same, but if it was the last count (true), the caller must return the page.
 ///
 /// # Safety
 ///
@@ -236,6 +265,13 @@ pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     cold_path();
     d.put()
 }
+
+/// Marks a branch as rarely taken, so that the compiler moves the branch's code out of line. It compiles to no
+/// instruction.
+// `std::hint::cold_path`, for compilers before 1.95.
+#[cold]
+#[inline(always)]
+pub(crate) const fn cold_path() {}
 
 /// [`put`] for `n` counts at once.
 ///
@@ -267,6 +303,7 @@ impl Desc {
             link: Link::new(),
             file: Cell::new(-1),
             quarantined: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
         }
     }
 }
@@ -292,7 +329,8 @@ mod model {
         Arc::new(Page { desc: Desc::for_model(refs), bytes: UnsafeCell::new(0) })
     }
 
-    /// Last drops: of several holders that go at once, one takes the page home, after the others have read their last.
+    /// Last drops: if several holders are dropped at once, one of them returns the page, after the last reads of the
+    /// others.
     #[test]
     fn last_drops() {
         loom::model(|| {
@@ -302,7 +340,7 @@ mod model {
                 page.bytes.with(|b| assert_eq!(unsafe { *b }, 0));
                 let last = page.desc.is_sole() || page.desc.put();
                 if last {
-                    assert!(page.desc.is_sole(), "as it is at home");
+                    assert!(page.desc.is_sole(), "the count is 1 while the page is with its pool");
                     // SAFETY: loom checks that no other thread reads or writes.
                     page.bytes.with_mut(|b| unsafe { *b = 1 });
                 }
@@ -317,7 +355,8 @@ mod model {
         });
     }
 
-    /// Last drop against clone: a holder makes another while the rest let go. The thread of the last drop has the page alone.
+    /// Last drop against clone: one holder clones itself while the others are dropped. The thread of the last drop has
+    /// the page alone.
     #[test]
     fn last_drop_against_clone() {
         loom::model(|| {
@@ -345,7 +384,7 @@ mod model {
             });
             reads(&page);
             let mine = drops(&page);
-            assert!(mine != thread.join().unwrap(), "one of them, and one only, takes the page home");
+            assert!(mine != thread.join().unwrap(), "exactly one of them returns the page");
         });
     }
 }

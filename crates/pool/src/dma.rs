@@ -1,4 +1,4 @@
-//! DMA domains: which addresses a device knows memory by, and what has to be done before it or the CPU looks.
+//! DMA domains: the addresses by which a device reaches memory, and the syncs before the device or the CPU accesses it.
 
 use crate::desc::Desc;
 use crate::mapping::HUGE;
@@ -32,20 +32,21 @@ pub enum MapError {
         /// How long it was.
         len: usize,
     },
-    /// The domain can take no more.
+    /// The domain cannot map any more.
     #[error("the DMA domain is full: {0}")]
     Full(String),
 }
 
-/// Which way bytes go between memory and the devices of a [`DmaDomain`]: what a mapping allows, and what one transfer does.
+/// The direction of bytes between memory and the devices of a [`DmaDomain`]: what a mapping allows, and what a transfer
+/// does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// A device writes the bytes: receive buffers.
+    /// A device writes the bytes: for receive buffers.
     FromDevice,
-    /// A device reads the bytes: what is sent.
+    /// A device reads the bytes: for data that is sent.
     ToDevice,
-    /// A device does both: receive buffers whose pages may be sent again as they are. Needs no knowledge of the program,
-    /// hence the default.
+    /// A device does both: for receive buffers whose pages may be sent again unchanged. This is the default, because it
+    /// is correct for every program.
     #[default]
     Bidirectional,
 }
@@ -60,8 +61,8 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
     /// Makes `len` bytes at `addr` reachable in the given direction, and returns the device's address of the first. The same
     /// bytes may be mapped several times at once, also in other directions, and are then unmapped as often.
     ///
-    /// A domain that can, as one behind an IOMMU, keeps the device from everything else: memory that is mapped
-    /// [`ToDevice`](Direction::ToDevice) cannot be written by it.
+    /// If a domain can, for example behind an IOMMU, it keeps the device from all other accesses: a device cannot write
+    /// memory that is mapped [`ToDevice`](Direction::ToDevice).
     ///
     /// # Errors
     ///
@@ -80,10 +81,10 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
         Err(MapError::File { offset, len })
     }
 
-    /// Takes back what [`map`](Self::map) or [`map_file`](Self::map_file) gave, once.
+    /// Undoes one [`map`](Self::map) or [`map_file`](Self::map_file). Called once for each.
     fn unmap(&self, dma: u64, len: usize);
 
-    /// Whether the two syncs do anything.
+    /// Whether the two syncs have any effect.
     fn needs_sync(&self) -> bool {
         false
     }
@@ -100,7 +101,7 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
     }
 }
 
-/// Maps a page of a kind of memory that is mapped here, or not.
+/// Maps a page of any kind of memory, mapped in this process or not.
 ///
 /// # Safety
 ///
@@ -114,7 +115,7 @@ pub(crate) unsafe fn map_page<M: Memory>(
     if M::MAPPED {
         return domain.map(desc.addr(), len, direction);
     }
-    // SAFETY: memory that is not mapped is a file, which the region keeps open.
+    // SAFETY: memory that is not mapped is a file, and the region keeps the file open.
     let file = unsafe { BorrowedFd::borrow_raw(desc.file()) };
     domain.map_file(file, desc.addr().addr() as u64, len, direction)
 }
@@ -130,7 +131,7 @@ pub struct TableEntry {
     bus: u64,
 }
 
-/// A region that is shared by file descriptor, of whatever kind.
+/// A region of any kind that is shared by file descriptor.
 trait SharedRegion: fmt::Debug + Send + Sync {
     fn fd(&self) -> Option<BorrowedFd<'_>>;
     fn file_offset(&self) -> u64;
@@ -185,7 +186,7 @@ impl TableEntry {
         self.memory.fd()
     }
 
-    /// Whether these bytes of a file are in it.
+    /// Whether these bytes of a file are in the region.
     fn has(&self, file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
         let have = self.len as u64;
         let same = self.fd().is_some_and(|fd| fd.as_raw_fd() == file.as_raw_fd());
@@ -221,7 +222,7 @@ impl TableEntry {
 /// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
 const NOWHERE: u64 = 1 << 62;
 
-/// Where the addresses of regions begin that were added to a table in use. No other region comes so far.
+/// The bus address of the first region that was added to a table in use. Other regions have lower addresses.
 const ADDED: u64 = 1 << 50;
 
 /// Device memory that is added to a [`MemoryTable`] and removed from it while the table is a domain in use. A handle, from
@@ -238,7 +239,7 @@ struct Added {
 }
 
 impl AddedMemory {
-    /// Adds a region. The domain can map it from now on; that the device knows it is the caller's affair.
+    /// Adds a region. From now on the domain can map it. The caller makes sure that the device knows the region.
     #[must_use]
     pub fn add(&self, region: Arc<Region<Device>>) -> TableEntry {
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -252,7 +253,7 @@ impl AddedMemory {
     ///
     /// # Errors
     ///
-    /// How many mappings there are. Nothing has changed then.
+    /// The number of mappings. Nothing has changed then.
     pub fn remove(&self, bus: u64) -> Result<bool, usize> {
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = added.entries.iter().position(|(entry, _)| entry.bus == bus) else { return Ok(false) };
@@ -315,7 +316,7 @@ impl MemoryTable {
         regions.iter().cloned().fold(table, Self::and_shared)
     }
 
-    /// The same with another region behind the others, of the same kind or of another.
+    /// The same with another region behind the others. It may be of another kind.
     #[must_use]
     pub fn and_shared<M: PeerMemory>(mut self, region: Arc<Region<M>>) -> Self {
         self.push(region);
@@ -373,7 +374,7 @@ impl DmaDomain for MemoryTable {
     }
 }
 
-/// Counts what another domain is asked to do. For tests and for seeing that a program keeps its books.
+/// Counts the calls to another domain. For tests, and to check that a program balances its maps and unmaps.
 #[derive(Debug)]
 pub struct CountingDomain<D> {
     inner: D,
@@ -384,7 +385,7 @@ pub struct CountingDomain<D> {
 }
 
 impl<D> CountingDomain<D> {
-    /// Counts what is asked of `inner`.
+    /// Counts the calls to `inner`.
     pub fn new(inner: D) -> Self {
         let zero = AtomicU64::default;
         Self { inner, maps: zero(), unmaps: zero(), syncs: zero(), synced: zero() }

@@ -1,5 +1,5 @@
-//! How a page comes home without passing through the magazines, and how a pool ends: the return stack, the count of
-//! pages that are out, and the rule that says which thread frees the pool.
+//! The return stack and the end of a pool: how a page returns without passing through the magazines, how pages that are
+//! out are counted, and which thread frees the pool.
 //!
 //! ```text
 //!   state        return stack    left               a page that is dropped elsewhere
@@ -13,11 +13,13 @@
 //!   gone         freed           0                  there is none
 //! ```
 //!
-//! `direct` is the number of pages that left the pool on a returning thread: given to the provider, or kept in quarantine. `out` is
-//! the number of pages that the owner took from the provider and never saw again. *Given* means given to the provider.
+//! `direct` is the number of pages that a returning thread has taken out of the pool: it gave them to the provider, or
+//! kept them in quarantine. `out` is the number of pages that the owner took from the provider and that were not
+//! returned to the owner. *Given* means given to the provider.
 //!
-//! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so there is no ABA:
-//! a push compares with the head to which it linked its page. If that head went and came back, the link is right again.
+//! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so
+//! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
+//! pushed again in between, the link is still right.
 //!
 //! **Which thread frees the pool.** A thread that gives a page to the provider takes 1 from `left` afterwards, as its last touch of
 //! the pool. The owner adds `out` as its last touch. The thread whose addition makes `left` zero after the owner's addition frees:
@@ -34,19 +36,20 @@
 //! In the other order `left` is -1, then 0, and the owner frees. A return before the owner leaves finds 0 or less, and does not free.
 //! A push is the last touch of its thread: the page is on the stack then, and the owner counts it.
 //!
-//! **A device that goes** unmaps every page, also those that are out ([`Shared::device_gone`]). A return may be unmapping its page at
-//! that moment. The two compete for the page's claim ([`Desc::claim_unmap`]):
+//! **`device_gone`** unmaps every page, also those that are out ([`Shared::device_gone`]). A return may be unmapping
+//! its page at that moment. The two compete for the page's claim ([`Desc::claim_unmap`]):
 //!
 //! ```text
 //!   device_gone (the owner)                 return, page per packet or after the close
-//!   claims, unmaps, releases the claim      finds no claim to be had: pushes the page, for the owner may be unmapping it;
+//!   claims, unmaps, releases the claim      gets no claim: pushes the page, because the owner may be unmapping it;
 //!                                           if the stack is closed, the owner has finished: gives the page
 //!   finds it claimed: waits                 claims, unmaps, releases the claim; gives the page, left -= 1
 //! ```
 //!
-//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing releases what the owner
-//! did before to the threads that find the stack closed. The additions to `left` are acquire-release, so the thread that frees has
-//! every other thread's last touch before it. `docs/return-path.md` lists the models; they run this file.
+//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing is a
+//! release, too: a thread that finds the stack closed sees what the owner did before. The additions to `left` are
+//! acquire-release, so every other thread's last access to the pool happens before the thread that frees it.
+//! `docs/return-path.md` lists the models; they run this file.
 
 use crate::cache::PollHome;
 use crate::desc::Desc;
@@ -64,7 +67,7 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
 
-/// Never the address of a link.
+/// A value that is never the address of a link.
 fn closed() -> *mut Link {
     ptr::without_provenance_mut(1)
 }
@@ -73,13 +76,13 @@ fn closed() -> *mut Link {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-/// The part of a pool that says how far it is with its end.
+/// The part of a pool that its end needs: the return stack and the [`Record`].
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct End {
     head: AtomicPtr<Link>,
     record: Arc<Record>,
-    /// Models read it wherever a thread touches the pool, and write it where the pool is freed.
+    /// Loom models read this cell wherever a thread touches the pool, and write it where the pool is freed.
     #[cfg(loom)]
     alive: loom::cell::UnsafeCell<()>,
 }
@@ -98,7 +101,7 @@ impl End {
         &self.record
     }
 
-    /// In a model, says that this thread touches the pool.
+    /// Tells a loom model that this thread touches the pool.
     #[inline(always)]
     fn touch(_this: *const Self) {
         #[cfg(loom)]
@@ -133,23 +136,23 @@ impl End {
         Err(Closed)
     }
 
-    /// Whether the stack is empty. The owner's cheap look before a swap.
+    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper.
     pub(crate) fn is_empty(&self) -> bool {
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes all pages off the stack: a list by [`Link::next`], ended by null. The owner's.
+    /// Takes all pages off the stack: a list by [`Link::next`], ended by null. Only the owner calls it.
     pub(crate) fn take_all(&self) -> *mut Link {
         self.head.swap(ptr::null_mut(), Ordering::Acquire)
     }
 
-    /// Takes all pages off the stack for the last time: from now on `push` fails. The owner's.
+    /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner calls it.
     fn close(&self) -> *mut Link {
         self.head.swap(closed(), Ordering::AcqRel)
     }
 
-    /// Counts a page that went to the provider without passing through the owner. True: the caller frees the pool. Otherwise the
-    /// caller touches the pool no more.
+    /// Counts a page that went to the provider without passing through the owner. If the answer is true, the caller
+    /// frees the pool. Otherwise the caller must not touch the pool again.
     ///
     /// # Safety
     ///
@@ -162,17 +165,18 @@ impl End {
         record.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// How many pages have left on returning threads, for as long as the owner is there.
+    /// How many pages returning threads have taken out of the pool. Valid while the owner exists.
     pub(crate) fn left_directly(&self) -> u64 {
         self.record.left.load(Ordering::Acquire).unsigned_abs()
     }
 }
 
-/// What remains to be said of a pool after its end. It outlives the pool, so that it can be read at any time.
+/// The record of a pool after its end. It outlives the pool, so that it can be read at any time.
 #[derive(Debug)]
 pub(crate) struct Record {
     name: String,
-    /// Minus the pages that left on returning threads; after the owner left, the pages still out.
+    /// While the owner exists: minus the number of pages that returning threads took out. After that: the pages still
+    /// out.
     left: AtomicI64,
     books: Mutex<Books>,
 }
@@ -180,20 +184,20 @@ pub(crate) struct Record {
 /// Where a pool's counters are, and what is counted after the owner has stopped counting.
 #[derive(Debug, Default)]
 struct Books {
-    /// The pool, while its owner is there.
+    /// The pool, while its owner exists.
     pool: Option<NonNull<PollHome>>,
-    /// The counters as they were when the owner left, without the pages that left on returning threads.
+    /// The counters as they were when the owner left, without the pages that returning threads took out.
     stats: PoolStats,
-    /// Pages that the owner had taken and never saw again.
+    /// Pages that the owner had taken and that were not returned to it.
     out: u64,
     /// Whether a returning thread that gives a page to the provider also unmaps it.
     unmaps: bool,
-    /// Pages in quarantine that left on returning threads.
+    /// Pages in quarantine that returning threads took out.
     kept: u64,
 }
 
-// SAFETY: the pointer is followed under the lock only, while the owner is there: `Shared::end` takes it away before the pool can be
-// freed. What is read behind it is atomic or never changes.
+// SAFETY: the pointer is followed under the lock only, while the owner exists: `Shared::end` removes it before the pool
+// can be freed. What is read through it is atomic or never changes.
 unsafe impl Send for Books {}
 
 impl Record {
@@ -209,7 +213,7 @@ impl Record {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the counters are those of this pool.
+    /// Connects the record with its pool: from now on the counters are read from the pool.
     pub(crate) fn open(&self, pool: NonNull<PollHome>) {
         self.books().pool = Some(pool);
     }
@@ -234,11 +238,11 @@ impl Record {
 }
 
 impl Books {
-    /// The counters when `direct` pages have left on returning threads.
+    /// The counters, if returning threads have taken out `direct` pages.
     fn stats(&self, direct: u64) -> PoolStats {
         let released = direct - self.kept;
         let mut stats = match self.pool {
-            // SAFETY: the owner is there.
+            // SAFETY: the owner exists.
             Some(pool) => unsafe { pool.as_ref() }.stats(released),
             None => self.stats.with_released(released, self.unmaps),
         };
@@ -247,15 +251,15 @@ impl Books {
     }
 }
 
-/// How pages come home without passing through the magazines, and the pool's end.
+/// The return of pages that do not pass through the magazines, and the pool's end.
 impl<M: Memory> Shared<M> {
-    /// Any thread, for a page that the depot does not take.
+    /// Takes back a page that the depot does not take. Called on any thread.
     pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, front) == 0 && offset_of!(PollHome, home) == 0) };
         let this = home.cast::<Self>().as_ptr();
         let mut panics = Panics::default();
-        // SAFETY: the page that is coming home keeps the pool until it is pushed, or until it is counted by `leave`. No reference to
-        // the pool is held across either.
+        // SAFETY: the page that is being returned keeps the pool until it is pushed, or until it is counted by `leave`.
+        // No reference to the pool is held across either.
         unsafe {
             let end = &raw const (*this).end;
             let push = || End::push(end, link_of(desc)).is_ok();
@@ -267,7 +271,7 @@ impl<M: Memory> Shared<M> {
                     Some(dma) => {
                         panics.call(|| domain.unmap(dma, (*this).page_size()));
                         End::touch(end);
-                        // Also after a panic: the domain is asked once for each mapping.
+                        // Also after a panic, because the domain is called once for each mapping.
                         desc.as_ref().unmapped(&(*this).unmapped);
                     }
                     // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
@@ -283,8 +287,8 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Any thread, for a page in quarantine: it is counted, and never used again. `kept` is never entered, so that all such pages
-    /// come this way.
+    /// Takes back a page in quarantine: it is counted, and never used again. Called on any thread. `kept` is never
+    /// entered as a poll context, so every such page is returned by this function.
     pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
         // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
@@ -307,7 +311,7 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Takes the pages that came by the stack since the last time. The owner's.
+    /// Takes the pages that were pushed on the stack since the last time. Only the owner calls it.
     pub(crate) fn drain_stack(&self, panics: &mut Panics) {
         if !self.end.is_empty() {
             self.take_in(self.end.take_all(), panics);
@@ -315,7 +319,7 @@ impl<M: Memory> Shared<M> {
     }
 
     fn take_in(&self, mut list: *mut Link, panics: &mut Panics) {
-        // SAFETY: what was on the stack is the pool's.
+        // SAFETY: pages on the stack belong to the pool.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
             if self.arrives(desc) {
@@ -324,10 +328,10 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Counts a page that came by the stack; false if it is not to be used again.
+    /// Counts a page from the stack. False if the page must not be used again.
     fn arrives(&self, desc: NonNull<Desc>) -> bool {
         let cache = &self.front.cache;
-        // SAFETY: what was on the stack is the pool's.
+        // SAFETY: pages on the stack belong to the pool.
         let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
         if kept {
             cache.counters.quarantined.bump();
@@ -338,7 +342,7 @@ impl<M: Memory> Shared<M> {
         !kept
     }
 
-    /// Unmaps every page of the pool, wherever it is. The owner's.
+    /// Unmaps every page of the pool, wherever it is. Only the owner calls it.
     pub(crate) fn device_gone(&self) {
         if self.front.cache.counters.all_unmapped.get() {
             return;
@@ -354,7 +358,8 @@ impl<M: Memory> Shared<M> {
                 });
             });
         });
-        // If the provider could not name all of its regions, some pages are still mapped: calling again goes on with them.
+        // If the provider could not name all of its regions, some pages are still mapped: another call goes on with
+        // them.
         if !walk.any() {
             self.front.cache.counters.all_unmapped.set();
         }
@@ -367,7 +372,8 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Open to closing: takes all that came back, for the last time. From now on pages leave on returning threads.
+    /// From open to closing: takes all returned pages, for the last time. From now on the returning threads give pages
+    /// to the provider.
     fn close(&self, panics: &mut Panics) {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {
@@ -390,7 +396,7 @@ impl<M: Memory> Shared<M> {
     ///
     /// # Safety
     ///
-    /// The caller is the owner, and this is the last that it does with the pool.
+    /// The caller is the owner, and does not use the pool afterwards.
     pub(crate) unsafe fn end(this: NonNull<Self>) -> PoolClosed {
         let mut panics = Panics::default();
         // SAFETY: the owner keeps the pool until it has left; after that it is touched only to free it.
@@ -402,7 +408,7 @@ impl<M: Memory> Shared<M> {
             let out = s.front.cache.held.get();
             End::touch(&raw const s.end);
             let (direct, stats) = {
-                // The books take leave of the pool before it can be freed.
+                // The record's pointer to the pool is cleared before the pool can be freed.
                 let mut books = record.books();
                 books.stats = s.front.stats(0);
                 books.unmaps = s.domain.is_some() && !s.front.cache.counters.all_unmapped.get();
@@ -416,7 +422,7 @@ impl<M: Memory> Shared<M> {
                 Self::free(this.as_ptr(), &mut panics);
             }
             panics.call(|| tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed"));
-            // The list outlives a model's execution.
+            // Not in a model, because the list outlives a model's execution.
             if outstanding > 0 && !cfg!(loom) {
                 linger::begin(record, outstanding, &mut panics);
             }

@@ -9,9 +9,9 @@ use std::io;
 
 /// A range of a file, mapped for reading and writing, for memory that a peer gives to this process.
 ///
-/// Unlike a [`Region`](crate::Region) it has no pages and no descriptors, it begins and ends at any byte, and the file is not
-/// sealed: it is the peer's. The peer can write all bytes at any time, and it can take pages away; with the
-/// [handler](crate::sigbus) of SIGBUS installed, an access to such a page is counted in [`lost`](Self::lost).
+/// Unlike a [`Region`](crate::Region) it has no pages and no descriptors, it begins and ends at any byte, and the file
+/// is not sealed: it is the peer's. The peer can write all bytes at any time, and it can take pages away. If the
+/// [handler](crate::sigbus) of SIGBUS is installed, an access to such a page is counted in [`lost`](Self::lost).
 ///
 /// The range is not in the address space of a child process.
 ///
@@ -24,12 +24,13 @@ pub struct FileMapping {
     len: usize,
 }
 
-// SAFETY: an address range; the value hands out its address only.
+// SAFETY: the value gives access to its address only.
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps `len` bytes of `file` from `offset`. Whether the file is as long is the caller's to check. A range of a file of huge
-    /// pages is mapped in whole huge pages, which are reserved: if there are too few, it is an error here. Costs four system calls.
+    /// Maps `len` bytes of `file` from `offset`. The caller checks that the file is long enough. A range of a file of
+    /// huge pages is mapped in whole huge pages. They are reserved here, so that it is an error if there are too few.
+    /// Costs four system calls.
     ///
     /// # Errors
     ///
@@ -59,7 +60,7 @@ impl FileMapping {
         self.len
     }
 
-    /// How many accesses have found a page gone. 0 without the [handler](crate::sigbus).
+    /// How many accesses found that a page had been taken away. 0 without the [handler](crate::sigbus).
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.mapping.lost()

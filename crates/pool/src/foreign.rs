@@ -2,12 +2,12 @@
 //!
 //! # Why these copies are not plain ones
 //!
-//! A peer that writes during a copy makes the copy's contents arbitrary. It must make them nothing more: what was checked in
-//! the private copy must be what is used. A plain copy does not promise that. The compiler may assume that memory does
-//! not change behind its back, and so
+//! If a peer writes during a copy, the copy's contents are arbitrary. That is allowed. But the bytes that were checked
+//! in the private copy must be the bytes that are used. A plain copy does not promise that. The compiler may assume
+//! that no other process changes the memory. It may therefore
 //!
 //! * turn a copy of the private copy into a second copy of the source (LLVM does this with `memcpy`);
-//! * load a word of the source again where it needs it again, instead of keeping it.
+//! * load a word of the source again where the program uses it again, instead of keeping it.
 //!
 //! Rust has no copy for memory that changes. Each access here is therefore one of these:
 //!
@@ -17,10 +17,11 @@
 //! | 32 to 128 | vectors, each passed through an empty `asm` block as a register | to the compiler the block has made a new value, which is in no memory |
 //! | more | `memcpy`, then an empty `asm` block that may have changed all memory | the private copy may differ from the source from then on, so it is the one that is read |
 //!
-//! None of this costs an instruction, but that the last keeps the compiler from holding values of other memory in registers over
-//! the copy, which the call of `memcpy` does anyway.
+//! None of this costs an instruction. The last access also keeps the compiler from holding values of other memory in
+//! registers during the copy; the call of `memcpy` does so anyway.
 //!
-//! Words that decide something by themselves, as those of a ring, are atomics. Nothing makes a `&[u8]` of such memory.
+//! Words on which a decision depends directly, such as those of a ring, are read as atomics. No code makes a `&[u8]` of
+//! such memory.
 
 const WORD: usize = size_of::<u64>();
 const HALF: usize = size_of::<u32>();
@@ -161,7 +162,7 @@ unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Makes of a value that was loaded one that the compiler knows nothing about, and so cannot load again.
+/// Hides from the compiler where a loaded value came from, so that the compiler cannot load it again.
 #[inline(always)]
 fn launder(vector: &mut Vector) {
     // SAFETY: no instruction; the register keeps its value.

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 /// Shared, read-only bytes of one page: what a packet is made of.
 ///
-/// Sixteen bytes, cheap to pass on. Cloning is one atomic addition; dropping is one atomic subtraction, and none for the
-/// last holder. Whichever thread drops the last one, the page goes home from there.
+/// Sixteen bytes, cheap to pass on. Cloning is one atomic addition. Dropping is one atomic subtraction, and no atomic
+/// for the last holder. The drop of the last holder returns the page to its pool, on any thread.
 ///
 /// [`advance`](Self::advance) and [`truncate`](Self::truncate) narrow a fragment in place and touch no count: stripping a
 /// header costs no atomic. [`slice`](Self::slice) and [`split_to`](Self::split_to) make another holder.
@@ -65,6 +65,10 @@ impl<M: Memory> Frag<M> {
     #[inline]
     pub(crate) fn desc_addr(&self) -> usize {
         std::ptr::from_ref(self.0.desc()).addr()
+    }
+
+    pub(crate) fn desc(&self) -> &Desc {
+        self.0.desc()
     }
 
     /// Bytes.
@@ -149,10 +153,31 @@ impl<M: Memory> Frag<M> {
         Self(self.0.split_off(at))
     }
 
-    /// Gives up the value and keeps its count of the page: for a holder that keeps counts by number. The answer is the page's
-    /// number, with which [`Region::put`](crate::Region::put) gives the count back; until then the page is out.
+    /// Whether `next` begins where this fragment ends, in the same page. No atomic.
     #[inline]
-    #[must_use = "the page does not come home before its count is put"]
+    #[must_use]
+    pub fn continues(&self, next: &Self) -> bool {
+        self.desc_addr() == next.desc_addr() && self.offset() + self.len() == next.offset()
+    }
+
+    /// Joins `next`, which [continues](Self::continues) this fragment, to this fragment. The two have one count of the
+    /// page afterwards. One atomic subtraction.
+    ///
+    /// # Errors
+    ///
+    /// `next`, if it does not begin where this fragment ends.
+    pub fn join(&mut self, next: Self) -> Result<(), Self> {
+        if !self.continues(&next) {
+            return Err(next);
+        }
+        self.0.extend(next.0);
+        Ok(())
+    }
+
+    /// Gives up the value, but keeps its count of the page. For a holder that keeps counts by number. Returns the
+    /// page's number, with which [`Region::put`](crate::Region::put) puts the count. Until then the page is in flight.
+    #[inline]
+    #[must_use = "the page does not return to its pool before its count is put"]
     pub fn into_count(self) -> u32 {
         let index = self.index();
         let _ = self.into_desc();
@@ -163,8 +188,8 @@ impl<M: Memory> Frag<M> {
     ///
     /// # Errors
     ///
-    /// The fragment itself, if another value is on the page, be it on other bytes of it: a page of which one part is posted
-    /// to a device is shared.
+    /// The fragment itself, if another value is on the page, also if that value has other bytes of the page. For
+    /// example, a page of which one part is posted to a device is shared.
     pub fn try_into_page(self) -> Result<Page<M>, Self> {
         if self.0.is_sole() { Ok(self.0) } else { Err(self) }
     }
@@ -230,9 +255,9 @@ impl<M: Memory> Frag<M> {
         self.0.is_sole()
     }
 
-    /// Puts `header` directly in front of the bytes and makes it part of them. False, and nothing done, if the page has too
-    /// few bytes there, if another value is on the page, be it on other bytes of it, or if the page is in quarantine. No
-    /// atomic read-modify-write.
+    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and does nothing if there
+    /// are too few bytes in front, if another value is on the page (also if it has other bytes of it), or if the page
+    /// is in quarantine. No atomic read-modify-write.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool
@@ -250,6 +275,17 @@ impl<M: Memory> Frag<M> {
         M: Readable,
     {
         self.0.as_slice()
+    }
+
+    /// The bytes, if the memory is of a kind that is [`Readable`]. Code that is generic over all mapped memory reads them in place by this,
+    /// and copies the bytes of other kinds out.
+    #[inline]
+    #[must_use]
+    pub fn readable(&self) -> Option<&[u8]>
+    where
+        M: Mapped,
+    {
+        self.0.readable()
     }
 }
 
@@ -277,29 +313,6 @@ impl<M: Readable> AsRef<[u8]> for Frag<M> {
     }
 }
 
-/// Without copying: the `Bytes` and its slices and clones hold the fragment, and with the last of them, on whichever
-/// thread, the page goes home. One allocation, of what the clones share.
-///
-/// ```
-/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
-/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
-/// # let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
-/// let mut page = pool.alloc().expect("a new pool has pages");
-/// page.copy_from(0, b"GET / HTTP/1.1")?;
-/// let bytes = bytes::Bytes::from(page.freeze_range(0..14));
-/// let path = bytes.slice(4..5);
-/// drop(bytes);
-/// assert_eq!((&path[..], pool.stats().inflight()), (&b"/"[..], 1));
-/// drop(path);
-/// assert_eq!(pool.stats().inflight(), 0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-impl<M: Readable> From<Frag<M>> for ::bytes::Bytes {
-    fn from(frag: Frag<M>) -> Self {
-        Self::from_owner(frag)
-    }
-}
-
 impl<M: Memory> Clone for Frag<M> {
     #[inline]
     fn clone(&self) -> Self {
@@ -308,7 +321,8 @@ impl<M: Memory> Clone for Frag<M> {
     }
 }
 
-/// The same bytes as those of any peer, for code that takes both: they are copied out before they are looked at. Free.
+/// The same bytes as memory of a peer that is not trusted, for code that takes both kinds. Such bytes are copied out
+/// before they are read. The conversion is free.
 impl From<Frag<TrustedPeer>> for Frag<PeerShared> {
     fn from(frag: Frag<TrustedPeer>) -> Self {
         let (offset, len) = (frag.offset() as u32, frag.len() as u32);

@@ -57,7 +57,7 @@ impl<M: SystemMemory> GrowingProvider<M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Growth`] if the limit does not allow for one region; whatever else prevents the first.
+    /// [`RegionError::Growth`] if the limit does not allow one region; or any error of making the first region.
     pub fn new(step: RegionOptions, limit: usize) -> Result<Arc<Self>, RegionError> {
         if limit < step.pages {
             return Err(RegionError::Growth { limit, step: step.pages });

@@ -1,4 +1,5 @@
-//! Where a page goes when its last holder drops it: the header that every owner of pages has.
+//! The return of a page when its last holder drops it, and [`Home`], the header that every owner of pages has. A page's
+//! *home* is the header of the owner to which the page returns.
 //!
 //! ```text
 //!   RegionProvider, quarantine     │ Home │
@@ -9,19 +10,18 @@
 //! collects pages by CPU. Dropping cores read these words all the time and the owner never writes them. Only a pool that is polled
 //! has a cache behind its header ([`PollHome`]).
 //!
-//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison: of the page's home with a
-//! thread-local pointer to the home that this thread has entered. The comparison reads nothing of the pool. A core that drops pages
-//! elsewhere therefore shares no written line with the core that polls. If the two are equal, the home has been entered, so there is
-//! a cache behind it.
+//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison: of the page's home with
+//! a thread-local pointer to the home that this thread has entered. The comparison reads nothing of the pool. A core
+//! that drops pages elsewhere therefore shares no written line with the core that polls. If the two are equal, the
+//! thread has entered the home, so there is a cache behind it.
 //!
-//! This file reads as the cost does: the comparison, the cache, this CPU's magazine, then the slow ways.
+//! The functions are in the order of their cost: the comparison, the cache, this CPU's magazine, then the slow ways.
 
 use crate::cache::PollHome;
-use crate::desc::Desc;
+use crate::desc::{Desc, cold_path};
 use crate::panics::Panics;
 use netmem_percpu::{CpuCache, Depot, MAGAZINE};
 use std::cell::Cell;
-use std::hint::cold_path;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
@@ -32,24 +32,24 @@ thread_local! {
 }
 
 thread_local! {
-    /// The address of the magazines from which this thread last took a page, of whichever pool for every thread. See
-    /// [`Home::collect_at_once`]. The pool may be gone.
+    /// The address of the magazines from which this thread last took a page, in any pool for every thread. See
+    /// [`Home::collect_at_once`]. The pool may have been freed.
     static LAST_CPUS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// This thread takes a page from these magazines.
+/// Records that this thread takes a page from these magazines.
 #[inline(always)]
 pub(crate) fn takes_from(cpus: *const CpuCache) {
     LAST_CPUS.set(cpus.expose_provenance());
 }
 
-/// The same number, of which the compiler does not know that it is.
+/// Returns its argument, and hides from the compiler that the two are equal.
 #[inline(always)]
 fn opaque(number: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let mut number = number;
-        // Not `pure`: the compiler would move it behind a comparison and put the other side of that in.
+        // Not `pure`: the compiler would move a pure block behind a comparison and use the other operand there.
         // SAFETY: no instruction.
         unsafe { std::arch::asm!("/* {0} */", inlateout(reg) number, options(nomem, nostack, preserves_flags)) };
         number
@@ -81,12 +81,12 @@ impl Drop for InContext {
     }
 }
 
-/// Runs `f` as if this thread were in no poll context: pages that it drops go home as from any other thread.
+/// Runs `f` as if this thread were in no poll context: pages that `f` drops return as from any other thread.
 ///
-/// For signal handlers. A handler that interrupts a poll may find the array cache half changed, so the pages that it drops must not
-/// go there. Costs two stores. A page of a pool that is alive and circulates then goes home without a lock or an allocation. A page
-/// whose pool has been closed, or has no cache, goes to its provider, which takes a lock, and may free the pool: do not drop such
-/// pages in handlers.
+/// For signal handlers. If a handler interrupts a poll, the array cache may be half changed, so pages that the handler
+/// drops must not go there. Costs two stores. If the page's pool is alive and its pages circulate, the page then
+/// returns without a lock or an allocation. If the pool has been closed, or has no cache, the page goes to its
+/// provider: that takes a lock, and may free the pool. Do not drop such pages in handlers.
 ///
 /// ```
 /// # use netmem_pool::{Frag, Private};
@@ -101,24 +101,26 @@ pub fn outside_context<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// A way home. It takes over the page, and may end the home's life.
+/// A function that returns a page to its owner. It may free the home.
 ///
 /// # Safety
 ///
 /// The home is the page's, and the caller gives up the page (*one owner*).
 pub(crate) type Return = unsafe fn(NonNull<Home>, NonNull<Desc>);
 
-/// The header: what a dropped page needs of its owner. It is the first field of the owner, or at a fixed offset in it, so that the
-/// owner's functions find the owner by the header's address.
+/// The header: the part of the owner that a dropped page needs. It is the first field of the owner, or at a fixed
+/// offset in it, so that the owner's functions find the owner by the header's address.
 #[repr(C, align(128))]
 pub(crate) struct Home {
-    /// Takes back a page that neither a cache nor the depot takes. Called on any thread.
+    /// Takes back a page that neither the cache nor the depot takes. Called on any thread.
     elsewhere: Return,
     /// Identity of the DMA domain that pages of this home are mapped in, or 0.
     domain: usize,
-    /// Collects pages that are dropped anywhere, for every thread. At most one of this and the next is there.
+    /// For a pool of every thread: collects pages, wherever they are dropped. At most one of this field and the next is
+    /// set.
     cpus: Option<Box<CpuCache>>,
-    /// Collects pages that are dropped outside of the poll context, if the owner wants them collected.
+    /// For a pool that is polled: collects pages that are dropped outside of the poll context, if the owner wants them
+    /// collected.
     depot: Option<Depot>,
 }
 
@@ -127,7 +129,7 @@ impl Home {
         Self { elsewhere, domain, cpus: None, depot }
     }
 
-    /// The home of pages that any thread takes.
+    /// The home of pages that any thread allocates.
     pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache) -> Self {
         Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None }
     }
@@ -162,15 +164,15 @@ impl Home {
         !at.is_null()
     }
 
-    /// Takes a page that is not in use.
+    /// Returns a page that is not in use to its owner.
     ///
     /// # Safety
     ///
     /// `home` is the home of `desc`, which the caller gives up (*one owner*). The pool may be gone afterwards.
     #[inline(always)]
     pub(crate) unsafe fn take_back(home: NonNull<Self>, desc: NonNull<Desc>) {
-        // No reference to the home is held across the calls below: they may end its life.
-        // SAFETY: *home stays* until the page is back.
+        // No reference to the home is held across the calls below, because they may free it.
+        // SAFETY: *home stays* until the page is returned.
         unsafe {
             let context = CONTEXT.get();
             if context.cast() != home.as_ptr().cast_const() {
@@ -183,8 +185,8 @@ impl Home {
 
     /// # Safety
     ///
-    /// As for [`take_back`](Self::take_back), and this thread is in the home's context: it is the thread that polls, so that the
-    /// cache is its own.
+    /// As for [`take_back`](Self::take_back), and this thread is in the home's context. It is therefore the thread that
+    /// polls, and no other thread uses the cache.
     #[inline(always)]
     unsafe fn take_back_here(home: NonNull<Self>, desc: NonNull<Desc>) {
         // SAFETY: a home that was entered is the first field of a `PollHome`.
@@ -197,7 +199,8 @@ impl Home {
         }
     }
 
-    /// Onto this CPU's magazine, if that has room. Nothing else, so that it needs no register but those it is called with.
+    /// Pushes onto this CPU's magazine, if there is room. The function does nothing else, so that it needs only the
+    /// registers of its arguments.
     #[inline(never)]
     unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>, context: *const PollHome) {
         // SAFETY: the caller's.
@@ -205,16 +208,17 @@ impl Home {
             if !Self::is_around(home.as_ptr(), context) && Self::collect_at_once(home, desc) {
                 return;
             }
-            cold_path();
             Self::take_back_slowly(home, desc);
         }
     }
 
-    /// This thread is in a context inside of this home's; or the magazine is full; or the depot refuses, or there is none.
+    /// Returns a page in the cases that are left: this thread is in a context inside of this home's; or the magazine is
+    /// full; or the depot refuses, or there is none.
     #[cold]
     #[inline(never)]
     unsafe fn take_back_slowly(home: NonNull<Self>, desc: NonNull<Desc>) {
-        // SAFETY: the caller's. Pages that others gave, and that come back because the depot has closed, keep the pool as ours does.
+        // SAFETY: the caller's. Pages that other threads gave, and that the depot hands back because it has closed,
+        // keep the pool as this page does.
         unsafe {
             let at = home.as_ptr();
             if Self::is_outer_context(at) {
@@ -237,7 +241,7 @@ impl Home {
         }
     }
 
-    /// Onto this CPU's magazine, if that has room. False: the page is the caller's.
+    /// Pushes onto this CPU's magazine, if there is room. If it returns false, the page is still the caller's.
     ///
     /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The page, its descriptor, its home, the
     /// gate and the magazine would be loads of which each waits for the one before, and the next pop waits for the length that this push
@@ -266,7 +270,8 @@ impl Home {
         }
     }
 
-    /// By pointer: a reference to either would have to be good until the end of a call, and the home need not be.
+    /// The depot and the CPU cache of a home, as pointers: a reference would have to be valid until the end of a call,
+    /// and the home may be freed during the call.
     ///
     /// # Safety
     ///
@@ -277,7 +282,7 @@ impl Home {
         unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
     }
 
-    /// Takes up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics over one.
+    /// Returns up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics over one.
     ///
     /// # Safety
     ///
@@ -301,7 +306,7 @@ impl Home {
                 (_, Some(cpus)) => CpuCache::push_many(cpus, items),
                 _ => 0,
             };
-            // Those that are left keep the pool.
+            // The pages that are left keep the pool alive.
             let context = CONTEXT.get();
             for &desc in &descs[given..] {
                 panics.call(|| Self::take_back_elsewhere(home, desc, context));
@@ -313,19 +318,19 @@ impl Home {
 /// Fewer pages than this go into this CPU's magazine one by one.
 const WORTH_A_MAGAZINE: usize = 8;
 
-/// A page as the depot knows it.
+/// A page in the form in which the depot stores it.
 #[inline(always)]
 pub(crate) fn item_of(desc: NonNull<Desc>) -> NonZeroUsize {
     desc.expose_provenance()
 }
 
-/// The page that the depot knows as `item`.
+/// The page that the depot stores as `item`.
 #[inline(always)]
 pub(crate) fn desc_of(item: NonZeroUsize) -> NonNull<Desc> {
     NonNull::with_exposed_provenance(item)
 }
 
-/// Asks for a page's descriptor. A hint: costs no wait.
+/// Prefetches a page's descriptor. The thread does not wait for it.
 #[inline(always)]
 pub(crate) fn prefetch(desc: NonNull<Desc>) {
     #[cfg(target_arch = "x86_64")]
@@ -334,4 +339,6 @@ pub(crate) fn prefetch(desc: NonNull<Desc>) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(desc.as_ptr().cast_const().cast());
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = desc;
 }

@@ -5,9 +5,10 @@
 //!            newest                         the head           busy: nothing, or given up after so many looks
 //! ```
 //!
-//! The queue calls two functions of the user, which may panic: `busy`, the question, and `to`, the receiver of what is given
-//! up. A page is in the queue until its question has answered "no" or its receiver has taken it. A panic before that leaves
-//! the page where it was. So no panic loses a page, and none sends a page home that is still lent.
+//! The queue calls two functions of the user, which may panic: `busy`, which says whether the borrower still uses the
+//! page, and `to`, the receiver of pages that are given up. A page is in the queue until `busy` has returned false or
+//! `to` has taken the page. A panic before that leaves the page where it was. So no panic loses a page, and no panic
+//! returns a page that is still lent.
 
 use crate::memory::Memory;
 use crate::page::Page;
@@ -21,11 +22,11 @@ type Receiver<M> = dyn FnMut(BusyPage<'_, M>) + Send;
 
 /// What a [`LentQueue`] does with a head that stays busy.
 pub enum BusyHead<M: Memory> {
-    /// The queue waits for the head, and with it for every page behind it.
+    /// The queue waits for the head, and therefore for every page behind it.
     Keep,
-    /// The queue gives the head up, after it was found busy so many times in succession.
+    /// The queue gives the head up after it was found busy this many times in succession.
     Release {
-        /// Looks, at least 1. The last of them gives the head up.
+        /// The number of looks, at least 1. The last of them gives the head up.
         after: u32,
         /// Receives the page, which the borrower still uses: to leave it to the borrower for good, or to
         /// [quarantine](crate::PagePool::quarantine) it.
@@ -45,9 +46,9 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
 /// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver of
 /// [`BusyHead::Release`].
 ///
-/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer, also by a panic, declines it: the queue
-/// keeps the page as its head, and counts looks from 0 again. A queue that is being dropped keeps a declined page from home
-/// for good.
+/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer declines it, also in a panic: the page
+/// is the queue's head again, and looks are counted from 0. If the queue is being dropped, a declined page is leaked
+/// and never returned.
 ///
 /// ```
 /// # use netmem_pool::{BusyHead, BusyPage, LentQueue, PoolOptions, Private, RegionOptions, RegionProvider};
@@ -71,7 +72,7 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
 pub struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
 
 impl<M: Memory> BusyPage<'_, M> {
-    /// Takes the page. The borrower still uses it: from here on the receiver decides when it goes home.
+    /// Takes the page. The borrower still uses it: from here on the receiver decides when the page is returned.
     #[must_use = "a page that is dropped goes home, and its borrower still uses it"]
     pub fn into_page(self) -> Page<M> {
         let Some(page) = self.0.take() else { unreachable!("it has its page until it is consumed") };
@@ -85,7 +86,7 @@ impl<M: Memory> fmt::Debug for BusyPage<'_, M> {
     }
 }
 
-/// What happened to the pages of a [`LentQueue`] so far.
+/// Counters of a [`LentQueue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LentStats {
@@ -101,12 +102,14 @@ pub struct LentStats {
     pub full: u64,
 }
 
-/// Pages that are out with a borrower which only polls: hardware that sets a flag, another process that counts up.
+/// Pages that are lent to a borrower that only polls: hardware that sets a flag, or another process that increments a
+/// counter.
 ///
-/// Dropping a page is the ordinary way home, and needs code that drops it. A borrower without such code gets the page lent:
-/// the pool's owner keeps the page here, together with a question, `busy`, whose answer is whether the borrower still uses
-/// the page, and looks at the oldest page when it needs one. A pop and a push of a bounded queue and one answer for each
-/// page; no atomic operation but those of the answer. `docs/lent-pages.md` has what it costs beside the ordinary way.
+/// Normally a page returns when it is dropped, and that needs code that drops it. For a borrower without such code, the
+/// pool's owner keeps the page here, together with a closure `busy`, which says whether the borrower still uses the
+/// page. When the owner needs a page, it looks at the oldest one. Cost: a pop and a push of a bounded queue and one
+/// call of `busy` for each page; no atomic operation but those in `busy`. `docs/lent-pages.md` compares this with the
+/// normal return.
 ///
 /// ```
 /// use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider, BusyHead, LentQueue};
@@ -133,9 +136,9 @@ pub struct LentStats {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// When the queue is dropped, each page is looked at once more. A page that is not busy goes home. A busy page goes to the
-/// receiver of [`BusyHead::Release`]; with [`BusyHead::Keep`] it stays away for good, and shows as in flight. A page whose
-/// question panics counts as busy; the first panic goes on when all pages have been looked at.
+/// When the queue is dropped, each page is looked at once more. A page that is not busy is returned. A busy page goes
+/// to the receiver of [`BusyHead::Release`]. With [`BusyHead::Keep`] it is never returned, and shows as in flight. A
+/// page whose `busy` panics counts as busy. The first panic is propagated after all pages have been looked at.
 pub struct LentQueue<M: Memory, B: FnMut() -> bool> {
     lent: VecDeque<(Page<M>, B)>,
     capacity: usize,
@@ -153,8 +156,9 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         Self { lent, capacity, head, looks: 0, stats: LentStats::default() }
     }
 
-    /// Keeps `page` until `busy` says that the borrower is done. Call it before the borrower hears of the page. The question
-    /// has to acquire what the borrower released when it was done: its last use of the page then happened before the answer.
+    /// Keeps `page` until `busy` returns false: the borrower is done. Call it before the borrower is told of the page.
+    /// `busy` has to acquire what the borrower released when it was done: then the borrower's last use of the page
+    /// happened before the answer.
     ///
     /// # Errors
     ///
@@ -170,11 +174,11 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         Ok(())
     }
 
-    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the head only, and behind it
-    /// only if it is given up.
+    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the head only. The next
+    /// page is looked at only if the head is given up.
     ///
-    /// A panic of the question, or of the receiver of a head that is given up, comes through, and leaves the page at the
-    /// head unless the receiver had taken it.
+    /// A panic of `busy`, or of the receiver of a head that is given up, is propagated. It leaves the page at the head,
+    /// unless the receiver has taken the page.
     #[inline]
     #[must_use = "a page that is dropped goes home"]
     pub fn take(&mut self) -> Option<Page<M>> {
@@ -204,20 +208,21 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         self.lent.len()
     }
 
-    /// Whether there are none.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lent.is_empty()
     }
 
-    /// What happened so far.
+    /// The counters so far.
     #[must_use]
     pub fn stats(&self) -> LentStats {
         self.stats
     }
 }
 
-/// The head, off the queue while it is offered to the receiver. It is the head again if it was not taken, also by a panic.
+/// The head, taken off the queue while it is offered to the receiver. If the receiver does not take it, also because of
+/// a panic, it becomes the head again.
 struct Offer<'q, M: Memory, B> {
     lent: &'q mut VecDeque<(Page<M>, B)>,
     page: Option<Page<M>>,
@@ -226,7 +231,7 @@ struct Offer<'q, M: Memory, B> {
 }
 
 impl<'q, M: Memory, B> Offer<'q, M, B> {
-    /// Offers the head to its receiver; true if that took it.
+    /// Offers the head to its receiver. True if the receiver took it.
     #[cold]
     fn make(lent: &'q mut VecDeque<(Page<M>, B)>, to: &mut Receiver<M>, released: &'q mut u64) -> bool {
         let (page, busy) = lent.pop_front().unzip();
@@ -252,7 +257,7 @@ impl<M: Memory, B: FnMut() -> bool> Drop for LentQueue<M, B> {
     fn drop(&mut self) {
         let mut kept = 0;
         let mut panic: Option<Box<dyn Any + Send>> = None;
-        // A panic that left the loop would let the remaining pages go home unasked.
+        // If a panic left the loop, the remaining pages would be returned without a call of `busy`.
         let mut run = |f: &mut dyn FnMut()| {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
                 panic.get_or_insert(payload);

@@ -14,13 +14,14 @@
 //! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when the page enters and
 //!   unmaps it when it leaves; in between the page circulates.
 //! * [`SharedPool`] belongs to every thread: any thread allocates from it, and any thread returns. Pages and fragments are the same.
-//! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one is the way home: no key, no
-//!   lookup, no call to forget.
+//! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one returns the page to its
+//!   pool: no key, no lookup, no call to forget.
 //! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether the borrower is done.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
 
 mod bulk;
 mod bytes;
+mod bytes_owner;
 mod cache;
 mod desc;
 mod dma;
@@ -52,6 +53,7 @@ mod sync;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
+pub use bytes_owner::BytesOwner;
 pub use dma::{AddedMemory, CountingDomain, Direction, DmaDomain, MapError, MemoryTable, TableEntry};
 pub use file::FileMapping;
 pub use frag::{Frag, WriteError};
@@ -71,3 +73,7 @@ pub use stats::{PoolStats, StatsReader};
 
 /// Bytes in the smallest page.
 pub const PAGE_SIZE: usize = 4096;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

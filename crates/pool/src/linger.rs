@@ -1,4 +1,5 @@
-//! Pools whose owner has left while pages were out: their names, the pages still out, and for how long already.
+//! Pools that wait for their last pages after their owner has dropped them: their names, the pages in flight, and the
+//! time since then.
 //!
 //! The library starts no thread to report them. It logs one event when a pool begins to linger. [`lingering`] lists them at any time,
 //! and a [`LingerReminder`] logs them every minute for a caller that drives it.
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 pub struct Lingering {
     /// The pool's name.
     pub name: String,
-    /// Pages still out.
+    /// Pages still in flight.
     pub pages: u64,
     /// Time since the pool's owner was dropped.
     pub age: Duration,
@@ -22,14 +23,14 @@ pub struct Lingering {
 
 static LINGERING: Mutex<Vec<(Arc<Record>, Instant)>> = Mutex::new(Vec::new());
 
-/// The list, without the pools whose last page is back.
+/// The list. Pools whose last page was returned are removed from it first.
 fn list() -> MutexGuard<'static, Vec<(Arc<Record>, Instant)>> {
     let mut list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
     list.retain(|(record, _)| record.still_out() > 0);
     list
 }
 
-/// A pool begins to linger.
+/// Adds a pool that begins to linger.
 pub(crate) fn begin(record: Arc<Record>, pages: u64, panics: &mut Panics) {
     list().push((record.clone(), Instant::now()));
     panics.call(|| tracing::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));

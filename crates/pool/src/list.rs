@@ -5,7 +5,7 @@ use crate::sync::{AtomicPtr, Ordering};
 use std::mem::offset_of;
 use std::ptr::NonNull;
 
-/// The place for one list's pointer in a page descriptor. Belongs to the page's owner.
+/// A page descriptor's pointer to the next page of the list that the page is in. Only the page's owner uses it.
 pub(crate) struct Link(AtomicPtr<Link>);
 
 impl Link {

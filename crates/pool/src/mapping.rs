@@ -1,4 +1,4 @@
-//! Mappings: address ranges of this process, and what the system is asked to do with them.
+//! Mappings: address ranges of this process, and the system calls on them.
 
 use crate::PAGE_SIZE;
 use crate::sigbus::Guard;
@@ -21,11 +21,11 @@ pub(crate) const HUGE: usize = 2 << 20;
 pub(crate) struct Mapping {
     pub(crate) at: NonNull<c_void>,
     pub(crate) len: usize,
-    /// [`FORKS`] in the only process that has the range, if that is so.
+    /// If only one process has the range: [`FORKS`] in that process.
     process: Option<u32>,
-    /// Bytes in a page of the file, if it is one that is mapped.
+    /// Bytes in a page of the file, if the mapping is of a file.
     page: Option<usize>,
-    /// Makes the range known to the handler of SIGBUS, if it is of a file.
+    /// Registers the range with the handler of SIGBUS, if the mapping is of a file.
     guard: Option<Guard>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Mapping {
 /// a child in a PID namespace of its own may have its parent's.
 pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Has forks counted from the first use on. 0, or an error of the system.
+/// Counts forks from its first use on. The value is 0, or an error number of the system.
 static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
@@ -43,8 +43,9 @@ static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
 });
 
 impl Mapping {
-    /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. There are often none, and a fixed mapping
-    /// that fails would leave a hole which another thread's mapping may have taken by the cleanup. The kernel aligns them.
+    /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. The kernel chooses the address,
+    /// and aligns it. A fixed address would not do: often no huge pages are reserved, and a fixed mapping that fails
+    /// leaves a hole. Another thread could map something in that hole, and the cleanup would then unmap it.
     pub(crate) fn huge(file: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
         if let Some(file) = file {
             return Self::of_file(file, 0, len, HUGE);
@@ -98,9 +99,9 @@ impl Mapping {
         }
     }
 
-    /// Keeps the range out of the address space of child processes. A child that got a private copy of it, page by page as
-    /// either process writes, would part the device from its driver without a sign. From here on a range of a file is known to
-    /// the handler of SIGBUS.
+    /// Keeps the range out of the address space of child processes. Otherwise a write of either process after a fork
+    /// would make a private copy of a page. The driver and its device could then use different pages, and no error
+    /// would show it. A range of a file is also registered with the handler of SIGBUS from here on.
     pub(crate) fn keep_from_children(&mut self) -> io::Result<()> {
         match *COUNT_FORKS {
             0 => self.process = Some(FORKS.load(Ordering::Relaxed)),
@@ -111,7 +112,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// How many accesses have found a page of the range gone.
+    /// How many accesses found that a page of the range had been taken away.
     pub(crate) fn lost(&self) -> u64 {
         self.guard.as_ref().map_or(0, Guard::lost)
     }
@@ -125,7 +126,7 @@ impl Mapping {
     }
 }
 
-// SAFETY: an address range of which this value is the only owner, and which belongs to no thread.
+// SAFETY: an address range belongs to no thread, and this value is its only owner.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
@@ -142,7 +143,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A file without a name that no process can make shorter: a peer's `ftruncate` would be our SIGBUS.
+/// A file without a name, sealed so that no process can shorten it: a peer's `ftruncate` would raise SIGBUS in this
+/// process.
 pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("netmem", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -150,8 +152,9 @@ pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Asks for transparent huge pages; says whether they are to be had. `MADV_COLLAPSE` gives them to a memfd even where the
-/// system-wide setting for shared memory is "never", as it is on most distributions, but makes every page resident.
+/// Asks for transparent huge pages, and returns whether the range can have them. `MADV_COLLAPSE` gives them to a memfd
+/// even where the system-wide setting for shared memory is "never", as it is on most distributions, but makes every
+/// page resident.
 pub(crate) fn make_transparent(memory: &Mapping, shared: bool, populated: bool) -> bool {
     const MADV_COLLAPSE: libc::c_int = 25;
     let wanted = memory.advise(libc::MADV_HUGEPAGE).is_ok();
@@ -179,7 +182,7 @@ pub(crate) fn populate(memory: &Mapping) -> io::Result<()> {
     }
 }
 
-/// Bytes that could be had without swapping; `None` where the system does not say. Limits of a control group are not
+/// Bytes that can be allocated without swapping; `None` if the system does not say. Limits of a control group are not
 /// taken into account.
 pub(crate) fn available() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

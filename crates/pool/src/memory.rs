@@ -15,14 +15,16 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A kind of memory. What a [`Region`](crate::Region) is made of, and so its pages and fragments.
+/// A kind of memory. A [`Region`](crate::Region) has a kind, and so have its pages and fragments.
 pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     /// The kind's name in messages.
     const NAME: &'static str;
     /// Whether the memory is behind a file descriptor, so that another process can be given it.
     const SHARED_BY_FD: bool;
-    /// Whether this process has it mapped. If not there is nothing to sync for the CPU either.
+    /// Whether this process has the memory mapped. If not, there is nothing to sync for the CPU either.
     const MAPPED: bool;
+    /// Whether the memory is [`Readable`]: [`Frag::readable`](crate::Frag::readable) then gives a slice.
+    const READABLE: bool;
 }
 
 /// Memory that this process has mapped, so that bytes can at least be copied in and out.
@@ -51,7 +53,7 @@ pub trait Readable: Mapped {}
 )]
 pub trait SystemMemory: Mapped {}
 
-/// Memory that is mapped here and shared with a peer by file descriptor: what a vhost-user driver works on.
+/// Memory that is mapped in this process and shared with a peer by file descriptor. A vhost-user driver uses this kind.
 ///
 /// Code that is generic over it treats a trusted peer and any other peer alike, and copies; code that also asks for
 /// [`Readable`] takes trusted peers only.
@@ -69,7 +71,7 @@ pub enum Private {}
 #[derive(Debug)]
 pub enum KernelShared {}
 
-/// Memory that another process can write at any time (vhost-user). Bytes are copied out before they are looked at.
+/// Memory that another process can write at any time (vhost-user). Bytes are copied out before they are read.
 #[derive(Debug)]
 pub enum PeerShared {}
 
@@ -87,20 +89,21 @@ pub enum TrustedPeer {}
 pub enum Device {}
 
 macro_rules! kind {
-    ($kind:ident, $name:literal, by_fd: $fd:literal, mapped: $mapped:literal) => {
+    ($kind:ident, $name:literal, by_fd: $fd:literal, mapped: $mapped:literal, readable: $readable:literal) => {
         impl sealed::Sealed for $kind {}
         impl Memory for $kind {
             const NAME: &'static str = $name;
             const SHARED_BY_FD: bool = $fd;
             const MAPPED: bool = $mapped;
+            const READABLE: bool = $readable;
         }
     };
 }
-kind!(Private, "private", by_fd: false, mapped: true);
-kind!(KernelShared, "kernel-shared", by_fd: false, mapped: true);
-kind!(PeerShared, "peer-shared", by_fd: true, mapped: true);
-kind!(TrustedPeer, "trusted-peer", by_fd: true, mapped: true);
-kind!(Device, "device", by_fd: true, mapped: false);
+kind!(Private, "private", by_fd: false, mapped: true, readable: true);
+kind!(KernelShared, "kernel-shared", by_fd: false, mapped: true, readable: true);
+kind!(PeerShared, "peer-shared", by_fd: true, mapped: true, readable: false);
+kind!(TrustedPeer, "trusted-peer", by_fd: true, mapped: true, readable: true);
+kind!(Device, "device", by_fd: true, mapped: false, readable: false);
 impl Mapped for Private {}
 impl Mapped for KernelShared {}
 impl Mapped for PeerShared {}

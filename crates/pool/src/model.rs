@@ -1,8 +1,10 @@
-//! Loom's models of a page's way home and of a pool's end. They run the product: pools made by [`PoolOptions`] on a
-//! [`RegionProvider`], pages dropped as users drop them. `docs/return-path.md` says what each model proves, and how to see it fail.
+//! Loom models of a page's return path and of a pool's end. They run the product code: pools are made by
+//! [`PoolOptions`] on a [`RegionProvider`], and pages are dropped as users drop them. `docs/return-path.md` says what
+//! each model proves, and how to see it fail.
 //!
-//! Only two things are different in a model. A pool that is freed keeps its memory until the end of the execution ([`bury`]), so that
-//! a later touch is reported and not a crash. And each touch of a pool reads a cell that freeing writes, so that loom sees it.
+//! Only two things are different in a model. A pool that is freed keeps its memory until the end of the execution
+//! ([`bury`]), so that a later access is reported and does not crash. Each access to a pool reads a cell that freeing
+//! writes, so that loom sees the race.
 
 use crate::{
     Direction, DmaDomain, MapError, PAGE_SIZE, Page, PagePool, PoolOptions, Private, Provider, Region, RegionProvider,
@@ -28,11 +30,11 @@ const PAGES: usize = 3;
 thread_local! {
     /// Pools that were freed in this execution. Loom runs all threads of a model on one.
     static FREED: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
-    /// Which start [`model`] is at.
+    /// Whether the execution starts with the owner; see [`model`].
     static OWNER_FIRST: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Takes a pool that was freed.
+/// Keeps a pool that was freed until the end of the execution.
 pub(crate) fn bury(pool: Box<dyn Any>) {
     FREED.with_borrow_mut(|freed| freed.push(pool));
 }
@@ -41,7 +43,8 @@ pub(crate) fn bury(pool: Box<dyn Any>) {
 #[repr(align(4096))]
 struct Ground([u8; PAGES * PAGE_SIZE]);
 
-/// A domain in which each page is mapped once at a time and unmapped once, and both come after what was done before.
+/// A domain that checks its calls: a page is not mapped twice, and each mapping is unmapped once. Loom checks that the
+/// calls for a page are ordered.
 struct Strict {
     base: usize,
     /// Whether it panics whenever it has unmapped a page.
@@ -81,7 +84,7 @@ impl DmaDomain for Strict {
             *mapped = false;
         });
         if self.panics.load(Ordering::Relaxed) {
-            // Past the panic hook: it is no news.
+            // This does not run the panic hook, so the expected panic prints nothing.
             resume_unwind(Box::new("as the model wants it"));
         }
     }
@@ -94,7 +97,7 @@ impl Strict {
     }
 }
 
-/// What pools are made of, and what pages hold.
+/// The values of which a model makes its pools, and the contents of the pages.
 struct Machine {
     memory: Arc<RegionProvider<Private>>,
     domain: Arc<Strict>,
@@ -124,7 +127,7 @@ impl Machine {
         options.build(self.memory.clone(), Some(self.domain.clone())).unwrap()
     }
 
-    /// Uses a page, as its only user does.
+    /// Uses a page as its only user.
     fn write(&self, page: &Page<Private>) {
         // SAFETY: loom checks that no other thread reads or writes.
         self.contents[page.index() as usize].with_mut(|contents| unsafe { *contents += 1 });
@@ -141,7 +144,8 @@ impl Machine {
         })
     }
 
-    /// The end of a model: `pools` were freed, and all pages but `lost` are with the provider, unmapped, each once.
+    /// The end of a model: `pools` pools were freed, and all pages but `lost` are with the provider, each once and
+    /// unmapped.
     fn check(&self, pools: usize, lost: usize) {
         assert_eq!(FREED.with_borrow(Vec::len), pools, "pools freed");
         assert_eq!(self.domain.mapped(), 0, "pages still mapped");
@@ -156,9 +160,9 @@ impl Machine {
     }
 }
 
-/// Checks `body` twice: starting from the execution in which the owner goes first where it can, and from the one in which the other
-/// threads do. Loom finds the other orders by the last access to each object alone, and from one start it would miss some in which a
-/// cheap look comes before an exchange.
+/// Checks `body` twice: starting from the execution in which the owner runs first where it can, and from the one in
+/// which the other threads run first. Loom derives the other orders from the last access to each object only. From a
+/// single start it would miss some orders in which a load comes before an exchange.
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let body = Arc::new(body);
     let from = |owner_first| {
@@ -174,7 +178,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     netmem_percpu::both_ways(|| [true, false].into_iter().for_each(&from));
 }
 
-/// The other threads of a model have been started, and its owner goes on.
+/// The point in a model at which the other threads have been started and the owner continues.
 fn owners_turn() {
     if !OWNER_FIRST.get() {
         thread::yield_now();
@@ -212,25 +216,27 @@ fn return_against_close(options: fn() -> PoolOptions) {
     });
 }
 
-/// Return against close: every page comes back once, and one thread frees the pool, after every other's last touch.
+/// Return against close: every page is returned once, and one thread frees the pool, after the last touch of every
+/// other thread.
 #[test]
 fn return_against_close_magazines() {
     return_against_close(magazines);
 }
 
-/// The same where pages come back by the return stack.
+/// The same for pages that are returned by the return stack.
 #[test]
 fn return_against_close_stack() {
     return_against_close(stack_only);
 }
 
-/// The same for a pool without a cache, whose pages leave past the owner also before it goes.
+/// The same for a pool without a cache. Its pages leave without passing through the owner also before the owner leaves.
 #[test]
 fn return_against_close_page_per_packet() {
     return_against_close(page_per_packet);
 }
 
-/// A full magazine on its way to the depot against close: what it carries keeps the pool, and comes back page by page if it is late.
+/// A full magazine on its way to the depot against close: its pages keep the pool alive, and are returned one by one if
+/// the magazine is late.
 #[test]
 fn magazine_against_close() {
     magazine_and_close(false);
@@ -260,8 +266,8 @@ fn magazine_and_close(panics: bool) {
     });
 }
 
-/// Return against refill: nothing is lost between a push and the owner's swap, nor handed over twice, and what was written to a page is
-/// there when it is allocated again.
+/// Return against refill: no page is lost between a push and the owner's swap, and no page is taken twice. What was
+/// written to a page is there when the page is allocated again.
 #[test]
 fn return_against_refill() {
     model(|| {
@@ -284,8 +290,8 @@ fn return_against_refill() {
     });
 }
 
-/// Return against a device that goes: each page is unmapped once, before `device_gone` returns, at the address at which its pool had
-/// mapped it. The books say so also while the page is between its unmapping and its count.
+/// Return against `device_gone`: each page is unmapped once, before `device_gone` returns, at the address at which its
+/// pool had mapped it. The counters are right also while the page is between its unmapping and its count.
 fn return_against_device_gone(options: fn() -> PoolOptions) {
     model(move || {
         let machine = Machine::new();
@@ -337,8 +343,9 @@ fn return_against_device_gone_and_the_next_pool() {
     });
 }
 
-/// Restart: a queue's pool ends with a page out and the next pool starts on the same memory while that page comes back. The page leaves
-/// the old pool, the new pool gets it in the end, and its next drop finds the new pool.
+/// Restart: a queue's pool ends with a page out, and the next pool starts on the same memory while that page is being
+/// returned. The page leaves the old pool, the new pool gets it in the end, and the page's next drop returns it to the
+/// new pool.
 fn restart(options: fn() -> PoolOptions) {
     model(move || {
         let machine = Machine::new();
@@ -347,7 +354,7 @@ fn restart(options: fn() -> PoolOptions) {
         owners_turn();
         let _ = old.close();
         let mut new = machine.pool(options());
-        // One page is there at once, the late one at once or later.
+        // One page can be allocated at once, the late one at once or later.
         let mut pages: Vec<_> = std::iter::from_fn(|| new.alloc()).collect();
         assert!(!pages.is_empty());
         late.join().unwrap();
@@ -373,7 +380,8 @@ fn restart_page_per_packet() {
     restart(page_per_packet);
 }
 
-/// Quarantine against close: the last holder of a page that was given up counts it, and frees the pool if it is the last.
+/// Quarantine against close: the last holder of a quarantined page counts the page, and frees the pool if the page is
+/// the last one.
 #[test]
 fn quarantine_against_close() {
     model(|| {

@@ -23,9 +23,9 @@ use std::ptr::NonNull;
 /// share the page and not a byte. [`advance`](Self::advance) and [`truncate`](Self::truncate) give bytes up without touching
 /// the count.
 ///
-/// Dropping it sends the page home if it is the only value on the page: two loads, two comparisons and a push in the pool's
-/// own poll context; a push on this CPU's magazine elsewhere. There is no way to drop one twice, and forgetting one takes
-/// [`std::mem::forget`] and shows as in flight.
+/// If the value is the only one on the page, dropping it returns the page to its pool. In the pool's own poll context
+/// that costs two loads, two comparisons and a push; elsewhere a push on this CPU's magazine. A page cannot be dropped
+/// twice. If it is forgotten ([`std::mem::forget`]), it shows as in flight.
 ///
 /// A page of memory that is [`Readable`] is a slice of bytes:
 ///
@@ -81,10 +81,28 @@ impl<M: Memory> Page<M> {
         Self { ..*self }
     }
 
+    /// Takes in the bytes of `next`, which are those behind these in the same page.
+    #[inline]
+    pub(crate) fn extend(&mut self, next: Self) {
+        debug_assert!(self.desc == next.desc && self.offset() + self.len() == next.offset());
+        self.span = Span::new(self.span.offset(), self.span.len() + next.span.len());
+    }
+
     /// Gives up the value without dropping the count.
     #[inline]
     pub(crate) fn into_desc(self) -> NonNull<Desc> {
         ManuallyDrop::new(self).desc
+    }
+
+    /// Gives up the value, but keeps its count of the page and the exclusive right to its bytes. For a holder that
+    /// keeps pages by number. Returns the page's number. With it [`Region::page`](crate::Region::page) makes a page
+    /// again, and [`Region::put`](crate::Region::put) puts the count. Until then the page is in flight.
+    #[inline]
+    #[must_use = "the page does not return to its pool before its count is put"]
+    pub fn into_count(self) -> u32 {
+        let index = self.index();
+        let _ = self.into_desc();
+        index
     }
 
     /// Bytes.
@@ -118,15 +136,15 @@ impl<M: Memory> Page<M> {
         self.desc().dma() + u64::from(self.span.offset())
     }
 
-    /// Asks for the page's descriptor, which dropping the page will touch. A hint: costs no wait.
+    /// Prefetches the page's descriptor, which the drop of the page will touch. The thread does not wait for it.
     #[inline]
     pub fn prefetch(&self) {
         crate::home::prefetch(self.desc);
     }
 
-    /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0 for none, also once the
-    /// pool's device is gone and the mapping with it, and for a pool that maps
-    /// [`FromDevice`](crate::Direction::FromDevice). Equal numbers, same domain.
+    /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0 if there is none:
+    /// the pool has no domain, or maps [`FromDevice`](crate::Direction::FromDevice), or its device is gone and the
+    /// mapping with it. Equal numbers mean the same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
@@ -177,7 +195,7 @@ impl<M: Memory> Page<M> {
         std::mem::replace(self, rest)
     }
 
-    /// `at` as the span counts, if there are so many bytes.
+    /// `at` as a `u32`, which the span needs. Panics if the page has fewer bytes.
     #[inline]
     fn check(&self, at: usize) -> u32 {
         assert!(at <= self.len(), "{at} of {} bytes", self.len());
@@ -190,14 +208,14 @@ impl<M: Memory> Page<M> {
         self.desc().is_sole()
     }
 
-    /// Whether the bytes around these are this value's too: no other value is on the page, and no device kept a part of it
-    /// that was dropped.
+    /// Whether this value may use the whole page: no other value is on the page, and no device kept a part of it that
+    /// was dropped.
     #[inline]
     fn has_whole_page(&self) -> bool {
         self.is_sole() && !self.desc().is_quarantined()
     }
 
-    /// Drops the page. Says what dropping it does, in a form that is always inlined.
+    /// Drops the page. The same as `drop`, but always inlined.
     #[inline(always)]
     pub fn release(self) {
         // SAFETY: the count is ours, and given up.
@@ -283,9 +301,9 @@ impl<M: Memory> Page<M> {
         Ok(())
     }
 
-    /// Puts `header` directly in front of the bytes and makes it part of them. False, and nothing done, if the page has too
-    /// few bytes there, if another value is on the page, be it on other bytes of it, or if the page is in quarantine. No
-    /// atomic read-modify-write.
+    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and does nothing if there
+    /// are too few bytes in front, if another value is on the page (also if it has other bytes of it), or if the page
+    /// is in quarantine. No atomic read-modify-write.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool
@@ -311,6 +329,16 @@ impl<M: Memory> Page<M> {
     {
         // SAFETY: the bytes are ours; `Readable` says that no other party writes them.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// See [`Frag::readable`](crate::Frag::readable).
+    #[inline]
+    pub(crate) fn readable(&self) -> Option<&[u8]>
+    where
+        M: Mapped,
+    {
+        // SAFETY: the bytes are ours; a kind of memory has `READABLE` if it is `Readable`, which says that no other party writes them.
+        M::READABLE.then(|| unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) })
     }
 
     /// The bytes, to be changed.

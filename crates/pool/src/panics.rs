@@ -1,13 +1,13 @@
 //! Panics in code that the user provided: a [domain](crate::DmaDomain), a [provider](crate::Provider), a log subscriber.
 //!
-//! The pool calls such code while it has pages in hand that are in no list. A panic must not unwind through there, because those
-//! pages would be lost. Each call is therefore made by [`Panics::call`], which keeps the panic. The pool finishes what it is doing,
-//! and then goes on with the panic.
+//! The pool calls such code while it holds pages that are in no list. If a panic unwound through the pool then, those
+//! pages would be lost. Each call is therefore made by [`Panics::call`], which catches the panic and keeps it. The pool
+//! finishes what it is doing, and then resumes the panic.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// The first panic of several calls.
+/// The first panic of several calls of user code.
 #[must_use = "a panic that was kept is to be resumed"]
 #[derive(Default)]
 pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
@@ -33,8 +33,8 @@ impl Panics {
         self.0.is_some()
     }
 
-    /// Goes on with the first panic, if there was one. A thread that is unwinding already goes on with that: a second panic out of
-    /// a destructor would end the process.
+    /// Resumes the first panic, if there was one. If the thread is unwinding already, the kept panic is discarded: a
+    /// second panic out of a destructor would end the process.
     pub(crate) fn resume(self) {
         if let Some(payload) = self.0 {
             if std::thread::panicking() {

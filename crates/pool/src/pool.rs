@@ -1,6 +1,6 @@
 //! The page pool as its owner has it: options, the poll context, and how a pool ends.
 //!
-//! What pages and owner share is in [`crate::shared`], and how the pool ends in [`crate::end`].
+//! The state that pages and owner share is in [`crate::shared`]. How the pool ends is in [`crate::end`].
 
 use crate::cache::{Cache, PollHome};
 use crate::desc::Unmapped;
@@ -25,41 +25,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Full magazines that may wait for an owner, at most: 128 KiB of them. Further pages return by the slower way.
+/// The most full magazines that may wait for an owner: 128 KiB of them. Further pages return by the slower path.
 const MOST_FULL: usize = 256;
-/// And at least. Few in models, which look at each.
+/// The fewest. Models check each magazine, so they have few.
 const LEAST_FULL: usize = if cfg!(loom) { 1 } else { 16 };
-/// Pages in a magazine, at least, where the pool chooses.
+/// The fewest pages in a magazine, if the pool chooses the size.
 const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
-/// Magazines of a pool for every thread, beyond those that it needs.
+/// Magazines of a pool for every thread, in addition to those that it needs.
 const SPARE: usize = if cfg!(loom) { 0 } else { 16 };
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// A pool that may hold nothing.
+    /// The limit is 0.
     #[error("a pool limited to 0 pages can never deliver one; set a limit of at least 1")]
     NoPages,
     /// The provider's memory is not in the domain.
     #[error("the provider's memory cannot be mapped for the device: {0}")]
     Map(#[from] MapError),
-    /// There is no memory for what the CPUs collect.
+    /// There is no memory for the magazines of the CPUs.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
-    /// The provider has fewer pages than were asked for in advance, or the limit is below that.
+    /// The provider has fewer pages than were requested in advance, or the limit is lower than that.
     #[error(
         "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
     )]
     Prefill {
-        /// Pages asked for.
+        /// Pages that were requested.
         want: usize,
-        /// Pages there were.
+        /// Pages that there were.
         got: usize,
     },
 }
 
-/// What a [`PagePool`] is to be. Start with [`PoolOptions::new`].
+/// The options of a [`PagePool`]. Start with [`PoolOptions::new`].
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
     name: String,
@@ -72,7 +72,7 @@ pub struct PoolOptions {
 }
 
 impl PoolOptions {
-    /// A pool that keeps up to 512 pages at hand and takes as many as the provider has.
+    /// A pool that keeps up to 512 pages in its cache and takes as many as the provider has.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -121,12 +121,12 @@ impl PoolOptions {
         self
     }
 
-    /// How pages are mapped in the pool's domain; [`Bidirectional`](Direction::Bidirectional) if nothing is said.
+    /// How pages are mapped in the pool's domain. The default is [`Bidirectional`](Direction::Bidirectional).
     ///
-    /// [`ToDevice`](Direction::ToDevice) is for a pool whose pages are only sent: a device behind an IOMMU cannot write them.
-    /// [`FromDevice`](Direction::FromDevice) is for a receive queue whose pages are not sent as they are. Sending one all the
-    /// same is possible, and costs what sending a page of another domain does: it is mapped for the transmission, because a
-    /// device may not read it at [`Page::dma_addr`]; its [`dma_domain`](Page::dma_domain) is 0.
+    /// [`ToDevice`](Direction::ToDevice) is for a pool whose pages are only sent: a device behind an IOMMU cannot write
+    /// them. [`FromDevice`](Direction::FromDevice) is for a receive queue whose pages are not sent as they are. Such a
+    /// page can still be sent, at the cost of sending a page of another domain: it is mapped for the transmission,
+    /// because a device may not read it at [`Page::dma_addr`]. Its [`dma_domain`](Page::dma_domain) is 0.
     ///
     /// ```
     /// # use netmem_pool::{Direction, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider};
@@ -146,32 +146,37 @@ impl PoolOptions {
     /// Whether a pool that is short of pages may interrupt other CPUs to take the pages in their magazines (a membarrier, which
     /// interrupts each CPU that runs a thread of this process). Default: true.
     ///
-    /// With `false` the threads on isolated cores are left alone. A starving pool then takes what came by other ways: full magazines
-    /// and the return stack. Pages in magazines that are not full stay there until these are, count as in flight, and
-    /// [`PoolStats::unasked`] says how often the pool could have used them. [`PoolOptions::magazine`] bounds how many they are: the
-    /// magazine's size for each CPU. The end of the pool interrupts once in any case, for no page may be left on a CPU.
+    /// With `false` the threads on isolated cores are not interrupted. A pool without pages then takes the pages that
+    /// were returned by other ways: full magazines and the return stack. Pages in magazines that are not full stay
+    /// there until the magazine is full, and count as in flight. [`PoolStats::unasked`] says how often the pool could
+    /// have used them. [`PoolOptions::magazine`] bounds how many they are: the magazine's size for each CPU. The end of
+    /// the pool interrupts once in any case, because no page may be left on a CPU.
     #[must_use]
     pub fn interrupt_cpus(mut self, allowed: bool) -> Self {
         self.interrupts = allowed;
         self
     }
 
-    /// The depot for what is dropped elsewhere, and its taker. None for a pool that wants to see no page again.
+    /// The depot for pages that are dropped outside of the poll context, and its taker. `None` for a pool that does not
+    /// reuse pages.
     fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
         let magazines = self.magazines(self.pages(provider), netmem_percpu::cpus());
         Ok(magazines.map(|(capacity, count)| Depot::new(capacity, count)).transpose()?)
     }
 
-    /// The capacity and the number of magazines of a pool of so many pages, on so many CPUs; none for a pool without a depot.
+    /// The capacity and the number of magazines of a pool with this many pages, on this many CPUs. `None` for a pool
+    /// without a depot.
     fn magazines(&self, pages: usize, cpus: usize) -> Option<(usize, usize)> {
         let fair = (pages.saturating_sub(self.cache) / (4 * cpus)).clamp(LEAST_MAGAZINE, MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
-        // Where magazines could strand half of the pages and more, a page comes back by itself: that costs less than to reclaim it.
+        // If magazines could strand half of the pages or more, each page returns by itself: that costs less than to
+        // reclaim it.
         let few = self.magazine.is_none() && pages < 2 * 4 * cpus;
         if self.cache == 0 || capacity == 0 || few {
             return None;
         }
-        // One on every CPU and one on the way to it, and as many as can be full; a few more, for bulks that are not.
+        // Each CPU has a magazine and another on its way to it. In addition there are as many as can be full, and a few
+        // for bulks that do not fill theirs.
         Some((capacity, 2 * cpus + (pages / capacity).clamp(LEAST_FULL, MOST_FULL)))
     }
 
@@ -207,7 +212,7 @@ impl PoolOptions {
         SharedPool::build(self, provider, domain)
     }
 
-    /// Pages that there can be, as far as is known now.
+    /// The number of pages that the pool can have, as far as it is known now.
     fn pages<M: Memory>(&self, provider: &dyn Provider<M>) -> usize {
         usize::try_from(provider.pages().min(self.limit)).unwrap_or(usize::MAX)
     }
@@ -227,15 +232,15 @@ impl PoolOptions {
 
 /// A page pool, owned by one receive queue.
 ///
-/// It can move to another thread, but has one owner at a time: allocation takes the pool by exclusive reference or happens in its poll
-/// context. Pages come back from any thread. A pool that is dropped with pages out lingers until the last is back
-/// ([`lingering`](crate::lingering)).
+/// It can move to another thread, but has one owner at a time: allocation takes the pool by exclusive reference or
+/// happens in its poll context. Pages are returned by any thread. If a pool is dropped while pages are in flight, it
+/// lingers until the last page is returned ([`lingering`](crate::lingering)).
 ///
 /// # Panics of user code
 ///
-/// The pool calls its domain, its provider and the program's log subscriber. If one of them panics, the pool finishes what it is doing,
-/// so that no page is lost, and then goes on with the panic: out of the pool's method, or out of the drop of a page. `unmap` is called
-/// once for each mapping, also if it panics.
+/// The pool calls its domain, its provider and the program's log subscriber. If one of them panics, the pool finishes
+/// its work, so that no page is lost. Then it propagates the panic: out of the pool's method, or out of the drop of a
+/// page. `unmap` is called once for each mapping, also if it panics.
 ///
 /// # Fork
 ///
@@ -262,10 +267,10 @@ pub struct Napi<'q, M: Memory> {
 }
 
 impl<M: Memory> Napi<'_, M> {
-    /// Allocates a whole page: a pop of the array cache. If that is empty, the pool looks in this order: a magazine of pages that came
-    /// back from elsewhere, the provider, and, at most every 100 us, what waits on other CPUs. `None` if all have nothing, or if it is
-    /// too early to look at the other CPUs again; counted as `alloc_failed`. A thread that goes to sleep because of that calls
-    /// [`PagePool::reclaim`] first.
+    /// Allocates a whole page: a pop of the array cache. If the cache is empty, the pool looks in this order: a
+    /// magazine of pages that were returned by other threads, the provider, and, at most every 100 us, the magazines of
+    /// other CPUs. `None` if none of these has a page, or if it is too early to look at the other CPUs again; counted
+    /// as `alloc_failed`. If a thread is going to sleep because of that, it calls [`PagePool::reclaim`] first.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
@@ -278,7 +283,7 @@ impl<M: Memory> Napi<'_, M> {
         Napi { shared: self.shared, brand: PhantomData }
     }
 
-    /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
+    /// For a page of this pool: the device wrote these bytes of `page`, and the CPU is about to read them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = within(page, &bytes);
@@ -286,7 +291,7 @@ impl<M: Memory> Napi<'_, M> {
         }
     }
 
-    /// The device is about to write these bytes of `page`, one of this pool's.
+    /// For a page of this pool: the device is about to write these bytes of `page`.
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = within(page, &bytes);
@@ -301,7 +306,7 @@ impl<M: Memory> Napi<'_, M> {
     }
 }
 
-/// Device address and length of `bytes`, as far as they lie in `page`.
+/// Device address and length of the part of `bytes` that is in `page`.
 pub(crate) fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
     let start = bytes.start.min(page.len());
     (page.dma_addr() + start as u64, bytes.end.min(page.len()).saturating_sub(start))
@@ -314,7 +319,8 @@ impl<M: Memory> fmt::Debug for Napi<'_, M> {
 }
 
 impl<M: Memory> PagePool<M> {
-    /// `front` makes the home, of the slow way back, the domain's identity and the array cache.
+    /// `front` makes the front of the pool: its arguments are the function for the slow return, the domain's identity
+    /// and the array cache.
     pub(crate) fn build(
         o: PoolOptions,
         provider: Arc<dyn Provider<M>>,
@@ -325,7 +331,7 @@ impl<M: Memory> PagePool<M> {
         if o.limit == 0 {
             return Err(PoolError::NoPages);
         }
-        // 0 for pages that a device may not read, so that transmit queues map them.
+        // The identity is 0 for pages that a device may not read, so that transmit queues map them.
         let readable = domain.as_ref().filter(|_| o.direction != Direction::FromDevice);
         let domain_id = readable.map_or(0, |d| Arc::as_ptr(d).addr());
         let record = Record::new(&o.name);
@@ -367,7 +373,7 @@ impl<M: Memory> PagePool<M> {
                 return Ok(());
             }
             let mut panics = Panics::default();
-            // SAFETY: by exclusive reference.
+            // SAFETY: the reference is exclusive.
             let taken = unsafe { Shared::take::<BATCH>(self.shared, &mut panics) };
             if let Ok(Some(desc)) = &taken {
                 s.front.cache.put(*desc);
@@ -382,24 +388,24 @@ impl<M: Memory> PagePool<M> {
         unsafe { self.shared.as_ref() }
     }
 
-    /// Runs `f` in the pool's poll context: pages of this pool that any code drops meanwhile on this thread go
-    /// straight into the array cache. The context ends with `f`, also by a panic.
+    /// Runs `f` in the pool's poll context: if code on this thread drops pages of this pool meanwhile, they go straight
+    /// into the array cache. The context ends with `f`, also after a panic.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().front.enter();
         f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
-    /// Allocates a page outside of a poll, to fill a queue before its first. As [`Napi::alloc`], but asks the CPUs whenever
-    /// there is nothing else.
+    /// Allocates a page outside of a poll, for example to fill a queue before its first poll. Like [`Napi::alloc`], but
+    /// asks the other CPUs every time when there is no other page.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
-        // SAFETY: by exclusive reference, outside of a poll, which would hold it.
+        // SAFETY: the reference is exclusive, and no poll runs, because a poll would hold the reference.
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
-    /// Takes what came back from elsewhere, and what waits on other CPUs, now: for an owner that is about to sleep, and would not
-    /// be woken by a page that comes home. One membarrier, if anything waits.
+    /// Takes the pages that were returned by other threads, and those in the magazines of other CPUs, now. For an owner
+    /// that is about to sleep: a page that is returned later would not wake it. One membarrier, if any pages wait.
     pub fn reclaim(&mut self) {
         self.drain();
     }
@@ -410,7 +416,7 @@ impl<M: Memory> PagePool<M> {
         panics.resume();
     }
 
-    /// Pages that the pool has from its provider: at home, posted, or held by users.
+    /// Pages that the pool has from its provider: in its cache, posted, or held by users.
     #[must_use]
     pub fn held(&self) -> usize {
         self.shared().held() as usize
@@ -422,8 +428,8 @@ impl<M: Memory> PagePool<M> {
         self.shared().limit.set(pages as u64);
     }
 
-    /// Unmaps idle pages and gives them back to the provider, those that wait on other CPUs included, until the pool
-    /// [holds](Self::held) no more than `pages` or none is idle. Returns how many went.
+    /// Unmaps idle pages and gives them back to the provider, also those in magazines of other CPUs, until the pool
+    /// [holds](Self::held) no more than `pages` or no page is idle. Returns how many pages were given back.
     pub fn shrink(&mut self, pages: usize) -> usize {
         let mut panics = Panics::default();
         let s = self.shared();
@@ -446,7 +452,7 @@ impl<M: Memory> PagePool<M> {
         self.shared().page_size()
     }
 
-    /// The pool's name, as reports give it.
+    /// The pool's name in reports.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared().name()
@@ -459,7 +465,7 @@ impl<M: Memory> PagePool<M> {
         self.shared().front.home.domain()
     }
 
-    /// Whether pages stay with the pool when they come back; else every packet takes a page of its own from the provider.
+    /// Whether returned pages stay with the pool. If not, every packet takes a page from the provider.
     #[must_use]
     pub fn circulates(&self) -> bool {
         self.shared().circulates
@@ -471,9 +477,9 @@ impl<M: Memory> PagePool<M> {
         M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
-    /// The counters, exact for what this thread can know: pages that came back from elsewhere are picked up first, with a membarrier
-    /// if any wait on other CPUs (and [`PoolOptions::interrupt_cpus`] allows it). [`stats_reader`](Self::stats_reader) disturbs no
-    /// thread.
+    /// The counters, exact for what this thread can know. Pages that other threads returned are taken in first, with a
+    /// membarrier if any wait on other CPUs (and if [`PoolOptions::interrupt_cpus`] allows it).
+    /// [`stats_reader`](Self::stats_reader) disturbs no thread.
     pub fn stats(&mut self) -> PoolStats {
         self.drain();
         let s = self.shared();
@@ -486,22 +492,23 @@ impl<M: Memory> PagePool<M> {
         StatsReader::new(self.shared().end.record().clone())
     }
 
-    /// Gives up a page that a device kept when it stopped answering. The device may still write there, so the page is unmapped, and
-    /// not used again until its region goes. Of a page that was split or shared, any part will do: the page counts as
-    /// quarantined, once, when the last part is gone. A page that is not this pool's is only kept from home, and shows there as in
-    /// flight.
+    /// Gives up a page that a device kept when it stopped answering. The device may still write to the page. Therefore
+    /// the page is unmapped, and not used again until its region is dropped. If a page was split or shared, any part
+    /// can be given: the page is counted as quarantined once, when its last part is dropped. A page of another pool is
+    /// only kept from returning, and shows in that pool as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {
         let mut panics = Panics::default();
         let s = self.shared();
         let desc = page.desc();
         if ![&raw const s.front.home, &raw const s.kept].contains(&desc.home().cast_const()) {
-            // First, for the log subscriber may panic, and the page must not go home then.
+            // This comes first, because the log subscriber may panic, and the page must not be returned then.
             let page = ManuallyDrop::new(page);
             tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
             return;
         }
         desc.set_quarantined();
-        // First, for the domain may panic. By the pool's own pointer: what comes home this way may free the pool.
+        // First, for the domain may panic. By the pool's own pointer: the last page that is returned this way may free
+        // the pool.
         // SAFETY: the owner keeps it.
         desc.set_home(unsafe { &raw mut (*self.shared.as_ptr()).kept });
         s.unmap_alone(desc, &mut panics);
@@ -510,25 +517,25 @@ impl<M: Memory> PagePool<M> {
         panics.resume();
     }
 
-    /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool
-    /// allocates no more, and what comes back later is neither synced nor unmapped. Walks all descriptors in use, and sleeps while
-    /// another thread is unmapping a page of the pool.
+    /// The device is gone, or is about to go: every mapped page is unmapped now, wherever it is. The pool allocates no
+    /// more, and pages that are returned later are neither synced nor unmapped. Walks all descriptors in use, and
+    /// sleeps while another thread is unmapping a page of the pool.
     pub fn device_gone(&mut self) {
         self.shared().device_gone();
     }
 
-    /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does
-    /// when it is dropped.
+    /// Ends the pool and returns its final state. If pages are still in flight, the pool lingers until the last of them
+    /// is returned, as it does when it is dropped.
     pub fn close(self) -> PoolClosed {
         let pool = ManuallyDrop::new(self);
-        // SAFETY: the owner's last word.
+        // SAFETY: this is the owner's last use of the pool.
         unsafe { Shared::end(pool.shared) }
     }
 }
 
 impl<M: Memory> Drop for PagePool<M> {
     fn drop(&mut self) {
-        // SAFETY: the owner's last word.
+        // SAFETY: this is the owner's last use of the pool.
         let _ = unsafe { Shared::end(self.shared) };
     }
 }
@@ -540,14 +547,14 @@ impl<M: Memory> fmt::Debug for PagePool<M> {
     }
 }
 
-/// How a pool stood when its owner let go.
+/// The state of a pool when its owner closed it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct PoolClosed {
     /// The final counters.
     pub stats: PoolStats,
-    /// Pages still out then; quarantined ones not included.
+    /// Pages that were in flight then, without quarantined ones.
     pub outstanding: u64,
 }
 
@@ -555,8 +562,8 @@ pub struct PoolClosed {
 mod tests {
     use super::*;
 
-    /// A pool of 1024 pages has magazines if its process may use 4 CPUs, however many the machine has; with 240 it has none, unless it
-    /// asks for them.
+    /// A pool of 1024 pages has magazines if its process may use 4 CPUs, however many CPUs the machine has. If the
+    /// process may use 240, the pool has magazines only if the options ask for them.
     #[test]
     fn magazines_follow_the_cpus_of_the_process() {
         let options = PoolOptions::new("sized");

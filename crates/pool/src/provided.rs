@@ -1,4 +1,5 @@
-//! Memory that the user provides: a range of this process, or a file; and a device's memory, a file that stays unmapped.
+//! Memory that the user provides: an address range of this process, or a file; and the memory of a device, which is a
+//! file that stays unmapped.
 //!
 //! ```text
 //!   from_raw    [ range of this process ]  + what keeps it            Private or KernelShared, as the user says
@@ -19,12 +20,12 @@ use std::ops::{Bound, RangeBounds};
 use std::ptr::{self, NonNull};
 
 impl<M: Readable + SystemMemory> Region<M> {
-    /// A region of the `len` bytes at `at`, in pages of `4 KiB << order`; what is left behind the last whole page is not
-    /// used. `owner` is dropped when the region goes, or at once if it cannot be made.
+    /// A region of the `len` bytes at `at`, in pages of `4 KiB << order`. Bytes behind the last whole page are not
+    /// used. `owner` is dropped together with the region, or at once if the region cannot be made.
     ///
-    /// Which kind of memory it is follows from which other parties write there. Memory that another process can write is a
-    /// file: see [`from_fd`](Region::from_fd). Huge pages, NUMA node, locking, and keeping the range from child processes
-    /// (`MADV_DONTFORK`) are left to the user.
+    /// The kind of memory follows from the other parties that write it. If another process can write the memory, use a
+    /// file: see [`from_fd`](Region::from_fd). The user is responsible for huge pages, the NUMA node, locking, and for
+    /// keeping the range from child processes (`MADV_DONTFORK`).
     ///
     /// ```
     /// # use netmem_pool::{PoolOptions, Private, Region, RegionProvider};
@@ -80,17 +81,17 @@ impl<M: Readable + SystemMemory> Region<M> {
 }
 
 impl Region<PeerShared> {
-    /// A region of a range of `file`, in bytes, mapped, in pages of `4 KiB << order`: a memfd, a file on hugetlbfs, a
-    /// dma-buf that can be mapped, or any other that has a size. What is left behind the last whole page is not used. Pages
-    /// become resident when they are touched.
+    /// A region of a range of `file`, in bytes. The range is mapped, in pages of `4 KiB << order`. The file is a memfd,
+    /// a file on hugetlbfs, a dma-buf that can be mapped, or any other file that has a size. Bytes behind the last
+    /// whole page are not used. Pages become resident when they are touched.
     ///
-    /// The range begins at a multiple of 4096, on hugetlbfs of the file system's page size. It may end anywhere; on hugetlbfs
-    /// the huge page that has its end is mapped, and reserved, as a whole. Two regions may be ranges of one
-    /// file; ranges that overlap are the same bytes, as for two processes. A peer that is given the file can write all of
-    /// it.
+    /// The range begins at a multiple of 4096, or on hugetlbfs at a multiple of the file system's page size. It may end
+    /// anywhere. On hugetlbfs, the huge page in which the range ends is mapped and reserved as a whole. Two regions may
+    /// be ranges of one file. If their ranges overlap, they share the same bytes, as two processes do. A peer that gets
+    /// the file can write all of it.
     ///
-    /// A memfd is sealed against shrinking, unless it is already. For other files the user makes sure that no process
-    /// shortens them: the next access would be a SIGBUS.
+    /// A memfd is sealed against shrinking, unless it already is. For other files the user makes sure that no process
+    /// shortens them: otherwise the next access would raise SIGBUS.
     ///
     /// ```
     /// use netmem_pool::{PoolOptions, Region, RegionProvider};
@@ -113,7 +114,7 @@ impl Region<PeerShared> {
         let (offset, len) = within(&range, size(file.as_fd())?)?;
         let (pages, len) = whole_pages(len, order)?;
         let failed = |step| move |source| RegionError::File { step, source };
-        // Only the kernel knows how reserved huge pages are to be aligned. It maps whole ones, and then refuses to unmap, or
+        // Only the kernel knows the alignment of reserved huge pages. It maps whole ones, and then refuses to unmap, or
         // to keep from child processes, a part of one. The file ends with a whole one, too.
         let mapping = match huge_page(file.as_fd()) {
             Some(huge) => Mapping::of_file(file.as_fd(), offset, len.next_multiple_of(huge), huge),
@@ -128,9 +129,9 @@ impl Region<PeerShared> {
 }
 
 impl Region<Device> {
-    /// A region of the whole of `file`, a dma-buf or what stands in for one, in pages of `4 KiB << order`. The file is kept
-    /// open and never mapped; that it can be is not asked for, nor a permission to read or write. What is left behind the
-    /// last whole page is not used.
+    /// A region of the whole of `file`, a dma-buf or a file that stands in for one, in pages of `4 KiB << order`. The
+    /// file is kept open and never mapped. It need not be mappable, readable or writable. Bytes behind the last whole
+    /// page are not used.
     ///
     /// Costs no memory but 64 bytes for each page in use, whatever the file's size. A memfd is sealed as in
     /// [`from_fd`](Region::from_fd), for the process that maps it.
@@ -149,7 +150,7 @@ impl Region<Device> {
     }
 }
 
-/// How many pages `bytes` hold, and the bytes that they take.
+/// The number of whole pages in `bytes`, and their length in bytes. An error if there is no whole page, or if there are too many.
 fn whole_pages(bytes: usize, order: u8) -> Result<(u32, usize), RegionError> {
     check_order(order)?;
     let page_size = PAGE_SIZE << order;

@@ -1,4 +1,4 @@
-//! Where pages come from and go to: the general supply behind every pool.
+//! Providers: the supply of pages behind every pool.
 
 use crate::desc::Desc;
 use crate::home::Home;
@@ -13,10 +13,11 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
 
-/// A page between a provider and a pool: it is in no use, and only the holder of this value has it.
+/// A page between a provider and a pool: it is not in use, and only the holder of this value has it.
 ///
-/// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take), and does not go home by itself:
-/// hand it to [`Provider::give`]. It does not keep its provider alive: only code that does may ask it anything.
+/// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take). Dropping it does not return it:
+/// hand it to [`Provider::give`]. It does not keep its provider alive. Only code that keeps the provider alive may call
+/// the methods of this value.
 #[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,
@@ -46,7 +47,7 @@ impl<M: Memory> RawPage<M> {
     #[inline]
     #[must_use]
     pub unsafe fn index(&self) -> u32 {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the provider is alive.
         unsafe { self.desc() }.index()
     }
 
@@ -54,7 +55,7 @@ impl<M: Memory> RawPage<M> {
     ///
     /// The page's provider is alive.
     pub(crate) unsafe fn desc(&self) -> &Desc {
-        // SAFETY: the page is ours, and its provider keeps the descriptor.
+        // SAFETY: this value owns the page, and the page's provider keeps the descriptor.
         unsafe { self.desc.as_ref() }
     }
 }
@@ -67,14 +68,14 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 
 /// A supply of pages, shared by pools and called from any thread.
 ///
-/// A pool asks for pages when none of its own are left, and gives them back when it goes; in between they circulate and the
-/// provider is not called. Pools without a cache (a page per packet) ask and give for every packet. Pages that an
-/// implementation drops during a call, those of the calling pool included, go home as from anywhere else.
+/// A pool takes pages when it has none left, and gives them back when it ends. In between the pages circulate, and the
+/// provider is not called. Pools without a cache (a page per packet) take and give for every packet. An implementation may
+/// drop pages during a call, also pages of the calling pool: they are returned as from any other place.
 ///
-/// A child of a fork may drop a provider that it inherited, and its pages: [`Region`] says what holds there.
+/// A child of a fork may drop a provider that it inherited, and its pages: see [`Region`].
 ///
-/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`] of its own, by number.
-/// This one hands out first what came back first:
+/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`] of its own, by
+/// number. In this example, the page that was returned first is handed out first:
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, Provider, RawPage, Region, RegionOptions};
@@ -130,8 +131,8 @@ impl<M: Memory> fmt::Debug for RawPage<M> {
 ///
 /// # Safety
 ///
-/// The implementation hands every page out to one holder at a time, keeps the [`Region`] of every page that is out,
-/// [`each`](Self::each) passes every region that pages may come from, and each of those has pages of
+/// The implementation hands every page out to one holder at a time. It keeps the [`Region`] of every page that is in
+/// use. [`each`](Self::each) passes every region that pages may come from, and each of those has pages of
 /// [`page_size`](Self::page_size) bytes.
 pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// Fills `pages` from the front and returns how many it had.
@@ -150,8 +151,8 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// The regions that pages come from.
     fn each(&self, f: &mut dyn FnMut(&Region<M>));
 
-    /// How many pages it hands out, as far as is known now. A pool sizes its magazines by that. By default, all pages of its
-    /// regions.
+    /// How many pages the provider can hand out, as far as it is known now. A pool sizes its magazines by that. By
+    /// default, all pages of its regions.
     fn pages(&self) -> u64 {
         let mut pages = 0;
         self.each(&mut |region| pages += u64::from(region.pages()));
@@ -159,10 +160,10 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     }
 }
 
-/// The ordinary provider: one region, pages given back first.
+/// The ordinary provider: one region. Returned pages are handed out before fresh ones.
 #[repr(C)]
 pub struct RegionProvider<M: Memory> {
-    /// Where pages go that were taken for no pool; see [`Self::page`].
+    /// The home of pages that were taken for no pool; see [`Self::page`].
     home: Home,
     region: Arc<Region<M>>,
     supply: Mutex<Supply>,
@@ -185,15 +186,15 @@ impl Supply {
         Self { fresh: 0, free: ptr::null_mut() }
     }
 
-    /// Fills `pages` from the front: with those given back, then with fresh ones of `region`.
+    /// Fills `pages` from the front: first with returned pages, then with fresh pages of `region`.
     ///
     /// # Safety
     ///
-    /// The supply is in charge of the region, and keeps those whose pages it was given.
+    /// Only this supply hands out pages of the region, and the caller keeps the regions of returned pages alive.
     pub(crate) unsafe fn take<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut taken = 0;
         for slot in pages {
-            // SAFETY: the list's pages are the supply's.
+            // SAFETY: the pages on the list belong to the supply.
             let desc = match unsafe { first(self.free) } {
                 Some((desc, rest)) => {
                     self.free = rest;
@@ -205,7 +206,7 @@ impl Supply {
                 }
                 None => break,
             };
-            // SAFETY: just taken off the list, or never handed out before.
+            // SAFETY: the page was just taken off the list, or was never handed out before.
             *slot = Some(unsafe { RawPage::from_desc(desc) });
             taken += 1;
         }
@@ -214,10 +215,10 @@ impl Supply {
 
     /// # Safety
     ///
-    /// The page came from this supply, which is the caller's to keep with its regions.
+    /// The page came from this supply. The caller keeps the supply and its regions alive.
     pub(crate) unsafe fn give<M: Memory>(&mut self, page: RawPage<M>) {
         let link = link_of(page.into_desc());
-        // SAFETY: the page is the supply's now.
+        // SAFETY: the page belongs to the supply now.
         unsafe { (*link).set(self.free) };
         self.free = link;
     }
@@ -227,14 +228,14 @@ impl Supply {
         self.fresh = 0;
     }
 
-    /// Whether a page could be had.
+    /// Whether a page is available.
     pub(crate) fn has_any<M: Memory>(&self, region: &Region<M>) -> bool {
         !self.free.is_null() || self.fresh < region.pages()
     }
 }
 
 impl<M: Memory> RegionProvider<M> {
-    /// Supplies the pages of `region`: all of them, hence takes it as a whole.
+    /// Supplies all pages of `region`. Therefore it takes the region as a whole.
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         let region = Arc::new(region);
@@ -242,14 +243,15 @@ impl<M: Memory> RegionProvider<M> {
         Arc::new(Self { home: Home::new(Self::free_page, 0, None), region, supply })
     }
 
-    /// The memory, as a [`MemoryTable`](crate::MemoryTable) wants it. Its pages are this provider's to hand out.
+    /// The memory, in the form that a [`MemoryTable`](crate::MemoryTable) needs. Only this provider hands out its
+    /// pages.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         &self.region
     }
 
-    /// A page that belongs to no pool: its drop, on any thread, gives it straight back to this provider. Takes a lock,
-    /// and so does the drop.
+    /// A page that belongs to no pool. Its drop, on any thread, returns it straight to this provider. The call takes a
+    /// lock, and so does the drop.
     #[must_use]
     pub fn page(self: &Arc<Self>) -> Option<Page<M>> {
         let mut one = [None];
@@ -265,12 +267,12 @@ impl<M: Memory> RegionProvider<M> {
         }
     }
 
-    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering. The page is not used again until the
-    /// region goes, which it does not keep alive.
+    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering. The page is not used again until
+    /// the region is dropped. It does not keep the region alive.
     pub fn quarantine(&self, page: Page<M>) {
         let home = page.desc().home();
         if home.cast_const() != (&raw const self.home) || !page.desc().is_sole() {
-            // Of another provider, or held by others too: what it keeps alive is kept for good.
+            // The page is of another provider, or has other holders. It is leaked, with everything that it keeps alive.
             return std::mem::forget(page);
         }
         let _ = page.into_desc();
@@ -279,7 +281,7 @@ impl<M: Memory> RegionProvider<M> {
         drop(unsafe { Arc::from_raw(home.cast_const().cast::<Self>()) });
     }
 
-    /// The way home of a page that belongs to no pool.
+    /// The return path of a page that belongs to no pool.
     unsafe fn free_page(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, home) == 0) };
         // SAFETY: `page` made this home of a counted pointer to a provider, and gave it to this page alone.
@@ -290,18 +292,18 @@ impl<M: Memory> RegionProvider<M> {
     }
 }
 
-// SAFETY: `fresh` only grows and a page is on the free list once; the region is part of the provider, which pools and
-// pages hold by count.
+// SAFETY: `fresh` only grows, and a page is on the free list at most once. The region is part of the provider, and
+// pools and pages hold a count of the provider.
 unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the region came as a whole, and both are in here.
+        // SAFETY: the region was passed in as a whole, and both values are kept in the provider.
         unsafe { supply.take(&self.region, pages) }
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the page is one of ours, says the caller.
+        // SAFETY: the caller guarantees that the page is one of this provider.
         unsafe { supply.give(page) };
     }
 

@@ -1,26 +1,29 @@
 //! Regions: the memory that pages are cut from, and the page descriptors beside it.
 //!
 //! ```text
-//!   memory       [ page 0 ][ page 1 ][ page 2 ] ...   huge pages if they can be had; behind a sealed memfd if a peer needs it
+//!   memory       [ page 0 ][ page 1 ][ page 2 ] ...   huge pages if there are any; behind a sealed memfd if a peer needs it
 //!   descriptors  [ 64 B   ][ 64 B   ][ 64 B   ] ...   always private and anonymous: all-zero, resident only where used
 //! ```
 
 use crate::PAGE_SIZE;
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
+use crate::home;
 use crate::mapping::{self, HUGE, Mapping};
 use crate::memory::{Mapped, Memory, PeerShared, SystemMemory, TrustedPeer};
+use crate::page::Page;
 use crate::provider::RawPage;
 use crate::sigbus;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 use rustix::mm::MapFlags;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fmt, io};
 
-/// What a region's memory is made of.
+/// The backing of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backing {
@@ -49,36 +52,37 @@ impl fmt::Display for Backing {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// No pages, or more than descriptors can count.
+    /// No pages were requested, or more than descriptors can count.
     #[error("a region of {pages} pages: it must have between 1 and {max}", max = u32::MAX)]
     Pages {
-        /// Pages asked for.
+        /// Pages that were requested.
         pages: usize,
     },
     /// A page order that does not fit a huge page.
     #[error("page order {order}: the largest is 9 (2 MiB)")]
     Order {
-        /// The order asked for.
+        /// The order that was requested.
         order: u8,
     },
-    /// The system refused a step.
+    /// A system call failed.
     #[error("cannot {step} {bytes} bytes of {kind} memory: {source}; ask for fewer pages or free some memory")]
     System {
         /// What was attempted.
         step: &'static str,
-        /// How much of it.
+        /// The number of bytes.
         bytes: usize,
         /// The kind of memory.
         kind: &'static str,
         /// The system's answer.
         source: io::Error,
     },
-    /// There is not that much memory. Checked first, because the system kills a process that takes more.
+    /// The system does not have this much memory. This is checked first, because the system kills a process that takes
+    /// more than there is.
     #[error(
         "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
     )]
     TooLittle {
-        /// Bytes asked for.
+        /// Bytes that were requested.
         bytes: usize,
         /// Bytes that the system could give.
         available: usize,
@@ -91,10 +95,10 @@ pub enum RegionError {
     Memlock {
         /// Bytes to be locked.
         bytes: usize,
-        /// The process's limit.
+        /// The limit of the process.
         limit: u64,
     },
-    /// Provided memory does not begin where a page can.
+    /// Provided memory does not begin at a page boundary.
     #[error(
         "memory at {addr:#x} does not begin at a multiple of the page size, {page_size} bytes; provide memory that does, \
          or use a smaller page order"
@@ -108,12 +112,12 @@ pub enum RegionError {
     /// Provided memory is too small.
     #[error("{bytes} bytes hold no page of {page_size}; provide more memory, or use a smaller page order")]
     Small {
-        /// How much there is.
+        /// Bytes that were provided.
         bytes: usize,
         /// Bytes in a page.
         page_size: usize,
     },
-    /// The range lies outside of the provided file, or does not begin where a mapping can.
+    /// The range is not inside the provided file, or does not begin where a mapping can begin.
     #[error(
         "bytes {start}..{end} of a file of {size} bytes cannot be mapped; begin at a multiple of 4096, and end within the \
          file"
@@ -146,27 +150,27 @@ pub enum RegionError {
         /// The system's answer.
         source: io::Error,
     },
-    /// A provider that may not even grow to its first region.
+    /// The limit of a provider that grows is smaller than its first region.
     #[error(
         "{limit} pages are the limit of growth, and it grows by {step} at a time; raise the limit or make the step smaller"
     )]
     Growth {
-        /// The most pages that there may be.
+        /// The limit, in pages.
         limit: usize,
         /// Pages in a region.
         step: usize,
     },
-    /// The NUMA node does not exist, or has no memory for us.
+    /// The NUMA node does not exist, or has no memory for this process.
     #[error("cannot bind memory to NUMA node {node}: {source}")]
     Node {
-        /// The node asked for.
+        /// The node that was requested.
         node: u32,
         /// The system's answer.
         source: io::Error,
     },
 }
 
-/// What a [`Region`] is to be. Start with [`RegionOptions::new`].
+/// The options of a [`Region`]. Start with [`RegionOptions::new`].
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
     pub(crate) pages: usize,
@@ -178,7 +182,7 @@ pub struct RegionOptions {
 }
 
 impl RegionOptions {
-    /// `pages` pages of 4 KiB, huge pages if they can be had, resident from the start.
+    /// `pages` pages of 4 KiB, on huge pages if there are any, resident from the start.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         // A fuzzer makes thousands of small regions a second.
@@ -225,7 +229,7 @@ impl RegionOptions {
     ///
     /// # Errors
     ///
-    /// See [`RegionError`]; nothing is left behind.
+    /// See [`RegionError`]. After an error nothing is left allocated or mapped.
     pub fn build<M: SystemMemory>(self) -> Result<Region<M>, RegionError> {
         Region::build(&self)
     }
@@ -243,12 +247,13 @@ impl RegionOptions {
 ///
 /// # Fork
 ///
-/// The memory is not in the address space of a child process (`MADV_DONTFORK`): a device and its driver must not be parted by
-/// copies. A child of a fork may drop whatever it inherited, regions, providers, pages and fragments; nothing is unmapped by
-/// that, and the parent does not see it. A child must not use bytes, its own inherited pages' included: there is nothing at
-/// their addresses, or something else by then. It may `exec`: descriptors are close-on-exec. It may also make regions of its
-/// own. At the fork no other thread may be inside of a provider, whose lock would stay taken in the child. Memory of
-/// [`Region::from_raw`] is shared with children as its owner arranged.
+/// The memory is not in the address space of a child process (`MADV_DONTFORK`): otherwise copy-on-write could separate
+/// a driver from its device. A child of a fork may drop everything that it inherited: regions, providers, pages and
+/// fragments. That unmaps nothing, and does not affect the parent. A child must not use bytes, also not those of pages
+/// that it inherited: at their addresses there is nothing, or later something else. It may `exec`: descriptors are
+/// close-on-exec. It may also make regions of its own. At the fork no other thread may be inside of a provider, because
+/// the provider's lock would stay locked in the child. Memory of [`Region::from_raw`] is shared with children in the
+/// way that its owner chose.
 ///
 /// Invariant (*described*): descriptor `i` is beside page `i`; both stay where they are while the region lives.
 pub struct Region<M: Memory> {
@@ -264,12 +269,12 @@ pub struct Region<M: Memory> {
     used: AtomicU32,
     order: u8,
     backing: Backing,
-    /// What keeps the memory; let go with the region.
+    /// The owner of the memory. It is dropped with the region.
     _owner: Box<dyn Send>,
     kind: PhantomData<M>,
 }
 
-/// What a region is made of: the memory, its file if it has one, and what keeps both.
+/// The parts of a region: the memory, its file if it has one, and the owner of both.
 pub(crate) struct Source {
     pub(crate) at: *mut u8,
     pub(crate) len: usize,
@@ -316,7 +321,7 @@ impl<M: SystemMemory> Region<M> {
     ) -> Result<(Mapping, Option<OwnedFd>, Backing), RegionError> {
         let system = |step| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
         let huge = want == Backing::Huge;
-        // Reserved huge pages are counted by the system; of the rest it promises more than it has.
+        // The system counts reserved huge pages exactly. Of other memory it promises more than it has.
         if let Some(available) = mapping::available().filter(|&a| !huge && o.populate && bytes > a) {
             return Err(RegionError::TooLittle { bytes, available });
         }
@@ -326,7 +331,7 @@ impl<M: SystemMemory> Region<M> {
             (true, false) => Some(mapping::memfd(bytes, MemfdFlags::empty())),
         };
         let fd = fd.transpose().map_err(system("create a file of"))?;
-        // What is to be resident only where it is touched may be larger than the machine's memory.
+        // A region that becomes resident only where it is touched may be larger than the machine's memory.
         let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
         let file = fd.as_ref().map(AsFd::as_fd);
         let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file.map(|fd| (fd, 0)), bytes, flags) };
@@ -343,8 +348,9 @@ impl<M: SystemMemory> Region<M> {
 }
 
 impl Region<PeerShared> {
-    /// Declares every peer that is given this region's file trusted: the region becomes one of [`TrustedPeer`] memory, whose
-    /// pages and fragments are slices, and whose fragments turn into `Bytes`. Free: memory, file and descriptors stay.
+    /// Declares that every peer that gets this region's file is trusted. The region becomes one of [`TrustedPeer`]
+    /// memory: its pages and fragments are slices, and its fragments turn into `Bytes`. Costs nothing: memory, file and
+    /// descriptors do not change.
     ///
     /// ```
     /// use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
@@ -381,8 +387,40 @@ impl<M: Mapped> Region<M> {
     }
 }
 
+impl<M: Mapped> Region<M> {
+    /// The fragment of `bytes`, found by their address: another holder of the bytes. It is found for a
+    /// [`Bytes`](bytes::Bytes) that was made from a fragment by `From`, while that was the only value on its page, and
+    /// for its clones and slices. `None` for all other bytes. `None` also for bytes of this region that a page has, or
+    /// a `Bytes` with an owner of another type: they could be written again while a fragment of them is alive.
+    ///
+    /// Cost: arithmetic, a look at the page's descriptor, and one atomic addition.
+    #[must_use]
+    pub fn frag_of(&self, bytes: &[u8]) -> Option<Frag<M>> {
+        let at = bytes.as_ptr().addr().wrapping_sub(self.at.addr());
+        let (index, offset) = (at / self.page_size(), at % self.page_size());
+        let fits = !bytes.is_empty() && index < self.pages as usize && bytes.len() <= self.page_size() - offset;
+        if !fits {
+            return None;
+        }
+        // SAFETY: *described*: the index was just checked. Descriptors that were never used are zero, and not frozen.
+        let desc = unsafe { self.descs.at.cast::<Desc>().add(index) };
+        // SAFETY: as above; the region keeps descriptors.
+        let d = unsafe { desc.as_ref() };
+        if !d.is_frozen() {
+            return None;
+        }
+        d.get();
+        // SAFETY: the caller borrows bytes of the page. Safe code borrows them from a value on the page. Code that
+        // makes a reference from an address has promised that the bytes do not change meanwhile. So there is another
+        // count besides the one just made, and the page is in use. *frozen*: the value was a fragment at some moment of
+        // the borrow. It cannot become a page while it is borrowed, and not afterwards while this count exists. So no
+        // value writes the bytes.
+        Some(unsafe { Page::from_desc(desc, offset as u32, bytes.len() as u32) }.freeze())
+    }
+}
+
 impl<M: Memory> Region<M> {
-    /// Puts `pages` pages on memory that has room for them, and descriptors beside it.
+    /// Makes a region of `pages` pages on memory that has room for them, with descriptors.
     pub(crate) fn on(source: Source, pages: u32, order: u8) -> Result<Self, RegionError> {
         let Source { at, len, fd, offset, backing, owner } = source;
         let bytes = (pages as usize * size_of::<Desc>()).next_multiple_of(HUGE);
@@ -390,17 +428,17 @@ impl<M: Memory> Region<M> {
             let step = "map descriptors for";
             RegionError::System { step, bytes: len, kind: M::NAME, source }
         })?;
-        // A model's descriptors are not valid when all is zero.
+        // In a model, descriptors of zeros are not valid.
         #[cfg(all(test, loom))]
         for i in 0..pages as usize {
-            // SAFETY: *described*: there is room for so many.
+            // SAFETY: *described*: there is room for this many descriptors.
             unsafe { descs.at.cast::<Desc>().add(i).write(Desc::for_model(1)) };
         }
         let used = AtomicU32::new(0);
         Ok(Self { at, len, descs, fd, offset, pages, used, order, backing, _owner: owner, kind: PhantomData })
     }
 
-    /// The first byte's address in this process; 0 where the memory is not mapped.
+    /// The first byte's address in this process; 0 if the memory is not mapped.
     pub(crate) fn addr(&self) -> usize {
         self.at.addr()
     }
@@ -417,62 +455,65 @@ impl<M: Memory> Region<M> {
         PAGE_SIZE << self.order
     }
 
-    /// Bytes of memory: whole huge pages where it is ours, so possibly more than the pages take.
+    /// Bytes of memory. A region that made its memory itself has whole huge pages, so this can be more than the pages
+    /// take.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a region has at least one page.
+    /// Always false: a region has at least one page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// What the memory is made of.
+    /// The backing of the memory.
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// The file that the memory is in, to give to a peer, if there is one. A file that the region made itself is sealed: no
-    /// process can make it shorter.
+    /// The file behind the memory, if there is one, to be given to a peer. A file that the region made itself is
+    /// sealed: no process can make it shorter.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Where in [its file](Self::fd) the first byte is: 0 unless [`from_fd`](Region::from_fd) was told otherwise.
+    /// The offset of the first byte in [its file](Self::fd): 0, unless [`from_fd`](Region::from_fd) got a range that
+    /// begins later.
     #[must_use]
     pub fn file_offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many accesses have found a page of the memory gone: another process that has the file has truncated it, or punched
-    /// a hole into it that cannot be filled. 0 without the [handler](crate::sigbus) of SIGBUS, and for memory that is no
-    /// file or that was provided as a range of this process. Looks through the list of all mappings.
+    /// The number of accesses that found a page of the memory gone: another process that has the file has truncated it,
+    /// or punched a hole into it that cannot be filled. 0 without the [handler](crate::sigbus) of SIGBUS, for memory
+    /// without a file, and for memory that was provided as a range of this process. Looks through the list of all
+    /// mappings.
     #[must_use]
     pub fn lost(&self) -> u64 {
         sigbus::lost_at(self.addr())
     }
 
-    /// Page `index` as a [`Provider`](crate::Provider) hands it out: for providers that keep their pages by number.
+    /// Page `index`, to be handed out by a [`Provider`](crate::Provider) that keeps its pages by number.
     ///
     /// # Safety
     ///
-    /// The page is with no pool and no user: each [`RawPage`] that was claimed for it came back to the caller or was dropped.
-    /// No other provider is in charge of the region, which lives until the page is back.
+    /// No pool and no user has the page: each [`RawPage`] that was claimed for it was returned to the caller or
+    /// dropped. No other provider hands out pages of the region, and the region lives until the page is returned.
     ///
     /// # Panics
     ///
     /// If there is no such page.
     pub unsafe fn claim(&self, index: u32) -> RawPage<M> {
-        // SAFETY: the page has no other owner, says the caller.
+        // SAFETY: the caller guarantees that the page has no other owner.
         unsafe { RawPage::from_desc(self.desc(index)) }
     }
 
-    /// The number of the page that a fragment is in, or `None` if that is in another region's. Arithmetic: the page's descriptor,
-    /// which another CPU may have changed last, is not looked at.
+    /// The number of the page that a fragment is in, or `None` if the fragment is in another region. Costs only
+    /// arithmetic: the page's descriptor, which another CPU may have written last, is not read.
     #[inline]
     #[must_use]
     pub fn index_of(&self, frag: &Frag<M>) -> Option<u32> {
@@ -481,21 +522,52 @@ impl<M: Memory> Region<M> {
         (index < self.pages as usize).then_some(index as u32)
     }
 
-    /// Gives back `n` counts of page `index`; with the last of all the page goes home, as from a drop. May be called
-    /// anywhere; takes no lock but a provider's, where the pool is gone.
+    /// Gives back `n` counts of page `index`. With the last count of all, the page is returned, as after a drop. May be
+    /// called on any thread. Takes no lock; only if the pool has ended, it takes the provider's lock.
     ///
     /// # Safety
     ///
-    /// `n` is at least one, and so many fragments of this page of this region were made counts by
-    /// [`Frag::into_count`], which were not given back yet and are given up now.
+    /// `n` is at least one. The caller has turned at least `n` fragments of this page of this region into counts by
+    /// [`Frag::into_count`], has not given these counts back, and gives them up now.
     #[inline]
     pub unsafe fn put(&self, index: u32, n: u32) {
         debug_assert!(index < self.pages && n > 0);
-        // SAFETY: *described*: a fragment had this page, so there is one. The counts are the caller's.
+        // SAFETY: *described*: a fragment had this page, so the page exists. The caller guarantees the counts.
         unsafe { desc::put_many(self.descs.at.cast::<Desc>().add(index as usize), n) };
     }
 
-    /// The descriptor of page `index`, its constant fields filled in.
+    /// Turns a count of page `index` that [`Page::into_count`] made into a page of `bytes`, the same bytes as before or
+    /// others.
+    ///
+    /// # Safety
+    ///
+    /// The caller has turned a page of this region into this count, has not used the count since, and gives it up now.
+    /// The page has these bytes, and no other value has them.
+    #[inline]
+    #[must_use]
+    pub unsafe fn page(&self, index: u32, bytes: Range<usize>) -> Page<M> {
+        debug_assert!(
+            index < self.pages && bytes.start <= bytes.end && bytes.end <= self.page_size(),
+            "{bytes:?} of page {index}"
+        );
+        // SAFETY: *described*: a page has this index. The caller guarantees the count and the bytes.
+        unsafe {
+            let desc = self.descs.at.cast::<Desc>().add(index as usize);
+            Page::from_desc(desc, bytes.start as u32, (bytes.end - bytes.start) as u32)
+        }
+    }
+
+    /// Prefetches the descriptor of page `index`, if there is one, for the next owner of the [page](Self::page). This
+    /// is a hint, and does not wait.
+    #[inline]
+    pub fn prefetch(&self, index: u32) {
+        if index < self.pages {
+            // SAFETY: *described*: the index was just checked.
+            home::prefetch(unsafe { self.descs.at.cast::<Desc>().add(index as usize) });
+        }
+    }
+
+    /// The descriptor of page `index`. Its constant fields are filled in.
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // Relaxed: a thread that looks for its own pages has taken them before.

@@ -1,7 +1,8 @@
-//! What a pool's owner and its pages share: allocation beyond the cache, and pages that enter and leave the pool.
+//! The state that a pool's owner and its pages share: allocation beyond the cache, and pages that enter and leave the
+//! pool.
 //!
-//! Reads top-down as the cost does: the array cache, refill from what came back, the provider, reclaim; then how pages enter and
-//! leave. The ways home past the magazines and the pool's end are in [`crate::end`].
+//! The file is ordered by cost: the array cache, refill from returned pages, the provider, reclaim; then how pages
+//! enter and leave. Returns without a magazine and the pool's end are in [`crate::end`].
 
 use crate::cache::PollHome;
 use crate::desc::{Desc, Unmapped};
@@ -15,50 +16,50 @@ use crate::provider::{Provider, RawPage};
 use crate::stats::Counter;
 use netmem_percpu::MAGAZINE;
 use std::cell::Cell;
-use std::hint::cold_path;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages asked of the provider at a time.
+/// Pages that are requested from the provider at a time.
 pub(crate) const BATCH: usize = 64;
 
-/// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it costs a membarrier,
-/// and threads that return pages take a slower way meanwhile.
+/// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it
+/// costs a membarrier, and meanwhile threads that return pages take a slower path.
 pub(crate) const REST: Duration = Duration::from_micros(100);
 
-/// What the owner and the pages share. Its first field is the pages' [`Home`].
+/// The state that the owner and the pages share. Its first field is the pages' [`Home`].
 ///
 /// Lives as long as the owner or a page that is out: [`crate::end`] says which thread frees it.
 #[repr(C)]
 pub(crate) struct Shared<M: Memory> {
     pub(crate) front: PollHome,
     pub(crate) end: End,
-    /// The home of pages in quarantine: their last drop sends them here, to be counted.
+    /// The home of pages in quarantine: their last drop counts them here.
     pub(crate) kept: Home,
     pub(crate) id: u64,
     pub(crate) limit: Cell<u64>,
     pub(crate) provider: Arc<dyn Provider<M>>,
     pub(crate) domain: Option<Arc<dyn DmaDomain>>,
-    /// How pages are mapped there.
+    /// The direction in which pages are mapped in the domain.
     pub(crate) direction: Direction,
     /// Where the owner waits for returns that are unmapping a page.
     pub(crate) unmapped: Unmapped,
-    /// When the owner last looked at what other CPUs hold.
+    /// When the owner last looked at the pages that other CPUs hold.
     pub(crate) looked: Cell<Option<Instant>>,
-    /// Whether the owner may interrupt other CPUs to take what they hold.
+    /// Whether the owner may interrupt other CPUs to take their pages.
     pub(crate) interrupts: bool,
     /// Set once the device is gone.
     pub(crate) gone: Cell<bool>,
-    /// Whether pages that come back from elsewhere wait for the owner. Otherwise they go to the provider at once.
+    /// Whether pages that are returned by other threads wait for the owner. Otherwise they go to the provider at once.
     pub(crate) circulates: bool,
 }
 
-/// Unless said otherwise these are for the owner only: by exclusive reference to the pool, or in its poll context.
+/// Unless a comment says otherwise, these functions are for the owner only: by exclusive reference to the pool, or in
+/// its poll context.
 ///
-/// Shared references to `Shared` live across calls of user code, which may drop pages of this pool: everything in it that those drops
-/// change is a cell or an atomic.
+/// Shared references to `Shared` live across calls of user code, and that code may drop pages of this pool. Therefore
+/// every field that those drops change is a cell or an atomic.
 impl<M: Memory> Shared<M> {
     pub(crate) fn name(&self) -> &str {
         self.end.record().name()
@@ -73,7 +74,7 @@ impl<M: Memory> Shared<M> {
         self.front.cache.held.get() - self.end.left_directly()
     }
 
-    /// A page. Looks at other CPUs no sooner than `rest` after the last time.
+    /// Allocates a page. Looks at other CPUs only if `rest` has passed since the last look.
     #[inline(always)]
     pub(crate) unsafe fn alloc(this: NonNull<Self>, rest: Duration) -> Option<Page<M>> {
         // SAFETY: the owner calls; no reference is held across `slow`, which calls user code.
@@ -82,10 +83,7 @@ impl<M: Memory> Shared<M> {
             let page_size = cache.page_size;
             let desc = match cache.pop() {
                 Some(desc) => desc,
-                None => {
-                    cold_path();
-                    Self::slow(this, rest)?
-                }
+                None => Self::slow(this, rest)?,
             };
             Some(Page::from_desc(desc, 0, page_size))
         }
@@ -116,7 +114,7 @@ impl<M: Memory> Shared<M> {
         desc
     }
 
-    /// A page for an empty cache, and the counter of the way by which it came.
+    /// A page for an empty cache, and the counter of its source.
     unsafe fn find<'s>(
         this: NonNull<Self>,
         rest: Duration,
@@ -127,7 +125,7 @@ impl<M: Memory> Shared<M> {
         let cache = &s.front.cache;
         let refilled = || Some((cache.take()?, &cache.counters.alloc_refill));
         if s.gone.get() {
-            // The pool keeps nothing any more, and pages that came back must not wait.
+            // The pool keeps no pages any more, and returned pages must not wait.
             s.drain(panics);
         }
         if cache.capacity() > 0 {
@@ -157,7 +155,7 @@ impl<M: Memory> Shared<M> {
         refilled()
     }
 
-    /// Moves pages that came back into the empty cache: a magazine of them, or else all that came by the return stack.
+    /// Moves returned pages into the empty cache: one magazine of them, or else all pages on the return stack.
     fn refill(&self, panics: &mut Panics) {
         if self.take_magazine(panics) {
             return;
@@ -166,7 +164,7 @@ impl<M: Memory> Shared<M> {
         self.front.cache.refill();
     }
 
-    /// Empties one full magazine into the cache. Asks for each page's descriptor in advance, for the page's next user.
+    /// Empties one full magazine into the cache. Prefetches each page's descriptor for the page's next user.
     fn take_magazine(&self, panics: &mut Panics) -> bool {
         let cache = &self.front.cache;
         if let Some(room) = cache.room_for_magazine() {
@@ -179,15 +177,15 @@ impl<M: Memory> Shared<M> {
             cache.grew(n.unwrap_or(0));
             return n.is_some();
         }
-        // By way of a copy: user code may be called, which may drop pages of this pool.
+        // The magazine is copied first: user code may be called, which may drop pages of this pool.
         let mut items = [NonZeroUsize::MIN; MAGAZINE];
         let n = self.next_magazine(|n, item| items[n] = item);
         items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_give(desc_of(item), panics));
         n.is_some()
     }
 
-    /// Hands the items of one full magazine to `take`, with their number in it. The answer is how many there were, if there was a
-    /// magazine.
+    /// Hands the items of one full magazine to `take`, with their index in it. Returns how many there were, or `None`
+    /// if there was no magazine.
     #[inline(always)]
     fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
         let cache = &self.front.cache;
@@ -202,7 +200,7 @@ impl<M: Memory> Shared<M> {
         found.then_some(n)
     }
 
-    /// For a pool that is out of pages: takes what other CPUs hold, unless it looked there a moment ago.
+    /// For a pool that is out of pages: takes the pages of other CPUs, unless it looked there a moment ago.
     fn reclaim_after(&self, rest: Duration, panics: &mut Panics) {
         if self.front.home.depot().is_none() {
             return;
@@ -217,7 +215,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes what other CPUs hold. False: they seem to hold nothing, or may not be interrupted, or the barrier failed.
+    /// Takes the pages of other CPUs. False if they seem to have none, if they may not be interrupted, or if the
+    /// barrier failed.
     fn reclaim(&self, panics: &mut Panics) -> bool {
         let Some(depot) = self.front.home.depot() else { return false };
         if depot.peek() == 0 {
@@ -237,7 +236,7 @@ impl<M: Memory> Shared<M> {
         });
         c.reclaimed.add(n);
         c.recycle_ring.add(n);
-        // While the gate was closed, other pages came by the stack.
+        // While the gate was closed, other pages were pushed on the stack.
         self.drain_stack(panics);
         if let Some(Err(error)) = &done {
             panics.call(|| {
@@ -247,7 +246,7 @@ impl<M: Memory> Shared<M> {
         matches!(done, Some(Ok(())))
     }
 
-    /// A page that came back: to be used again, unless the pool has nowhere to keep it.
+    /// Takes a returned page, to be used again, unless the pool has no place for it.
     pub(crate) fn keep_or_give(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         if self.gone.get() || self.front.cache.capacity() == 0 {
             self.give_back(desc, panics);
@@ -256,9 +255,10 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes a page from the provider and maps it, for a pool without a cache, which does so for each packet. To catch a panic costs
-    /// that packet nanoseconds: here a guard puts things right while the panic unwinds, and costs nothing otherwise. For a thread that is
-    /// not unwinding already. If the provider or the domain panics, it is as for [`take`](Self::take).
+    /// Takes a page from the provider and maps it, for a pool without a cache, which does this for each packet.
+    /// Catching a panic would cost each packet nanoseconds. Therefore a guard cleans up while a panic unwinds; without
+    /// a panic it costs nothing. For a thread that is not already unwinding. If the provider or the domain panics, the
+    /// effect is that of [`take`](Self::take).
     unsafe fn take_one(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         /// A page that has not entered the pool goes back to its provider.
         struct Back<'s, M: Memory>(&'s Shared<M>, [Option<RawPage<M>>; 1]);
@@ -288,14 +288,14 @@ impl<M: Memory> Shared<M> {
         Ok(page.take().map(RawPage::into_desc))
     }
 
-    /// Pages that the pool may take from its provider now.
+    /// The number of pages that the pool may take from its provider now.
     fn room(&self) -> u64 {
         if self.gone.get() {
             return 0;
         }
         let (limit, held) = (self.limit.get(), self.front.cache.held.get());
         match limit.saturating_sub(held) {
-            // Pages that left past the owner are out of the pool, though `held` counts them.
+            // Pages that left without passing through the owner are not in the pool, but `held` counts them.
             0 => limit.saturating_add(self.end.left_directly()).saturating_sub(held),
             room => room,
         }
@@ -303,8 +303,8 @@ impl<M: Memory> Shared<M> {
 
     /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
     ///
-    /// If the provider panics in its `take`, the pages that it had handed out by then go back to it. If the domain panics in its `map`,
-    /// the page counts as not mapped, and goes back.
+    /// If the provider panics in its `take`, the pages that it had handed out by then are given back to it. If the
+    /// domain panics in its `map`, the page counts as not mapped, and is given back.
     pub(crate) unsafe fn take<const N: usize>(
         this: NonNull<Self>,
         panics: &mut Panics,
@@ -366,14 +366,14 @@ impl<M: Memory> Shared<M> {
         Ok(())
     }
 
-    /// Moves all that came back from elsewhere into the cache, and what does not fit onto the list behind it.
+    /// Moves all pages that other threads returned into the cache, and those that do not fit onto the list behind it.
     pub(crate) fn drain(&self, panics: &mut Panics) {
         while self.take_magazine(panics) {}
         self.reclaim(panics);
         self.drain_stack(panics);
     }
 
-    /// Gives every page at home to the provider, and keeps none from now on.
+    /// Gives every page in the pool to the provider. From now on the pool keeps no page.
     pub(crate) fn empty(&self, panics: &mut Panics) {
         let cache = &self.front.cache;
         while let Some(desc) = cache.take() {
@@ -397,7 +397,7 @@ impl<M: Memory> Shared<M> {
 
     /// [`give_back`](Self::give_back) for a pool without a cache, as [`take_one`](Self::take_one) is to `take`.
     fn give_one_back(&self, desc: NonNull<Desc>) {
-        /// What is left to do after a panic of the domain.
+        /// Finishes the work after a panic of the domain.
         struct Rest<'s, M: Memory>(&'s Shared<M>, NonNull<Desc>);
         impl<M: Memory> Drop for Rest<'_, M> {
             fn drop(&mut self) {
@@ -429,7 +429,8 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Unmaps a page that the owner has, if this pool has it mapped. A domain that panics is not asked again.
+    /// Unmaps a page that the owner has, if this pool has it mapped. If the domain panics, it is not called again for
+    /// this page.
     pub(crate) fn unmap_alone(&self, desc: &Desc, panics: &mut Panics) {
         if let (Some(dma), Some(domain)) = (desc.claim_unmap_alone(self.id), &self.domain) {
             panics.call(|| domain.unmap(dma, self.page_size()));
@@ -446,7 +447,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// In the poll context, with the cache full; or with none, and then the page leaves the pool.
+    /// Takes a page back in the poll context, if the cache is full. If the pool has no cache, the page leaves the pool.
     pub(crate) unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
         // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
         let s = unsafe { home.cast::<Self>().as_ref() };

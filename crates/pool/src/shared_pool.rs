@@ -1,31 +1,34 @@
-//! A pool for every thread: any thread allocates from it, and any thread returns.
+//! A pool for every thread: any thread allocates pages from it, and any thread returns pages to it.
 //!
 //! ```text
 //!   alloc   this CPU's magazines ──► the depot ──► under the owner's lock: the return stack ──► the provider ──► reclaim
 //!   drop    this CPU's magazines ──► the depot ──► the return stack, if the magazines refuse the page
 //! ```
 //!
-//! The magazines are a [`CpuCache`], which lies where a [`PagePool`] has its depot: in the [home](crate::home) of the pages. Behind it
-//! stands a `PagePool` without a depot, under a lock: the *owner*. The owner takes pages from the provider and maps them, takes what
-//! came by the return stack, and ends the pool. Pages are therefore the same as those of a queue's pool, and so is their way home, also
-//! after the pool has been closed.
+//! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the [home](crate::home) of the
+//! pages. Behind the cache there is a `PagePool` without a depot, under a lock: the *owner*. The owner takes pages from
+//! the provider and maps them, takes pages off the return stack, and ends the pool. Pages are therefore the same as
+//! those of a queue's pool, and return by the same code, also after the pool has been closed.
 //!
 //! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
 //! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
 //!
-//! **A lost race is not "no page".** A thread that finds nothing takes the lock and looks again, because the thread that had the lock may have
-//! brought pages. At the end of its search it compares how many magazines have left the depot. If another thread has taken one in between,
-//! the search begins anew. If another thread has a magazine in hand, this thread yields and the search
-//! begins anew, at most [`YIELDS`] times.
+//! **A lost race is not "no page".** A thread that finds nothing takes the lock and looks again, because the thread
+//! that had the lock may have taken pages from the provider. At the end of its search it compares how many magazines
+//! have left the depot. If another thread has taken one in between, the search begins anew. A magazine may also be on
+//! its way between the depot and a CPU: another thread holds it. Then this thread yields and the search begins anew, at
+//! most `YIELDS` times.
 //!
-//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under the lock. If such a call
-//! allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of this pool, they go home without the lock.
+//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
+//! the lock. If such a call allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of
+//! this pool, they are returned without the lock.
 
 use crate::cache::PollHome;
 use crate::desc::Desc;
 use crate::dma::DmaDomain;
+use crate::frag::Frag;
 use crate::home::{desc_of, item_of, takes_from};
-use crate::memory::Memory;
+use crate::memory::{Mapped, Memory};
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
@@ -35,7 +38,6 @@ use crate::sync::{Mutex, MutexGuard, yield_now};
 use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
 use std::cell::Cell;
 use std::fmt;
-use std::hint::cold_path;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut, Range};
@@ -46,12 +48,12 @@ use std::time::{Duration, Instant};
 
 /// A page pool from which every thread allocates, by shared reference.
 ///
-/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store each, in a restartable sequence. The cost
-/// does not depend on how many threads do so. Whole magazines go to a depot and come from there. A thread that finds no page anywhere takes
-/// a lock, asks the provider, and takes what other CPUs hold.
+/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store each, in a restartable
+/// sequence. The cost does not depend on how many threads do so. Whole magazines are exchanged with a depot. A thread
+/// that finds no page in either takes a lock, asks the provider, and then takes the pages that other CPUs hold.
 ///
 /// Use it where the thread that needs a page polls no queue: for senders on worker threads, for servers, for io_uring. Where one thread
-/// polls a queue, its [`PagePool`] is cheaper. [`Page`], [`Frag`](crate::Frag) and `Bytes` are the same for both.
+/// polls a queue, its [`PagePool`] is cheaper. [`Page`], [`Frag`] and `Bytes` are the same for both.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -70,14 +72,14 @@ use std::time::{Duration, Instant};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Threads share it by reference or by `Arc`. Dropping it with pages out lets it linger until the last of them is back
-/// ([`lingering`](crate::lingering)), as a `PagePool` does.
+/// Threads share it by reference or by `Arc`. If it is dropped while pages are in flight, it lingers until the last of
+/// them is returned ([`lingering`](crate::lingering)), as a `PagePool` does.
 ///
 /// **Signal handlers** may drop pages, and must not allocate. **Fork**: the child has a copy of the magazines. If another thread of the
 /// parent held the lock, an allocation in the child that needs the lock waits for ever. Pages that threads of the parent held stay held
 /// in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not use the pages.
 pub struct SharedPool<M: Memory> {
-    /// Lies in the owner's home, which is alive as long as the owner or a page that is out.
+    /// Lies in the owner's home, which lives as long as the owner or a page in flight.
     cpus: NonNull<CpuCache>,
     page_size: u32,
     shared: NonNull<Shared<M>>,
@@ -91,20 +93,20 @@ unsafe impl<M: Memory> Send for SharedPool<M> {}
 // SAFETY: as above.
 unsafe impl<M: Memory> Sync for SharedPool<M> {}
 
-/// The owner and its lock, on lines of their own: every allocation reads what is beside them.
+/// The owner and its lock, on separate cache lines, because every allocation reads the fields beside them.
 #[repr(align(128))]
 struct Locked<M: Memory> {
     pool: Mutex<Owner<M>>,
-    /// Names the thread that has the lock, or 0.
+    /// The thread that has the lock ([`this_thread`]), or 0.
     holder: AtomicUsize,
     /// Allocations that found no page.
     failed: AtomicU64,
 }
 
 struct Owner<M: Memory> {
-    /// Taken out at the end.
+    /// Moved out when the pool ends.
     pool: ManuallyDrop<PagePool<M>>,
-    /// When the CPUs were last asked for what they hold.
+    /// When the pages on CPUs were last reclaimed.
     reclaimed: Option<Instant>,
 }
 
@@ -148,38 +150,39 @@ fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref::<Cell<u8>>(here).addr())
 }
 
-/// A pool's counters at one moment. While threads allocate and return, they differ by what these threads do.
+/// A pool's counters at one moment. They are read one after another, so they may not match exactly while threads
+/// allocate and return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedPoolStats {
     /// Pages in magazines, on CPUs or in the depot.
     pub idle: u64,
-    /// Pages that are held by a user or a device, or are on their way home. A page that came back past the magazines is on its way until
-    /// the next allocation that takes the lock, or [`SharedPool::reclaim`].
+    /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
+    /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`].
     pub inflight: u64,
     /// Magazines that were fetched from the depot, modulo 2^31. Allocations within a magazine are not counted: a counter would cost half
     /// as much as the allocation.
     pub magazines: u64,
     /// Pages taken from the provider.
     pub alloc_slow: u64,
-    /// Allocations that failed: the pool's limit or the provider's end was reached, or mapping failed, and other CPUs held nothing or had
-    /// been asked less than 100 us ago.
+    /// Allocations that failed: the pool's limit was reached, or the provider had no page, or mapping failed; and other
+    /// CPUs held no page, or the last reclaim was less than 100 us ago.
     pub alloc_failed: u64,
-    /// Pages that came back past the magazines, by one compare-and-swap each: a thread was reclaiming, or no empty magazine was left, or,
-    /// in portable mode, the CPU's lock was taken.
+    /// Pages that returned by the return stack, by one compare-and-swap each, because the magazines refused them: a
+    /// thread was reclaiming, or no empty magazine was left, or, in portable mode, the CPU's lock was taken.
     pub recycle_ring_full: u64,
-    /// Times that what the CPUs hold was moved to the depot because the pool was out of pages.
+    /// Reclaims: how often the pages that CPUs hold were moved to the depot because the pool was out of pages.
     pub reclaims: u64,
-    /// Pages that were moved.
+    /// Pages that reclaims moved to the depot.
     pub reclaimed: u64,
-    /// Times that the pool was out of pages, other CPUs seemed to hold some, and the pool did not ask for them because
-    /// [`PoolOptions::interrupt_cpus`] says so.
+    /// How often the pool was out of pages, other CPUs seemed to hold some, and the pool did not reclaim them because
+    /// [`PoolOptions::interrupt_cpus`] is off.
     pub unasked: u64,
     /// Pages mapped for the device.
     pub mapped: u64,
     /// Pages unmapped.
     pub unmapped: u64,
-    /// Pages given up because their device kept them when it stopped answering.
+    /// Pages in quarantine: their device stopped answering, and may still write to them.
     pub quarantined: u64,
 }
 
@@ -190,7 +193,7 @@ impl<M: Memory> SharedPool<M> {
         domain: Option<Arc<dyn DmaDomain>>,
     ) -> Result<Self, PoolError> {
         let cpus = options.cpus(&*provider)?;
-        // The owner's array is a place for what the provider gave, until that is in magazines.
+        // The owner's array keeps pages from the provider until they are put into magazines.
         let options = options.cache(2 * BATCH);
         let pool = PagePool::build(options, provider, domain, |elsewhere, domain, cache| {
             PollHome::of_cpus(elsewhere, domain, cpus, cache)
@@ -211,24 +214,27 @@ impl<M: Memory> SharedPool<M> {
         unsafe { self.cpus.as_ref() }
     }
 
-    /// Allocates a whole page. Usually a plain store. Otherwise, in this order: a magazine from the depot (two atomics); under a lock,
-    /// what came back past the magazines, up to 64 pages from the provider, and, at most every 100 us, what other CPUs hold (a membarrier).
+    /// Allocates a whole page. Usually this is a plain store. If this CPU's magazines are empty, the page comes from
+    /// the first of these that has one:
     ///
-    /// `None` if all have nothing, or if it is too early to ask the CPUs again; counted as `alloc_failed`. Also, rarely, if another thread
-    /// that was about to load or to hand over a magazine did not run while this one yielded 32 times. Such a search reads a line of
-    /// each magazine. A thread that goes to sleep
-    /// over it calls [`reclaim`](Self::reclaim) before. Also `None` if the call comes out of the pool's own provider or domain, which
-    /// the pool calls under its lock. Not for signal handlers.
+    /// * a magazine of the depot: two atomics;
+    /// * under the lock: the return stack, then the provider, from which up to 64 pages are taken;
+    /// * under the lock, at most every 100 us: the pages that other CPUs hold, by a membarrier.
+    ///
+    /// Returns `None` if none of them has a page, or if it is too early to reclaim again. This is counted as
+    /// `alloc_failed`. In rare cases it returns `None` although a page is idle: another thread was moving a magazine
+    /// between the depot and its CPU, and did not run while this thread yielded 32 times. Such a search reads a line of
+    /// each magazine. Before a thread sleeps because it got `None`, it must call [`reclaim`](Self::reclaim).
+    ///
+    /// If the pool's own provider or domain calls this, it also gets `None`, because the pool calls them under its
+    /// lock. Not for signal handlers.
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
         takes_from(self.cpus.as_ptr());
         let desc = match self.cpus().pop_at_once() {
             Some(item) => desc_of(item),
-            None => {
-                cold_path();
-                self.slow()?
-            }
+            None => self.slow()?,
         };
         // SAFETY: the page is this thread's alone from the commit of the pop on.
         Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
@@ -237,7 +243,7 @@ impl<M: Memory> SharedPool<M> {
     #[cold]
     #[inline(never)]
     fn slow(&self) -> Option<NonNull<Desc>> {
-        /// How often a search yields to threads that have magazines in hand. In a model, more often than it preempts.
+        /// How often a search yields to threads that hold magazines. In a model this is more often than loom preempts.
         const YIELDS: usize = if cfg!(loom) { 3 } else { 32 };
         if let Ok(item) = self.cpus().pop() {
             return Some(desc_of(item));
@@ -253,11 +259,13 @@ impl<M: Memory> SharedPool<M> {
             if let Some(desc) = owner.take() {
                 return Some(desc);
             }
-            // Before the reclaim: a magazine that is in hand now may be on a CPU again when the reclaim is over. A pop that takes a
-            // magazine later is counted, and a push that replaces one later leaves its item where the reclaim finds it.
+            // This is asked before the reclaim, because a magazine that a thread holds now may be on a CPU again when
+            // the reclaim is over. If a pop takes a magazine later, that is counted. If a push replaces a magazine
+            // later, the reclaim finds the item.
             let on_the_way = self.cpus().is_on_the_way();
-            // A thread that cannot look into this CPU's magazine now (in portable mode) does not know that it is empty. A search that
-            // begins anew looks for pages that the last reclaim has missed.
+            // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A search that
+            // begins anew looks for pages that the last reclaim has missed. In both cases the pause between reclaims is
+            // ignored.
             has_reclaimed |= owner.reclaim(if refused || has_reclaimed { Duration::ZERO } else { REST });
             if let Ok(item) = self.cpus().pop() {
                 return Some(desc_of(item));
@@ -274,20 +282,21 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// None: this thread has the lock, and is in a call of the provider or the domain.
+    /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
     fn lock(&self) -> Option<Held<'_, M>> {
         let Locked { pool, holder, .. } = &self.owner;
         if holder.load(Ordering::Relaxed) == this_thread() {
             return None;
         }
-        // A panic of the provider or the domain leaves nothing half done.
+        // A poisoned lock is used: a panic of the provider or the domain leaves the owner consistent.
         let owner = pool.lock().unwrap_or_else(PoisonError::into_inner);
         holder.store(this_thread(), Ordering::Relaxed);
         Some(Held { owner, holder })
     }
 
-    /// Moves what all CPUs hold to the depot, where any thread finds it, and takes what came back past the magazines. For a thread that is
-    /// about to sleep because there is no page, and would not be woken by a page that comes home. One membarrier, if any CPU holds pages.
+    /// Moves the pages that all CPUs hold, and those on the return stack, to the depot, where any thread finds them.
+    /// For a thread that is about to sleep because there is no page: a page that is returned would not wake it. One
+    /// membarrier, if any CPU holds pages.
     pub fn reclaim(&self) {
         let Some(mut owner) = self.lock() else { return };
         owner.reclaim(Duration::ZERO);
@@ -295,16 +304,17 @@ impl<M: Memory> SharedPool<M> {
         owner.share();
     }
 
-    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
-    /// [`shrink`](Self::shrink). Takes the lock.
+    /// Changes the most pages that the pool may hold from its provider. Pages beyond the limit stay in the pool until
+    /// [`shrink`](Self::shrink) gives them back. Takes the lock.
     pub fn set_limit(&self, pages: usize) {
         if let Some(mut owner) = self.lock() {
             owner.pool.set_limit(pages);
         }
     }
 
-    /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool [holds](Self::held) no more than
-    /// `pages` or none is idle. Returns how many went. Takes the lock, and a membarrier if any CPU holds pages.
+    /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool
+    /// [holds](Self::held) no more than `pages` or none is idle. Returns how many pages were given back. Takes the
+    /// lock. One membarrier, if any CPU holds pages.
     pub fn shrink(&self, pages: usize) -> usize {
         let Some(mut owner) = self.lock() else { return 0 };
         owner.reclaim(Duration::ZERO);
@@ -321,10 +331,25 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Pages that the pool has from its provider: idle, or out. Takes the lock.
+    /// Pages that the pool has from its provider: idle or in flight. Takes the lock.
     #[must_use]
     pub fn held(&self) -> usize {
         self.lock().map_or(0, |owner| owner.pool.held())
+    }
+
+    /// The fragment of `bytes`, if they lie in a page of the provider's regions and a fragment of them can be made: see
+    /// [`Region::frag_of`](crate::Region::frag_of). The page may belong to any pool. With this, code that gets
+    /// [`Bytes`](bytes::Bytes), or a slice of one, can send them without a copy.
+    ///
+    /// Cost: that of the region's method, and a call of the provider's [`each`](Provider::each), which may take a lock.
+    #[must_use]
+    pub fn frag_of(&self, bytes: &[u8]) -> Option<Frag<M>>
+    where
+        M: Mapped,
+    {
+        let mut found = None;
+        self.shared().provider.each(&mut |region| found = found.take().or_else(|| region.frag_of(bytes)));
+        found
     }
 
     /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and interrupts no thread.
@@ -366,13 +391,14 @@ impl<M: Memory> SharedPool<M> {
         self.shared().front.home.domain()
     }
 
-    /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and its counterpart do anything. Ask once, not per packet.
+    /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device) do anything. Ask
+    /// once, not per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {
         M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
-    /// The device wrote these bytes of `page`, one of this pool's; the CPU is about to read them.
+    /// Syncs bytes of `page`, which is one of this pool's, after the device wrote them and before the CPU reads them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = within(page, &bytes);
@@ -380,7 +406,7 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// The device is about to write these bytes of `page`, one of this pool's, or to read what the CPU wrote there.
+    /// Syncs bytes of `page`, which is one of this pool's, before the device writes them, or reads what the CPU wrote.
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = within(page, &bytes);
@@ -392,23 +418,25 @@ impl<M: Memory> SharedPool<M> {
         self.shared().domain.as_deref().filter(|_| M::MAPPED && !self.gone.load(Ordering::Relaxed))
     }
 
-    /// What the owner and the pages share, of which only what never changes may be used without the lock.
+    /// The part that the owner and the pages share. Without the lock, only its fields that never change may be used.
     fn shared(&self) -> &Shared<M> {
         // SAFETY: alive as long as the owner, which is ours.
         unsafe { self.shared.as_ref() }
     }
 
-    /// Gives up a page that a device kept when it stopped answering. As [`PagePool::quarantine`]. Takes the lock.
+    /// Puts a page in quarantine: its device stopped answering, and may still write to it. See
+    /// [`PagePool::quarantine`]. Takes the lock.
     pub fn quarantine(&self, page: Page<M>) {
         match self.lock() {
             Some(mut owner) => owner.pool.quarantine(page),
-            // Kept from home for good, and out.
+            // The page is never returned, and stays in flight.
             None => std::mem::forget(page),
         }
     }
 
-    /// The device is gone, or is about to go: every page that is mapped, wherever it is, is unmapped now. The pool allocates no more, and
-    /// what comes back later is neither synced nor unmapped. Walks all descriptors in use. Takes the lock, and a membarrier.
+    /// Unmaps every page of the pool, wherever it is, because the device is gone or about to go. From then on the pool
+    /// allocates no pages, and pages that are returned are neither synced nor unmapped. Walks all descriptors in use.
+    /// Takes the lock, and a membarrier.
     pub fn device_gone(&self) {
         let Some(mut owner) = self.lock() else { return };
         self.gone.store(true, Ordering::Relaxed);
@@ -420,9 +448,11 @@ impl<M: Memory> SharedPool<M> {
         panics.resume();
     }
 
-    /// Ends the pool and says how it stands. With pages still out it lingers until the last of them is back, as it does when it is dropped.
+    /// Ends the pool and returns its final counters. If pages are still in flight, the pool lingers until the last of
+    /// them is returned, as when it is dropped.
     ///
-    /// In the counters, a page is allocated when it goes from the owner to the CPUs' magazines, and returned when it comes back from there.
+    /// In these counters a page counts as allocated when it goes from the owner to the magazines, and as returned when
+    /// it goes from the magazines to the owner.
     pub fn close(self) -> PoolClosed {
         ManuallyDrop::new(self).end()
     }
@@ -456,14 +486,14 @@ impl<M: Memory> Owner<M> {
         self.pool.shared().front.home.cpus()
     }
 
-    /// A page that came back past the magazines, or one from the provider. What else came goes to the depot.
+    /// Takes a page from the return stack or from the provider. Further pages that this yields are moved to the depot.
     fn take(&mut self) -> Option<NonNull<Desc>> {
         let desc = self.pool.alloc()?.into_desc();
         self.share();
         Some(desc)
     }
 
-    /// Moves pages that the owner has at hand to the depot, as long as there are magazines for them.
+    /// Moves pages from the owner's array to the depot, while the depot has empty magazines.
     fn share(&self) {
         let (Some(cpus), cache) = (self.cpus(), &self.pool.shared().front.cache) else { return };
         let mut items = [NonZeroUsize::MIN; MAGAZINE];
@@ -485,7 +515,7 @@ impl<M: Memory> Owner<M> {
         }
     }
 
-    /// Moves what the CPUs hold to the depot, unless that was done less than `rest` ago. Whether it did.
+    /// Moves the pages that CPUs hold to the depot, unless that was done less than `rest` ago. Returns whether it did.
     fn reclaim(&mut self, rest: Duration) -> bool {
         let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return false };
         let counters = &shared.front.cache.counters;

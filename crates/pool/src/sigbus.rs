@@ -1,4 +1,4 @@
-//! SIGBUS: what happens when a page of a mapped file is gone.
+//! A handler of SIGBUS, for mapped files whose pages another process takes away.
 //!
 //! Every process that has a file can take pages of it away from the processes that map it. It truncates the file, or it
 //! punches a hole into a file of huge pages while the system has no free huge page. A hole in a file on tmpfs has the same
@@ -13,20 +13,21 @@
 //!   the access is repeated, and reads zeros
 //! ```
 //!
-//! The bytes of such a page mean nothing: a file that another process writes never promised any. The code that works on the
-//! mapping looks at [`faults`] now and then, one load, and gives the mapping up when it has [lost](crate::FileMapping::lost)
-//! pages.
+//! The zeros are no worse than other contents, because another process can write the file at any time. The code that
+//! works on the mapping reads [`faults`] now and then, which is one load. It gives the mapping up when the mapping has
+//! [lost](crate::FileMapping::lost) pages.
 //!
 //! # The registry
 //!
-//! Each mapping of a file has a `Guard`, and with it a slot in a list that the handler searches. The list only grows. A
-//! slot is used again after its guard is dropped. The handler allocates nothing and may interrupt a thread that changes
-//! the list: no thread takes a lock.
+//! Each mapping of a file has a `Guard`, which has a slot in a list. The handler searches this list. The list only
+//! grows. A slot is used again after its guard is dropped. The handler may interrupt a thread that changes the list.
+//! Therefore the handler allocates nothing, and no thread takes a lock.
 //!
 //! * *The slot that the handler looks for does not change.* The faulting thread is inside the mapping, so the mapping's owner
 //!   has not dropped it.
-//! * *A slot that changes while the handler looks at it is not the one.* The version is odd while start and end are valid.
-//!   The handler reads the version, then the fields, then the version again, and goes on if the two differ:
+//! * *A slot that changes while the handler reads it is not the one that it looks for.* The version is odd while start
+//!   and end are valid. The handler reads the version, then the fields, then the version again, and goes on if the two
+//!   differ:
 //!
 //! ```text
 //!   handler                                      thread that drops one mapping and makes another
@@ -36,14 +37,15 @@
 //!   fence(Acquire); version: 6 or 7, not 5       version = 7
 //! ```
 //!
-//! * *Two threads that fault on one page each map a page over it.* What the first has written there since is lost, which is
-//!   as good as any other contents.
+//! * *Two threads that fault on one page each map a page over it.* What the first thread has written to its page is
+//!   lost. That is allowed, because the contents are arbitrary.
 //!
 //! # Stack, other signals
 //!
-//! The handler runs on the thread's alternate stack if it has one, else on the stack that faulted; both have room for it. The
-//! standard library gives its threads an alternate stack. It also sets a handler for SIGBUS, to report stack overflows,
-//! which is called for addresses that are not in a guarded mapping. A thread that blocks SIGBUS is ended by the kernel.
+//! The handler runs on the thread's alternate stack if it has one, else on the stack that faulted; both have room for
+//! it. The standard library gives its threads an alternate stack. It also sets a handler for SIGBUS, to report stack
+//! overflows, which is called for addresses that are not in a guarded mapping. If a thread that blocks SIGBUS faults,
+//! the kernel ends the process.
 
 use crate::mapping::FORKS;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -54,14 +56,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Pages that are replaced one at a time, in the whole process. Each costs up to two entries of the kernel's list of
-/// mappings, which holds 65530 by default. When there are more, the next fault replaces its whole mapping, in one entry.
+/// The most pages that the handler replaces one at a time, in the whole process. Each costs up to two entries of the
+/// kernel's list of mappings, which holds 65530 by default. When there are more, the next fault replaces its whole
+/// mapping, in one entry.
 const MOST_PAGES: usize = 4096;
 
 /// Slots that the list grows by.
 const CHUNK: usize = 64;
 
-/// One mapping, as the handler finds it. See the module.
+/// The registry's entry for one mapping. See the module.
 struct Slot {
     taken: AtomicBool,
     /// Odd while the fields below are valid.
@@ -89,7 +92,7 @@ impl Slot {
         }
     }
 
-    /// The first byte, the end and the page size, if the mapping contains `addr` and is one of this process.
+    /// The start, the end and the page size, if the mapping contains `addr` and belongs to this process.
     fn range_with(&self, addr: usize) -> Option<(usize, usize, usize)> {
         let version = self.version.load(Ordering::Acquire);
         let [start, end, page, process] = [&self.start, &self.end, &self.page, &self.process].map(load);
@@ -122,9 +125,9 @@ impl Chunk {
 
 static FIRST: Chunk = Chunk::free();
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// Pages that are replaced now.
+/// Pages that are replaced now, in all mappings.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
-/// The action that the handler goes on to.
+/// The action that was set before the handler. The handler calls it for other faults.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -155,7 +158,8 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Makes `len` bytes at `start` known, in pages of `page` bytes, to which `start` is aligned. The caller keeps the
-    /// mapping until the guard is dropped, and lets no code have an address in it any more when it drops the guard.
+    /// mapping until the guard is dropped. When the caller drops the guard, no code uses an address in the mapping any
+    /// more.
     pub(crate) fn new(start: usize, len: usize, page: usize) -> Self {
         let slot = loop {
             let free = |slot: &&Slot| !slot.taken.load(Ordering::Relaxed) && !slot.taken.swap(true, Ordering::Acquire);
@@ -164,7 +168,7 @@ impl Guard {
             }
             grow();
         };
-        // After the even version that the last guard has left, and before the fields.
+        // Orders the fields after the even version that the last guard has left.
         fence(Ordering::Release);
         slot.start.store(start, Ordering::Relaxed);
         slot.end.store(start + len, Ordering::Relaxed);
@@ -175,7 +179,7 @@ impl Guard {
         Self { slot }
     }
 
-    /// How many accesses have found a page of the mapping gone.
+    /// How many accesses found that a page of the mapping had been taken away.
     pub(crate) fn lost(&self) -> u64 {
         self.slot.lost.load(Ordering::Relaxed)
     }
@@ -195,14 +199,14 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// How many accesses of this process have found a page of a mapped file gone, since the start. One load.
+/// How many accesses of this process found that a page of a mapped file had been taken away, since its start. One load.
 #[inline]
 #[must_use]
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// How many accesses have found a page gone in the mapping that contains `addr`. Looks through the registry.
+/// How many accesses found that a page had been taken away, in the mapping that contains `addr`. Searches the registry.
 pub(crate) fn lost_at(addr: usize) -> u64 {
     slots().find(|slot| slot.range_with(addr).is_some()).map_or(0, |slot| slot.lost.load(Ordering::Relaxed))
 }
@@ -215,9 +219,10 @@ pub fn installed() -> bool {
 
 /// Sets the handler, for all threads of the process. See the [module](self). A second call does nothing.
 ///
-/// The handler that was set before is called for every SIGBUS that is not in a mapping of this crate, with its arguments as the
-/// kernel gave them. If there was none, the process ends as it would have, by SIGBUS with the same `siginfo_t`. A program that
-/// sets a handler of its own later calls the action that `sigaction` has returned to it.
+/// The handler that was set before is called for every SIGBUS that is not in a mapping of this crate, with its
+/// arguments as the kernel gave them. If there was no handler, such a SIGBUS ends the process as usual, with the same
+/// `siginfo_t`. A program that sets its own handler later must call, for other faults, the action that `sigaction`
+/// returned to it.
 ///
 /// # Errors
 ///
@@ -228,10 +233,10 @@ pub fn install() -> io::Result<()> {
     if installed() {
         return Ok(());
     }
-    // Known before it is replaced: the handler may run at once.
+    // Stored before the handler is set, because the handler may run at once.
     let before = BEFORE.get_or_init(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: asks only. All zeros are a valid value, should it fail: the default action.
+        // SAFETY: the call changes nothing. If it fails, the value stays all zeros, which is valid: the default action.
         unsafe {
             libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr());
             before.assume_init()
@@ -241,7 +246,8 @@ pub fn install() -> io::Result<()> {
     let mut action = *before;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler is async-signal-safe (see the module). It blocks the signals that the one before has blocked.
+    // SAFETY: the handler is async-signal-safe (see the module). It blocks the signals that the handler before it has
+    // blocked.
     match unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } {
         0 => {
             INSTALLED.store(true, Ordering::Relaxed);
@@ -263,7 +269,8 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     }
 }
 
-/// Maps an anonymous page over the one that has `addr`, if that is in a guarded mapping.
+/// Maps an anonymous page over the page that contains `addr`, if `addr` is in a guarded mapping. Returns whether it
+/// did.
 fn replace(addr: usize) -> bool {
     let found = slots().find_map(|slot| slot.range_with(addr).map(|range| (slot, range)));
     let Some((slot, (start, end, page))) = found else { return false };
@@ -275,7 +282,8 @@ fn replace(addr: usize) -> bool {
     // process can change at any time. Plain system calls, which touch no `errno`.
     let mapped = unsafe { rustix::mm::mmap_anonymous(at, len, prot, flags) }.is_ok();
     if mapped {
-        // SAFETY: the page that was just mapped, which a child of a fork does not get, as it does not get the mapping.
+        // SAFETY: this is the page that was just mapped. A child of a fork does not get it, as it does not get the
+        // mapping.
         let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) };
     }
     slot.lost.fetch_add(1, Ordering::Relaxed);
@@ -283,7 +291,7 @@ fn replace(addr: usize) -> bool {
     mapped
 }
 
-/// Does what would have been done without this module.
+/// Handles the signal as if this module did not exist.
 ///
 /// # Safety
 ///
@@ -295,7 +303,7 @@ unsafe fn go_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
     let fault = unsafe { (*info).si_code } > 0;
     match before.sa_sigaction {
         libc::SIG_IGN if !fault => {}
-        // The kernel ignores no fault.
+        // SIG_IGN counts as SIG_DFL here: the kernel does not ignore a fault.
         libc::SIG_DFL | libc::SIG_IGN => {
             // The signal is blocked now; it is delivered again, with the same information, when the handler returns.
             // SAFETY: plain system calls, with memory that is there.
@@ -307,14 +315,14 @@ unsafe fn go_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: a handler of three arguments, says its flag.
+            // SAFETY: its flag says that the handler has three arguments.
             unsafe {
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
                 handler(signal, info, context);
             }
         }
         handler => {
-            // SAFETY: a handler of one argument, says its flag.
+            // SAFETY: its flag says that the handler has one argument.
             unsafe {
                 let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
                 handler(signal);

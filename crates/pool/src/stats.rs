@@ -1,6 +1,8 @@
-//! What a pool counts. The counters are always on: each is an increment of a line that the pool's owner has in its cache anyway.
+//! A pool's counters. They are always on: each costs an increment in a cache line that the pool's owner has in its
+//! cache anyway.
 //!
-//! One thread writes a counter, the pool's owner, and any thread may read it. [`StatsReader`] does that without the pool.
+//! A counter is written by one thread, the pool's owner, and any thread may read it. [`StatsReader`] reads without the
+//! pool.
 
 use crate::end::Record;
 use std::fmt;
@@ -46,7 +48,7 @@ impl Flag {
 pub(crate) struct Counters {
     /// Also says how many were allocated from the cache, see [`Cache::popped`](crate::cache::Cache::popped).
     pub(crate) recycle_cached: Counter,
-    /// Put into the cache by a slow way, less those that a slow way took out.
+    /// Pages that slow paths put into the cache, less those that slow paths took out.
     pub(crate) filled: Counter,
     pub(crate) alloc_slow: Counter,
     pub(crate) alloc_empty: Counter,
@@ -77,36 +79,38 @@ pub struct PoolStats {
     pub alloc_slow: u64,
     /// Allocated from the provider (larger pages).
     pub alloc_slow_high_order: u64,
-    /// Times that nothing had been returned, so that the provider was asked.
+    /// How often no page had been returned, so that the provider was asked.
     pub alloc_empty: u64,
     /// Allocated by refilling the cache from returned pages.
     pub alloc_refill: u64,
-    /// Allocations that failed: the pool's limit or the provider's end was reached, or mapping failed, and other CPUs held
-    /// nothing or had been asked less than 100 us ago.
+    /// Allocations that failed: the pool's limit was reached, the provider had no page, or mapping failed. Also, the
+    /// other CPUs had no page, or had been asked less than 100 us ago.
     pub alloc_failed: u64,
     /// Returned in the poll context, into the array cache.
     pub recycle_cached: u64,
     /// Returned in the poll context while the array cache was full.
     pub recycle_cache_full: u64,
-    /// Returned from elsewhere in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own, and picked up by the owner.
+    /// Returned from other threads or CPUs in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own, and taken in by the
+    /// owner.
     pub recycle_ring: u64,
-    /// Returned from elsewhere past the magazines, by one compare-and-swap each: there was no empty magazine, or another thread was
-    /// reclaiming, or, in portable mode, the CPU's lock was taken, or the pool is too small for magazines.
+    /// Returned from other threads or CPUs without a magazine, by one compare-and-swap each: there was no empty
+    /// magazine, or another thread was reclaiming, or, in portable mode, the CPU's lock was taken, or the pool is too
+    /// small for magazines.
     pub recycle_ring_full: u64,
-    /// Times that what the CPUs hold was taken from them because the pool was out of pages.
+    /// How often the pages of the CPUs were taken because the pool was out of pages.
     pub reclaims: u64,
-    /// Times that the pool was out of pages, other CPUs seemed to hold some, and the pool did not ask for them because
-    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) says so.
+    /// How often the pool was out of pages, other CPUs seemed to have some, and the pool did not ask for them because
+    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) forbids it.
     pub unasked: u64,
     /// Pages taken from the CPUs, for that reason or for exact counts. They count as `recycle_ring`, too.
     pub reclaimed: u64,
-    /// Returned from elsewhere straight to the provider, by pools without a cache.
+    /// Returned from other threads or CPUs straight to the provider, by pools without a cache.
     pub released: u64,
     /// Mapped for the device.
     pub mapped: u64,
     /// Unmapped.
     pub unmapped: u64,
-    /// Given up because their device kept them when it stopped answering.
+    /// Given up because a device kept them when it stopped answering.
     pub quarantined: u64,
 }
 
@@ -117,13 +121,13 @@ impl PoolStats {
         self.alloc_fast + self.alloc_slow + self.alloc_slow_high_order + self.alloc_refill
     }
 
-    /// Pages that came back.
+    /// Pages that were returned.
     #[must_use]
     pub fn returned(&self) -> u64 {
         self.recycle_cached + self.recycle_cache_full + self.recycle_ring + self.recycle_ring_full + self.released
     }
 
-    /// Pages out: posted to the device, held by a user, or on their way home.
+    /// Pages in flight: posted to the device, held by a user, or being returned.
     #[must_use]
     pub fn inflight(&self) -> u64 {
         // Saturating: a reader in another thread may find a return counted and its allocation not.
@@ -140,12 +144,14 @@ impl PoolStats {
 
 /// Reads a pool's counters from any thread. It is cheap to clone, and outlives the pool.
 ///
-/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page. The price is exactness: pages that wait in
-/// the CPUs' magazines or on the return stack count as in flight until the owner takes them, up to a magazine for each CPU and what
-/// came since the last refill. Counters that change while they are read differ by these changes.
+/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page. Therefore it is not exact.
+/// Pages that wait in the CPUs' magazines or on the return stack count as in flight until the owner takes them: up to a
+/// magazine for each CPU, and the pages that were returned since the last refill. If counters change while they are
+/// read, the result differs by these changes.
 /// [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is exact.
 ///
-/// After the pool's end the counters stay what they were, but for pages that come back late, which count as released.
+/// After the pool's end the counters do not change any more, except that pages which are returned late count as
+/// released.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};

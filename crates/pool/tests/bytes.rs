@@ -1,16 +1,16 @@
-//! Fragments as `bytes::Bytes`: our memory in programs that know nothing of it.
+//! Fragments as `bytes::Bytes`: the pool's memory in programs that do not know the pool.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use bytes::{Buf, Bytes};
-use common::{alloc, close_balanced, pool};
-use netmem_pool::{PoolOptions, lingering};
-use std::sync::mpsc;
+use common::{alloc, close_balanced, pool, provider};
+use netmem_pool::{Page, PoolOptions, Private, lingering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
-/// Proves POOL-6 and POOL-5: no byte is copied, slices and clones hold the page, and it is home with the last of them,
-/// which another thread drops.
+/// Proves POOL-6 and POOL-5: no byte is copied, slices and clones hold the page, and the page is returned when the last
+/// of them is dropped, on another thread.
 #[test]
 fn the_last_bytes_bring_the_page_home() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes"), 1);
@@ -37,7 +37,8 @@ fn the_last_bytes_bring_the_page_home() {
     assert_eq!(close_balanced(pool, &domain).mapped, 1);
 }
 
-/// Proves POOL-11: bytes may outlive the pool, its provider and every other handle; the last of them ends the pool.
+/// Proves POOL-11: bytes may outlive the pool, its provider and every other handle. When the last of them is dropped,
+/// the pool is freed.
 #[test]
 fn bytes_outlive_their_pool() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes that outlive"), 4);
@@ -55,7 +56,7 @@ fn bytes_outlive_their_pool() {
     assert_eq!(domain.maps(), domain.unmaps());
 }
 
-/// Proves POOL-6: a fragment is one of several holders, in whichever shape the others have theirs.
+/// Proves POOL-6: a fragment is one of several holders, also if other holders are `Bytes`.
 #[test]
 fn bytes_and_fragments_share_a_page() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes and fragments"), 1);
@@ -65,9 +66,96 @@ fn bytes_and_fragments_share_a_page() {
     assert!(!frag.clone().prepend(b"x"), "shared with the bytes");
     drop(bytes);
     drop(frag.try_into_page().unwrap());
-    // None are no exception: the page is held by them like by others.
+    // Empty bytes hold the page too.
     let none = Bytes::from(pool.alloc().unwrap().freeze_range(7..7));
     assert!(none.is_empty());
     drop(none);
     close_balanced(pool, &domain);
+}
+
+/// Proves POOL-6: the fragment of given bytes is found by their address, also for clones and slices of the bytes. The
+/// fragment that is found holds the page, as any fragment does.
+#[test]
+fn a_fragment_is_found_by_the_address_of_its_bytes() {
+    let pool = PoolOptions::new("found").build_shared(provider::<Private>(4), None).unwrap();
+    let frag = pool.alloc().unwrap().freeze_range(100..3000);
+    assert!(pool.frag_of(&frag).is_none(), "it is in no Bytes");
+    let bytes = Bytes::from(frag);
+    let found = pool.frag_of(&bytes).unwrap();
+    assert_eq!((found.offset(), found.len(), found.as_ptr()), (100, 2900, bytes.as_ptr()));
+    let slice = bytes.slice(1000..1010);
+    let part = pool.frag_of(&slice.clone()).unwrap();
+    assert_eq!((part.offset(), part.len()), (1100, 10));
+    drop((bytes, slice, part));
+    pool.reclaim();
+    assert_eq!(pool.stats().inflight, 1, "what was found keeps the page");
+    assert!(pool.frag_of(&found).is_none(), "its Bytes are gone");
+    let mut page = found.try_into_page().unwrap();
+    page.as_mut_slice()[0] = 1;
+    drop(page);
+    assert_eq!(pool.close().outstanding, 0);
+}
+
+/// Bytes that may be written again are not found: their owner holds a `Page` of all bytes or of some.
+#[test]
+fn bytes_that_can_be_written_again_are_not_found() {
+    let pool = PoolOptions::new("not found").build_shared(provider::<Private>(4), None).unwrap();
+    // An owner that gets the page back when the Bytes are gone.
+    struct Shared(Arc<Page<Private>>);
+    impl AsRef<[u8]> for Shared {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_slice()
+        }
+    }
+    let mut page = Arc::new(pool.alloc().unwrap());
+    let bytes = Bytes::from_owner(Shared(page.clone()));
+    assert!(pool.frag_of(&bytes).is_none());
+    drop(bytes);
+    Arc::get_mut(&mut page).unwrap().as_mut_slice()[0] = 1;
+    // It was found before, and is now a page again.
+    let page = Arc::into_inner(page).unwrap();
+    let bytes = Bytes::from(page.freeze());
+    let found = pool.frag_of(&bytes).unwrap();
+    drop(bytes);
+    let page = Arc::new(found.try_into_page().unwrap());
+    let bytes = Bytes::from_owner(Shared(page));
+    assert!(pool.frag_of(&bytes).is_none());
+    // The other half of the page is written while the `Bytes` live, so the lookup must not return a fragment of it.
+    let mut page = pool.alloc().unwrap();
+    let half = page.split_to(2048);
+    let bytes = Bytes::from(half.freeze());
+    assert!(pool.frag_of(&bytes).is_none());
+    page.as_mut_slice()[0] = 1;
+}
+
+/// Looks up addresses around the pages: on the boundary of two pages, in other pools, and in no pool.
+#[test]
+fn only_bytes_of_one_page_of_these_regions_are_found() {
+    let shared = provider::<Private>(4);
+    let pool = PoolOptions::new("addresses").build_shared(shared.clone(), None).unwrap();
+    let other = PoolOptions::new("elsewhere").build_shared(provider::<Private>(4), None).unwrap();
+    let sibling = PoolOptions::new("sibling").build_shared(shared, None).unwrap();
+    let theirs = Bytes::from(other.alloc().unwrap().freeze());
+    assert!(pool.frag_of(&theirs).is_none() && other.frag_of(&theirs).is_some());
+    let near = Bytes::from(sibling.alloc().unwrap().freeze());
+    assert!(pool.frag_of(&near).is_some(), "a page of the same region, of another pool");
+    assert_eq!(sibling.close().outstanding, 1);
+    assert!(pool.frag_of(&near).is_some(), "it lingers");
+    for foreign in [Bytes::from_static(b"static"), Bytes::from(vec![1; 5000]), Bytes::new(), near.slice(7..7)] {
+        assert!(pool.frag_of(&foreign).is_none());
+    }
+    // All pages are frozen, so the neighbours are too.
+    let all: Vec<Bytes> = (0..3).map(|_| Bytes::from(pool.alloc().unwrap().freeze())).collect();
+    let mut pages: Vec<&Bytes> = all.iter().chain([&near]).collect();
+    pages.sort_by_key(|bytes| bytes.as_ptr());
+    for pair in pages.windows(2) {
+        let first = pair[0];
+        assert_eq!(first.as_ptr().wrapping_add(first.len()), pair[1].as_ptr(), "neighbours in memory");
+        // SAFETY: both pages are held and not written, and they are neighbours in one mapping.
+        let both = unsafe { std::slice::from_raw_parts(first.as_ptr(), 2 * first.len()) };
+        assert!(pool.frag_of(both).is_none());
+        assert!(pool.frag_of(&both[4090..4100]).is_none());
+        assert_eq!(pool.frag_of(&both[4090..4096]).unwrap().offset(), 4090);
+        assert_eq!(pool.frag_of(&both[4096..4097]).unwrap().offset(), 0);
+    }
 }

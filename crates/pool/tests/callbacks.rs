@@ -1,4 +1,4 @@
-//! Pages dropped where it is least convenient: inside of the provider and the domain that the pool is just calling.
+//! Pages dropped at the least convenient place: inside a call of the pool to its provider or domain.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,13 +10,13 @@ use netmem_pool::{
 };
 use std::sync::{Arc, Mutex};
 
-/// Pages that are dropped at the next opportunity, one at each.
+/// Pages to be dropped, one at each call.
 #[derive(Debug, Default)]
 struct Stash(Mutex<Vec<Page<Private>>>);
 
 impl Stash {
     fn drop_one(&self) {
-        // Not under the lock: the drop may come back here.
+        // The lock is released first, because the drop may call this function again.
         let page = self.0.lock().unwrap().pop();
         drop(page);
     }
@@ -87,8 +87,8 @@ fn meddled(cache: usize, pages: usize) -> Setup {
     Setup { pool, stash, domain }
 }
 
-/// Proves POOL-5 and decision 3: pages of the pool that are dropped inside of `take`, `give`, `map` and `unmap`, in the
-/// poll context and outside of it, come home, and nothing is lost or handed out twice.
+/// Proves POOL-5: pages of the pool that are dropped inside `take`, `give`, `map` and `unmap` are returned, in the poll
+/// context and outside of it. No page is lost or handed out twice.
 #[test]
 fn drops_inside_of_callbacks() {
     for cache in [0, 1, 2, 8, 512] {
@@ -120,7 +120,7 @@ fn drops_inside_of_callbacks() {
     }
 }
 
-/// Proves POOL-1 and decision 3: the same while the device goes, and while a pool is dropped.
+/// Proves POOL-1: the same while the device is removed, and while a pool is dropped.
 #[test]
 fn drops_inside_of_the_end() {
     for device_first in [false, true] {
@@ -144,7 +144,7 @@ fn drops_inside_of_the_end() {
     }
 }
 
-/// Proves POOL-3: a page of another pool dropped inside of this pool's callback goes to the pool that is its own.
+/// Proves POOL-3: a page of another pool that is dropped inside a callback of this pool returns to its own pool.
 #[test]
 fn another_pools_page_inside_of_a_callback() {
     let Setup { mut pool, stash, .. } = meddled(4, 64);

@@ -1,4 +1,4 @@
-//! The poll context: which drops stay in the array cache, and which go by the magazines of CPUs.
+//! The poll context: which drops go to the array cache, and which go to the magazines of CPUs.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,8 @@ use netmem_pool::{PagePool, PoolOptions, Private};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-/// Proves POOL-2: in the poll context allocation pops what was just dropped, and neither asks anybody else.
+/// Proves POOL-2: in the poll context, allocation pops the page that was dropped last. Neither touches anything but the
+/// array cache.
 #[test]
 fn cache_serves_the_context() {
     let (mut pool, domain) = pool(PoolOptions::new("context").prefill(8), 8);
@@ -38,7 +39,8 @@ fn allocation_before_the_first_poll() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-5: dropped outside of a poll, or on another thread during one, a page comes home by that CPU's magazine.
+/// Proves POOL-5: a page that is dropped outside of a poll, or on another thread during one, returns by the magazine of
+/// that CPU.
 #[test]
 fn elsewhere_goes_by_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("elsewhere").magazine(4), 4);
@@ -54,7 +56,7 @@ fn elsewhere_goes_by_magazines() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-5: more pages than the array cache holds come back at once, and every one can be allocated again.
+/// Proves POOL-5: more pages than the array cache holds are returned at once, and every one can be allocated again.
 #[test]
 fn more_returns_than_the_cache_holds() {
     for in_context in [false, true] {
@@ -74,7 +76,7 @@ fn more_returns_than_the_cache_holds() {
     }
 }
 
-/// Proves POOL-3: in nested polls each page goes to its own pool's cache, and only while that pool is being polled.
+/// Proves POOL-3: in nested polls each page goes to its own pool's cache, and only while that pool is polled.
 #[test]
 fn nested_polls() {
     let (mut a, domain_a) = pool(PoolOptions::new("a"), 8);
@@ -91,7 +93,7 @@ fn nested_polls() {
     assert_eq!((stats_b.recycle_cached, elsewhere(stats_b)), (2, 0));
 }
 
-/// Proves POOL-3: a poll that panics ends its context, on the way out and not later.
+/// Proves POOL-3: a poll that panics ends its context while it unwinds.
 #[test]
 fn a_panic_ends_the_context() {
     let (mut pool, domain) = pool(PoolOptions::new("panic"), 8);
@@ -110,7 +112,8 @@ fn a_panic_ends_the_context() {
     assert_eq!(close_balanced(pool, &domain).recycle_cached, 2);
 }
 
-/// Proves POOL-3: a pool that was replaced on its queue is no owner there: its pages pass by the new pool's cache.
+/// Proves POOL-3: a pool that was replaced on its queue has no poll context: its pages do not go to the new pool's
+/// cache.
 #[test]
 fn a_replaced_pool_is_no_owner() {
     let shared = provider::<Private>(8);
@@ -145,9 +148,10 @@ fn the_pool_moves_between_threads() {
     assert_eq!((stats.recycle_cached, elsewhere(stats)), (8, 0));
 }
 
-/// Proves decision 3: two reborrowed contexts can be exchanged, because their lifetimes may be the same. That is harmless. Each is still
-/// the only context of its pool, and cannot leave the inner poll, which is inside of both. Pages go home by their own home, so that
-/// every page comes back to the cache of its pool, and the polls go on with their own contexts.
+/// Two reborrowed contexts can be swapped, because their lifetimes may be the same. That is harmless: each is still the
+/// only context of its pool, and cannot leave the inner poll, which is inside both polls. The home of a page does not
+/// depend on the context, so every page returns to the cache of its own pool, and the polls go on with their own
+/// contexts.
 #[test]
 fn reborrowed_contexts_that_are_exchanged() {
     let (mut outer, outer_domain) = pool(PoolOptions::new("outer"), 8);

@@ -1,10 +1,10 @@
-//! Fragments as counts that somebody keeps by number.
+//! Fragments as counts that the caller keeps by page number.
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
-/// Proves POOL-5: a fragment that was made a count keeps its page out, in any number; the last one takes it home, whether a count or a
-/// fragment, past the pool, too.
+/// Proves POOL-5: fragments that were turned into counts keep their page in flight, in any number. The last count or
+/// fragment returns the page, also after the pool has ended.
 #[test]
 fn counts_by_number() {
     let provider = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());

@@ -1,4 +1,4 @@
-//! A device that goes while its pages are out.
+//! A device that is removed while its pages are in flight.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,8 +8,8 @@ use netmem_pool::{CountingDomain, Direction, DmaDomain, MapError, Page, PoolOpti
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-/// Proves POOL-1: a device that goes has all its pages unmapped at once, wherever they are; what comes back later is
-/// neither synced nor unmapped, and nothing is allocated.
+/// Proves POOL-1: when a device is removed, all its pages are unmapped at once, wherever they are. Pages that are
+/// returned later are neither synced nor unmapped, and nothing is allocated.
 #[test]
 fn everything_is_unmapped_at_once() {
     for cache in [0, 4, 64] {
@@ -51,7 +51,7 @@ fn syncs_cover_the_bytes_in_use() {
     assert_eq!(domain.syncs(), (2, 60 + 100));
 }
 
-/// A domain that notes in which direction what is asked of it.
+/// A domain that records the direction of every call.
 #[derive(Debug, Default)]
 struct Directions(Mutex<Vec<(&'static str, Direction)>>);
 
@@ -72,8 +72,8 @@ impl DmaDomain for Directions {
     }
 }
 
-/// Proves POOL-1: a pool maps its pages in its direction, and syncs what it posts for being written; pages that a device may
-/// not read say so, so that a transmit queue maps them.
+/// Proves POOL-1: a pool maps its pages in its direction, and syncs the pages that it posts for writing. If a device
+/// may not read a page, the page reports that, so that a transmit queue maps it.
 #[test]
 fn directions() {
     use Direction::{Bidirectional, FromDevice, ToDevice};
@@ -92,8 +92,8 @@ fn directions() {
     }
 }
 
-/// Proves POOL-1: pages that come back on other threads while the device goes are unmapped once each, and none is
-/// mapped for the next pool before.
+/// Proves POOL-1: pages that are returned on other threads while the device is removed are unmapped once each. No page
+/// is mapped for the next pool before that.
 #[test]
 fn late_returns_race_with_the_device() {
     const PAGES: usize = 64;
@@ -131,7 +131,7 @@ fn late_returns_race_with_the_device() {
     }
 }
 
-/// Proves POOL-1: a device goes, then another one takes the same memory.
+/// Proves POOL-1: a device is removed, then another one uses the same memory.
 #[test]
 fn the_next_device_maps_again() {
     let memory = provider::<Private>(8);
@@ -147,8 +147,8 @@ fn the_next_device_maps_again() {
     }
 }
 
-/// Proves NET-6 for the pool: a page that is given up counts once, however many parts of it are given up; pages of other
-/// pools are left out of it.
+/// Proves NET-6 for the pool: a page that is given up counts once, even if several parts of it are given up. Pages of
+/// other pools are not counted.
 #[test]
 fn quarantine_counts_pages_once() {
     let (mut first, domain) = pool(PoolOptions::new("quarantine"), 8);
@@ -172,8 +172,8 @@ fn quarantine_counts_pages_once() {
     assert_eq!((closed.outstanding, closed.stats.quarantined, other_domain.unmaps()), (1, 0, 7));
 }
 
-/// Proves POOL-11: a page of which a part is given up and a part held stays good for its holder, also past the pool's
-/// end, and is used by nobody afterwards.
+/// Proves POOL-11: a page of which one part is given up and another is held stays valid for its holder, also after the
+/// pool's end. Afterwards the page is not used again.
 #[test]
 fn quarantine_waits_for_other_holders() {
     for close_first in [false, true] {
@@ -191,7 +191,7 @@ fn quarantine_waits_for_other_holders() {
         if !close_first {
             drop(held.clone());
             pool.poll(|_| drop(held));
-            // What others use goes on to do so, without a cache; the page is not among it.
+            // The other pages go on circulating, without a cache. The page that was given up is not among them.
             for _ in 0..8 {
                 assert_ne!(pool.alloc().unwrap().index(), index);
             }
@@ -199,7 +199,7 @@ fn quarantine_waits_for_other_holders() {
             assert_eq!(pool.close().outstanding, 0);
         } else {
             assert_eq!(pool.close().outstanding, 1);
-            // Unmapped with the part that was given up, and in no domain any more.
+            // The page was unmapped together with the part that was given up, and is in no domain.
             assert_eq!((&held[..10], held.dma_domain()), (&b"still here"[..], 0));
             thread::spawn(move || drop(held)).join().unwrap();
         }

@@ -1,26 +1,34 @@
-//! What the child of a fork may do with regions, providers and their pages. Each test forks while the process has other
-//! threads.
+//! What the child of a fork may do with regions, providers and their pages. The process has other threads when a test
+//! forks.
 #![allow(clippy::unwrap_used)]
 
+#[path = "shared/emulated.rs"]
+mod emulated;
+#[path = "shared/skip.rs"]
+mod skip;
+
+use emulated::is_emulated;
 use netmem_pool::{GrowingProvider, PeerShared, Private, Region, RegionOptions, RegionProvider};
 use rustix::mm::{MapFlags, ProtFlags};
+use skip::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// Runs `child` in a child of this process, and says how that ended: 0, or 1 for a panic, or a signal. A child that hangs is
-/// ended by the alarm.
+/// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If the child hangs, the
+/// alarm ends it.
 fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
-    // SAFETY: the C library makes its own locks usable in the child; no other thread holds one of the pool's.
+    // SAFETY: the C library makes its own locks usable in the child, and no other thread holds a lock of the pool.
     match unsafe { libc::fork() } {
         -1 => panic!("no child: {}", std::io::Error::last_os_error()),
         0 => {
-            // SAFETY: takes a number; no handler. The address sanitizer has one, which would exit.
+            // SAFETY: the call takes a number and sets no handler. The address sanitizer has a handler, which would
+            // exit.
             unsafe {
                 libc::alarm(60);
                 libc::signal(libc::SIGSEGV, libc::SIG_DFL);
             }
             let ended = catch_unwind(AssertUnwindSafe(child));
-            // SAFETY: ends the process, without the destructors that are the parent's.
+            // SAFETY: ends the process without running the parent's destructors.
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
         pid => {
@@ -32,7 +40,7 @@ fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
     }
 }
 
-/// A mapping at `at`, where there is none.
+/// A mapping at `at`, where nothing is mapped.
 fn map_at(at: *mut u8, len: usize) -> &'static mut [u8] {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: it replaces nothing, and stays.
@@ -43,10 +51,13 @@ fn map_at(at: *mut u8, len: usize) -> &'static mut [u8] {
     }
 }
 
-/// Proves decision 4: memory is not in a child, whose own mapping may then be at its addresses. The child may drop all that
-/// it inherited: that unmaps nothing of its own, and the parent sees nothing of it.
+/// The memory is not in a child, whose own mapping may then be at the same addresses. The child may drop everything
+/// that it inherited: that unmaps nothing of its own, and does not affect the parent.
 #[test]
 fn a_child_drops_what_it_inherited() {
+    if is_emulated() {
+        return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
+    }
     fn check<M: netmem_pool::SystemMemory>() {
         let region = RegionOptions::new(64).huge_pages(false).build::<M>().unwrap();
         let (at, len) = (region.as_ptr(), region.len());
@@ -55,7 +66,7 @@ fn a_child_drops_what_it_inherited() {
         let mut page = memory.page().unwrap();
         page.copy_from(0, b"the parent's").unwrap();
         let other = page.split_off(2048).freeze();
-        // Moved in, and dropped by the child alone: it never returns.
+        // The child alone drops these values: it never returns.
         let inherited = std::mem::ManuallyDrop::new((memory, growing, page, other));
         let ended = in_child(|| {
             let own = map_at(at, len);
@@ -67,12 +78,12 @@ fn a_child_drops_what_it_inherited() {
             assert_eq!(fresh.index(), 0, "the page is home, in the child");
             drop((fresh, memory, growing));
             assert!(own.iter().all(|&b| b == 7), "the child's own mapping");
-            // A region of the child's own is its own to unmap.
+            // The child may unmap a region of its own.
             let region = RegionOptions::new(8).huge_pages(false).build::<M>().unwrap();
             let (at, len) = (region.as_ptr(), region.len());
             drop(region);
             map_at(at, len)[0] = 1;
-            // And it is not in the child's child.
+            // That region is not in the child's child either.
             let region = RegionOptions::new(8).huge_pages(false).build::<M>().unwrap();
             let at = region.as_ptr();
             assert_eq!(
@@ -96,10 +107,13 @@ fn a_child_drops_what_it_inherited() {
     check::<PeerShared>();
 }
 
-/// Proves decision 4: bytes of an inherited page are not there in a child. To look at them is a signal, and not a copy of
-/// which the device knows nothing.
+/// The bytes of an inherited page are not in the child. Reading them raises a signal. A copy would be wrong, because
+/// the device does not know it.
 #[test]
 fn a_child_has_no_bytes() {
+    if is_emulated() {
+        return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
+    }
     let file = rustix::fs::memfd_create("bytes", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, 1 << 16).unwrap();
     let provided = RegionProvider::new(Region::from_fd(file, .., 0).unwrap());

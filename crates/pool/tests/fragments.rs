@@ -1,4 +1,4 @@
-//! Pages in parts: every part comes to an end, and then the page comes home.
+//! Pages in parts: when every part has been dropped, the page is returned.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use netmem_pool::{Frag, OutOfRange, Page, PeerShared, PoolOptions, Private, Writ
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-/// Proves POOL-6: the page is home when the last part of it is gone, whichever that is and wherever it goes.
+/// Proves POOL-6: the page is returned when its last part is dropped, whichever part that is and on whichever thread.
 #[test]
 fn the_last_part_brings_the_page_home() {
     let (mut pool, domain) = pool(PoolOptions::new("parts"), 1);
@@ -33,7 +33,7 @@ fn the_last_part_brings_the_page_home() {
     assert_eq!(close_balanced(pool, &domain).mapped, 1);
 }
 
-/// Proves POOL-6: parts know their place, and the device's address of it.
+/// Proves POOL-6: parts know their offset in the page, and the device address of that offset.
 #[test]
 fn parts_know_their_place() {
     let (mut pool, _) = pool(PoolOptions::new("place"), 2);
@@ -49,7 +49,7 @@ fn parts_know_their_place() {
     assert_eq!((none.len(), none.as_mut_slice().len(), Frag::from(none).len()), (0, 0, 0));
 }
 
-/// Proves POOL-7 as far as a count can: whoever is alone on a page gets it back writable, and nobody else does.
+/// Proves POOL-7 as far as a count can: a sole holder gets its page back writable, and no other holder does.
 #[test]
 fn a_sole_holder_owns_the_page() {
     let (mut pool, domain) = pool(PoolOptions::new("sole"), 1);
@@ -69,8 +69,8 @@ fn a_sole_holder_owns_the_page() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6 and POOL-7: bytes are taken off either end in place, of a shared fragment as of a sole one, and of pages
-/// as of fragments; no holder comes or goes by it, and the bytes are those that there were.
+/// Proves POOL-6 and POOL-7: bytes are removed from either end in place, for shared and for sole fragments, and for
+/// pages. The number of holders does not change, and the remaining bytes are the same.
 #[test]
 fn both_ends_are_stripped_in_place() {
     let (mut pool, domain) = pool(PoolOptions::new("strip"), 1);
@@ -98,7 +98,7 @@ fn both_ends_are_stripped_in_place() {
     assert_eq!((&*front, &*other, &*back), (&bytes[2096..2106], &bytes[2106..2126], &bytes[2126..3096]));
     let other = other.try_into_page().unwrap_err();
     drop((front, back, frag));
-    // As many holders went as came.
+    // The number of holders is the same as at the start.
     let mut sole = other.try_into_page().unwrap();
     assert_eq!((&*sole, sole.offset()), (&bytes[2106..2126], 2106));
     sole.advance(20);
@@ -108,8 +108,8 @@ fn both_ends_are_stripped_in_place() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6 and NET-6: a fragment does not get bytes of its page that are posted to a device in another buffer, nor
-/// may it be written while it has any other holder.
+/// Proves POOL-6 and NET-6: a fragment cannot grow into bytes of its page that are posted to a device in another
+/// buffer, and it cannot be written while the page has another holder.
 #[test]
 fn a_page_that_is_split_between_buffers() {
     let (mut pool, domain) = pool(PoolOptions::new("buffers"), 1);
@@ -118,14 +118,14 @@ fn a_page_that_is_split_between_buffers() {
     let mut page = frag.clone();
     assert!(!page.prepend(b"x") && !frag.prepend(b"x"), "a clone, and a part that is posted");
     drop(page);
-    // One holder of these bytes, and one of others.
+    // These bytes have one holder, and other bytes of the page have another.
     assert!(!frag.prepend(b"x") && !frag.is_writable());
     assert_eq!(frag.write_at(0, b"x"), Err(WriteError::Shared));
     let error = frag.write_at(2047, b"xy").unwrap_err();
     assert_eq!(error, WriteError::OutOfRange(OutOfRange { offset: 2047, len: 2, have: 2048 }));
     let mut frag = frag.try_into_page().unwrap_err();
     page = frag.clone();
-    // The device is done, and its buffer is dropped, elsewhere.
+    // The device is done with its buffer, which is dropped on another thread.
     thread::scope(|s| s.spawn(|| drop(posted)).join().unwrap());
     assert!(!frag.is_writable() && !frag.prepend(b"x"));
     drop(page);
@@ -137,8 +137,8 @@ fn a_page_that_is_split_between_buffers() {
     close_balanced(pool, &domain);
 }
 
-/// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering stays that device's. A fragment of the
-/// same page goes on as before, and gets no byte of the buffer.
+/// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering is not reused. A fragment of the
+/// same page works as before, and cannot grow into the buffer.
 #[test]
 fn a_buffer_in_quarantine() {
     let (mut pool, domain) = pool(PoolOptions::new("kept"), 2);
@@ -147,7 +147,7 @@ fn a_buffer_in_quarantine() {
     frag.advance(10);
     pool.quarantine(kept);
     assert_eq!(pool.stats().quarantined, 0, "the fragment is still out");
-    // It is alone on the page, as far as this process knows.
+    // As far as this process knows, this is the sole holder of the page.
     frag.write_at(0, b"mine").unwrap();
     assert!(!frag.prepend(b"x"));
     let mut page = frag.try_into_page().unwrap();
@@ -158,7 +158,7 @@ fn a_buffer_in_quarantine() {
     assert_eq!((stats.quarantined, stats.inflight(), domain.maps()), (1, 0, domain.unmaps()));
 }
 
-/// Proves POOL-6: ranges beyond the part, inside of the page or not, are refused, and the page comes home all the same.
+/// Proves POOL-6: a range beyond the part is refused, inside the page or not, and the page is returned all the same.
 #[test]
 fn ranges_are_checked() {
     fn panics(f: impl FnOnce()) {
@@ -183,7 +183,7 @@ fn ranges_are_checked() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-10 and decision 4: peer-shared bytes are copied, within bounds, and a failed copy writes nothing.
+/// Proves POOL-10: peer-shared bytes are copied within their bounds, and a copy that fails writes nothing.
 #[test]
 fn peer_shared_bytes_are_copied() {
     let memory = provider::<PeerShared>(2);
@@ -205,7 +205,7 @@ fn peer_shared_bytes_are_copied() {
     assert_eq!(tail.read_at::<96>(0), Ok([0; 96]), "the neighbour's bytes were not touched");
 }
 
-/// Proves POOL-6: no order makes an offset overflow.
+/// Proves POOL-6: an offset does not overflow for any page order.
 #[test]
 fn the_largest_pages() {
     let region = netmem_pool::RegionOptions::new(2).order(9).huge_pages(false).populate(false).build::<Private>();

@@ -1,4 +1,4 @@
-//! Pages lent to somebody who cannot give them back: in order, within bounds, and by the policy.
+//! Pages lent to a borrower that cannot return them: in order, within bounds, and by the policy.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,14 +17,14 @@ fn counts(stats: LentStats) -> [u64; 5] {
     [stats.lent, stats.taken, stats.busy, stats.released, stats.full]
 }
 
-/// A borrower's flag, and the question after it.
+/// A borrower's flag, and the closure that reads it.
 fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
     let busy = Rc::new(Cell::new(true));
     (busy.clone(), move || busy.get())
 }
 
-/// Proves POOL-14: a head that stays busy is waited for if it is to be kept, with all that is behind it; then they come
-/// out in order.
+/// Proves POOL-14: with [`BusyHead::Keep`], a head that stays busy blocks the queue, with all pages behind it. Then the
+/// pages come out in order.
 #[test]
 fn a_head_that_is_kept() {
     let (mut pool, domain) = pool(PoolOptions::new("kept"), 4);
@@ -51,7 +51,7 @@ fn a_head_that_is_kept() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14: the queue is bounded, and a page that finds no room is the caller's again.
+/// Proves POOL-14: the queue is bounded. If it is full, the caller gets its page back.
 #[test]
 fn the_bound() {
     let (mut pool, domain) = pool(PoolOptions::new("bound"), 8);
@@ -74,8 +74,8 @@ fn the_bound() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14: a head that is to be released is given up at the look that the policy says, not before, and what is
-/// behind it is looked at then.
+/// Proves POOL-14: with [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says. The
+/// pages behind it are then looked at.
 #[test]
 fn a_head_that_is_released() {
     let (mut pool, domain) = pool(PoolOptions::new("released"), 8);
@@ -95,10 +95,10 @@ fn a_head_that_is_released() {
     flags[2].set(false);
     assert!(waiting.take().is_none() && waiting.take().is_none());
     assert!(given_up.lock().unwrap().is_empty());
-    // The third look gives the head up, and is the first at the next.
+    // The third look gives the head up. It also counts as the first look at the next page.
     assert!(waiting.take().is_none() && waiting.take().is_none());
     assert_eq!(given_up.lock().unwrap().len(), 1);
-    // Looks do not add up over a head that was done in time.
+    // Looks at a head that was done in time do not count for the next head.
     flags[1].set(false);
     assert_eq!([waiting.take(), waiting.take()].map(|p| p.unwrap().index()), indices[1..3]);
     assert!(waiting.take().is_none() && waiting.take().is_none());
@@ -107,7 +107,7 @@ fn a_head_that_is_released() {
     let released: Vec<_> = given_up.lock().unwrap().iter().map(Page::index).collect();
     assert_eq!((released, waiting.len()), (vec![indices[0], indices[3]], 0));
     assert_eq!(counts(waiting.stats()), [4, 2, 8, 2, 0]);
-    // They are out until their receiver lets them go; one that a device may still write is quarantined.
+    // The pages are in flight until their receiver drops them. A page that a device may still write is quarantined.
     assert_eq!(pool.stats().inflight(), 2);
     let mut left = given_up.lock().unwrap();
     pool.quarantine(left.pop().unwrap());
@@ -117,7 +117,8 @@ fn a_head_that_is_released() {
     assert_eq!(domain.maps(), domain.unmaps());
 }
 
-/// Proves POOL-14 and POOL-5: when the queue goes, nothing that is still lent goes home, and all else does.
+/// Proves POOL-14 and POOL-5: when the queue is dropped, no page that is still lent is returned, and all other pages
+/// are.
 #[test]
 fn a_queue_that_goes() {
     for release in [false, true] {
@@ -144,13 +145,13 @@ fn a_queue_that_goes() {
     }
 }
 
-/// A panic of which the message is `what`.
+/// Runs `f`, which must panic with the message `what`.
 fn panics_with(what: &str, f: impl FnOnce()) {
     let payload = catch_unwind(AssertUnwindSafe(f)).unwrap_err();
     assert_eq!(payload.downcast_ref::<&str>(), Some(&what));
 }
 
-/// Proves POOL-14 and POOL-5: a question that panics leaves its page at the head, lent as before.
+/// Proves POOL-14 and POOL-5: if a `busy` closure panics, its page stays at the head, lent as before.
 #[test]
 fn a_question_that_panics() {
     let (mut pool, domain) = pool(PoolOptions::new("asks"), 4);
@@ -178,8 +179,8 @@ fn a_question_that_panics() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14 and POOL-5: a head that its receiver does not take, because it panics or does not want it, is the head
-/// again; one that was taken is the receiver's, also if it panics then. No page goes home meanwhile.
+/// Proves POOL-14 and POOL-5: if the receiver of a head panics or declines the page, the page is the head again. If the
+/// receiver took the page and then panics, it keeps the page. No page is returned meanwhile.
 #[test]
 fn a_receiver_that_panics() {
     let (mut pool, domain) = pool(PoolOptions::new("receives"), 2);
@@ -200,7 +201,7 @@ fn a_receiver_that_panics() {
     assert!(queue.take().is_none());
     panics_with("before it was taken", || drop(queue.take()));
     assert!(pool.alloc().is_none(), "a lent page was handed out");
-    // The looks count from 0 again; the offer is declined, and so is the head.
+    // Looks count from 0 again. The receiver declines the page, which stays the head.
     assert!(queue.take().is_none() && queue.take().is_none());
     assert_eq!((queue.len(), queue.stats().released, pool.stats().inflight()), (2, 0, 2));
     assert!(queue.take().is_none());
@@ -214,8 +215,8 @@ fn a_receiver_that_panics() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14 and POOL-5: a queue that goes looks at every page, whatever panics; no lent page goes home, a page whose
-/// question panics counts as lent, and the first panic comes through.
+/// Proves POOL-14 and POOL-5: a queue that is dropped looks at every page, even if closures panic. No lent page is
+/// returned, a page whose closure panics counts as lent, and the first panic is propagated.
 #[test]
 fn panics_while_a_queue_goes() {
     for release in [false, true] {
@@ -231,7 +232,7 @@ fn panics_while_a_queue_goes() {
         let mut queue = LentQueue::new(8, head);
         let pages = alloc(&mut pool, 8);
         let indices: Vec<_> = pages.iter().map(Page::index).collect();
-        // Of every four one is done, one is busy, one panics and one is busy.
+        // Of every four pages, one is done, one is busy, one panics and one is busy.
         for (n, page) in pages.into_iter().enumerate() {
             let busy = move || match n % 4 {
                 2 => panic!("a question"),
@@ -251,8 +252,8 @@ fn panics_while_a_queue_goes() {
     }
 }
 
-/// Proves POOL-14 and POOL-5: a queue that goes because of a panic looks at every page, too, and another panic meanwhile
-/// does not end the process.
+/// Proves POOL-14 and POOL-5: a queue that is dropped because of a panic looks at every page, too. Another panic
+/// meanwhile does not end the process.
 #[test]
 fn a_queue_that_unwinds() {
     let (mut pool, _domain) = pool(PoolOptions::new("unwinds"), 4);
@@ -271,14 +272,14 @@ fn a_queue_that_unwinds() {
     assert_eq!(pool.stats().inflight(), 3);
 }
 
-/// Proves POOL-14: a borrower on another thread that polls and sets a flag, and never finds a page written that it still
-/// uses.
+/// Proves POOL-14: a borrower on another thread that polls and sets a flag never finds that a page was written while it
+/// still used the page.
 #[test]
 fn a_borrower_that_polls() {
     const SLOTS: usize = 16;
     const PAGES: u64 = 50_000;
     struct Slot {
-        /// The address of a lent page, or 0: written by the owner if it is 0, by the borrower if it is not.
+        /// The address of a lent page, or 0. The owner writes it if it is 0, the borrower if it is not.
         page: AtomicUsize,
         busy: AtomicBool,
     }
@@ -294,7 +295,7 @@ fn a_borrower_that_polls() {
                     if page.is_null() {
                         continue;
                     }
-                    // SAFETY: the owner keeps the page, and off it, until we are done.
+                    // SAFETY: the owner keeps the page and does not touch it until this borrower is done.
                     let words = unsafe { &*page };
                     assert!(words.iter().all(|&word| word == words[0]), "written while it was lent");
                     slot.busy.store(false, Ordering::Release);
@@ -309,7 +310,7 @@ fn a_borrower_that_polls() {
                 continue;
             };
             page.as_mut_slice()[..512].chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&lent.to_ne_bytes()));
-            // In the queue's order a slot's last page is back before its next is lent.
+            // The queue is in order, so the last page of a slot was returned before the next page of the slot is lent.
             let slot = &slots[(lent % SLOTS as u64) as usize];
             let at = page.as_ptr().expose_provenance();
             slot.busy.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Limits, ends and failures: every one is an error or a count, and leaves nothing behind.
+//! Limits, exhaustion and failures: each is an error or a count, and leaks nothing.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,7 +7,7 @@ use common::{Flat, alloc, assert_balanced, close_balanced, counting, elsewhere, 
 use netmem_pool::{CountingDomain, PoolError, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::sync::Arc;
 
-/// Proves POOL-13: a pool holds no more pages than its limit, says so, and goes on when some are back.
+/// Proves POOL-13: a pool holds no more pages than its limit, counts the refusals, and goes on when pages are returned.
 #[test]
 fn the_limit() {
     for (cache, limit) in [(0, 5), (1, 5), (512, 5), (512, 100)] {
@@ -28,7 +28,7 @@ fn the_limit() {
     }
 }
 
-/// Proves POOL-13: a provider with nothing left is the same to a pool as its limit.
+/// Proves POOL-13: a provider without free pages has the same effect on a pool as the pool's limit.
 #[test]
 fn the_providers_end() {
     let (memory, domain) = (provider::<Private>(10), counting());
@@ -44,7 +44,8 @@ fn the_providers_end() {
     assert_eq!((domain.maps(), domain.unmaps()), (20, 20));
 }
 
-/// Proves POOL-13: what cannot be is refused when the pool is made, and everything mapped so far is unmapped.
+/// Proves POOL-13: impossible options are refused when the pool is made, and everything that was mapped until then is
+/// unmapped.
 #[test]
 fn a_pool_that_cannot_be() {
     let (memory, domain) = (provider::<Private>(100), counting());
@@ -67,7 +68,8 @@ fn a_pool_that_cannot_be() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-1: a map that fails half way through a batch leaves what was mapped usable and the rest with the provider.
+/// Proves POOL-1: if a map fails in the middle of a batch, the mapped pages stay usable and the others stay with the
+/// provider.
 #[test]
 fn a_batch_that_is_mapped_in_part() {
     for good in 1..20 {
@@ -85,7 +87,7 @@ fn a_batch_that_is_mapped_in_part() {
     }
 }
 
-/// Proves POOL-12 and POOL-13: growth past a batch, larger pages, and the counts that say so.
+/// Proves POOL-12 and POOL-13: growth beyond a batch, larger pages, and the counters of both.
 #[test]
 fn growth_is_counted() {
     for order in [0, 2] {
@@ -106,7 +108,8 @@ fn growth_is_counted() {
     }
 }
 
-/// Proves POOL-13: a pool shrinks to what is asked, or to what is out, wherever the idle pages are; and grows again to its limit.
+/// Proves POOL-13: a pool shrinks to the requested number of pages, or to the pages in flight, wherever the idle pages
+/// are. It grows again up to its limit.
 #[test]
 fn shrinking() {
     for cache in [8, 512] {

@@ -1,4 +1,4 @@
-//! Pages that wait in the magazines of CPUs: nobody is stranded, and nobody pays who is not short.
+//! Pages that wait in the magazines of CPUs: no page is stranded, and a pool with enough pages pays nothing.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,8 @@ use std::time::Instant;
 /// Runs `f` on a thread that is bound to `cpu`.
 fn on<R: Send>(cpu: usize, f: impl FnOnce() -> R + Send) -> R {
     let bound = || {
-        // SAFETY: this thread, and a set of CPUs of the size that is given. A number that this process may not use is refused.
+        // SAFETY: sets the CPUs of this thread, with a set of the given size. A CPU that this process may not use is
+        // refused.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(cpu, &mut set);
@@ -23,8 +24,8 @@ fn on<R: Send>(cpu: usize, f: impl FnOnce() -> R + Send) -> R {
     thread::scope(|s| s.spawn(bound).join().unwrap())
 }
 
-/// Proves POOL-4: however few the pages and whichever CPUs they were dropped on, by threads that have ended since, the pool can have
-/// all of them again.
+/// Proves POOL-4: the pool can get all its pages again, however few there are and whichever CPUs they were dropped on,
+/// also by threads that have ended.
 #[test]
 fn no_page_is_stranded() {
     for pages in [1, 2, 3, 5, 16, 100] {
@@ -59,7 +60,7 @@ fn who_is_not_short_reclaims_nothing() {
     assert!(stats.alloc_refill > 0);
 }
 
-/// Proves POOL-4: in polls a starving pool reclaims at most every 100 us, however often it asks.
+/// Proves POOL-4: in polls, a pool without pages reclaims at most every 100 us, however often it is asked for pages.
 #[test]
 fn reclaiming_is_no_storm() {
     let (mut pool, domain) = pool(PoolOptions::new("starving").cache(4), 4);
@@ -79,7 +80,7 @@ fn reclaiming_is_no_storm() {
     assert!(stats.reclaims > 0 || stats.recycle_ring == 0);
 }
 
-/// Proves POOL-4: without magazines, each page comes back by itself.
+/// Proves POOL-4: without magazines, each page is returned by itself.
 #[test]
 fn a_pool_without_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("none").magazine(0), 64);
@@ -88,8 +89,8 @@ fn a_pool_without_magazines() {
     assert_eq!((stats.recycle_ring, stats.recycle_ring_full), (0, 64));
 }
 
-/// Proves POOL-4: a bulk sends the pages of several pools to each of them, parts of pages when the last is there, and in the poll
-/// context of one of them to its cache.
+/// Proves POOL-4: a bulk returns the pages of several pools to each of them, and a page in parts when the last part is
+/// there. In the poll context of one pool, that pool's pages go to its cache.
 #[test]
 fn a_bulk_of_several_pools() {
     let mut pools: Vec<_> = (0..3).map(|n| pool(PoolOptions::new(format!("bulk{n}")), 200)).collect();
@@ -109,7 +110,7 @@ fn a_bulk_of_several_pools() {
         let stats = pool.stats();
         assert_eq!((elsewhere(stats), stats.inflight()), (90, 10), "{stats:?}");
     }
-    // All at once, on another thread, in the poll context of nobody; and again in that of the first.
+    // All at once on another thread: first outside of any poll context, then in that of the first pool.
     on(0, move || {
         halves.into_iter().fold(Bulk::new(), |mut bulk, half| {
             bulk.add(half);
@@ -132,7 +133,7 @@ fn a_bulk_of_several_pools() {
     }
 }
 
-/// Proves POOL-4: more bulks than there are magazines: the rest comes back page by page.
+/// Proves POOL-4: there are more bulks than magazines, and the pages that do not fit are returned one by one.
 #[test]
 fn more_bulks_than_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("bulks").magazine(62), 1000);

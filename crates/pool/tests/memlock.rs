@@ -1,7 +1,7 @@
-//! A process that may lock little memory. The limit is the process's, so the test runs itself again in a child.
+//! A process that may lock little memory. The limit applies to the whole process, so the test runs itself in a child.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use netmem_pool::{Private, RegionError, RegionOptions};
@@ -12,7 +12,7 @@ use std::process::Command;
 const CHILD: &str = "NETMEM_TEST_MEMLOCK";
 const LIMIT: u64 = 1 << 20;
 
-/// Proves POOL-13: too small a memlock limit is an error that names the limit, and leaves nothing behind.
+/// Proves POOL-13: if the memlock limit is too small, the error names the limit, and nothing leaks.
 #[test]
 fn the_memlock_limit() {
     if std::env::var_os(CHILD).is_none() {
@@ -21,12 +21,12 @@ fn the_memlock_limit() {
             .env(CHILD, "1")
             .output()
             .unwrap();
-        // Past the runner's capture: it may say that it was skipped.
+        // Written past the runner's capture, because the child may report that it was skipped.
         std::io::stderr().write_all(&child.stderr).unwrap();
         return assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
     }
     let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
-    // SAFETY: both change this child alone. Root may lock what it likes, so it becomes somebody else.
+    // SAFETY: both calls change only this child. Root may lock any amount, so the child changes to another user.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
         if libc::geteuid() == 0 && libc::setresuid(65534, 65534, 65534) != 0 {

@@ -8,7 +8,7 @@ use netmem_pool::{PeerShared, PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
 
-/// Proves decision 10: without a cache every allocation asks the provider and maps, every return unmaps and gives back.
+/// Without a cache every allocation asks the provider and maps, every return unmaps and gives back.
 #[test]
 fn every_packet_maps_and_unmaps() {
     let (mut pool, domain) = pool(PoolOptions::new("ppp").cache(0).prefill(4), 4);
@@ -29,7 +29,7 @@ fn every_packet_maps_and_unmaps() {
     close_balanced(pool, &domain);
 }
 
-/// Proves NET-4: a page from no pool is freed by its drop, on any thread and in anybody's poll context.
+/// Proves NET-4: a page without a pool is freed by its drop, on any thread and in any poll context.
 #[test]
 fn a_page_without_a_pool() {
     let memory = provider::<PeerShared>(2);
@@ -62,7 +62,7 @@ fn it_outlives_the_handle() {
     assert!(weak.upgrade().is_none());
 }
 
-/// Proves NET-4: pages go from a pool to none and back, and are each time what they are then.
+/// Proves NET-4: pages move from a pool to no pool and back, and behave each time like a page of their present owner.
 #[test]
 fn between_pool_and_none() {
     let memory = provider::<Private>(1);

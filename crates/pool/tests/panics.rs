@@ -1,5 +1,5 @@
-//! Panics in code that the user provided, while the pool has pages in hand: nothing is lost, no thread hangs, and no page that a device
-//! may still write is handed out.
+//! Panics in code that the user provided, while the pool has pages in hand. No page is lost, no thread hangs, and no
+//! page that a device may still write is handed out.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
-/// Panics at calls of one kind: the first to come, every one, or those after so many.
+/// Panics in calls of one kind: in the next call, in every call, or in those after some calls.
 #[derive(Debug, Default)]
 struct Fuse {
-    /// Calls that still go well; negative: all.
+    /// Calls that still succeed. If negative, all calls do.
     good: AtomicI64,
     lit: AtomicBool,
     blown: AtomicU64,
 }
 
 impl Fuse {
-    /// From now on every call panics, after `good` that do not.
+    /// From now on every call panics, after `good` calls that do not.
     fn light(&self, good: i64) {
         self.good.store(good, Ordering::Relaxed);
         self.lit.store(true, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl Fuse {
     fn burn(&self) {
         if self.lit.load(Ordering::Relaxed) && self.good.fetch_sub(1, Ordering::Relaxed) <= 0 {
             self.blown.fetch_add(1, Ordering::Relaxed);
-            // Past the panic hook: these panics are no news.
+            // `resume_unwind` does not run the panic hook, so these expected panics print nothing.
             resume_unwind(Box::new("as the test wants it"));
         }
     }
@@ -56,7 +56,8 @@ struct Fuses {
     unmap: Fuse,
 }
 
-/// A provider that panics after it has done half of what it was asked for, and a domain that panics after it has done all.
+/// A provider that panics after it has done half of its work, and a domain that panics after it has done all of its
+/// work.
 #[derive(Debug)]
 struct Brittle(Arc<RegionProvider<Private>>, Arc<Fuses>);
 
@@ -104,7 +105,7 @@ struct Setup {
     memory: Arc<RegionProvider<Private>>,
     fuses: Arc<Fuses>,
     domain: Arc<CountingDomain<BrittleDomain>>,
-    /// Gone with the last pool.
+    /// Fails to upgrade once the last pool has been freed.
     alive: Weak<Brittle>,
     pages: usize,
 }
@@ -119,7 +120,7 @@ fn setup(options: PoolOptions, pages: usize) -> (PagePool<Private>, Setup) {
 }
 
 impl Setup {
-    /// Every page is with the provider, once, unmapped, and no pool is left.
+    /// Checks that every page is with the provider exactly once and unmapped, and that no pool is left.
     #[track_caller]
     fn check(self) {
         assert!(self.alive.upgrade().is_none(), "the pool is still there");
@@ -141,13 +142,13 @@ fn alloc(pool: &mut PagePool<Private>, n: usize) -> Vec<Page<Private>> {
     (0..n).map(|_| pool.alloc().unwrap()).collect()
 }
 
-/// Drops pages one by one, through panics.
+/// Drops pages one by one, and catches panics.
 fn drop_all(pages: Vec<Page<Private>>) -> u64 {
     pages.into_iter().map(|page| u64::from(panics(|| drop(page)))).sum()
 }
 
-/// Proves POOL-11: a domain that panics in `unmap`, or a provider that does in `give`, over a page that is dropped elsewhere, loses
-/// neither the page nor the pool.
+/// Proves POOL-11: if a domain panics in `unmap`, or a provider in `give`, for a page that is dropped on another
+/// thread, neither the page nor the pool is lost.
 #[test]
 fn over_a_page_that_is_dropped_elsewhere() {
     for close_first in [false, true] {
@@ -176,7 +177,7 @@ fn over_a_page_that_is_dropped_elsewhere() {
     }
 }
 
-/// Proves POOL-1: a device that goes after a panicking `unmap` waits for no thread, and unmaps what is left.
+/// Proves POOL-1: removing a device after an `unmap` that panicked waits for no thread, and unmaps the remaining pages.
 #[test]
 fn before_the_device_goes() {
     let (mut pool, s) = setup(PoolOptions::new("device").cache(0), 8);
@@ -192,8 +193,8 @@ fn before_the_device_goes() {
     s.check();
 }
 
-/// Proves POOL-1: a panic over one page does not keep a device that goes from the others, and `device_gone` can be called again if the
-/// provider could not name its regions.
+/// Proves POOL-1: if a panic happens for one page when a device is removed, the other pages are unmapped all the same.
+/// If the provider could not name its regions, `device_gone` can be called again.
 #[test]
 fn while_the_device_goes() {
     for cache in [0, 16] {
@@ -217,8 +218,8 @@ fn while_the_device_goes() {
     }
 }
 
-/// Proves POOL-11: pages that go back to the provider together all arrive there, whichever of them panics: at the end of a pool, when
-/// it shrinks, and in a bulk.
+/// Proves POOL-11: if pages are returned to the provider together, all of them arrive there, whichever of them panics:
+/// at the end of a pool, when the pool shrinks, and in a bulk.
 #[test]
 fn in_the_middle_of_a_batch() {
     for give in [false, true] {
@@ -228,7 +229,7 @@ fn in_the_middle_of_a_batch() {
                 let (mut pool, s) = setup(PoolOptions::new("batch").cache(cache).magazine(4), 12);
                 let mut pages = alloc(&mut pool, 12);
                 let rest = pages.split_off(6);
-                // On every way: magazines, a full one, and the cache.
+                // Pages wait in every place: in magazines, in a full magazine, and in the cache.
                 if step < 3 {
                     thread::spawn(|| drop(rest)).join().unwrap();
                     pool.poll(|_| drop(pages));
@@ -243,7 +244,7 @@ fn in_the_middle_of_a_batch() {
                             }));
                             drop_quietly(pool);
                         }
-                        // What unwinds already goes on with its own panic.
+                        // A thread that already unwinds goes on with its first panic.
                         _ => assert!(panics(move || {
                             let _pool = pool;
                             resume_unwind(Box::new("another panic"));
@@ -267,7 +268,8 @@ fn drop_quietly(pool: PagePool<Private>) {
     panics(|| drop(pool));
 }
 
-/// Proves POOL-11: a provider that panics in `take` gets back what it had handed out, and a domain that panics in `map` keeps no page.
+/// Proves POOL-11: if a provider panics in `take`, it gets back the pages that it had handed out. If a domain panics in
+/// `map`, it keeps no page.
 #[test]
 fn while_the_pool_fills() {
     for map in [false, true] {
@@ -276,7 +278,7 @@ fn while_the_pool_fills() {
             if map { &s.fuses.map } else { &s.fuses.take }.light(if map { good } else { 0 });
             assert!(panics(|| drop(pool.alloc())));
             assert_eq!((s.fuses.map.blown(), s.fuses.take.blown()), (u64::from(map), u64::from(!map)));
-            // Pages that were mapped before the panic are the pool's, and at home.
+            // The pages that were mapped before the panic belong to the pool, which has them at hand.
             let kept = if map { good as usize } else { 0 };
             let stats = pool.stats();
             assert_eq!((pool.held(), stats.inflight(), stats.allocated()), (kept, 0, 0));
@@ -295,7 +297,8 @@ fn while_the_pool_fills() {
     s.check();
 }
 
-/// Proves POOL-11: a page that is dropped because its thread panics, and whose domain panics over that, does not end the process.
+/// Proves POOL-11: a panic of a thread drops a page, and the page's domain panics in turn. This does not end the
+/// process.
 #[test]
 fn while_unwinding() {
     let (mut pool, s) = setup(PoolOptions::new("unwinding").cache(0), 4);
@@ -311,7 +314,8 @@ fn while_unwinding() {
     s.check();
 }
 
-/// Proves NET-6: a page that is quarantined does not go home if the domain panics over it: its device may still write there.
+/// Proves NET-6: a quarantined page is not returned if the domain panics for it, because its device may still write to
+/// it.
 #[test]
 fn over_a_page_in_quarantine() {
     let (mut pool, s) = setup(PoolOptions::new("quarantine").cache(16), 4);
@@ -327,7 +331,7 @@ fn over_a_page_in_quarantine() {
     assert!(others.iter().all(|page| page.index() != index), "a page was handed out that the device may write");
 }
 
-/// A subscriber that panics over every event.
+/// A log subscriber that panics at every event.
 struct Grumbler;
 
 impl tracing::Subscriber for Grumbler {
@@ -352,8 +356,8 @@ impl tracing::Subscriber for Grumbler {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Proves POOL-11 and NET-6: a log subscriber that panics keeps no pool from its end, hides no pool that lingers, and sends no page home
-/// that a device may write.
+/// Proves POOL-11 and NET-6: a log subscriber that panics does not prevent the end of a pool, does not hide a pool that
+/// lingers, and does not make a page return that a device may write.
 #[test]
 fn in_a_log_subscriber() {
     let grumbling = |f: &mut dyn FnMut()| {
@@ -376,10 +380,10 @@ fn in_a_log_subscriber() {
     s.check();
 }
 
-/// A domain whose `unmap` returns when the thread that lets the device go sleeps.
+/// A domain. Its `unmap` returns when the thread that removes the device sleeps.
 #[derive(Debug)]
 struct Patient {
-    /// The thread that lets the device go, or 0.
+    /// The thread that removes the device, or 0.
     owner: AtomicI64,
     entered: AtomicBool,
     slept: AtomicBool,
@@ -392,7 +396,7 @@ impl DmaDomain for Patient {
 
     fn unmap(&self, _dma: u64, _len: usize) {
         self.entered.store(true, Ordering::Release);
-        // Many looks, each longer than the owner needs to get here and fall asleep.
+        // Checks many times, with pauses, so that the owner has time to get here and to fall asleep.
         for _ in 0..2000 {
             thread::sleep(std::time::Duration::from_millis(1));
             let id = self.owner.load(Ordering::Acquire);
@@ -405,7 +409,8 @@ impl DmaDomain for Patient {
     }
 }
 
-/// Proves POOL-1: a device that goes while another thread is unmapping a page sleeps until that is done, and takes no CPU from it.
+/// Proves POOL-1: a thread removes a device while another thread is unmapping a page. The first thread sleeps until
+/// that is done, and takes no CPU time from the other.
 #[test]
 fn a_device_that_goes_sleeps() {
     let domain =
@@ -417,7 +422,7 @@ fn a_device_that_goes_sleeps() {
         while !domain.entered.load(Ordering::Acquire) {
             thread::yield_now();
         }
-        // SAFETY: takes nothing.
+        // SAFETY: the call has no arguments.
         domain.owner.store(unsafe { libc::syscall(libc::SYS_gettid) }, Ordering::Release);
         pool.device_gone();
         assert!(domain.slept.load(Ordering::Acquire), "device_gone did not sleep");

@@ -1,4 +1,4 @@
-//! Memory that the user provides: ranges, and files that get mapped.
+//! Memory that the user provides: address ranges, and files that are mapped.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,15 +18,15 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A mapping of the user's own, and a count of those that are still there.
+/// A mapping of the user, and a count of the mappings that still exist.
 struct Range(NonNull<u8>, usize, Arc<AtomicUsize>);
 
-// SAFETY: an address range is no thread's.
+// SAFETY: an address range belongs to no thread.
 unsafe impl Send for Range {}
 
 impl Range {
     fn new(len: usize, there: &Arc<AtomicUsize>) -> Self {
-        // SAFETY: a fresh range replaces nothing.
+        // SAFETY: the kernel chooses a fresh range, so nothing is replaced.
         let at = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
@@ -37,7 +37,7 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has pointers into it any more.
+        // SAFETY: this value owns the mapping, and there are no pointers into it any more.
         unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.1) }.unwrap();
         self.2.fetch_sub(1, Ordering::Relaxed);
     }
@@ -49,8 +49,8 @@ fn memfd(bytes: u64, flags: MemfdFlags) -> OwnedFd {
     file
 }
 
-/// Proves POOL-10: a range of the user's is memory like any other, of the kind that the user says, and is let go when
-/// pool, provider and the last page are gone: not before, not later.
+/// Proves POOL-10: a range of the user is memory like any other, of the kind that the user chooses. It is released
+/// exactly when pool, provider and the last page have been dropped.
 #[test]
 fn a_range_of_the_users() {
     fn check<M: Readable + SystemMemory>(order: u8) {
@@ -58,9 +58,9 @@ fn a_range_of_the_users() {
         let range = Range::new(64 << 12, &there);
         let (at, len) = (range.0, range.1 - 100);
         let page_size = PAGE_SIZE << order;
-        // A mapping begins at a page; at a larger one, it does by the choice of where in it to begin.
+        // A mapping begins at a page boundary. For larger pages, the test skips to their boundary.
         let skip = at.addr().get().next_multiple_of(page_size) - at.addr().get();
-        // SAFETY: the range is there as long as its owner, and nobody else's.
+        // SAFETY: the range exists as long as its owner, and is used by no other code.
         let region = unsafe { Region::<M>::from_raw(at.add(skip), len - skip, order, range) }.unwrap();
         assert_eq!((region.page_size(), region.backing()), (page_size, Backing::Provided));
         assert_eq!(
@@ -89,13 +89,13 @@ fn a_range_of_the_users() {
     check::<Private>(3);
 }
 
-/// Proves POOL-13: a range that cannot hold pages is refused with what was wrong, and its owner let go.
+/// Proves POOL-13: a range that cannot hold pages is refused with the reason, and its owner is dropped.
 #[test]
 fn ranges_that_cannot_be() {
     let there = Arc::default();
     let build = |skip: usize, len: usize, order: u8| {
         let range = Range::new(16 << 12, &there);
-        // SAFETY: as above; a length beyond the range is refused before anybody looks.
+        // SAFETY: as above. A length beyond the range is refused before the range is accessed.
         let refused = unsafe { Region::<Private>::from_raw(range.0.add(skip), len, order, range) }.unwrap_err();
         assert_eq!(there.load(Ordering::Relaxed), 0);
         refused
@@ -109,7 +109,8 @@ fn ranges_that_cannot_be() {
     assert!(matches!(build(0, 4096, 10), RegionError::Order { order: 10 }));
 }
 
-/// Proves POOL-10: a file of the user's is mapped whole, both sides see what the other writes, and a vhost table takes it.
+/// Proves POOL-10: a file of the user is mapped completely, each side sees what the other writes, and a vhost table
+/// accepts the file.
 #[test]
 fn a_file_of_the_users() {
     for (bytes, order) in [(4096, 0), (600 * 4096, 0), (512 * 4096, 9), (64 * 4096 + 100, 2)] {
@@ -136,9 +137,9 @@ fn a_file_of_the_users() {
     }
 }
 
-/// Proves POOL-10: memory of a peer that was declared trusted is shared by descriptor as before, both sides see what the
-/// other writes, and its bytes are slices and `Bytes`. A region that was declared trusted is the same region: its file,
-/// its pages and the seal stay.
+/// Proves POOL-10: memory of a peer that was declared trusted is shared by descriptor as before. Each side sees what
+/// the other writes, and the bytes are slices and `Bytes`. Declaring a region trusted does not change it: its file, its
+/// pages and the seal stay.
 #[test]
 fn memory_of_a_trusted_peer() {
     fn needs_slices<M: Readable>(frag: Frag<M>) -> bytes::Bytes {
@@ -148,7 +149,7 @@ fn memory_of_a_trusted_peer() {
     let peer = File::from(file.try_clone().unwrap());
     let region = Region::from_fd(file, .., 1).unwrap();
     let (at, fd) = (region.as_ptr(), region.fd().unwrap().as_raw_fd());
-    // SAFETY: the peer is this test, which writes no buffer that is not posted to it.
+    // SAFETY: the peer is this test, which writes only to buffers that are posted to it.
     let region = unsafe { region.trust_peer() };
     assert_eq!((region.as_ptr(), region.fd().unwrap().as_raw_fd(), region.pages()), (at, fd, 32));
     assert_eq!(format!("{region:?}"), "Region<trusted-peer>(32 pages of 8192 B, provided)");
@@ -168,7 +169,7 @@ fn memory_of_a_trusted_peer() {
     let offset = page.dma_addr() - bus;
     peer.read_exact_at(&mut seen, offset).unwrap();
     assert_eq!(&seen, b"from here");
-    // The page is posted: the peer writes, and this process has no slice of it meanwhile.
+    // The page is posted: the peer writes, and this process has no slice of it.
     peer.write_all_at(b"from there", offset).unwrap();
     let bytes = needs_slices(page.freeze_range(0..10));
     assert_eq!((&bytes[..], pool.stats().inflight()), (&b"from there"[..], 1));
@@ -176,8 +177,8 @@ fn memory_of_a_trusted_peer() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves POOL-10 and decision 4: a memfd that the user provides cannot become shorter any more; one that refuses the seal is
-/// refused, and files without seals are taken at their word.
+/// Proves POOL-10: a memfd that the user provides can no longer be shortened. A memfd that refuses the seal is refused.
+/// Files without seals are accepted without a check.
 #[test]
 fn files_and_their_seals() {
     let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), .., 0).unwrap();
@@ -193,7 +194,7 @@ fn files_and_their_seals() {
     assert!(matches!(error, RegionError::Shrinkable { .. }), "{error}");
     assert!(error.to_string().contains("MFD_ALLOW_SEALING"), "{error}");
 
-    // In memory, with seals to show and none to set; and on a disk.
+    // One file is in memory and has seals, but none can be set. The other is on a disk.
     for dir in ["/dev/shm".into(), std::env::temp_dir()] {
         let Ok(file) = tempfile::tempfile_in(&dir) else { continue };
         file.set_len(8192).unwrap();
@@ -201,8 +202,8 @@ fn files_and_their_seals() {
     }
 }
 
-/// Proves POOL-10: a region of a range of a file is that range: its pages lie where the peer finds them at their offset, and
-/// two regions of one file do not meet. The table gives the offset to a peer that maps the file.
+/// Proves POOL-10: a region of a range of a file covers exactly that range. The peer finds each page at its offset, and
+/// two regions of one file do not overlap. The table tells a peer that maps the file the offset.
 #[test]
 fn a_range_of_a_file() {
     let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);
@@ -231,7 +232,7 @@ fn a_range_of_a_file() {
     assert!(all.iter().all(|&b| b == 0), "a page lies elsewhere");
 }
 
-/// Proves POOL-13: a range that a file does not have, or that no mapping can begin at, is refused with what was wrong.
+/// Proves POOL-13: a range that is not in the file, or that no mapping can begin at, is refused with the reason.
 #[test]
 fn ranges_that_a_file_cannot_have() {
     fn build(range: impl RangeBounds<u64>) -> RegionError {
@@ -251,7 +252,7 @@ fn ranges_that_a_file_cannot_have() {
     assert!(matches!(build(4096..8191), RegionError::Small { bytes: 4095, .. }));
 }
 
-/// Proves POOL-13: a file that cannot be memory is refused with what was wrong.
+/// Proves POOL-13: a file that cannot be used as memory is refused with the reason.
 #[test]
 fn files_that_cannot_be() {
     let build = |file: OwnedFd, order| Region::<PeerShared>::from_fd(file, .., order).unwrap_err();
@@ -269,7 +270,7 @@ fn files_that_cannot_be() {
     assert!(error.to_string().contains("open for reading and writing"), "{error}");
 }
 
-/// Proves decision 4: no child process gets a copy of a file's mapping.
+/// No child process gets a copy of a file's mapping.
 #[test]
 fn children_do_not_inherit() {
     let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), .., 0).unwrap();
@@ -279,12 +280,12 @@ fn children_do_not_inherit() {
     assert!(flags.contains(" dc"), "{flags}");
 }
 
-/// Proves POOL-10: memory of the system's and memory of the user's go through the same pools, side by side.
+/// Proves POOL-10: memory of the system and memory of the user go through the same pools, side by side.
 #[test]
 fn beside_memory_of_the_systems() {
     let there = Arc::default();
     let range = Range::new(8 << 12, &there);
-    // SAFETY: the range is there as long as its owner, and nobody else's.
+    // SAFETY: the range exists as long as its owner, and is used by no other code.
     let region = unsafe { Region::<Private>::from_raw(range.0, range.1, 0, range) }.unwrap();
     let mut provided = PoolOptions::new("provided").build(RegionProvider::new(region), None).unwrap();
     let (mut own, domain) = common::pool(PoolOptions::new("own"), 8);
@@ -295,8 +296,8 @@ fn beside_memory_of_the_systems() {
     common::close_balanced(own, &domain);
 }
 
-/// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole huge page. This needs a
-/// reserved huge page: the test is empty on systems without one.
+/// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole huge page. This
+/// needs a reserved huge page. On systems without one, the test does nothing.
 #[test]
 fn a_part_of_a_huge_page() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;

@@ -1,4 +1,4 @@
-//! Providers: one of somebody else's, and one that grows.
+//! Providers: one that is not part of the crate, and one that grows.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +16,7 @@ fn sparse(pages: usize) -> RegionOptions {
     RegionOptions::new(pages).huge_pages(false).populate(false)
 }
 
-/// A provider that the crate knows nothing of: a bit for each page, the lowest free one first.
+/// A provider that is not part of the crate: a bit for each page, and the lowest free page first.
 #[derive(Debug)]
 struct Bitmap<M: SystemMemory> {
     region: Region<M>,
@@ -38,7 +38,7 @@ impl<M: SystemMemory> Bitmap<M> {
     }
 }
 
-// SAFETY: a page's bit is set while it is nowhere. There is one region, and it stays.
+// SAFETY: a page's bit is set while the page is free. There is one region, and it lives as long as the provider.
 unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut free = self.free.lock().unwrap();
@@ -56,7 +56,7 @@ unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
-        // SAFETY: the page is one of ours, and we are here.
+        // SAFETY: the page is one of this provider, which is alive.
         let index = unsafe { page.index() };
         let word = &mut self.free.lock().unwrap()[index as usize / 64];
         assert_eq!(*word & 1 << (index % 64), 0, "page {index} was here already");
@@ -72,7 +72,8 @@ unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     }
 }
 
-/// Proves POOL-10: pools work with a provider that somebody else wrote, with a cache and without, to its last page.
+/// Proves POOL-10: pools work with a provider of another author, with and without a cache, until its last page is
+/// taken.
 #[test]
 fn a_provider_of_somebody_elses() {
     fn check<M: SystemMemory>(pages: u32, cache: usize) {
@@ -90,7 +91,7 @@ fn a_provider_of_somebody_elses() {
         let stats = pool.close().stats;
         assert_eq!((stats.inflight(), stats.alloc_failed), (0, 3));
         assert_eq!((memory.at_home(), domain.maps()), (pages, domain.unmaps()));
-        // The same pages again, as another pool's.
+        // The same pages again, in another pool.
         let mut pool = PoolOptions::new("next").build(memory.clone(), None).unwrap();
         assert_eq!(std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>().len(), pages as usize);
     }
@@ -101,8 +102,8 @@ fn a_provider_of_somebody_elses() {
     }
 }
 
-/// Proves POOL-1 and POOL-10: a device that goes is unmapped from every page of another's provider, too, once each, while
-/// they come back from elsewhere.
+/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from every page of such a provider too, once each,
+/// while the pages are returned on other threads.
 #[test]
 fn somebody_elses_pages_and_a_device_that_goes() {
     for _ in 0..100 {
@@ -126,12 +127,12 @@ fn somebody_elses_pages_and_a_device_that_goes() {
     }
 }
 
-/// Proves POOL-10: a page that is not there is not claimed.
+/// Proves POOL-10: a page that is outside of the region is not claimed.
 #[test]
 #[should_panic(expected = "page 64 of 64")]
 fn a_page_that_is_not_there() {
     let region = sparse(64).build::<Private>().unwrap();
-    // SAFETY: no page is out.
+    // SAFETY: no page is in flight.
     let _ = unsafe { region.claim(64) };
 }
 
@@ -143,7 +144,7 @@ fn all(pool: &mut PagePool<Private>) -> Vec<Page<Private>> {
     std::iter::from_fn(|| pool.alloc()).collect()
 }
 
-/// Proves POOL-13: memory is added a region at a time, when there is no page left and not before, up to the limit.
+/// Proves POOL-13: memory is added one region at a time, only when no page is left, up to the limit.
 #[test]
 fn growth_up_to_a_limit() {
     for (step, limit, regions) in [(64, 64, 1), (64, 256, 4), (64, 200, 4), (1, 10, 10), (100, 101, 2)] {
@@ -171,8 +172,8 @@ fn growth_up_to_a_limit() {
     }
 }
 
-/// Proves POOL-13 and POOL-12: a consumer who sits on everything starves its queue, which is counted by pool and provider
-/// alike, harms nobody, and is over with the first page that comes back.
+/// Proves POOL-13 and POOL-12: a consumer that keeps all pages starves its queue. Pool and provider count this alike,
+/// and other pools are not affected. It ends when the first page is returned.
 #[test]
 fn a_consumer_who_sits_on_everything() {
     let memory = growing(64, 150);
@@ -209,8 +210,8 @@ impl DmaDomain for Dropping {
     }
 }
 
-/// Proves POOL-1 and POOL-10: a device that goes is unmapped from the pages of every region, and a domain may give pages
-/// back to the provider meanwhile.
+/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from the pages of every region. Meanwhile a domain
+/// may return pages to the provider.
 #[test]
 fn a_device_that_goes_after_growth() {
     for cache in [0, 64] {
@@ -237,7 +238,7 @@ fn a_device_that_goes_after_growth() {
     }
 }
 
-/// Proves POOL-13: growth that cannot be is refused with the figures.
+/// Proves POOL-13: impossible growth is refused, with the figures in the error.
 #[test]
 fn errors() {
     let build = |o: RegionOptions, limit| GrowingProvider::<Private>::new(o, limit).unwrap_err();
@@ -248,7 +249,8 @@ fn errors() {
     assert!(matches!(build(sparse(64).order(10), 64), RegionError::Order { order: 10 }));
 }
 
-/// Proves POOL-10 and POOL-13: pools on several threads share what grows, and every page is one's at a time.
+/// Proves POOL-10 and POOL-13: pools on several threads share a provider that grows, and every page has one owner at a
+/// time.
 #[test]
 fn growth_under_several_pools() {
     let memory = growing(16, 1000);

@@ -8,7 +8,7 @@ use netmem_pool::{PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
 
-/// Proves POOL-11: a quarantined page is unmapped, counted, and never seen again.
+/// Proves POOL-11: a quarantined page is unmapped, counted, and never handed out again.
 #[test]
 fn quarantined_pages_do_not_circulate() {
     for cache in [0, 16] {
@@ -28,8 +28,8 @@ fn quarantined_pages_do_not_circulate() {
     }
 }
 
-/// Proves POOL-11 and POOL-6: of a page in parts, one part or all may be quarantined; the page counts once, when the
-/// last part is gone, wherever that is.
+/// Proves POOL-11 and POOL-6: of a page in parts, one part or all parts may be quarantined. The page counts once, when
+/// the last part is dropped, on any thread.
 #[test]
 fn parts_of_a_page() {
     for kept_parts in 1..=3 {
@@ -51,7 +51,8 @@ fn parts_of_a_page() {
     }
 }
 
-/// Proves POOL-11: a part that is still held keeps the pool and its memory, also after the pool's owner has gone.
+/// Proves POOL-11: a part that is still held keeps the pool and its memory alive, also after the pool's owner has
+/// dropped the pool.
 #[test]
 fn a_part_outlives_the_pool() {
     let memory = provider::<Private>(4);
@@ -67,7 +68,8 @@ fn a_part_outlives_the_pool() {
     assert!(weak.upgrade().is_none(), "the last part freed the pool");
 }
 
-/// Proves POOL-1 and POOL-11: a page of another pool, or of none, upsets nobody's books but shows where it belongs.
+/// Proves POOL-1 and POOL-11: a page of another pool, or of none, does not disturb the books of this pool, and is
+/// counted where it belongs.
 #[test]
 fn somebody_elses_page() {
     let (mut a, domain_a) = pool(PoolOptions::new("a"), 4);
@@ -85,7 +87,7 @@ fn somebody_elses_page() {
     assert_eq!(b.close().outstanding, 1);
 }
 
-/// Proves POOL-1: quarantine after the device has gone unmaps nothing twice.
+/// Proves POOL-1: quarantine after the device was removed unmaps nothing twice.
 #[test]
 fn after_the_device() {
     let (mut pool, domain) = pool(PoolOptions::new("after"), 4);

@@ -1,8 +1,8 @@
-//! Regions: what they are made of, what they refuse, and what they cost.
+//! Regions: their backing, their errors, and their cost.
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use common::{alloc, provider};
@@ -31,7 +31,7 @@ fn kilobytes(smaps: &str, field: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Proves POOL-13: order and size come out as asked for, page after page, and mapped to whole huge pages.
+/// Proves POOL-13: order and size are as requested, page after page, and the mapping has whole huge pages.
 #[test]
 fn orders_and_sizes() {
     for (order, pages) in [(0, 1), (0, 513), (3, 10), (9, 2)] {
@@ -51,7 +51,7 @@ fn orders_and_sizes() {
     }
 }
 
-/// Proves POOL-13: huge pages are asked for and, where there are none, done without.
+/// Proves POOL-13: huge pages are requested; if there are none, the region has small pages.
 #[test]
 fn huge_pages_with_fallback() {
     let region = RegionOptions::new(512).build::<PeerShared>().unwrap();
@@ -60,7 +60,7 @@ fn huge_pages_with_fallback() {
     assert!(RegionOptions::new(512).build::<Private>().is_ok());
 }
 
-/// Proves POOL-13: clear errors.
+/// Proves POOL-13: errors say what was wrong.
 #[test]
 fn errors() {
     let build = |o: RegionOptions| o.huge_pages(false).populate(false).build::<Private>().unwrap_err();
@@ -73,13 +73,14 @@ fn errors() {
         assert!(matches!(error, RegionError::Node { .. }), "{error}");
         assert!(error.to_string().contains(&node.to_string()), "{error}");
     }
-    // More than an address space has.
+    // More than an address space has room for.
     let error = build(RegionOptions::new(u32::MAX as usize).order(9));
     assert!(matches!(&error, RegionError::System { step: "map", .. }), "{error}");
     assert!(error.to_string().contains("private"), "{error}");
 }
 
-/// Proves POOL-13: more than there is to be had is refused beforehand, with both figures, unless it is to be had bit by bit.
+/// Proves POOL-13: more memory than is available is refused beforehand, with both figures in the error, unless pages
+/// are populated on demand.
 #[test]
 fn more_than_there_is() {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap();
@@ -91,7 +92,7 @@ fn more_than_there_is() {
     assert!(options.populate(false).build::<Private>().is_ok());
 }
 
-/// Proves POOL-13: a region goes to the NUMA node that was asked for.
+/// Proves POOL-13: a region is on the requested NUMA node.
 #[test]
 fn the_first_node_exists() {
     match RegionOptions::new(1).huge_pages(false).node(0).build::<Private>() {
@@ -104,7 +105,7 @@ fn the_first_node_exists() {
     }
 }
 
-/// Proves POOL-10 and decision 4: only peer-shared memory has a file, and nobody can change the file's size.
+/// Proves POOL-10: only peer-shared memory has a file, and the size of the file is sealed.
 #[test]
 fn the_file_is_sealed() {
     assert!(plain::<Private>(1).fd().is_none());
@@ -112,7 +113,7 @@ fn the_file_is_sealed() {
     let region = plain::<PeerShared>(600);
     let fd = region.fd().unwrap().as_raw_fd();
     for len in [0, PAGE_SIZE, region.len() + PAGE_SIZE] {
-        // SAFETY: an attempt on a descriptor of ours.
+        // SAFETY: a call on a descriptor of the region, which must fail.
         assert_eq!(unsafe { libc::ftruncate(fd, len as i64) }, -1, "to {len}");
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM));
     }
@@ -120,7 +121,7 @@ fn the_file_is_sealed() {
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE) }, -1, "sealed against more seals");
 }
 
-/// Proves decision 4: no child process gets a copy of the memory.
+/// No child process gets a copy of the memory.
 #[test]
 fn children_do_not_inherit() {
     for at in [plain::<Private>(1), plain::<Private>(1024)].iter().map(Region::as_ptr) {
@@ -131,7 +132,7 @@ fn children_do_not_inherit() {
     assert!(smaps(shared.as_ptr()).contains(" dc"));
 }
 
-/// Proves decision 1: a sparse region of 80 GB costs nothing until touched, also when its device goes.
+/// A sparse region of 80 GB uses no memory until it is touched, also when its device is removed.
 #[test]
 fn sparse_regions_are_free() {
     fn resident() -> usize {

@@ -1,4 +1,4 @@
-//! A pool for every thread: books that balance, limits, ends, and the code that the user provides.
+//! A pool for every thread: balanced books, limits, ends, and code that the user provides.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,13 +19,13 @@ fn shared(options: PoolOptions, pages: usize) -> (SharedPool<Private>, Arc<Count
     (options.build_shared(memory.clone(), Some(domain.clone())).unwrap(), domain, memory)
 }
 
-/// All pages of the provider can be had, so none was lost.
+/// Checks that all pages of the provider can be taken, so that none was lost.
 fn all_are_back(memory: &Arc<RegionProvider<Private>>, pages: usize) {
     let all: Vec<_> = std::iter::from_fn(|| memory.page()).collect();
     assert_eq!(all.len(), pages);
 }
 
-/// Pages that can be had now; asks again for as long as other CPUs may not be asked yet.
+/// Allocates `n` pages. Repeats while other CPUs may not be asked for pages yet.
 fn alloc(pool: &SharedPool<Private>, n: usize) -> Vec<Page<Private>> {
     (0..n)
         .map(|_| {
@@ -44,7 +44,8 @@ fn close_balanced(pool: SharedPool<Private>, domain: &Counting) {
     assert_eq!(domain.maps(), domain.unmaps());
 }
 
-/// Proves POOL-15: threads allocate, share, pass on and drop, each page is with one holder at a time, and the books balance.
+/// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a time, and the books
+/// balance.
 #[test]
 fn every_thread_allocates_and_returns() {
     for magazine in [None, Some(0), Some(1), Some(8)] {
@@ -97,7 +98,8 @@ fn every_thread_allocates_and_returns() {
     }
 }
 
-/// A lost race is not "no page": there are as many pages as threads, each thread holds one at most, and each allocation succeeds.
+/// A lost race does not mean "no page": there are as many pages as threads, each thread holds one page at most, and
+/// each allocation succeeds.
 #[test]
 fn a_lost_race_is_not_no_page() {
     let threads = 4;
@@ -123,7 +125,7 @@ fn portable() -> bool {
 
 /// Pins the calling thread to a CPU that it may use.
 fn pin(n: usize) {
-    // SAFETY: sets of CPUs of the size that is given.
+    // SAFETY: each set of CPUs has the given size.
     unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed), 0);
@@ -134,7 +136,7 @@ fn pin(n: usize) {
     }
 }
 
-/// A thread that finds no page takes what idle CPUs hold, and interrupts none if none holds a page.
+/// A thread that finds no page takes the pages of idle CPUs. If no CPU holds a page, no CPU is interrupted.
 #[test]
 fn what_idle_cpus_hold_is_found() {
     let (pool, domain, _memory) = shared(PoolOptions::new("idle").magazine(8), 64);
@@ -151,7 +153,7 @@ fn what_idle_cpus_hold_is_found() {
     thread::sleep(Duration::from_millis(1));
     held.extend(std::iter::from_fn(|| pool.alloc()));
     assert_eq!(held.len(), 64);
-    // With nothing to be had on any CPU, none is interrupted.
+    // If no CPU has a page, none is interrupted.
     let reclaims = pool.stats().reclaims;
     assert!(reclaims <= 2);
     (0..1000).for_each(|_| assert!(pool.alloc().is_none()));
@@ -160,7 +162,8 @@ fn what_idle_cpus_hold_is_found() {
     close_balanced(pool, &domain);
 }
 
-/// Allocations ask other CPUs for what they hold at most every 100 us, although the only page is on another CPU again and again.
+/// Allocations ask other CPUs for their pages at most every 100 us, even if the only page is again and again on another
+/// CPU.
 #[test]
 fn other_cpus_are_asked_rarely() {
     let (pool, domain, _memory) = shared(PoolOptions::new("rarely").magazine(8), 64);
@@ -189,7 +192,7 @@ fn other_cpus_are_asked_rarely() {
             while rounds < 1000 {
                 let (begin, before) = (Instant::now(), shared_pool.stats().reclaims);
                 let page = shared_pool.alloc();
-                // In portable mode, a thread that cannot look into its CPU's magazine asks at once.
+                // In portable mode, a thread asks at once if it cannot access its CPU's magazine.
                 if shared_pool.stats().reclaims > before && !portable() {
                     let since = last.replace(begin).map(|last: Instant| last.elapsed());
                     assert!(since.is_none_or(|since| since >= Duration::from_micros(100)), "{since:?}");
@@ -208,8 +211,8 @@ fn other_cpus_are_asked_rarely() {
     close_balanced(pool, &domain);
 }
 
-/// More pages than there are magazines for: those that no magazine takes stay with the owner, also if another thread takes the last
-/// empty magazine at that moment.
+/// There are more pages than fit into the magazines. Pages without a magazine stay with the owner, also if another
+/// thread takes the last empty magazine at that moment.
 #[test]
 fn more_pages_than_magazines_hold() {
     for _ in 0..20 {
@@ -229,7 +232,8 @@ fn more_pages_than_magazines_hold() {
     }
 }
 
-/// Proves POOL-13 for a pool for every thread: the limit holds, says so, can be changed, and idle pages can be given up.
+/// Proves POOL-13 for a pool for every thread: the limit holds, refusals are counted, the limit can be changed, and
+/// idle pages can be given up.
 #[test]
 fn the_limit() {
     assert!(matches!(
@@ -258,7 +262,8 @@ fn the_limit() {
     }
 }
 
-/// Proves POOL-11 for a pool for every thread: closed with pages out, it lingers until the last of them is back, from whichever thread.
+/// Proves POOL-11 for a pool for every thread: a pool that is closed while pages are in flight lingers until the last
+/// page is returned, by any thread.
 #[test]
 fn closed_with_pages_out() {
     for magazine in [0, 8] {
@@ -282,7 +287,7 @@ fn closed_with_pages_out() {
     }
 }
 
-/// Returns that race with the close: each page is counted once, and the last frees the pool.
+/// Returns that race with the close: each page is counted once, and the last return frees the pool.
 #[test]
 fn close_against_returns() {
     for _ in 0..200 {
@@ -307,7 +312,8 @@ fn close_against_returns() {
     }
 }
 
-/// Proves POOL-11 for a pool for every thread: a device that goes has every page unmapped once, wherever it is, and the pool allocates no more.
+/// Proves POOL-11 for a pool for every thread: when a device is removed, every page is unmapped once, wherever it is,
+/// and the pool allocates no more.
 #[test]
 fn a_device_that_goes() {
     let (memory, domain) = (provider::<Private>(64), Arc::new(Strict::default()));
@@ -327,14 +333,14 @@ fn a_device_that_goes() {
     all_are_back(&memory, 64);
 }
 
-/// No user gets a page again that a device kept.
+/// A page that a device kept is not handed out again.
 #[test]
 fn a_page_in_quarantine() {
     let (pool, domain, memory) = shared(PoolOptions::new("kept"), 64);
     let mut out = alloc(&pool, 2);
     pool.quarantine(out.pop().unwrap());
     drop(out);
-    // The page may have come back past the magazines, where it is on its way.
+    // The page may have been returned without a magazine; the reclaim takes it in.
     pool.reclaim();
     assert_eq!((pool.stats().quarantined, pool.stats().inflight), (1, 0));
     assert_eq!(alloc(&pool, 63).len(), 63);
@@ -342,7 +348,7 @@ fn a_page_in_quarantine() {
     all_are_back(&memory, 63);
 }
 
-/// Pages go home from another pool's poll context, and in bulk.
+/// Pages are returned from another pool's poll context, and in bulk.
 #[test]
 fn pages_go_home_from_anywhere() {
     let (pool, domain, _memory) = shared(PoolOptions::new("anywhere").magazine(8), 128);
@@ -354,7 +360,7 @@ fn pages_go_home_from_anywhere() {
     drop(bulk);
     assert_eq!(polled.stats().returned(), 0);
     if portable() {
-        // A thread of another test may have had the lock of this CPU.
+        // A thread of another test may have held the lock of this CPU.
         pool.reclaim();
     } else {
         assert_eq!(pool.stats().recycle_ring_full, 0);
@@ -363,7 +369,8 @@ fn pages_go_home_from_anywhere() {
     close_balanced(pool, &domain);
 }
 
-/// A provider that grows: pages of all its regions are found, and fit where the magazines of the first region's pages were made.
+/// A provider that grows: pages of all its regions are found, and fit into magazines that were made for pages of the
+/// first region.
 #[test]
 fn a_provider_that_grows() {
     let memory = GrowingProvider::<Private>::new(RegionOptions::new(32).huge_pages(false), 300).unwrap();
@@ -378,7 +385,7 @@ fn a_provider_that_grows() {
     close_balanced(pool, &domain);
 }
 
-/// A provider and a domain that do what the test says in the middle of the pool's calls.
+/// A provider and a domain that run code of the test in the middle of the pool's calls.
 #[derive(Debug)]
 struct Rude {
     pages: Arc<RegionProvider<Private>>,
@@ -437,7 +444,7 @@ impl DmaDomain for Rude {
     fn unmap(&self, _dma: u64, _len: usize) {}
 }
 
-/// A provider that allocates from the pool that calls it gets no page, and hangs nothing.
+/// A provider that allocates from the pool that is calling it gets no page, and does not cause a deadlock.
 #[test]
 fn a_call_out_of_the_provider() {
     let rude = Rude::new(64);
@@ -447,7 +454,7 @@ fn a_call_out_of_the_provider() {
     assert_eq!(alloc(&pool, 64).len(), 64);
 }
 
-/// A panic in the provider or the domain loses no page, and other threads go on allocating.
+/// A panic in the provider or the domain loses no page, and other threads can still allocate.
 #[test]
 fn a_panic_in_the_provider() {
     let rude = Rude::new(200);

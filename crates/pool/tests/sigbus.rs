@@ -1,9 +1,10 @@
-//! Pages that are taken away: the handler of SIGBUS, and what it leaves to others.
+//! Pages that are taken away: the SIGBUS handler of this crate, and the faults that it leaves to other handlers.
 //!
-//! Proves NET-10. A test whose process is to end runs it as a child: this program again, with the name of the part.
+//! Proves NET-10. If a test must end its process, it runs that part in a child: this program again, with the name of
+//! the part.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use netmem_pool::{FileMapping, Region, sigbus};
@@ -45,10 +46,10 @@ fn child(part: &str) -> ExitStatus {
     Command::new(std::env::current_exe().unwrap()).args(["--exact", part, "--ignored"]).status().unwrap()
 }
 
-/// Reads a page that is gone, of a mapping that this crate does not know.
+/// Reads a lost page of a mapping that this crate does not know.
 fn foreign_fault() {
     let fd = memfd(PAGE, MemfdFlags::empty());
-    // SAFETY: a new mapping of a file, which is then made shorter.
+    // SAFETY: the range is a new mapping of a file, and the file is then shortened.
     unsafe {
         let prot = rustix::mm::ProtFlags::READ;
         let at = rustix::mm::mmap(std::ptr::null_mut(), PAGE, prot, rustix::mm::MapFlags::SHARED, &fd, 0).unwrap();
@@ -65,24 +66,25 @@ fn a_truncated_file() {
     assert_eq!(touch(&mapping, 63 * PAGE), 7);
     ftruncate(&fd, PAGE as u64).unwrap();
     let before = sigbus::faults();
-    // The page is replaced once: the second access finds what the first has written.
+    // The page is replaced once: the second access finds what the first one wrote.
     assert_eq!([touch(&mapping, 63 * PAGE), touch(&mapping, 63 * PAGE)], [7, 7]);
     assert_eq!(touch(&mapping, 0), 7, "still the file's");
-    // Other tests of this process have faults, too.
+    // Other tests of this process cause faults too.
     assert!(sigbus::faults() > before);
     assert_eq!((mapping.lost(), other.lost()), (1, 0));
-    // A new mapping in the same slot begins anew.
+    // A new mapping in the same slot starts with a count of 0.
     drop(mapping);
     assert_eq!(map(&fd, PAGE).lost(), 0);
 }
 
-/// In a process of its own, because other tests count pages that are replaced one by one.
+/// Runs in a process of its own, because other tests count pages that are replaced one by one.
 #[test]
 fn a_long_truncated_file() {
     assert!(child("part_long_file").success());
 }
 
-/// More pages than are replaced one by one: the whole mapping is, and the kernel's list of mappings stays short.
+/// More pages than are replaced one by one: then the whole mapping is replaced, and the kernel's list of mappings stays
+/// short.
 #[test]
 #[ignore = "a part of another test"]
 fn part_long_file() {
@@ -91,13 +93,14 @@ fn part_long_file() {
     let fd = memfd(PAGES * PAGE, MemfdFlags::empty());
     let mapping = map(&fd, PAGES * PAGE);
     ftruncate(&fd, 0).unwrap();
-    // Every other one, for neighbours become one mapping.
+    // Every second page, because the kernel merges neighbours into one mapping.
     (0..PAGES).step_by(2).for_each(|page| assert_eq!(touch(&mapping, page * PAGE), 7));
     assert!(mapping.lost() < PAGES as u64 / 2, "{}", mapping.lost());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     assert!(maps < 10_000, "{maps} mappings");
     drop(mapping);
-    // The count of replaced pages went down with the mapping: another one has its pages replaced one by one.
+    // The count of replaced pages has decreased with the mapping. Pages of another mapping are replaced one by one
+    // again.
     let fd = memfd(4 * PAGE, MemfdFlags::empty());
     let mapping = map(&fd, 4 * PAGE);
     ftruncate(&fd, 0).unwrap();
@@ -126,7 +129,7 @@ fn a_full_tmpfs() {
     sigbus::install().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let at = CString::new(dir.path().as_os_str().as_encoded_bytes()).unwrap();
-    // SAFETY: the mounts of this thread alone, which ends with the test.
+    // SAFETY: changes only the mounts of this thread, which ends with the test.
     let mounted = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(null(), c"/".as_ptr(), null(), libc::MS_PRIVATE | libc::MS_REC, null()) == 0
@@ -143,26 +146,26 @@ fn a_full_tmpfs() {
     }
     assert_eq!(mapping.lost(), 256 - 16);
     drop((mapping, file));
-    // A child that another test starts has the file open for a moment.
+    // A child of another test can have the file open for a moment.
     // SAFETY: a path, and what was mounted there.
     assert_eq!(unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) }, 0);
 }
 
-/// A hole in a file of huge pages, while there is no other huge page.
+/// A hole in a file of huge pages, while no other huge page is free.
 #[test]
 fn a_hole_in_a_huge_page_file() {
     sigbus::install().unwrap();
     const HUGE: usize = 2 << 20;
     let reserved = "/proc/sys/vm/nr_hugepages";
     let had = std::fs::read_to_string(reserved).unwrap();
-    // Where the system has some, two of them are used. Where it has none, it gets two for the time of the test.
+    // If the system has huge pages, two of them are used. If it has none, it gets two for the duration of the test.
     let none = had.trim() == "0";
     if none && std::fs::write(reserved, "2").is_err() {
         return skip("it takes root to have two huge pages for a moment");
     }
     let fd = memfd(2 * HUGE, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
     let mapping = FileMapping::new(fd.as_fd(), 0, 2 * HUGE as u64);
-    // All others are taken, by reservation, for as long as the test lasts.
+    // All other huge pages are reserved for the duration of the test.
     let mut taken = Vec::new();
     if let Ok(mapping) = &mapping {
         assert_eq!([touch(mapping, 5), touch(mapping, HUGE + 5)], [7, 7]);
@@ -186,7 +189,7 @@ fn a_hole_in_a_huge_page_file() {
     assert_eq!((mapping.lost(), touch(&mapping, 5)), (1, 7));
 }
 
-/// A range that begins and ends anywhere.
+/// A range that does not begin or end at a page boundary.
 #[test]
 fn ranges() {
     let fd = memfd(3 * PAGE, MemfdFlags::empty());
@@ -200,7 +203,7 @@ fn ranges() {
     assert!(FileMapping::new(pipe.as_fd(), 0, 1).is_err());
 }
 
-/// Mappings come and go on all threads while others fault.
+/// All threads make and drop mappings while other threads fault.
 #[test]
 fn mappings_come_and_go_under_faults() {
     sigbus::install().unwrap();
@@ -234,7 +237,7 @@ fn part_foreign_fault() {
     foreign_fault();
 }
 
-/// A signal that another process sends, where there was no handler before: not even the standard library's.
+/// A signal that another process sends. There was no handler before, not even that of the standard library.
 #[test]
 #[ignore = "a part of another test"]
 fn part_sent_signal() {
@@ -247,17 +250,18 @@ fn part_sent_signal() {
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
-/// A program's own handler, set before: it gets what is not in our mappings, as the kernel has given it.
+/// A program's own handler, set before: it gets the faults outside of this crate's mappings, with the kernel's
+/// information.
 #[test]
 #[ignore = "a part of another test"]
 fn part_chain() {
     extern "C" fn own(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the kernel's information about a fault.
+        // SAFETY: the pointer is the kernel's information about a fault.
         let at = unsafe { (*info).si_addr() };
         ADDRESS.store(at.addr(), Ordering::Relaxed);
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED);
-        // SAFETY: over the page of the test's own mapping.
+        // SAFETY: replaces the page of the test's own mapping.
         unsafe { rustix::mm::mmap_anonymous(at.map_addr(|a| a & !(PAGE - 1)), PAGE, prot, flags).unwrap() };
     }
     // SAFETY: the handler makes one system call.

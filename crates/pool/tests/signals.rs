@@ -1,11 +1,12 @@
-//! Signal handlers that drop pages in the middle of a poll. One test to a process, for it sends signals.
+//! Signal handlers that drop pages in the middle of a poll. The test has a process of its own, because it sends
+//! signals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "../../../tests/disturb.rs"]
+#[path = "shared/disturb.rs"]
 #[allow(dead_code)]
 mod disturb;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use common::{close_balanced, elsewhere, pool};
@@ -13,10 +14,10 @@ use netmem_pool::{Frag, PoolOptions, Private, outside_context};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 
-/// Fragments for the handler to drop: written by the thread that it interrupts, which is the only one.
+/// Fragments for the handler to drop. Only the thread that the handler interrupts puts fragments here.
 struct Shelf([(AtomicBool, UnsafeCell<Option<Frag<Private>>>); 8]);
 
-// SAFETY: one thread and its signal handler; a flag says whose a place is.
+// SAFETY: one thread and its signal handler use the shelf. A place's flag says which of the two owns the place.
 unsafe impl Sync for Shelf {}
 
 static SHELF: Shelf = Shelf([const { (AtomicBool::new(false), UnsafeCell::new(None)) }; 8]);
@@ -25,7 +26,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 extern "C" fn signalled(_: libc::c_int) {
     for (full, place) in &SHELF.0 {
         if full.load(Ordering::Relaxed) {
-            // SAFETY: full, so it is the handler's until it says otherwise.
+            // SAFETY: the place is full, so it belongs to the handler until the handler clears the flag.
             let frag = unsafe { (*place.get()).take() };
             outside_context(|| drop(frag));
             full.store(false, Ordering::Relaxed);
@@ -34,18 +35,18 @@ extern "C" fn signalled(_: libc::c_int) {
     }
 }
 
-/// Puts `frag` where the handler finds it; back if there is no room.
+/// Puts `frag` where the handler finds it. Returns `frag` if there is no room.
 fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
     let Some((full, place)) = SHELF.0.iter().find(|(full, _)| !full.load(Ordering::Relaxed)) else { return Some(frag) };
-    // SAFETY: not full, so the handler keeps away.
+    // SAFETY: the place is empty, so the handler does not touch it.
     unsafe { *place.get() = Some(frag) };
     compiler_fence(Ordering::Release);
     full.store(true, Ordering::Relaxed);
     None
 }
 
-/// Proves POOL-4: what a signal handler drops in the middle of a poll of the same pool comes home, and what it interrupted goes on as
-/// if nothing had been.
+/// Proves POOL-4: a page that a signal handler drops in the middle of a poll of the same pool is returned. The
+/// interrupted code goes on undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
     const PAGES: usize = 64;

@@ -1,13 +1,13 @@
-//! Everything at once: queues that allocate, clone, split, forward to each other and replace their pools, consumers that stall and let
-//! go in any order, threads that are moved and interrupted. At the end everything balances to the page.
+//! Everything at once. Queues allocate, clone, split, forward packets to each other and replace their pools. Consumers
+//! stall, and drop packets in any order. Threads are moved and interrupted. At the end the books balance to the page.
 //!
-//! `NETMEM_STRESS_OPS` says how many packets at least. One test to a process, for it sends signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of packets. The test has a process of its own, because it sends signals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "../../../tests/disturb.rs"]
+#[path = "shared/disturb.rs"]
 mod disturb;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use common::{Counting, counting, provider};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 
 const QUEUES: usize = 2;
-/// So few that queues starve.
+/// There are so few pages that queues run out of them.
 const PAGES: usize = 64;
 
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
@@ -31,14 +31,14 @@ extern "C" fn signalled(_: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What is on its way from a queue to a consumer, or to another queue to be transmitted.
+/// A packet in flight to a consumer, or to another queue that transmits it.
 type Packet = Vec<Frag<Private>>;
 
-/// One life of a pool, to be asked at the end how it went.
+/// A pool from its start to its end. At the end its result is checked.
 struct Life {
     domain: Arc<Counting>,
     memory: Weak<RegionProvider<Private>>,
-    /// Out when its owner left.
+    /// Pages in flight when the owner dropped the pool.
     outstanding: u64,
     stats: PoolStats,
 }
@@ -53,7 +53,7 @@ struct Queue {
     dropped: u64,
 }
 
-/// Sets the flag when it goes, also by a panic: the mover is waited for.
+/// Sets the flag when it is dropped, also in a panic: otherwise the mover would not end.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -76,7 +76,7 @@ impl Queue {
         Self { n, pool, domain, memory, lives: Vec::new(), redirects: 0, dropped: 0 }
     }
 
-    /// A queue restart: with the old memory or new, after its device died or not.
+    /// Restarts a queue: with the old memory or new memory, and with or without a removed device.
     fn restart(&mut self, rng: &mut Rng) {
         let old = Arc::downgrade(&self.memory);
         if rng.bool() {
@@ -93,7 +93,7 @@ impl Queue {
         self.lives.push(Life { domain, memory: old, outstanding: closed.outstanding, stats: closed.stats });
     }
 
-    /// One poll: receives, and completes what others had it transmit.
+    /// One poll: receives packets, and completes packets that other queues gave it to transmit.
     fn poll(
         &mut self,
         rng: &mut Rng,
@@ -115,13 +115,13 @@ impl Queue {
                         &others[rng.usize(..others.len())]
                     }
                 };
-                // A target that is full drops, here and now.
+                // If the target is full, the packet is dropped here.
                 dropped += match to.try_send(packet) {
                     Err(TrySendError::Full(packet) | TrySendError::Disconnected(packet)) => packet.len() as u64,
                     Ok(()) => 0,
                 };
             }
-            // Transmit completions, of other pools' pages for the most part: in bulk, or one by one.
+            // Transmit completions, mostly of other pools' pages: in bulk, or one by one.
             let mut bulk = Bulk::new();
             for packet in tx.try_iter().take(rng.usize(..64)) {
                 check(&packet);
@@ -136,7 +136,7 @@ impl Queue {
     }
 }
 
-/// Fills a page with a number of its own and makes a packet of it: whole, split, cloned.
+/// Fills a page with a number of its own and makes a packet of it: whole, split or cloned.
 fn receive(mut page: Page<Private>, rng: &mut Rng) -> Packet {
     let stamp = rng.u8(..);
     page.as_mut_slice()[..256].fill(stamp);
@@ -158,14 +158,14 @@ fn receive(mut page: Page<Private>, rng: &mut Rng) -> Packet {
     }
 }
 
-/// Nobody else writes what somebody holds.
+/// Checks that nothing else writes to the pages of a packet that is held.
 fn check(packet: &Packet) {
     for frag in packet {
         assert!(frag.iter().all(|&b| b == frag[0]), "somebody else writes this page");
     }
 }
 
-/// Takes packets and lets go of them in any order; stalls now and then, sitting on what it has.
+/// Takes packets and drops them in any order. Sometimes it stalls and keeps its packets.
 fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
     let mut held: Vec<Packet> = Vec::new();
     let mut patience = 0;
@@ -227,7 +227,7 @@ fn everything_balances_to_the_page() {
                     };
                     disturbed.during(&mut run);
                     drop((others, to));
-                    // What is on its way to this queue goes home from here, with no poll about.
+                    // Packets in flight to this queue are returned from here, outside of any poll.
                     drop(tx);
                     queue.restart(&mut rng);
                     drop(queue.pool);
@@ -263,7 +263,7 @@ fn everything_balances_to_the_page() {
         aborts(),
         SIGNALS.load(Ordering::Relaxed)
     );
-    // It was stress.
+    // The test put enough load on the pools.
     assert!(lives.len() > QUEUES && redirects > 0 && dropped > 0 && lingered > 0 && sum.released > 0);
     assert!(sum.alloc_failed > 0 && sum.alloc_refill > 0 && sum.recycle_cached > 0 && sum.recycle_cache_full > 0);
     assert!(sum.recycle_ring > 0 && sum.recycle_ring_full > 0 && sum.reclaims > 0 && sum.reclaimed > 0, "{sum:?}");

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Proves POOL-12: another thread reads what the owner has counted, moves no page for it, and what waits in magazines counts as in
-/// flight until the owner takes it.
+/// Proves POOL-12: another thread reads what the owner has counted, and moves no page to do so. Pages that wait in
+/// magazines count as in flight until the owner takes them.
 #[test]
 fn another_thread_reads() {
     let (mut pool, domain) = pool(PoolOptions::new("read").cache(16).magazine(8), 64);
@@ -30,7 +30,7 @@ fn another_thread_reads() {
     assert_eq!((reader.name(), reader.is_closed()), ("read", false));
 }
 
-/// Proves POOL-11: a reader outlives the pool, and counts pages that come back late.
+/// Proves POOL-11: a reader outlives the pool, and counts pages that are returned late.
 #[test]
 fn a_reader_outlives_its_pool() {
     for cache in [0, 16] {
@@ -55,7 +55,8 @@ fn a_reader_outlives_its_pool() {
     }
 }
 
-/// Proves POOL-12: a reader never sees more pages out than there are, and never waits for the owner, while the pool works and ends.
+/// Proves POOL-12: a reader never sees more pages in flight than there are, and never waits for the owner, while the
+/// pool works and ends.
 #[test]
 fn reading_while_the_pool_works() {
     const PAGES: u64 = 64;
@@ -66,7 +67,7 @@ fn reading_while_the_pool_works() {
             while !done.load(Ordering::Relaxed) {
                 let Some(reader) = current.lock().unwrap().clone() else { continue };
                 let stats = reader.stats();
-                // Wrapped numbers would be huge.
+                // A counter that wrapped around would be huge.
                 assert!(stats.inflight() <= 3 * PAGES && stats.alloc_fast < 1 << 40, "{stats:?}");
                 reads.fetch_add(1, Ordering::Relaxed);
             }
@@ -86,15 +87,16 @@ fn reading_while_the_pool_works() {
     });
 }
 
-/// Proves POOL-4: a pool that may not interrupt other CPUs takes what came by other ways, and says that there was more. A starving pool
-/// looks at the CPUs no more often than every 100 us.
+/// Proves POOL-4: a pool that may not interrupt other CPUs takes the pages that were returned by other ways, and counts
+/// that there were more. A pool without pages looks at the CPUs at most every 100 us.
 #[test]
 fn a_pool_that_leaves_other_cpus_alone() {
     let options = PoolOptions::new("alone").cache(16).magazine(8).interrupt_cpus(false);
     let (mut pool, domain) = pool(options, 32);
     let pages = alloc(&mut pool, 32);
     thread::spawn(move || {
-        // All on one CPU, as far as the test can tell: at least the first magazine fills up, unless the thread is moved each time.
+        // As far as the test can tell, all drops are on one CPU. At least the first magazine fills up, unless the
+        // thread is moved each time.
         drop(pages);
     })
     .join()
@@ -117,7 +119,7 @@ fn a_pool_that_leaves_other_cpus_alone() {
     assert_eq!((closed.outstanding, domain.maps() - domain.unmaps()), (0, 0), "the end takes everything");
 }
 
-/// Collects the pools that events name.
+/// Collects the names of the pools in events.
 #[derive(Clone, Default)]
 struct Names(Arc<Mutex<Vec<String>>>);
 
@@ -151,7 +153,7 @@ impl tracing::Subscriber for Names {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Proves POOL-11: one event says that a pool lingers, a reminder comes every 60 s from the caller that asks for it, and the library
+/// Proves POOL-11: one event reports that a pool lingers. A caller that asks for reminders gets one every 60 s. The library
 /// starts no thread.
 #[test]
 fn reminders_are_the_callers() {

@@ -1,4 +1,4 @@
-//! Many threads let go of pages at once, and everything balances.
+//! Many threads drop pages at the same time, and the books balance.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,8 @@ use netmem_pool::{Frag, PoolOptions, Private};
 use std::sync::mpsc;
 use std::thread;
 
-/// Proves POOL-5 and POOL-1: pages and parts of pages, dropped on four threads and in the poll context, all come home.
+/// Proves POOL-5 and POOL-1: pages and parts of pages that are dropped on four threads and in the poll context are all
+/// returned.
 #[test]
 fn everything_comes_home() {
     const PACKETS: usize = 100_000;
@@ -50,13 +51,14 @@ fn everything_comes_home() {
         let stats = pool.stats();
         eprintln!("cache {cache}: {stats:?}");
         assert!(stats.allocated() >= PACKETS as u64);
-        // It stressed: pages came back by each of the ways there are.
+        // Pages were returned by each of the possible ways.
         assert!(stats.recycle_cached + stats.recycle_cache_full > 0 && stats.recycle_ring + stats.released > 0);
         close_balanced(pool, &domain);
     }
 }
 
-/// Proves POOL-11: pools close while their pages come back on other threads; the last one out frees the pool, once.
+/// Proves POOL-11: pools are closed while their pages are returned on other threads. The last return frees the pool,
+/// once.
 #[test]
 fn closing_races_with_returns() {
     for round in 0..500 {
@@ -82,7 +84,8 @@ fn closing_races_with_returns() {
     }
 }
 
-/// Proves POOL-7: the last of several threads to let go of a page sees what the others did, and takes it home once.
+/// Proves POOL-7: of several threads that drop a page, the last one sees what the others did, and returns the page
+/// once.
 #[test]
 fn the_last_of_many() {
     let (mut pool, domain) = pool(PoolOptions::new("last").cache(2), 2);

@@ -1,4 +1,4 @@
-//! Every order in which pools, devices, providers and pages can go.
+//! Every order in which pools, devices, providers and pages can end.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,8 +12,8 @@ fn lingers(name: &str) -> Option<Lingering> {
     lingering().into_iter().find(|l| l.name == name)
 }
 
-/// Proves POOL-11: a pool closed with pages out lingers, is listed with count and age, and is gone with the last page,
-/// whichever thread drops that.
+/// Proves POOL-11: a pool that is closed while pages are in flight lingers. It is listed with count and age, and is
+/// freed with the last page, on whichever thread that page is dropped.
 #[test]
 fn a_pool_lingers_until_its_last_page() {
     for cache in [0, 2, 512] {
@@ -42,7 +42,7 @@ fn a_pool_lingers_until_its_last_page() {
     }
 }
 
-/// Proves POOL-5: a page that is forgotten on purpose shows as in flight, and as a pool that lingers.
+/// Proves POOL-5: a page that is leaked on purpose shows as in flight, and keeps its pool lingering.
 #[test]
 fn a_forgotten_page_shows() {
     let (mut pool, _) = pool(PoolOptions::new("forgotten"), 2);
@@ -85,7 +85,7 @@ fn every_order() {
     }
 }
 
-/// Proves POOL-11: a queue is restarted over and over with the last generation's pages still out.
+/// Proves POOL-11: a queue is restarted repeatedly while pages of the previous pool are in flight.
 #[test]
 fn restarts_with_pages_out() {
     let (memory, domain) = (provider::<Private>(64), counting());

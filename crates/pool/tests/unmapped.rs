@@ -1,4 +1,4 @@
-//! Memory of a device: pages with a number, an offset and a device address, and not a byte for us.
+//! Memory of a device: pages with a number, an offset and a device address, but without bytes in this process.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -22,12 +22,12 @@ fn memfd(bytes: u64) -> OwnedFd {
     file
 }
 
-/// The same file in a form that the system maps for nobody: every mapping wants to read.
+/// The same file, opened so that the system refuses every mapping: a mapping needs read access.
 fn unmappable(file: &OwnedFd) -> OwnedFd {
     OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).unwrap().into()
 }
 
-/// A domain that was given files: what a vhost memory table is to a device process that maps them.
+/// A domain that was given files, like a vhost memory table for a device process that maps them.
 #[derive(Debug)]
 struct Files(Vec<(Arc<Region<Device>>, u64)>);
 
@@ -57,8 +57,8 @@ fn pool(memory: &Arc<RegionProvider<Device>>, bus: u64) -> (PagePool<Device>, Ar
     (PoolOptions::new("device").build(memory.clone(), Some(domain.clone())).unwrap(), domain)
 }
 
-/// Proves POOL-10 and decision 1: 80 GB of device memory in a file that cannot be mapped make a pool; nothing of it shows
-/// up in this process, and what it costs follows from the pages in use.
+/// Proves POOL-10: 80 GB of device memory in a file that cannot be mapped make a pool. The file does not show up in
+/// this process's mappings, and the cost depends on the pages in use.
 #[test]
 fn never_mapped_and_free_until_used() {
     let private = || {
@@ -81,8 +81,8 @@ fn never_mapped_and_free_until_used() {
     assert!(!maps.contains("memfd:device"), "{maps}");
 }
 
-/// Proves POOL-10: pages and fragments of a device know their number, their place in the file, and the device's address,
-/// and come home like others.
+/// Proves POOL-10: pages and fragments of a device know their number, their offset in the file, and the device address.
+/// They are returned like other pages.
 #[test]
 fn pages_have_a_place() {
     for order in [0, 4, 9] {
@@ -112,7 +112,7 @@ fn pages_have_a_place() {
     }
 }
 
-/// Proves POOL-10: there is no sync for the CPU on device memory, also in domains that would like to.
+/// Proves POOL-10: device memory is never synced for the CPU, also in domains that would do so.
 #[test]
 fn no_syncs_ever() {
     let memory = device(1 << 20, 0);
@@ -126,7 +126,8 @@ fn no_syncs_ever() {
     assert_eq!((domain.syncs(), pool.stats().recycle_cached), ((0, 0), 1));
 }
 
-/// Proves POOL-10: without a domain the device's address is the place in the file, for a device that knows but one file.
+/// Proves POOL-10: without a domain, the device address is the offset in the file, for a device that knows only one
+/// file.
 #[test]
 fn without_a_domain() {
     let memory = device(8 << 20, 0);
@@ -139,7 +140,8 @@ fn without_a_domain() {
     assert_eq!(page.dma_addr(), page.file_offset());
 }
 
-/// Proves POOL-1 and POOL-10: domains that know addresses only, or other files, refuse device memory, and pools say so.
+/// Proves POOL-1 and POOL-10: domains that know only addresses, or other files, refuse device memory, and pools report
+/// that.
 #[test]
 fn a_domain_that_knows_no_files() {
     let memory = device(1 << 20, 0);
@@ -158,7 +160,7 @@ fn a_domain_that_knows_no_files() {
     assert_eq!((0..256).filter_map(|_| pool.alloc()).map(std::mem::forget).count(), 256, "nothing was lost by that");
 }
 
-/// Proves POOL-13: what cannot be device memory is refused with what was wrong.
+/// Proves POOL-13: a file that cannot be device memory is refused with the reason.
 #[test]
 fn errors() {
     let build = |bytes, order| Region::unmapped(memfd(bytes), order).unwrap_err();
@@ -171,8 +173,8 @@ fn errors() {
     assert_eq!((Device::NAME, Device::MAPPED, Device::SHARED_BY_FD), ("device", false, true));
 }
 
-/// Proves MEM-1 and decision 9: a vhost memory table has entries for files that are mapped nowhere here: with addresses of
-/// their own on the bus and for the messages, and known by their descriptor alone.
+/// Proves MEM-1: a vhost memory table has entries for files that are not mapped in this process. Such an entry has an
+/// address of its own for the bus and for messages, and is identified by its descriptor alone.
 #[test]
 fn the_memory_table_knows_files() {
     let pages = RegionOptions::new(512).build::<PeerShared>().unwrap();
@@ -189,7 +191,7 @@ fn the_memory_table_knows_files() {
     assert_eq!(second.fd().unwrap().as_raw_fd(), b.region().fd().unwrap().as_raw_fd());
     let fd = |memory: &Arc<RegionProvider<Device>>| memory.region().fd().unwrap().as_raw_fd();
     let map = |file: RawFd, offset, len| {
-        // SAFETY: the regions keep their files.
+        // SAFETY: the regions keep their files open.
         table.map_file(unsafe { BorrowedFd::borrow_raw(file) }, offset, len, Direction::default())
     };
     assert_eq!(map(fd(&a), 4096, 4 * 4096).unwrap(), first.bus() + 4096);

@@ -1,4 +1,4 @@
-//! What went wrong with counts in this process and was contained.
+//! Contained faults: wrong uses of counts in this process, and panics without a caller.
 //!
 //! A count that is used wrongly leaks its object; it neither frees it early nor stops the program. So that this does not go
 //! unnoticed, each case is counted here, and the first case of each kind is an error event of `tracing`. There is not an event
@@ -69,7 +69,7 @@ fn panicked(what: Box<dyn Any + Send>) {
     drop_payload(what);
 }
 
-/// Has an event sent to the user's subscriber, whose panic ends here.
+/// Sends an event to the user's subscriber, and catches its panic.
 fn report(event: impl FnOnce()) {
     if let Err(what) = catch_unwind(AssertUnwindSafe(event)) {
         drop_payload(what);
@@ -92,7 +92,7 @@ impl Faults {
     }
 }
 
-/// The ordinary, process-wide form.
+/// The process-wide counters, in builds that are not tests.
 #[cfg(not(test))]
 mod counters {
     use super::Faults;

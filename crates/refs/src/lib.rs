@@ -44,3 +44,7 @@ pub use ptr::{Borrowed, Count, Dead, InfallibleCount, Owner, RcuCell, Ref};
 pub use rcuref::RcuRef;
 pub use refcount::RefCount;
 pub use worker::Worker;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

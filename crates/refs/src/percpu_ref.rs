@@ -81,7 +81,8 @@ use std::sync::PoisonError;
 use thiserror::Error;
 
 const DYING: u64 = 1 << 63;
-/// More than there are references, and more than there can be puts on the shared count whose gets were on a CPU.
+/// What the shared count holds in addition while gets are counted by CPU. It is larger than the number of references, and larger than the
+/// number of puts on the shared count whose gets were counted on a CPU, so the shared count cannot reach zero.
 const BIAS: u64 = 1 << 62;
 /// More references than there can be to an object that is dying, and less than the bias of a live one. A dying count that is not
 /// below it was contained.
@@ -114,7 +115,7 @@ const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 pub struct PercpuRef {
     counter: Counter,
     shared: AtomicU64,
-    /// Taken to kill and to resurrect, never while user code runs.
+    /// Locked during a kill and a resurrect, but not while user code runs.
     life: Mutex<()>,
 }
 
@@ -122,10 +123,10 @@ pub struct PercpuRef {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KillError {
-    /// It was killed before.
+    /// The count was killed before.
     #[error("the count has been killed before: only its owner may kill it, once")]
     AlreadyDying,
-    /// The count is as it was, live.
+    /// The kernel refused the barrier. The count is still live.
     #[error("the count cannot be killed, and is live as before")]
     Barrier(#[from] BarrierError),
 }
@@ -134,7 +135,7 @@ pub enum KillError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ResurrectError {
-    /// It is live.
+    /// The count is live.
     #[error("the count is live: only one that was killed can be resurrected")]
     NotDying,
     /// The last reference has been put: the object is released, or about to be.
@@ -151,7 +152,7 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// There is no memory for the words; nothing is left behind.
+    /// There is no memory for the words. Nothing stays allocated.
     pub fn new() -> Result<Self, NoMemory> {
         Ok(Self { counter: Counter::new()?, shared: AtomicU64::new(BIAS + 1), life: Mutex::new(()) })
     }
@@ -198,7 +199,8 @@ impl PercpuRef {
         self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Puts a reference. True: it was the last, and the caller releases the object, which no other thread can reach.
+    /// Puts a reference. If it returns true, the reference was the last: the caller releases the object, which no other
+    /// thread can reach.
     #[inline(always)]
     #[must_use = "the caller that puts the last reference releases the object"]
     pub fn put(&self) -> bool {
@@ -221,8 +223,8 @@ impl PercpuRef {
         held == n.into()
     }
 
-    /// There were puts without gets, or a get at zero. The object must not be released: it may have been released before, or be
-    /// in use. The count takes a value that no put brings to zero.
+    /// Contains an imbalance: puts without gets, or a get at zero. The object must not be released, because it may have
+    /// been released before, or be in use. The count gets a value that no put brings to zero.
     #[cold]
     fn imbalance(&self) {
         // Contained before it is reported: a subscriber of events may take its time.
@@ -230,7 +232,8 @@ impl PercpuRef {
         faults::imbalanced();
     }
 
-    /// Puts the owner's reference, and ends the time of plain adds. True: it was the last, as for [`put`](Self::put).
+    /// Puts the owner's reference. From then on, gets and puts are atomic additions to a shared count. Returns whether
+    /// the reference was the last, as [`put`](Self::put).
     ///
     /// # Errors
     ///

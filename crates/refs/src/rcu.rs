@@ -101,7 +101,7 @@ pub(crate) fn in_section() -> bool {
     DEPTH.get() > 0
 }
 
-/// The slot that the section is entered in.
+/// The slot in which the section is entered.
 enum Slot {
     /// The thread's, for any number of nested sections.
     Thread(LocalGuard<'static>),
@@ -147,8 +147,9 @@ impl Drop for Leave {
     }
 }
 
-/// Lets go of the objects that this thread has retired and that wait until a batch is full: at most 31, without a destructor
-/// and without a release callback, since others never wait. Costs a barrier on all CPUs of the process, some microseconds.
+/// Releases the objects that this thread has retired and that wait until a batch is full: at most 31. They have no
+/// destructor and no release callback, because objects with one never wait. Costs a barrier on all CPUs of the process,
+/// some microseconds.
 pub fn flush() {
     read(Guard::flush);
 }
@@ -169,8 +170,9 @@ impl Guard {
         }
     }
 
-    /// Has `release` called on `at` once every section that is open now has ended, this one included. The thread that leaves
-    /// the last of them calls it, outside of any section. `prompt`: without waiting for other retired objects.
+    /// Defers `release(at)` until every section that is open now has ended, including this one. The thread that leaves
+    /// the last of them calls it, outside of any section. With `prompt`, the call does not wait for other retired
+    /// objects.
     ///
     /// # Safety
     ///

@@ -1,4 +1,5 @@
-//! The stand-in for [`rcu`](../rcu.rs) in loom's models: the same face, over a list of open sections behind a lock.
+//! The stand-in for [`rcu`](../rcu.rs) in loom's models: the same interface, over a list of open sections behind a
+//! lock.
 //!
 //! Loom cannot replace the atomics of `seize`. What a model of the pointers needs is the promise of the collector: an object
 //! that is retired is released after all sections that are open then, by the thread that leaves the last of them, outside of

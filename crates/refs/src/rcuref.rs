@@ -174,8 +174,8 @@ impl RcuRef {
         self.add()
     }
 
-    /// Puts a reference. True: it was the last, and the caller alone may destroy the object, after a grace period. One atomic
-    /// addition, in a critical section of its own.
+    /// Puts a reference. If it returns true, the reference was the last: only the caller may destroy the object, after
+    /// a grace period. One atomic addition, in its own critical section.
     #[inline]
     #[must_use = "the caller that puts the last reference destroys the object, after a grace period"]
     pub fn put(&self) -> bool {
@@ -295,7 +295,7 @@ mod model {
             self.refs.0.fetch_add(0, Ordering::SeqCst)
         }
 
-        /// As a user with a reference.
+        /// Uses the object, as a holder of a reference does.
         fn look(&self) {
             // SAFETY: loom checks that nothing writes.
             self.contents.with(|c| assert!(unsafe { *c }.is_some(), "destroyed"));

@@ -147,8 +147,9 @@ impl RefCount {
         old != 0
     }
 
-    /// Puts a reference. True: it was the last, and the caller alone may free the object, after all that other threads did
-    /// with it. False: the caller must not touch the object any more. One atomic subtraction.
+    /// Puts a reference. If it returns true, the reference was the last: only the caller may free the object, and all
+    /// that other threads did with the object happened before. If it returns false, the caller must not touch the
+    /// object any more. One atomic subtraction.
     #[inline]
     #[must_use = "the caller that puts the last reference frees the object"]
     pub fn put(&self) -> bool {

@@ -10,12 +10,12 @@ use std::thread::{self, JoinHandle};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread to which blocking cleanup is handed.
+/// A thread that runs cleanup jobs, which may block.
 ///
-/// The last put of an object may happen anywhere: in a poll loop, in a destructor, on the way out of a critical section.
-/// If letting go of the object closes a file or waits for a device, [`defer`](Self::defer) does it elsewhere. Jobs run
-/// one after another in the order in which they came. A job that panics is counted in [`faults`](crate::faults()), and
-/// the next one runs.
+/// The last put of an object may happen anywhere: in a poll loop, in a destructor, on the way out of a critical
+/// section. If the release of the object closes a file or waits for a device, [`defer`](Self::defer) does it on the
+/// worker's thread. Jobs run one after another in the order in which they came. A job that panics is counted in
+/// [`faults`](crate::faults()), and the next one runs.
 ///
 /// The drop of the worker waits until all queued jobs are done, and joins the thread. If one of the worker's own jobs drops
 /// it, that drop does not wait: the thread finishes the queue and ends by itself.
@@ -47,8 +47,8 @@ pub struct Worker {
 /// child in a PID namespace of its own may have its parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Has forks counted from now on. Takes no lock: a child that is forked meanwhile would wait for ever for the thread that has it.
-/// Two threads may therefore both register the handler, and then a fork counts twice.
+/// Counts forks from now on. Takes no lock, because a child that is forked meanwhile would wait for ever for the thread
+/// that holds it. Two threads may therefore both register the handler, and then a fork counts twice.
 fn count_forks() -> io::Result<()> {
     static COUNTED: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
@@ -87,7 +87,7 @@ impl Worker {
         self.process != FORKS.load(Ordering::Relaxed)
     }
 
-    /// Has the thread run `job`. Allocates, does not block. In the child of a fork, `job` runs before this returns.
+    /// Queues `job` for the thread. Allocates, does not block. In the child of a fork, `job` runs before this returns.
     pub fn defer(&self, job: impl FnOnce() + Send + 'static) {
         let Some(jobs) = &self.jobs else { return };
         if self.is_inherited() {

@@ -1,12 +1,13 @@
-//! `PercpuRef` under threads that are moved, preempted and interrupted in the middle of sequences, while it is killed and
-//! resurrected over and over: gets and puts balance, and the last put is told so, once.
+//! `PercpuRef` with threads that are moved, preempted and interrupted in the middle of sequences, while it is killed
+//! and resurrected repeatedly. Gets and puts balance, and the last put is reported once.
 //!
-//! `NETMEM_STRESS_OPS` says how many gets and puts at least. One test to a process, for it sends signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of gets and puts. Each test has a process of its own, because it sends
+//! signals.
 #![cfg(not(loom))]
 
-#[path = "../../../tests/disturb.rs"]
+#[path = "shared/disturb.rs"]
 mod disturb;
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use disturb::{Disturbed, on_signal, stress_threads};
@@ -28,7 +29,7 @@ fn put(n: u32) {
     LASTS.fetch_add(u64::from(count().put_many(n)), Ordering::Relaxed);
 }
 
-/// Uses the count that it has interrupted; the thread that it interrupts holds a reference.
+/// A signal handler. It uses the count that it has interrupted. The interrupted thread holds a reference.
 extern "C" fn signalled(_: libc::c_int) {
     assert!(count().try_get());
     put(1);
@@ -53,13 +54,14 @@ fn gets_and_puts_balance_through_many_lives() {
                 scope.spawn(move || {
                     let work = || {
                         let mut done = 0;
-                        // An abort is a matter of chance: as many operations again until there was one, but not for ever.
+                        // An abort is a matter of chance: the operations are repeated until there was one, up to a
+                        // limit.
                         while done < ops / threads || (restarts && aborts() == 0 && done < 100 * ops) {
                             for _ in 0..1000 {
                                 count().get();
                                 put(1);
                             }
-                            // Held over a while, and given back on whatever CPU that is by then.
+                            // The reference is held for a while, and put on the CPU on which the thread is by then.
                             let live = count().try_get_live();
                             count().get_many(3);
                             for n in 0..worker % 3 + 1 {
@@ -101,7 +103,7 @@ fn gets_and_puts_balance_through_many_lives() {
         mode(),
         aborts(),
     );
-    // Live, and at rest: the approximate count is right, whichever CPUs the gets and puts were on.
+    // The count is live and not in use: the approximate count is exact, with gets and puts on any CPUs.
     assert_eq!(count().approximate_count(), 2);
     assert!(!count().kill().unwrap());
     assert_eq!(LASTS.load(Ordering::Relaxed), 0, "released while the killer held a reference");
@@ -109,7 +111,7 @@ fn gets_and_puts_balance_through_many_lives() {
     assert_eq!(LASTS.load(Ordering::Relaxed), 1, "the last put was not told so");
     assert!(count().is_zero());
     assert_eq!(faults(), before);
-    // It was stress.
+    // The test put enough load on the count.
     assert!(signals > 0 && moves > 0 && kills > 0);
     assert!(!restarts || aborts() > 0, "no sequence was ever restarted");
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// Counts its drops.
+/// A value that counts its drops.
 struct Value(Arc<AtomicU32>);
 
 impl Value {
@@ -25,7 +25,7 @@ impl Drop for Value {
     }
 }
 
-/// Tests run side by side, and a section of another one's puts off what is retired here.
+/// Waits until a condition is true. Tests run in parallel, and a section of another test delays the releases here.
 fn eventually(what: impl Fn() -> bool) {
     for _ in 0..5000 {
         if what() {
@@ -52,7 +52,7 @@ fn life_of<C: Count>() {
     thread::spawn(move || drop(three)).join().unwrap();
     eventually(|| drops.load(Ordering::SeqCst) == 1);
 
-    // No references at all, a callback, and a value of no size.
+    // An object without other references, with a callback, and with a value of size 0.
     let (tx, rx) = mpsc::channel();
     drop(Owner::<_, C>::try_with_release((), move |()| tx.send(()).unwrap()).unwrap());
     assert_eq!(rx.iter().count(), 1);
@@ -66,7 +66,7 @@ fn each_count_releases_once_at_the_last_put() {
     life_of::<RcuRef>();
 }
 
-/// A count that cannot fail to be made needs no `?`. Proves REF-5.
+/// Making a count that cannot fail needs no `?`. Proves REF-5.
 #[test]
 fn owners_that_cannot_fail() {
     fn made<C: InfallibleCount>() {
@@ -81,7 +81,8 @@ fn owners_that_cannot_fail() {
     made::<RcuRef>();
 }
 
-/// Proves REF-4: no count's release runs in a critical section, the caller's own included.
+/// Proves REF-4: with every kind of count, no release runs inside a critical section, not even in the caller's own
+/// section.
 #[test]
 fn no_release_in_a_section() {
     fn waits<C: Count>() {
@@ -98,7 +99,7 @@ fn no_release_in_a_section() {
     waits::<PercpuRef>();
 }
 
-/// Proves REF-4, REF-5: killed with a confirmation, taken back to life by a reference, killed again.
+/// Proves REF-4, REF-5: an object is killed with a confirmation, resurrected by a reference, and killed again.
 #[test]
 fn lives_of_a_pointer() {
     let (value, drops) = Value::new();
@@ -117,11 +118,12 @@ fn lives_of_a_pointer() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
-/// Not while the caller is in a section, and not in one of its own: what is retired in a callback is released by the time
-/// that the section it was retired in ends, which an enclosing one would prevent. Proves REF-3.
+/// A release runs neither while the caller is in a section, nor in a section of the release itself. If a callback
+/// retires an object in a section, the object is released when that section has ended. A section around the callback
+/// would prevent this. Proves REF-3.
 #[test]
 fn destruction_waits_for_the_callers_section_and_is_in_none() {
-    // In a process of its own nothing else would be in a section; here it takes some tries.
+    // In a process with only this test, no other thread would be in a section. Here the test may need several tries.
     let alone = AtomicBool::new(false);
     eventually(|| {
         let (value, drops) = Value::new();
@@ -142,8 +144,8 @@ fn destruction_waits_for_the_callers_section_and_is_in_none() {
     });
 }
 
-/// An object that was found stays for the section, though it was taken out, put, and is dead, whichever count it has. Proves
-/// REF-3.
+/// An object that was found exists until the section ends, although it was removed, put, and is dead. This holds for
+/// each kind of count. Proves REF-3.
 #[test]
 fn what_is_found_outlives_its_last_put() {
     fn outlives<C: Count>() {
@@ -154,7 +156,7 @@ fn what_is_found_outlives_its_last_put() {
             let kept = found.try_get().unwrap();
             thread::scope(|scope| scope.spawn(|| cell.store(None)).join().unwrap());
             assert!(cell.load(guard).is_none());
-            // The last put is in no section of its own thread's.
+            // The last put is on another thread, which is in no section.
             thread::scope(|scope| scope.spawn(|| drop(kept)).join().unwrap());
             assert_eq!(found.try_get().err(), Some(Dead));
             assert_eq!(found.try_get_live().err(), Some(Dead));
@@ -169,7 +171,7 @@ fn what_is_found_outlives_its_last_put() {
     outlives::<PercpuRef>();
 }
 
-/// An owner that is taken out of a cell is alive until it is dropped; the release waits for sections even then.
+/// An owner that was taken out of a cell is alive until it is dropped. Even then, the release waits for sections.
 #[test]
 fn an_owner_taken_out_of_a_cell_is_alive() {
     fn alive<C: Count>() {
@@ -185,7 +187,8 @@ fn an_owner_taken_out_of_a_cell_is_alive() {
     alive::<PercpuRef>();
 }
 
-/// A store kills the object that was there: a holder of a reference keeps it, and sees that it was killed.
+/// A store kills the object that was in the cell. A holder of a reference keeps the object, and sees that it was
+/// killed.
 #[test]
 fn a_store_kills() {
     static CONFIG: RcuCell<u32, PercpuRef> = RcuCell::empty();
@@ -210,7 +213,7 @@ fn a_cell_swaps() {
     assert_eq!(rcu::read(|guard| cell.load(guard).map(|n| *n)), Some(3));
 }
 
-/// The last put may be in the destructor of a thread local, when the thread's own sections are over.
+/// The last put may be in the destructor of a thread local, after the thread has lost its own state for sections.
 #[test]
 fn a_last_put_while_the_thread_ends() {
     thread_local! {
@@ -228,7 +231,7 @@ fn a_last_put_while_the_thread_ends() {
     eventually(|| a_drops.load(Ordering::SeqCst) + b_drops.load(Ordering::SeqCst) == 2);
 }
 
-/// More open sections than a batch has entries by itself do not hold a release up.
+/// If more sections are open than a batch has entries, releases still happen.
 #[test]
 fn prompt_among_many_sections() {
     let (value, drops) = Value::new();

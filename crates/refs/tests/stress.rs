@@ -1,8 +1,8 @@
-//! Many threads on few objects, for as many operations as `NETMEM_STRESS_OPS` says.
+//! Many threads use few objects. `NETMEM_STRESS_OPS` is the smallest number of operations.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/stress_ops.rs"]
+#[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
 use netmem_refs::{Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
@@ -24,7 +24,7 @@ struct Made {
     dropped: AtomicU64,
 }
 
-/// Checks itself, and that it is dropped once.
+/// An object that checks its own contents, and that it is dropped once.
 struct Object {
     made: Arc<Made>,
     alive: AtomicBool,
@@ -63,8 +63,8 @@ fn balanced(before: Faults) {
     assert_eq!((now.saturated, now.imbalanced, now.panicked), (before.saturated, before.imbalanced, before.panicked));
 }
 
-/// Objects that readers find while writers replace them: every reader that gets one has it, each is destroyed once, and gets
-/// come too late and puts meet, without a fault.
+/// Readers find objects while writers replace them. Every reader that gets a reference has the object, and each object
+/// is destroyed once. Gets that come too late, and puts at the same time, cause no fault.
 fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
     let before = faults();
     let owner = || Owner::try_new(Object::new(&made)).ok();
@@ -154,7 +154,7 @@ fn percpuref_clones_against_kill() {
     clones_against_kill::<PercpuRef>();
 }
 
-/// Any thread may put the last reference, and the release happens once. Proves REF-1, REF-5.
+/// Any thread may put the last reference. The release happens once. Proves REF-1, REF-5.
 #[test]
 fn refcount_clones_against_kill() {
     clones_against_kill::<RefCount>();

@@ -1,15 +1,19 @@
 //! What the driver costs: frames from our device, and to it, on one thread. The two take turns, so that no cache line changes its
 //! CPU, and instructions can be counted: `valgrind --tool=callgrind --toggle-collect='*driver_speed::timed*'`.
 //! Run with `cargo run --release -p netmem-virtio --example driver_speed [ROW [ROUNDS]]`.
+//!
+//! The rows of segments receive large segments into device memory that this process does not map, of pages of 4 KiB and of 64 KiB.
 #![allow(clippy::unwrap_used)]
 
-use netmem_packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
-use netmem_pool::PeerShared;
+use etherparse::PacketBuilder;
+use netmem_packet::{Handler, Packet, Poll, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
+use netmem_pool::{PAGE_SIZE, PeerShared, Region, RegionProvider};
 use netmem_virtio::VhostUser;
-use netmem_virtio::device::port::Gen;
+use netmem_virtio::device::port::{ALL_OFFLOADS, Gen, Port};
 use netmem_virtio::device::{NetDevice, Options};
-use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
-use netmem_virtio::net::feature;
+use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, SplitOptions, VirtioNet};
+use netmem_virtio::net::{VnetHdr, feature};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -83,6 +87,74 @@ fn row(what: &str, mode: RxMode, ring: u64, rounds: usize, turn: Turn) {
     drop((pairs, net, connection));
 }
 
+/// The same large segment again and again, as a sender with segmentation offload would send it.
+struct Segment(Vec<u8>);
+
+impl Segment {
+    fn new(len: usize) -> Self {
+        let header = VnetHdr {
+            flags: VnetHdr::NEEDS_CSUM,
+            gso_type: if len > 1448 { VnetHdr::GSO_TCPV4 } else { VnetHdr::GSO_NONE },
+            gso_size: if len > 1448 { 1448 } else { 0 },
+            csum_start: 34,
+            csum_offset: 16,
+            ..VnetHdr::PLAIN
+        };
+        let mut wire = header.to_bytes().to_vec();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        builder.tcp(1, 2, 3, 4).ack(5).write(&mut wire, &vec![7; len]).unwrap();
+        Self(wire)
+    }
+}
+
+impl Port for Segment {
+    const WANTS_BYTES: bool = false;
+    const FEATURES: u64 = ALL_OFFLOADS;
+
+    fn peek(&mut self) -> Option<&[u8]> {
+        Some(&self.0)
+    }
+
+    fn consume(&mut self) {}
+
+    fn send(&mut self, _: &[u8]) -> bool {
+        true
+    }
+}
+
+/// Receives segments of `len` bytes of payload into pages of `PAGE_SIZE` times 2 to the power of `order`.
+fn segments(what: &str, ring: u64, order: u8, len: usize, rounds: usize) {
+    let file = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, (8192 * PAGE_SIZE) as u64).unwrap();
+    let memory = RegionProvider::new(Region::unmapped(file, order).unwrap());
+    let mut device = NetDevice::new(Options::default(), |_| Ok(Segment::new(len))).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let connection = device.control().serve(theirs).unwrap();
+    let options = NetOptions::new(RxMode::Big).ring_features(ring).device_memory(memory.region().clone());
+    let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(ours).unwrap(), options).unwrap();
+    let QueuePair { rx, tx } = pairs.remove(0);
+    let split = SplitOptions::new(memory).header_bytes(SplitOptions::TCP_V6).cache(4096);
+    let mut rx = rx.restart_split(&split).unwrap().queue;
+    let (mut turns, mut bytes) = (Vec::with_capacity(rounds), 0);
+    for _ in 0..rounds {
+        device.poll();
+        let mut handler = |frame: SplitFrame| bytes += frame.payload().extents().map(|e| u64::from(e.len)).sum::<u64>();
+        let (frames, ns) = timed(|| rx.poll(|poll| poll.receive(64, &mut handler)));
+        if frames > 0 {
+            turns.push(ns / frames as f64);
+        }
+    }
+    assert_eq!(bytes, rx.stats().frames * len as u64);
+    turns.sort_by(f64::total_cmp);
+    let frames = rx.stats().frames;
+    println!(
+        "{what:<32} {:7.2} ns a segment, {:7.2} in the best tenth; {frames} segments",
+        turns[turns.len() / 2],
+        turns[turns.len() / 10]
+    );
+    drop((rx, tx, net, connection));
+}
+
 fn main() {
     let mut args = std::env::args().skip(1);
     let (only, rounds) = (args.next().unwrap_or_default(), args.next().map_or(20_000, |n| n.parse().unwrap()));
@@ -98,6 +170,14 @@ fn main() {
             let what = format!("{format} {what}");
             if what.contains(&only) {
                 row(&what, mode, ring, rounds, turn);
+            }
+        }
+        for (order, len) in
+            [0, 4].into_iter().flat_map(|order| [64, 1448, 4096, 16_000, 64_000].map(|len| (order, len)))
+        {
+            let what = format!("{format} segments {} KiB {len}", (PAGE_SIZE << order) >> 10);
+            if what.contains(&only) {
+                segments(&what, ring | feature::INDIRECT_DESC, order, len, rounds);
             }
         }
     }

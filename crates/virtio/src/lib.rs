@@ -1,10 +1,15 @@
 //! virtio-net on page pools.
 //!
-//! * [`driver`] is the product: a virtio-net driver that receives into page pools.
-//! * [`VhostUser`] is how it reaches a device: DPDK's, QEMU's, or our own.
-//! * [`device`] is a virtio-net device, to receive from without any other program, and for others to use.
-//! * [`net`] is what the specification says about network devices, and [`virtqueue`] about rings, for both.
+//! * [`driver`] is a virtio-net driver that receives into page pools.
+//! * [`VhostUser`] connects the driver to a device: DPDK's, QEMU's, or Netmem's own.
+//! * [`device`] is a virtio-net device, for this driver and for others (feature `device`). Its port that plays captures
+//!   needs the feature `pcap`.
+//! * [`net`] has the specification's definitions for network devices, and [`virtqueue`] the rings, for both sides.
 
+// Messages, rings and their checks are written once for both ends.
+#![cfg_attr(not(feature = "device"), allow(dead_code, unreachable_pub, reason = "one end alone uses a part of them"))]
+
+#[cfg(feature = "device")]
 pub mod device;
 pub mod driver;
 pub mod net;
@@ -13,9 +18,10 @@ mod spin;
 mod vhost_user;
 pub mod virtqueue;
 
-/// What the fuzzers in `fuzz/` reach and others do not.
+/// Functions for the fuzzers in `fuzz/` only.
 #[cfg(fuzzing)]
 pub mod fuzz {
+    #[cfg(feature = "device")]
     pub use crate::device::fuzz::FrontEnd;
     pub use crate::vhost_user::fuzz::{reply, request};
 }
@@ -23,3 +29,7 @@ pub mod fuzz {
 pub use notify::NotifyError;
 pub use spin::{BadSpin, Spin};
 pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError, socket};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

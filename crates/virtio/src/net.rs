@@ -1,5 +1,6 @@
-//! What the virtio specification says about network devices: [feature] bits, the header in front of every frame, the
-//! [configuration space](config), and the commands of the [control queue](ctrl). Numbers and layouts only; no state, no I/O.
+//! The virtio specification's definitions for network devices: [feature] bits, the header in front of every frame, the
+//! [configuration space](config), and the commands of the [control queue](ctrl). These are numbers and layouts only,
+//! without state or I/O.
 
 pub mod config;
 pub mod ctrl;
@@ -52,7 +53,7 @@ impl VnetHdr {
     pub const LEGACY_LEN: usize = 10;
     /// The checksum at `csum_start + csum_offset` is still to be computed.
     pub const NEEDS_CSUM: u8 = 1;
-    /// The device vouches for the checksum.
+    /// The device has verified the checksum.
     pub const DATA_VALID: u8 = 2;
     /// A plain frame.
     pub const GSO_NONE: u8 = 0;
@@ -102,7 +103,8 @@ impl VnetHdr {
         b
     }
 
-    /// What the header says of its frame. One of the other side is [checked](Offloads::check) before.
+    /// The offload information in the header. A header that the other side wrote must be [checked](Offloads::check)
+    /// before.
     #[must_use]
     pub fn meta(&self) -> Meta {
         let checksum = if self.flags & Self::NEEDS_CSUM != 0 {
@@ -124,7 +126,8 @@ impl VnetHdr {
         Meta { checksum, gso }
     }
 
-    /// The header of a frame that is sent. It counts no buffers, and says nothing of a vouched checksum: only received frames have that flag.
+    /// The header of a frame that is sent. It counts no buffers, and never has the flag of a verified checksum: only
+    /// received frames have that flag.
     #[must_use]
     pub fn of(meta: Meta) -> Self {
         let mut h = Self { num_buffers: 0, ..Self::PLAIN };
@@ -144,14 +147,14 @@ impl VnetHdr {
         h
     }
 
-    /// Whether the header asks for nothing: neither checksum nor segmentation.
+    /// Whether the header asks for neither a checksum nor segmentation.
     #[inline]
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.flags == 0 && self.gso_type == 0
     }
 
-    /// Whether the offload fields can be true of a frame of `len` bytes.
+    /// Whether the offload fields are possible for a frame of `len` bytes.
     fn possible(&self, len: usize) -> bool {
         let csum_end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
         if self.flags & Self::NEEDS_CSUM != 0 && csum_end > len {
@@ -166,9 +169,9 @@ impl VnetHdr {
     }
 }
 
-/// Which offloads a header may speak of: a mask of what was negotiated, computed once for a queue.
+/// The offloads that a header may use: a mask of the negotiated features, computed once for a queue.
 ///
-/// What was not negotiated is not believed:
+/// Offloads that were not negotiated are not used:
 ///
 /// | in the header | not negotiated | why |
 /// | --- | --- | --- |
@@ -188,7 +191,7 @@ impl VnetHdr {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// Flags that are looked at.
+    /// Flags that are used.
     flags: u8,
     /// Kinds of segments: bit `GSO_*` of each.
     kinds: u8,
@@ -202,13 +205,13 @@ pub enum HeaderFault {
     /// The header asks for an offload that was not negotiated.
     #[error("the header asks for an offload that was not negotiated")]
     NotNegotiated,
-    /// The header cannot be true of its frame.
+    /// The header's values are impossible for its frame.
     #[error("the header makes no sense for its frame")]
     Nonsense,
 }
 
 impl Offloads {
-    /// What a device may say of a frame to the driver.
+    /// The offloads that a device may use in frames to the driver.
     #[must_use]
     pub const fn received(features: u64) -> Self {
         let flags = VnetHdr::NEEDS_CSUM | VnetHdr::DATA_VALID;
@@ -217,13 +220,13 @@ impl Offloads {
             kinds: Self::kind(VnetHdr::GSO_TCPV4, features, feature::GUEST_TSO4)
                 | Self::kind(VnetHdr::GSO_TCPV6, features, feature::GUEST_TSO6)
                 | Self::kind(VnetHdr::GSO_UDP, features, feature::GUEST_UFO)
-                // The header does not tell which IP it is.
+                // The header does not say which version of IP it is.
                 | Self::kind(VnetHdr::GSO_UDP_L4, features, feature::GUEST_USO4 | feature::GUEST_USO6),
             ecn: if features & feature::GUEST_ECN != 0 { VnetHdr::GSO_ECN } else { 0 },
         }
     }
 
-    /// What a driver may ask of the device. A driver vouches for nothing.
+    /// The offloads that a driver may ask of the device. A driver cannot mark checksums as verified.
     #[must_use]
     pub const fn sent(features: u64) -> Self {
         Self {
@@ -240,18 +243,18 @@ impl Offloads {
         if features & needed == needed { 1 << gso } else { 0 }
     }
 
-    /// Whether these flags vouch for the frame's checksum, and are believed.
+    /// Whether these flags mark the frame's checksum as verified, and that feature was negotiated.
     #[inline]
     pub(crate) fn vouches(self, flags: u8) -> bool {
         flags & self.flags & VnetHdr::DATA_VALID != 0
     }
 
-    /// Judges a header, of which the other side wrote every byte, against a frame of `len` bytes. Returns it without what is
-    /// ignored. `num_buffers` is not looked at. A plain header costs one comparison.
+    /// Checks a header, all of whose bytes the other side wrote, against a frame of `len` bytes. Returns it without the
+    /// fields that are ignored. `num_buffers` is not checked. A plain header costs one comparison.
     ///
     /// # Errors
     ///
-    /// [`HeaderFault`]: the frame is to be dropped.
+    /// [`HeaderFault`]: the frame must be dropped.
     #[inline]
     pub fn check(self, header: VnetHdr, len: usize) -> Result<VnetHdr, HeaderFault> {
         if header.is_plain() { Ok(header) } else { self.check_offloads(header, len) }
@@ -350,7 +353,7 @@ mod tests {
         for (mask, headers) in directions {
             for &(header, needed) in headers {
                 assert_eq!(mask(needed).check(header, 1514), Ok(header), "{header:?}");
-                // Without any one of them, whatever else there is.
+                // Without any one of them, whichever others there are.
                 for bit in (0..64).map(|i| 1 << i).filter(|bit| needed & bit != 0) {
                     assert_eq!(mask(!bit).check(header, 1514), Err(HeaderFault::NotNegotiated), "{header:?}");
                 }

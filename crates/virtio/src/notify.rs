@@ -1,4 +1,4 @@
-//! Event descriptors that a peer shares: signalling the peer, and being told by it, without ever waiting for it.
+//! Event descriptors that a peer shares: signals to the peer and kicks from it, without ever waiting for it.
 //!
 //! vhost-user passes eventfds: *call* and *err* signal the front end, *kick* signals the back end. Both processes have the
 //! same open file, and the peer controls everything about it:
@@ -8,19 +8,19 @@
 //! * The peer can read the counter first. A plain `read` of an empty eventfd without `O_NONBLOCK` blocks as well.
 //! * The peer can pass another kind of file: a full pipe, a FIFO, a socket.
 //!
-//! A thread that blocks there holds the device's state, so the device would serve no other front end and would not end.
-//! For this reason the descriptor is neither written nor read here:
+//! If a thread that holds the device's state blocked there, the device could not serve another front end and could not
+//! end. Therefore the descriptor is neither written nor read here:
 //!
 //! ```text
 //!   Notifier   io_submit: an empty read of our own pipe, completion counted into the peer's eventfd (IOCB_FLAG_RESFD)
 //!   Kick       epoll, edge-triggered: the kernel reports each write of the peer once, and the counter stays as it is
 //! ```
 //!
-//! **Signals.** When an asynchronous read completes, the kernel adds 1 to the eventfd that was named with it. This addition
-//! never waits: a full counter stays full, and its readers are woken. The kernel refuses every file that is not an eventfd,
-//! before it does anything. The flags of the open file are not looked at, and not changed. The alternatives fail:
-//! `pwritev2(RWF_NOWAIT)` is not supported on eventfds, `poll` before `write` is a race, and io_uring (which also has
-//! eventfd completions) is disabled in many containers, which allow `io_submit`.
+//! **Signals.** When an asynchronous read completes, the kernel adds 1 to the eventfd that was named with it. This
+//! addition never waits: a full counter stays full, and its readers are woken. The kernel refuses every file that is
+//! not an eventfd, before it does anything. The flags of the open file are neither read nor changed. The alternatives
+//! fail: `pwritev2(RWF_NOWAIT)` is not supported on eventfds, `poll` before `write` is a race, and io_uring (which also
+//! has eventfd completions) is disabled in many containers, which allow `io_submit`.
 //!
 //! A signal costs 0.40 us, and a `write` 0.17 us (Linux 6.18, one virtual CPU, a million of each). Signals are rare: a ring
 //! that is polled suppresses them.
@@ -69,7 +69,7 @@ pub enum NotifyError {
     },
 }
 
-/// An eventfd by which a peer is told something. Signalling it never blocks, whatever the peer does to it.
+/// An eventfd that signals the peer. A signal never blocks, whatever the peer does to the eventfd.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     fd: OwnedFd,
@@ -77,7 +77,8 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// Takes over a descriptor that a peer shares. Nothing is signalled, and the flags of the open file stay as they are.
+    /// Takes over a descriptor that a peer shares. This does not signal it, and the flags of the open file stay as they
+    /// are.
     ///
     /// # Errors
     ///
@@ -105,11 +106,12 @@ impl AsFd for Notifier {
     }
 }
 
-/// What a thread sleeps on to be told by a peer: an epoll descriptor with every [`Kick`]. Clones are the same descriptor.
+/// An epoll descriptor with every [`Kick`], on which a thread sleeps until a peer kicks. Clones are the same
+/// descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct Kicks(Arc<OwnedFd>);
 
-/// What an event of the epoll descriptor is about: the numbers that its files were added with.
+/// The numbers with which files are added to the epoll descriptor. They say what an event is about.
 mod about {
     pub(super) const KICK: u64 = 0;
     pub(super) const HANG_UP: u64 = 1;
@@ -127,7 +129,7 @@ impl Kicks {
         epoll::add(&self.0, fd, epoll::EventData::new_u64(about), flags).map_err(failed)
     }
 
-    /// Is told once when the peer closes the connection that `socket` is an end of. Ends when `socket` is closed.
+    /// Watches the connection `socket`: one event is reported when the peer closes it. Ends when `socket` is closed.
     ///
     /// One-shot and not by edges: a peer that shuts the socket down and then closes it makes several.
     pub(crate) fn watch_hang_up(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
@@ -160,8 +162,8 @@ impl Kicks {
         Ok(Kick { fd, epoll: Some(Arc::clone(&self.0)) })
     }
 
-    /// Forgets the kicks until now. To be called between a sleep and the look at the rings. Returns whether the peer has
-    /// closed a [watched](Self::watch_hang_up) connection since the last call.
+    /// Forgets the kicks until now. Must be called after a sleep, before the rings are read. Returns whether the peer
+    /// has closed a [watched](Self::watch_hang_up) connection since the last call.
     ///
     /// Kicks that one call does not take end the next sleep at once, so none is lost.
     pub(crate) fn clear(&self) -> bool {
@@ -187,7 +189,7 @@ pub(crate) struct Kick {
 }
 
 impl Kick {
-    /// An eventfd that is not watched: its ring is polled only.
+    /// An eventfd that is not watched: its ring is only polled.
     pub(crate) fn unwatched(fd: OwnedFd) -> Self {
         Self { fd, epoll: None }
     }
@@ -201,7 +203,7 @@ impl AsFd for Kick {
 
 impl Drop for Kick {
     fn drop(&mut self) {
-        // The peer has the open file as well: it would stay in the epoll set after our descriptor is closed.
+        // The peer has the open file, too, so it would stay in the epoll set after this descriptor is closed.
         let _ = self.epoll.as_ref().map(|epoll| epoll::delete(epoll, &self.fd));
     }
 }
@@ -216,7 +218,7 @@ struct Context {
     process: rustix::process::Pid,
 }
 
-/// `struct iocb` of `linux/aio_abi.h`. What is not named is zero here.
+/// `struct iocb` of `linux/aio_abi.h`. Fields without a name are zero here.
 #[derive(Default)]
 #[repr(C)]
 struct Iocb {
@@ -241,8 +243,8 @@ struct IoEvent([u64; 4]);
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 const RESFD: u32 = 1;
-/// How often a request is made before a signal is given up: the second attempt finds the completions reaped. More are needed
-/// only if other threads take what was reaped.
+/// How often a request is tried before a signal is lost. Before the second attempt, completions are reaped. More
+/// attempts are needed only if other threads use the places that were freed.
 const ATTEMPTS: usize = 8;
 
 impl Context {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// How long a loop goes on polling after it last found work, before it sleeps.
 ///
-/// Polling costs CPU time; falling asleep and being woken up costs a few microseconds of latency, a system call here and one
-/// at the peer. As text it is a number of microseconds, or `forever`:
+/// Polling costs CPU time. A sleep and a wake-up cost a few microseconds of latency, a system call in this process and
+/// one in the peer. As text it is a number of microseconds, or `forever`:
 ///
 /// ```
 /// use netmem_virtio::Spin;
@@ -28,7 +28,7 @@ impl Spin {
     /// The loop sleeps as soon as there is no work.
     pub const NONE: Self = Self::For(Duration::ZERO);
 
-    /// The time; none: forever.
+    /// The time. `None` means forever.
     #[must_use]
     pub fn poll_for(self) -> Option<Duration> {
         match self {
@@ -39,7 +39,7 @@ impl Spin {
 }
 
 impl Default for Spin {
-    /// 50 us: several times what it costs both sides that one falls asleep and the other wakes it.
+    /// 50 us: several times the cost, for both sides, of a sleep and a wake-up.
     fn default() -> Self {
         Self::For(Duration::from_micros(50))
     }

@@ -133,8 +133,8 @@ fn only_what_is_read_is_batched() {
     }
 }
 
-/// The device signals when its position goes past the event, also where it jumps over it, once; a flag turns signals on
-/// and off.
+/// The device signals once when its position passes the event, also if it jumps over it. A flag turns signals on and
+/// off.
 #[test]
 fn interrupts_come_where_they_are_asked_for() {
     for ring in combinations() {
@@ -174,8 +174,8 @@ fn interrupts_come_where_they_are_asked_for() {
     }
 }
 
-/// A driver that asks for a signal at a position, without the feature, gets one for each batch: the position is not
-/// believed.
+/// If a driver asks for a signal at a position without the feature, the position is ignored, and the driver gets a
+/// signal for each batch.
 #[test]
 fn an_event_that_was_not_negotiated_is_not_believed() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
@@ -292,7 +292,7 @@ fn bad_chain(features: u64, name: &str, parts: impl Fn(u16, u64) -> Vec<(u64, u3
     }
 }
 
-/// Chains of a packed ring are judged as those of a split ring are.
+/// Chains of a packed ring are checked as those of a split ring are.
 #[test]
 fn packed_chains_are_judged() {
     let packed = feature::RING_PACKED;
@@ -338,7 +338,7 @@ fn packed_rings_are_judged() {
     }
 }
 
-/// Two chains of one id are the driver's own affair: both come back.
+/// Two chains may have one id: both are given back.
 #[test]
 fn an_id_may_come_twice() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
@@ -496,8 +496,8 @@ fn a_table_across_two_regions() {
     }
 }
 
-/// A ring stops and starts where it stood, anywhere in its turn, and with either wrap counter. A front end may know one
-/// half of a packed ring's base only.
+/// A ring stops and starts at the same position, anywhere in the ring, and with either wrap counter. A front end may
+/// know only one half of a packed ring's base.
 #[test]
 fn a_ring_goes_on_where_it_stopped() {
     for (ring, half) in combinations().flat_map(|ring| [(ring, false), (ring, true)]) {
@@ -555,8 +555,8 @@ fn a_base_and_a_size_are_judged() {
     }
 }
 
-/// Words that mean nothing, in packed rings, tables and events: every ring that is stopped is so for a reason with a name, and
-/// the device goes on.
+/// Random words in packed rings, tables and events: each ring that is stopped has a named fault, and the device goes
+/// on.
 #[test]
 fn noise_in_packed_rings() {
     let features = feature::RING_PACKED | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::MRG_RXBUF;

@@ -1,4 +1,4 @@
-//! Drivers and front ends that lie. Each ends in a named error; what it does not concern goes on.
+//! Drivers and front ends that break the rules. Each case ends in a named error, and all other rings go on.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
@@ -22,8 +22,8 @@ fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {
     NetDevice::new(options, |_| Ok(Echo::new())).unwrap()
 }
 
-/// Lets `attack` loose on one of the rings of a device with two pairs and a control queue; then only that ring is
-/// stopped, `name` is counted once, its error descriptor is signalled, and the other pair still works.
+/// Runs `attack` on one of the rings of a device with two pairs and a control queue. Only that ring is then stopped,
+/// `name` is counted once, its error descriptor is signalled, and the other pair still works.
 fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     let mut device =
         NetDevice::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
@@ -34,7 +34,7 @@ fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     assert_eq!(driver.queue_errors(), [(name, 1)]);
     assert_eq!(driver.rings[ring].err.read().unwrap(), 1);
     let stuck = driver.rings[ring].ring.used_idx();
-    // The ring is repaired. The device does not look at it any more.
+    // The ring is repaired. The device does not read it any more.
     let (addr, _) = driver.buffer(ring, 0, 2048);
     for n in 0..4 {
         driver.rings[ring].chain(n, &[(addr, 2048, DESC_WRITE)]);
@@ -293,7 +293,7 @@ fn messages_out_of_order_or_out_of_range() {
         assert_eq!(device.poll(), 0);
         let stats = driver.hang_up();
         assert_eq!((stats.refused.load(Relaxed), stats.connection_errors.load(Relaxed)), (1, 0));
-        // It does not, and so could not know: the connection ends.
+        // It does not, and so would not notice the refusal: the connection ends.
         let device = echo(1, false);
         let mut driver = Driver::connect(&device, PLAIN);
         driver.front.acknowledged = false;

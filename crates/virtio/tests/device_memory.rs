@@ -1,4 +1,5 @@
-//! The memory of a front end: what it costs, what goes away, and what comes and goes under traffic.
+//! The memory of a front end: its limits, memory that is taken away, and regions that are added and removed under
+//! traffic.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
@@ -123,7 +124,7 @@ fn memory_is_truncated_under_traffic() {
     });
 }
 
-/// The same with the rings, which the device looks at all the time; then the next front end comes.
+/// The same with the rings, which the device reads all the time. Then the next front end is served.
 #[test]
 fn all_memory_is_truncated() {
     sigbus::install().unwrap();
@@ -235,7 +236,8 @@ fn a_front_end_leaves_addresses_free() {
     assert!(matches!(e, Err(DeviceError::MemoryLimit { max: MAX_BYTES, .. })), "{e:?}");
 }
 
-/// What a driver makes the device allocate is seen: buffers in a sparse file, written first by the device.
+/// The statistics show the memory that a driver makes the device allocate: buffers in a sparse file, which the device
+/// writes first.
 #[test]
 fn allocations_are_counted() {
     let mut device = generators(1);

@@ -1,5 +1,5 @@
-//! What a front end needs to move a guest or to replace the device: the dirty log, the announcement, device status and
-//! reset, and in-flight state, with a device process that is killed under traffic.
+//! The features by which a front end moves a guest or replaces the device: the dirty log, the announcement, device
+//! status and reset, and in-flight state, also with a device process that is killed under traffic.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
@@ -521,7 +521,7 @@ fn a_device_that_ends_while_it_takes_chains_again() {
     assert_eq!((back, region.marked()), (vec![2, 9, 7, 5], 0));
 }
 
-/// The region says anything: the device neither crashes nor loops, and serves the next front end.
+/// The region has random contents: the device neither crashes nor loops, and serves the next front end.
 #[test]
 fn a_region_that_lies() {
     let mut noise = fastrand::Rng::with_seed(7);

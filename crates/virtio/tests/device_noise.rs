@@ -1,5 +1,5 @@
-//! Noise instead of a driver: whatever the memory and the socket say, the device neither panics nor touches anything
-//! outside the table. The generator is seeded, so a failure repeats.
+//! Random bytes in the memory and on the socket, in place of a driver: the device neither panics nor touches memory
+//! outside of the table. The generator is seeded, so a failure repeats.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;

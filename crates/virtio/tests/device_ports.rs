@@ -1,8 +1,8 @@
-//! The ports that touch the world: capture files and tap devices.
+//! The ports that use files and the kernel: captures and tap devices.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
-#[path = "../../../tests/skip.rs"]
+#[path = "shared/skip.rs"]
 mod skip;
 
 use std::borrow::Cow;
@@ -605,14 +605,20 @@ fn queues_of_other_processes_are_counted() {
         return;
     }
     let name = tap_name();
-    let mine = Tap::open(&name, 2, false).unwrap();
+    let mut mine = Tap::open(&name, 2, false).unwrap();
+    let queues = mine[0].queues().clone();
     let Some(attached) = Tap::attached(&name) else { return skip("no sysfs") };
-    assert_eq!(attached, 2);
-    let other = Tap::open(&name, 3, false).unwrap();
-    assert_eq!(Tap::attached(&name), Some(5));
+    assert_eq!((attached, queues.others()), (2, Some(0)));
+    let mut other = Tap::open(&name, 3, false).unwrap();
+    assert_eq!((Tap::attached(&name), queues.others()), (Some(5), Some(3)));
+    // Each detaches a queue that it does not need: two are left here, which is no more than this side has opened.
+    mine[1].served(false);
+    other[1].served(false);
+    other[2].served(false);
+    assert_eq!((Tap::attached(&name), queues.others()), (Some(2), Some(1)));
     drop(other);
-    assert_eq!(Tap::attached(&name), Some(2));
-    drop(mine);
+    mine[1].served(true);
+    assert_eq!((Tap::attached(&name), queues.others()), (Some(2), Some(0)));
 }
 
 /// A queue whose pair the driver has given up is detached, and its flows' frames come by the queues that are left. The first stays.

@@ -73,7 +73,7 @@ fn payload(asked: u32) -> (Vec<u8>, usize) {
 /// Each message of the specification does what the table in docs/vhost-user.md says: it is followed, or refused by name.
 #[test]
 fn every_message_by_number() {
-    let page = include_str!("../../../docs/vhost-user.md");
+    let page = include_str!("pages/vhost-user.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
     for number in 1..=44 {
         let name = Request(number).name().unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod device_common;
-#[path = "../../../tests/flows.rs"]
+#[path = "shared/flows.rs"]
 #[allow(dead_code)]
 mod flows;
 
@@ -24,7 +24,7 @@ use netmem_virtio::device::port::{Echo, Port, Steering};
 use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Worker};
 use netmem_virtio::net::VnetHdr;
 
-/// A hang fails the test instead of hanging it.
+/// A watchdog: if the test hangs, it fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// An echo that notes which threads use it, and that stops inside of a pass if it has a gate.
@@ -93,7 +93,7 @@ fn beside<P: Port>(workers: &mut [Worker<P>], control: &Control, spin: Spin, tes
     })
 }
 
-/// What frame `n` of pair `pair` is: no other has the same bytes, and lengths vary.
+/// Frame `n` of pair `pair`. No other frame has the same bytes, and lengths vary.
 fn frame(pair: usize, n: usize) -> Vec<u8> {
     let mut wire = VnetHdr::default().to_bytes().to_vec();
     let len = 64 + (n * 97 + pair * 13) % 1400;

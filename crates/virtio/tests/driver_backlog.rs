@@ -1,5 +1,5 @@
-//! Back-pressure: what becomes of packets when the ring is full, by either policy of a bulk, on a device that is the test and
-//! on one of ours.
+//! Back-pressure: packets and a full ring, with both policies of a bulk, on a device that the test plays and on
+//! Netmem's device.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -41,7 +41,8 @@ fn bench(entries: u16) -> Bench {
     Bench::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(2048))
 }
 
-/// A full ring says "later", and after completions "now"; what can never be sent is told apart, before it is sent and after.
+/// A full ring answers `Later`, and after completions `Now`. A packet that can never be sent is distinguished from
+/// these, before it is sent and after.
 #[test]
 fn the_room_of_a_queue() {
     let behaviour = Behaviour { features: FEATURES & !feature::CSUM, ..Behaviour::default() };
@@ -77,7 +78,7 @@ fn the_room_of_a_queue() {
     bench.close();
 }
 
-/// What another device's memory is made of is never sent, whatever room there is.
+/// A packet in another device's memory is never sent, also if there is room.
 #[test]
 fn memory_out_of_reach() {
     for premapped in [true, false] {

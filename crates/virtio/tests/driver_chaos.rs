@@ -1,5 +1,5 @@
-//! Devices that do what dice say: mostly what they should, now and then anything at all. Whatever they do, the driver
-//! neither panics nor loses a page.
+//! Devices that act at random: mostly as they should, and sometimes in any other way. The driver neither panics nor
+//! loses a page.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -205,7 +205,7 @@ fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     (stats.stopped.map(|e| e.name()), stats.frames)
 }
 
-/// Proves NET-6 and POOL-1: whatever the dice make the device do.
+/// Proves NET-6 and POOL-1, for devices that act at random.
 #[test]
 fn anything_at_all() {
     let seeds = if cfg!(debug_assertions) { 300 } else { 1500 };

@@ -1,8 +1,8 @@
-//! Devices that die, refuse, or fall silent; and everything taken down in every order.
+//! Devices that end, refuse, or stop answering; and the end of all parts in every order.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
-#[path = "../../../tests/permutations.rs"]
+#[path = "shared/permutations.rs"]
 mod permutations;
 
 use std::thread;
@@ -153,7 +153,7 @@ mod hostile_ring {
     pub(crate) type Ring = super::driver_common::hostile::DeviceRing;
 }
 
-/// Answers on the control queue that are none. Only "done" is done.
+/// Wrong answers on the control queue. Only the answer "done" counts as success.
 #[test]
 fn control_commands_that_fail() {
     for answer in [1, 2, 0x55, 0xff] {
@@ -212,8 +212,8 @@ enum Part {
     Rig(Rig<Gen>),
 }
 
-/// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on another thread; always
-/// every page comes home or is quarantined, everything is unmapped, and nothing lingers.
+/// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on another thread;
+/// always every page is returned or quarantined, everything is unmapped, and nothing lingers.
 #[test]
 fn every_order_of_teardown() {
     let orders = permutations(6);
@@ -260,7 +260,7 @@ fn every_order_of_teardown() {
     until(|| lingering().is_empty());
 }
 
-/// A device that goes under traffic and another that comes: nothing of the first is left in the second's way.
+/// A device that ends under traffic, and a second one after it: the first one does not disturb the second one.
 #[test]
 fn one_device_after_another() {
     let mut rig = Rig::one(pcap(&frames(200, 1518), Play::Loop));

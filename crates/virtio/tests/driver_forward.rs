@@ -17,9 +17,9 @@ fn echoed(bytes: &[u8]) -> Vec<u8> {
     [&bytes[6..12], &bytes[..6], &bytes[12..]].concat()
 }
 
-/// Proves POOL-9 and POOL-5 on devices of our own: thousands of frames of mixed sizes go from one device to another, by the
-/// receiver's thread or by another one, in which the target's completions then are; each comes back from the second device's
-/// far end as it was sent, and every page comes home.
+/// Proves POOL-9 and POOL-5 on devices of our own: thousands of frames of mixed sizes go from one device to another, by
+/// the receiver's thread or by another one, in which the target's completions then are; each comes back from the second
+/// device's far end as it was sent, and every page is returned.
 #[test]
 fn thousands_of_frames() {
     for domains in DOMAINS {

@@ -1,5 +1,5 @@
-//! A device that lies about what it received. Each lie ends in a named error and a stopped queue, or in a counted frame;
-//! no page is lost.
+//! A device that reports false values about received frames. Each case ends in a named error and a stopped queue, or in
+//! a counted frame. No page is lost.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -171,7 +171,7 @@ fn buffer_counts_that_cannot_be() {
     }
 }
 
-/// A lie in the middle of a frame of several buffers: those before it go home, once.
+/// A lie in the middle of a frame of several buffers: the pages of those before it are returned, once.
 #[test]
 fn lies_inside_of_a_merged_frame() {
     type Lie = fn(&mut Bench, u16) -> DeviceFault;
@@ -360,7 +360,7 @@ fn the_used_index_jumps() {
     }
 }
 
-/// Headers that cannot be true: the frame is dropped and counted, the queue goes on.
+/// Impossible headers: the frame is dropped and counted, and the queue goes on.
 #[test]
 fn headers_that_claim_nonsense() {
     let (csum, plain) = (VnetHdr::NEEDS_CSUM, VnetHdr::PLAIN);
@@ -407,8 +407,9 @@ fn headers_that_claim_nonsense() {
     }
 }
 
-/// A device speaks of offloads that were not negotiated, by design or because it does so to every driver. Segments, and frames
-/// without their checksum, are dropped and counted. A vouched checksum is not believed, and its frame is whole.
+/// A device uses offloads that were not negotiated, on purpose or because it does so with every driver. Segments, and
+/// frames without their checksum, are dropped and counted. A mark of a verified checksum is ignored, and its frame is
+/// delivered.
 #[test]
 fn what_was_not_negotiated_is_not_believed() {
     let plain = VnetHdr::PLAIN;
@@ -535,8 +536,8 @@ fn the_memory_cannot_be_truncated() {
     }
 }
 
-/// Header bytes, used entries, index and flags change all the time while the driver polls. Whatever it makes of that, what
-/// it hands out lies within the buffers, and the books balance.
+/// Header bytes, used entries, index and flags change all the time while the driver polls. In each case, delivered
+/// frames lie within the buffers, and no page is lost.
 #[test]
 fn everything_changes_between_two_reads() {
     for mode in MODES {

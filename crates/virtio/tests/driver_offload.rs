@@ -1,9 +1,9 @@
-//! Offloads between a driver and a device that have few of them in common, or none: whatever one side leaves undone, and the other
-//! does not do, is done in software on the way, and the kernel takes the result.
+//! Offloads between a driver and a device that have few of them in common, or none. If neither side does an offload, it
+//! is done in software on the way, and the kernel accepts the result.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
-#[path = "../../../tests/large_frames.rs"]
+#[path = "shared/large_frames.rs"]
 mod large_frames;
 
 use driver_common::skip::skip;
@@ -98,8 +98,9 @@ fn drivers() -> [(NetOptions, usize); 6] {
     ]
 }
 
-/// Proves NET-9: frames with any offload, through the driver, the device's echo and back, arrive as the frames that they stand
-/// for, all of them and in order, whatever the driver and the device have agreed on; and every page comes home.
+/// Proves NET-9: frames with any offload, through the driver, the device's echo and back, arrive as the frames that
+/// they stand for, all of them and in order, whatever features the driver and the device have negotiated; and every
+/// page is returned.
 #[test]
 fn any_offload_through_an_echo() {
     let mut rng = fastrand::Rng::with_seed(21);

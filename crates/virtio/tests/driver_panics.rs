@@ -1,4 +1,4 @@
-//! User code that panics while the driver has pages in hand: a provider or a DMA domain. No page that the device has is used
+//! User code that panics while the driver holds pages: a provider or a DMA domain. No page that the device has is used
 //! again, and no descriptor points to a page that a user has.
 #![allow(clippy::unwrap_used)]
 

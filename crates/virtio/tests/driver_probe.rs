@@ -1,5 +1,5 @@
-//! What can be wrong before the first frame: one clear error each, at once or within the backend's time, and nothing is
-//! left behind.
+//! Failures before the first frame: each has a clear error, at once or within the back end's time limit, and leaves
+//! nothing behind.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -91,7 +91,7 @@ fn strangers() {
     assert!(matches!(error, VhostUserError::Message { .. }), "{error}");
 }
 
-/// Nothing, or hardly anything, is said: the wait has an end, for the message as a whole.
+/// The back end sends nothing, or a byte now and then: the wait for a whole message is bounded.
 #[test]
 fn strangers_who_take_their_time() {
     let silent = thread::spawn(|| {
@@ -147,7 +147,8 @@ fn failures_at_every_message() {
     until(|| netmem_pool::lingering().is_empty());
 }
 
-/// Back ends take the first SET_FEATURES for the driver's whole choice, and passt ends if it lacks VERSION_1. So there is one.
+/// Back ends take the first SET_FEATURES as the driver's final choice, and passt ends if it lacks VERSION_1. So the
+/// driver sends only one.
 #[test]
 fn messages_in_their_order() {
     const MTU_AND_STATUS: u64 = 1 << 4 | 1 << 16;
@@ -352,7 +353,7 @@ fn no_memory() {
     assert!(text.contains("ask for fewer pages"), "{text}");
 }
 
-/// Memory that the user brings: of the right kind and mode.
+/// Memory that the user provides: its kind and the mode must fit.
 #[test]
 fn memory_of_the_users() {
     let supply = RegionProvider::new(RegionOptions::new(1024).build::<PeerShared>().unwrap());

@@ -1,4 +1,4 @@
-//! Back ends that end and are replaced: queues, pools and packets live through it, and what was in flight is counted.
+//! Back ends that end and are replaced: queues, pools and packets stay as they are, and lost frames are counted.
 //!
 //! `crates/cli/tests/reconnect.rs` has the same with processes that are killed.
 #![allow(clippy::unwrap_used)]
@@ -157,7 +157,7 @@ fn back_ends_that_do_not_fit() {
     bench.close();
 }
 
-/// The old back end lives, and goes on: it claims to have used whatever it had, and writes to its ring. Its successor is not
+/// The old back end still runs: it marks all its buffers as used, and writes to its ring. Its successor is not
 /// disturbed.
 #[test]
 fn an_old_back_end_that_goes_on() {
@@ -209,8 +209,8 @@ fn from_a_live_back_end_to_another() {
     bench.close();
 }
 
-/// A back end that hangs up instead of stopping its rings does not keep the driver from its successor. One that wrote what it was not
-/// asked for, and died, is not taken for connected.
+/// A back end that hangs up instead of stopping its rings does not keep the driver from its successor. A back end that
+/// has sent an unexpected message and ended is not taken for connected.
 #[test]
 fn an_old_back_end_that_does_not_stop() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
@@ -232,7 +232,7 @@ fn an_old_back_end_that_does_not_stop() {
     bench.close();
 }
 
-/// A back end that refuses the number of pairs in use is not gone on with, and the number is not forgotten.
+/// A back end that refuses the number of pairs in use is not used, and the driver remembers the number.
 #[test]
 fn a_back_end_that_refuses_the_pairs_in_use() {
     let mut rig = echo(3);

@@ -1,5 +1,5 @@
-//! Frames that leave by another device's queue: where they arrive, what they are mapped for, and how their pages come home
-//! from a target that is full, that lies, and that dies.
+//! Frames that leave by another device's queue: where they arrive, what they are mapped for, and how their pages are
+//! returned from a target that is full, that lies, and that dies.
 //!
 //! ```text
 //!   device A ──► A.rx ── Redirect ──► TxBulk ──► B.tx ──► device B          pages from one region, in one domain or in two
@@ -72,10 +72,11 @@ fn marked(seed: u64, len: usize, redirected: bool) -> Vec<u8> {
     bytes
 }
 
-/// Proves POOL-9 and POOL-1: frames of one buffer and of several arrive at the other device, byte for byte. In one domain
-/// nothing is mapped and what is used is synced; in two, each fragment is mapped for the target until that is done with it;
-/// the answer to "same domain?" is the address that the target is then given. Completion inside of the receiver's poll
-/// brings pages straight into its cache (POOL-3). What the program aborts is counted and goes home at once.
+/// Proves POOL-9 and POOL-1: frames of one buffer and of several arrive at the other device, byte for byte. In one
+/// domain nothing is mapped and what is used is synced; in two, each fragment is mapped for the target until that is
+/// done with it; the answer to "same domain?" is the address that the target is then given. Completion inside of the
+/// receiver's poll brings pages straight into its cache (POOL-3). What the program aborts is counted and its pages are
+/// returned at once.
 #[test]
 fn from_one_device_to_another() {
     for domains in DOMAINS {
@@ -168,7 +169,7 @@ fn rings_of_another_size() {
 }
 
 /// Proves POOL-9 and POOL-3: what a full target refuses is dropped in the receiver's poll, straight into its cache, and
-/// counted; what it took comes home on its completion.
+/// counted; the pages of what it took are returned at completion.
 #[test]
 fn a_full_target() {
     for domains in DOMAINS {
@@ -196,8 +197,8 @@ fn a_full_target() {
 }
 
 /// Proves POOL-9, POOL-1 and POOL-11: a target that dies, refuses to stop or lies with frames in its ring loses none of
-/// them: what it does not take any more is dropped and counted, what it has comes home when its queue goes, before the
-/// receiver or after it, and is unmapped once.
+/// them: what it does not take any more is dropped and counted, the pages that it has are returned when its queue ends,
+/// before the receiver or after it, and is unmapped once.
 #[test]
 fn a_target_that_is_dead() {
     for domains in DOMAINS {

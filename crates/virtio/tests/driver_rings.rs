@@ -51,8 +51,8 @@ fn every_length(seed: u64, max: usize) -> Vec<Vec<u8>> {
     lengths.into_iter().enumerate().map(|(n, len)| frame(seed << 32 | n as u64, len)).collect()
 }
 
-/// Frames of every length, of random bytes, go through an echo in several fragments and come back byte for byte, in every mode and
-/// whatever the rings are like, and every page comes home.
+/// Frames of every length, of random bytes, go through an echo in several fragments and come back byte for byte, in
+/// every mode and with each kind of rings, and every page is returned.
 #[test]
 fn frames_of_every_length_come_back_in_every_ring() {
     for (n, rings) in (0..).zip(combinations()) {

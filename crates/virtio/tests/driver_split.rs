@@ -1,5 +1,5 @@
-//! Device memory on our own device: headers arrive in host memory and payload where this process reads it by system calls
-//! only, and frames leave from there.
+//! Device memory on our own device. Headers arrive in host memory. Payload arrives in device memory, which this process reads only by system
+//! calls, and frames are sent from there.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -20,8 +20,8 @@ use netmem_virtio::driver::{NetError, NetOptions, RxMode, SplitOptions, VirtioNe
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
 
-/// Proves MEM-11 and POOL-3: frames of all sizes arrive whole, in two kinds of memory, whatever the length of the host part and
-/// many times the ring and the memory; the books of both pools balance.
+/// Proves MEM-11 and POOL-3: frames of all sizes arrive complete in two kinds of memory, for any length of the host part. They are many times
+/// the size of the ring and of the memory. At the end the counters of both pools balance.
 #[test]
 fn frames_arrive_in_two_memories() {
     for (header, ring) in [(14, 256), (SplitOptions::UDP_V4, 64), (SplitOptions::UDP_V6, 256), (200, 2), (1012, 256)] {
@@ -50,7 +50,8 @@ fn headers_only() {
     b.close();
 }
 
-/// Proves MEM-11: a frame that fits neither part is the device's to drop, and to count; those around it arrive.
+/// Proves MEM-11: a frame that is too long for the host part and the page is dropped and counted by the device. The frames before and after
+/// it arrive.
 #[test]
 fn frames_beyond_the_page() {
     let sizes = [60, 1518, 42 + 4096, 42 + 4097, 9014, 60];
@@ -64,8 +65,8 @@ fn frames_beyond_the_page() {
     b.close();
 }
 
-/// Proves POOL-5 and MEM-2: payload that users hold outlives queue, pool and device, and comes home from other threads; when
-/// all of it is held the queue starves, and goes on when it is back.
+/// Proves POOL-5 and MEM-2: payload that users hold outlives the queue, the pool and the device, and is returned from
+/// other threads. If users hold all pages, the queue receives nothing; it goes on when pages are returned.
 #[test]
 fn payload_is_the_users() {
     let (want, memory) = (frames(1000, 1518), DeviceMemory::new(160));
@@ -94,7 +95,7 @@ fn payload_is_the_users() {
     b.books.assert_balanced();
 }
 
-/// What the device says of checksums comes with the frame: nothing, or that it vouches.
+/// The checksum information of the device comes with the frame. Our own device verifies the checksum if the port does not vouch for it.
 #[test]
 fn what_is_known_of_checksums() {
     let memory = DeviceMemory::new(200);
@@ -104,11 +105,11 @@ fn what_is_known_of_checksums() {
         metas.extend(take(&mut b.rx).iter().map(|f| f.meta));
         metas.len() == 10
     });
-    assert_eq!(metas, [Meta::default(); 10]);
+    assert_eq!(metas, [Meta { checksum: Checksum::Vouched, gso: None }; 10]);
     b.close();
 }
 
-/// Proves MEM-11: what it takes of a device and of options, and what is said where it is missing.
+/// Proves MEM-11: device memory needs certain features and options. If one is missing, the error names it.
 #[test]
 fn what_it_takes() {
     let memory = DeviceMemory::new(200);
@@ -119,20 +120,24 @@ fn what_it_takes() {
         assert!(error.to_string().contains(feature::name(missing)), "{error}");
         assert!(matches!(error, NetError::Backend(VhostUserError::MissingFeature { .. })));
     }
-    for options in [NetOptions::new(RxMode::Mergeable), NetOptions::new(RxMode::Big), memory.options().premapped(false)]
-    {
+    for options in [NetOptions::new(RxMode::Mergeable), memory.options().premapped(false)] {
         let error = VirtioNet::probe(Rig::one(Echo::new()).connect(), memory.add(options)).unwrap_err();
         assert!(matches!(error, NetError::DeviceMemory { .. }), "{error}");
     }
     let mut rig = Rig::one(Echo::new());
     let (net, pairs) = rig.probe(memory.options());
-    let unwanted = feature::MRG_RXBUF | feature::GUEST_TSO4 | feature::GUEST_TSO6 | feature::GUEST_UFO;
+    let segments = feature::GUEST_TSO4 | feature::GUEST_TSO6;
+    let unwanted = feature::MRG_RXBUF | segments | feature::GUEST_UFO;
     assert_eq!(net.features() & unwanted, 0);
+    pairs.into_iter().for_each(close_clean);
+    // Big-packet mode has room for segments, and refuses a device without segmentation offload.
+    let mut rig = Rig::one(Echo::new());
+    let (net, pairs) = rig.probe(memory.add(NetOptions::new(RxMode::Big)));
+    assert_eq!(net.features() & (feature::MRG_RXBUF | segments), segments);
     pairs.into_iter().for_each(close_clean);
 }
 
-/// A frame of UDP over IPv4 whose payload is left out, and its checksum the device's to complete: only the pseudo header is
-/// summed.
+/// The headers of a frame of UDP over IPv4, without the payload. The checksum is that of the pseudo header only, which the device completes.
 fn udp_head(payload: &[u8]) -> (Vec<u8>, Meta) {
     let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
     let builder =
@@ -149,8 +154,8 @@ fn udp_head(payload: &[u8]) -> (Vec<u8>, Meta) {
     (bytes, Meta { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None })
 }
 
-/// Proves MEM-8: headers from host memory and payload from device memory make one frame; what holds the payload is let go when
-/// the device is done with it, by whoever completes it, and not before.
+/// Proves MEM-8: headers from host memory and payload from device memory make one frame. The holder of the payload is dropped by the thread
+/// that completes the frame, when the device is done with it and not before.
 #[test]
 fn frames_leave_from_device_memory() {
     let memory = DeviceMemory::new(512);
@@ -158,7 +163,7 @@ fn frames_leave_from_device_memory() {
     let options = memory.options().memory(supply.region().clone(), supply.clone());
     let mut b = Bound::new(Echo::new(), options, &memory.split());
     let mut tx = b.tx.into_split::<Arc<u64>>();
-    // The device's addresses of its memory, by way of a page that came from there.
+    // Compute the device's address of its memory from a page of it.
     let (_, base) = b.rx.poll(|poll| {
         poll.with_napi(|_, device| {
             let page = device.alloc().unwrap();
@@ -167,7 +172,7 @@ fn frames_leave_from_device_memory() {
     });
     let (mut rng, mut sent, mut back) = (Rng(1), Vec::new(), 0);
     let binding = Arc::new(7);
-    // Where nothing is received into: the ring's pages are the first, and those that replace them.
+    // Use pages into which nothing is received. The ring has the first pages and those that replace them.
     let place = 400 * 4096;
     let mut payload = Vec::new();
     for round in 0..300 {
@@ -182,7 +187,7 @@ fn frames_leave_from_device_memory() {
             }
             let (head, meta) = udp_head(&data);
             let mut page = b.rx.poll(|poll| poll.with_napi(|host, _| host.alloc())).unwrap();
-            // With and without room for the virtio header.
+            // Send frames with and without room for the virtio header.
             let start = if i % 2 == 0 { 64 } else { 0 };
             page.copy_from(start, &head).unwrap();
             let mut packet = Packet::new(page.freeze_range(start..start + head.len()));
@@ -215,7 +220,7 @@ fn frames_leave_from_device_memory() {
         }
     }
     assert_eq!(tx.stats().frames, 1200);
-    // Completed by nobody: let go with the queue.
+    // Frames that are never completed are dropped with the queue.
     assert!(Arc::strong_count(&binding) > 1);
     drop(tx);
     assert_eq!(Arc::strong_count(&binding), 1);
@@ -224,7 +229,7 @@ fn frames_leave_from_device_memory() {
     b.books.assert_balanced();
 }
 
-/// Proves MEM-8: what cannot be sent comes back as it was, with everything that is held.
+/// Proves MEM-8: a frame that cannot be sent comes back unchanged, with the holders of its payload.
 #[test]
 fn what_cannot_be_sent() {
     let memory = DeviceMemory::new(200);
@@ -251,13 +256,13 @@ fn what_cannot_be_sent() {
         assert_eq!((Arc::strong_count(&binding), payload.len()), (held, n));
     };
     let outside = [(base - 1, 10), (end - 9, 10), (end, 1), (base, u32::MAX), (base, 0), (u64::MAX, 2)];
-    // Memory that the device knows, and no device memory: what is there is nobody's to send by its address.
+    // The device knows this memory, but it is not device memory, so it must not be sent by address.
     for (dma, len) in outside.into_iter().chain([(host, 64)]) {
         let before = tx.stats().wrong_domain;
         refused(&mut tx, &mut vec![frag(base, 100), frag(dma, len)]);
         assert_eq!(tx.stats().wrong_domain, before + 1, "{dma:#x} {len}");
     }
-    // A ring of 16 never has room for them.
+    // A ring of 16 descriptors never has room for so many fragments.
     refused(&mut tx, &mut (0..15).map(|_| frag(base, 100)).collect());
     refused(&mut tx, &mut (0..18).map(|_| frag(base, 100)).collect());
     assert_eq!((tx.stats().full, tx.stats().frames, tx.posted(), tx.held()), (2, 0, 0, 0));
@@ -271,7 +276,7 @@ fn what_cannot_be_sent() {
     b.books.assert_balanced();
 }
 
-/// The other process of [`never_mapped_here`].
+/// The device's process of [`never_mapped_here`].
 #[test]
 fn another_process() {
     let Some(path) = std::env::var_os("NETMEM_TEST_DEVICE") else { return };
@@ -290,7 +295,7 @@ fn another_process() {
     });
 }
 
-/// Proves decision 11: with the device in a process of its own, nothing of the device memory is ever mapped in this one.
+/// If the device is in a process of its own, device memory is never mapped in this process.
 #[test]
 fn never_mapped_here() {
     let dir = tempfile::tempdir().unwrap();

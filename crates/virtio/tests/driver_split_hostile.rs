@@ -1,5 +1,5 @@
-//! A device that lies about chains of host and device memory, or dies while it has them. Each lie ends in a named error and a
-//! stopped queue, or in a counted frame; no page of either kind is lost.
+//! A device that reports false values about chains of host and device memory, or ends while it has them. Each case ends
+//! in a named error and a stopped queue, or in a counted frame. No page of either kind is lost.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
@@ -105,7 +105,7 @@ fn chains_have_two_parts() {
         bench.deliver(&frame(i as u64, n));
         let got = take(&mut bench.rx);
         assert_eq!(bench.memory.bytes(&got[0]), frame(i as u64, n));
-        assert_eq!(got[0].payload().map(|p| p.len()), n.checked_sub(42).filter(|&n| n > 0));
+        assert_eq!(got[0].payload().len(), n.saturating_sub(42));
     }
     bench.close();
 }
@@ -234,8 +234,8 @@ fn the_drivers_part_of_the_ring_is_overwritten() {
     bench.close();
 }
 
-/// Headers, used entries and index change all the time while the driver polls. Whatever it makes of that, what it hands out lies
-/// within the buffers, and the books balance.
+/// Headers, used entries and index change all the time while the driver polls. In each case, delivered frames lie
+/// within the buffers, and no page is lost.
 #[test]
 fn everything_changes_between_two_reads() {
     for seed in 0..12 {
@@ -264,7 +264,7 @@ fn everything_changes_between_two_reads() {
             for _ in 0..3000 {
                 rx.poll(|poll| {
                     poll.receive(64, &mut |f: SplitFrame| {
-                        assert!(f.head().len() <= 42 && f.payload().map_or(0, |p| p.len()) <= 4096);
+                        assert!(f.head().len() <= 42 && f.payload().len() <= 4096);
                         assert!(f.len() >= 14 && f.meta.gso.is_none());
                         frames += 1;
                     })
@@ -277,7 +277,7 @@ fn everything_changes_between_two_reads() {
     }
 }
 
-/// A device that completes what it does not have: the queue stops, and what is held is let go with it.
+/// A device that completes a buffer which it does not have: the queue stops, and the held payload is released with it.
 #[test]
 fn lies_about_what_was_sent() {
     for id in [0_u32, 1, 999] {
@@ -370,9 +370,10 @@ fn a_bind_that_cannot_be() {
     let RestartError::Unchanged { queue, source: NetError::NoDeviceMemory } = error else { panic!("{error:?}") };
     bench.pair.rx = *queue;
     bench.close();
-    let bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
-    let error = bench.pair.rx.restart(None).unwrap_err();
-    assert!(matches!(error, RestartError::Unchanged { source: NetError::GivenMemory, .. }), "{error:?}");
+    // Big mode, whose pages are from no pool, restarts with the host's memory, too.
+    let mut bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
+    bench.pair.rx = bench.pair.rx.restart(None).unwrap().queue;
+    bench.close();
 }
 
 /// Proves MEM-1: a restart at which the device is dead, or does not say where it stopped, quarantines what it had; the queue is
@@ -404,8 +405,8 @@ fn a_restart_without_a_device() {
     bench.books.assert_balanced();
 }
 
-/// Proves MEM-1: a device that stops a ring and does not start it again. What was posted for it comes home if it says once more
-/// that it has stopped, and everything from before is at home already.
+/// Proves MEM-1: a device that stops a ring and does not start it again. Pages that were posted for it are returned if
+/// it confirms once more that it has stopped. All pages from before have been returned already.
 #[test]
 fn a_restart_that_fails_at_the_end() {
     for message in ["SET_VRING_NUM", "SET_VRING_ADDR", "SET_VRING_KICK", "SET_VRING_ENABLE"] {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;
-#[path = "../../../tests/flows.rs"]
+#[path = "shared/flows.rs"]
 mod flows;
 
 use std::sync::Arc;

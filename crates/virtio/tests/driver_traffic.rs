@@ -1,4 +1,4 @@
-//! The driver on our own device: what is sent arrives, byte for byte, in every mode, and every page comes home.
+//! The driver on our own device: what is sent arrives, byte for byte, in every mode, and every page is returned.
 #![allow(clippy::unwrap_used)]
 
 mod driver_common;

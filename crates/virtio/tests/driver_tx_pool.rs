@@ -11,7 +11,7 @@ use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode};
 use std::sync::mpsc;
 
 /// In every mode, with a domain and without: packets of a transmit pool are sent without being mapped one by one, and all
-/// pages come home.
+/// pages are returned.
 #[test]
 fn sent_without_being_mapped() {
     for mode in MODES {
@@ -125,9 +125,9 @@ fn numbered(page: netmem_pool::Page<PeerShared>, worker: u64, number: u64) -> Pa
     Packet::new(page.freeze_range(64..364))
 }
 
-/// Two worker threads allocate from one pool, fill, and hand packets to the transmit thread, which sends them and drops them
-/// when the device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's packets leave
-/// in order, whole, and every page comes home.
+/// Two worker threads allocate from one pool, fill, and hand packets to the transmit thread, which sends them and drops
+/// them when the device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's
+/// packets leave in order, whole, and every page is returned.
 #[test]
 fn workers_fill_and_another_thread_sends() {
     const PACKETS: u64 = 3000;

@@ -1,4 +1,4 @@
-//! Queues that are slept for: every reason to wake up wakes the thread, and nothing else does.
+//! Sleeping until a queue has work: every reason to wake up wakes the thread, and no other event does.
 //!
 //! A lost wake-up would be a hang. A watchdog makes the hang a failure.
 #![allow(clippy::unwrap_used)]
@@ -112,7 +112,7 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// A transmit queue that is full is slept for until the device is done with packets.
+/// A thread sleeps until the device has completed packets of a full transmit queue.
 #[test]
 fn a_transmit_queue_waits_for_room() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(4));
@@ -319,7 +319,7 @@ fn a_sleeper_lives_through_a_restart() {
     });
 }
 
-/// A queue without buffers for a frame does not sleep: pages that come home wake no thread.
+/// A queue without buffers for a frame does not sleep, because pages that are returned wake no thread.
 #[test]
 fn a_queue_without_pages_is_polled() {
     for (mode, fewest) in [(RxMode::Small, 1), (RxMode::Mergeable, 18), (RxMode::Big, 1)] {
@@ -340,7 +340,7 @@ fn a_queue_without_pages_is_polled() {
         }
         let before = bench.pair.rx.stats().starved;
         held.truncate(held.len() - 40);
-        // The poll that an armed queue asks for posts what has come home.
+        // The poll that an armed queue asks for posts the pages that were returned.
         receive(&mut bench.pair.rx, &mut DropAll::default());
         assert_eq!(bench.pair.rx.arm(), Armed::Waits, "{mode}, {before}");
         drop(held);
@@ -348,7 +348,7 @@ fn a_queue_without_pages_is_polled() {
     }
 }
 
-/// A device that does something wrong wakes the queue's owner, who sees that the queue has stopped.
+/// If a device breaks a rule, the queue's owner wakes up and sees that the queue has stopped.
 #[test]
 fn a_stopped_queue_is_polled() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));

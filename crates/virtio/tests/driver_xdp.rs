@@ -114,7 +114,7 @@ fn linearising() {
     }
 }
 
-/// Proves NET-3: without a page to linearise into, the frame's own pages go home, once.
+/// Proves NET-3: without a page to linearise into, the frame's own pages are returned, once.
 #[test]
 fn linearising_without_pages() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(9014).ring_size(8).pages(8));
@@ -262,7 +262,7 @@ fn a_panicking_program() {
     }
 }
 
-/// A queue whose pages are all held by their users waits, says so, and goes on when they come back.
+/// A queue whose pages are all held by their users waits, reports this, and goes on when the pages are returned.
 #[test]
 fn a_queue_without_pages_recovers() {
     for (mode, max, size) in SHAPES {

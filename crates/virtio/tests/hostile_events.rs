@@ -1,5 +1,5 @@
-//! Peers that use the event descriptors that they share as a weapon: they fill the counter, clear `O_NONBLOCK`, pass the
-//! same descriptor twice, or pass something that is no eventfd. No thread of ours blocks, on either side.
+//! Peers that attack by the event descriptors that they share: they fill the counter, clear `O_NONBLOCK`, pass the same
+//! descriptor twice, or pass something that is no eventfd. No thread of ours blocks, on either side.
 //!
 //! A failure would be a hang. Each test runs on a thread of its own, and a watchdog makes the hang a failure.
 #![allow(clippy::unwrap_used)]
@@ -259,7 +259,7 @@ fn others() -> Vec<(&'static str, OwnedFd)> {
     ]
 }
 
-/// What is no eventfd is refused by name, as call, kick and err; the next front end is served.
+/// A file that is no eventfd is refused with a named error, as call, kick and err. The next front end is served.
 #[test]
 fn other_files_are_refused() {
     watched(|| {

@@ -1,5 +1,5 @@
-//! Proves NET-7: what was not negotiated is neither believed nor used. For each feature bit that a side may use, the other side
-//! acts as if it had been negotiated, although it was not.
+//! Proves NET-7: features that were not negotiated are neither trusted nor used. For each feature bit that a side may
+//! use, the other side acts as if it had been negotiated, although it was not.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
@@ -130,7 +130,7 @@ fn the_device_follows_no_offload() {
     }
 }
 
-/// The driver gets no frame whose header speaks of an offload that it did not accept: the device does the work itself.
+/// The driver gets no frame whose header uses an offload that it did not accept: the device does the work itself.
 #[test]
 fn the_device_passes_no_offload_on() {
     for (_, bits, asks) in offloads() {
@@ -261,7 +261,7 @@ fn the_driver_believes_no_offload() {
     bench.close();
 }
 
-/// What the driver gives to a device asks for nothing that the device has not.
+/// The driver's frames use no offload that the device lacks.
 #[test]
 fn the_driver_asks_for_no_offload() {
     for (bit, _, asks) in offloads() {

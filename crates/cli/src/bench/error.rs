@@ -7,12 +7,12 @@ use std::path::PathBuf;
 pub(crate) enum BenchError {
     #[error("a thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// What a variant needs is not to be had; the suite goes on without it.
+    /// The machine or the user's rights do not offer what a variant needs. The suite goes on without the variant.
     #[error("{what}: {why}")]
     Unavailable { what: &'static str, why: String },
     #[error("{0}: gets and puts do not balance; this is a bug of netmem, please report it with the command line")]
     Unbalanced(String),
-    /// Whoever measures takes no more pages than the pool was made for.
+    /// A measurement takes no more pages than its pool was made for, so the pool must never be empty.
     #[error(
         "{0}: a pool had no page where it should have; this is a bug of netmem, please report it with the command line"
     )]
@@ -22,12 +22,17 @@ pub(crate) enum BenchError {
          command line"
     )]
     Tokens { way: &'static str, received: u64, freed: u64 },
-    /// Frames or pages that are neither here nor there.
+    /// Frames or pages that no counter accounts for.
     #[error(
         "{variant}: of {sent} datagrams {arrived} were accounted for, and of {held} tokens {freed} freed; this is a bug of \
          netmem, please report it with the command line"
     )]
     Devmem { variant: String, sent: u64, arrived: u64, held: u64, freed: u64 },
+    /// Streams wait for nothing but the other end, which is in this process.
+    #[error("{0} did not come within 20 s; this is a bug of netmem, please report it with the command line")]
+    Late(&'static str),
+    #[error("{variant}")]
+    Stream { variant: String, source: anyhow::Error },
     #[error("interrupted")]
     Interrupted,
     #[error("a chart: {0}")]

@@ -1,72 +1,127 @@
-//! What a suite was built to reach, held against what was measured.
+//! Values of goals from the rows of a suite. [`Which`] names a row. [`ratio`] and [`value`] return its measured value,
+//! and [`crate::goals`] judges it.
 
-use super::report::{Goal, Row};
-use crate::stats::Spread;
+use super::report::{Head, Row};
+use crate::goals::{Missing, Value};
 
-/// A goal for the median of ratios, or of times, of a run each.
-pub(crate) struct Target {
-    threads: usize,
-    /// Names stand for their times, with as many threads, or with another number (`x1`).
-    what: String,
-    /// `None` if something that it needs was not measured.
-    value: Option<Spread>,
-    unit: &'static str,
-    bound: f64,
-    at_least: bool,
+/// Names a row of a suite.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Which {
+    name: String,
+    section: Option<&'static str>,
+    threads: Option<usize>,
+    bindings: Option<u32>,
 }
 
-impl Target {
-    pub(crate) fn most(
-        threads: usize,
-        what: impl Into<String>,
-        value: Option<Spread>,
-        unit: &'static str,
-        bound: f64,
-    ) -> Self {
-        Self { threads, what: what.into(), value, unit, bound, at_least: false }
+impl Which {
+    /// The row with this name.
+    pub(crate) fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
     }
 
-    pub(crate) fn least(
-        threads: usize,
-        what: impl Into<String>,
-        value: Option<Spread>,
-        unit: &'static str,
-        bound: f64,
-    ) -> Self {
-        Self { at_least: true, ..Self::most(threads, what, value, unit, bound) }
+    /// The row with this number of threads.
+    pub(crate) fn threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+
+    /// The row of this section.
+    pub(crate) fn section(self, section: &'static str) -> Self {
+        Self { section: Some(section), ..self }
+    }
+
+    /// The row with this number of bindings.
+    pub(crate) fn bindings(self, bindings: u32) -> Self {
+        Self { bindings: Some(bindings), ..self }
+    }
+
+    fn is(&self, head: &Head) -> bool {
+        head.name == self.name
+            && self.section.is_none_or(|section| head.section == section)
+            && self.threads.is_none_or(|threads| head.threads == threads)
+            && self.bindings.is_none_or(|bindings| head.bindings == Some(bindings))
+    }
+
+    fn find<'a>(&self, rows: &'a [Row]) -> Result<&'a Row, Missing> {
+        match rows.iter().find(|row| self.is(&row.head)) {
+            Some(Row { skipped: Some(why), head, .. }) => Err(Missing::Skipped(format!("{}: {why}", head.name))),
+            Some(row) if row.measured.is_some() => Ok(row),
+            Some(row) => Err(Missing::NotRun(format!("{} has no run", row.head.name))),
+            None => Err(Missing::NotRun(format!("{self} was not asked for"))),
+        }
     }
 }
 
-/// The row of that name with so many threads.
-fn row<'a>(rows: &'a [Row], name: &str, threads: usize) -> Option<&'a Row> {
-    rows.iter().find(|row| row.head.name == name && row.head.threads == threads)
+impl std::fmt::Display for Which {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)?;
+        self.threads.map_or(Ok(()), |threads| write!(f, " x{threads}"))
+    }
 }
 
-/// How many times as much `over` takes as `own`, each with its number of threads.
-pub(crate) fn ratio(rows: &[Row], over: (&str, usize), own: (&str, usize)) -> Option<Spread> {
-    row(rows, own.0, own.1)?.under(row(rows, over.0, over.1)?)
-}
-
-/// What a row takes.
-pub(crate) fn time(rows: &[Row], name: &str, threads: usize) -> Option<Spread> {
-    Some(row(rows, name, threads)?.measured.as_ref()?.value)
-}
-
-/// All of them whose rows were measured.
-pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
-    let goal = |t: Target| {
-        let value = t.value?;
-        let reached = if t.at_least { value.median >= t.bound } else { value.median <= t.bound };
-        Some(Goal {
-            goal: t.what,
-            threads: t.threads,
-            unit: t.unit,
-            percpu: percpu.to_owned(),
-            bound: t.bound,
-            at_least: t.at_least,
-            value,
-            reached,
-        })
+/// `over` divided by `own`, run by run.
+pub(crate) fn ratio(rows: &[Row], over: &Which, own: &Which) -> Value {
+    let (over, own) = match (over.find(rows), own.find(rows)) {
+        (Ok(over), Ok(own)) => (over, own),
+        // A row that was not asked for decides first: such a goal is not missed because another row was skipped.
+        (Err(not_run @ Missing::NotRun(_)), _) | (_, Err(not_run @ Missing::NotRun(_))) => return Err(not_run),
+        (Err(skipped), _) | (_, Err(skipped)) => return Err(skipped),
     };
-    targets.into_iter().filter_map(goal).collect()
+    own.under(over).ok_or_else(|| Missing::NotRun(format!("{} and {} share no run", over.head.name, own.head.name)))
+}
+
+/// The measured value of a row.
+pub(crate) fn value(rows: &[Row], which: &Which) -> Value {
+    let row = which.find(rows)?;
+    row.measured.as_ref().map(|m| m.value).ok_or_else(|| Missing::NotRun(format!("{} has no run", row.head.name)))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::report::Sample;
+    use super::*;
+    use crate::goals::{Goal, Target, Unmet, Verdict, judge};
+
+    /// A row with these values.
+    pub(crate) fn row(head: Head, values: &[f64]) -> Row {
+        Row::new(head, "rseq", values.iter().copied().map(Sample::of).collect(), None)
+    }
+
+    /// For each goal that has a value: its number of threads, its median, and whether it is reached.
+    pub(crate) fn measured(goals: &[Goal]) -> Vec<(usize, f64, bool)> {
+        let one = |goal: &Goal| Some((goal.threads, goal.value?.median, goal.verdict == Verdict::Reached));
+        goals.iter().filter_map(one).collect()
+    }
+
+    fn named(name: &str) -> Head {
+        Head { name: name.into(), threads: 1, unit: "ns", ..Head::default() }
+    }
+
+    #[test]
+    fn a_goal_is_judged_by_the_median_of_the_runs_ratios() {
+        let rows = [row(named("plain"), &[1.0, 2.0, 1.0]), row(named("percpuref"), &[1.2, 2.8, 1.1])];
+        let value = || ratio(&rows, &Which::named("percpuref"), &Which::named("plain"));
+        let targets = [Target::most(1, "a", value(), "x", 1.25), Target::least(1, "b", value(), "x", 1.25)];
+        let goals = judge(targets, "rseq");
+        assert!((goals[0].value.unwrap().median - 1.2).abs() < 1e-9);
+        assert_eq!(goals.iter().map(|goal| goal.verdict).collect::<Vec<_>>(), [Verdict::Reached, Verdict::Missed]);
+    }
+
+    #[test]
+    fn a_skipped_row_is_not_the_same_as_one_that_was_not_asked_for() {
+        let skipped = Row::new(named("dpdk"), "rseq", Vec::new(), Some("no libdpdk".into()));
+        let no_run = Row::new(named("remote"), "rseq", Vec::new(), None);
+        let rows = [row(named("limit"), &[1.0]), skipped, no_run];
+        let of = |over: &str, own: &str| {
+            let value = ratio(&rows, &Which::named(over), &Which::named(own));
+            judge([Target::most(1, "a", value, "x", 9.0)], "rseq").remove(0)
+        };
+        let got =
+            [of("limit", "limit"), of("dpdk", "limit"), of("remote", "limit"), of("none", "limit"), of("dpdk", "none")];
+        let words: Vec<_> = got.iter().map(|goal| goal.verdict.word()).collect();
+        assert_eq!(words, ["reached", "skipped", "not run", "not run", "not run"]);
+        assert_eq!(got[1].why.as_deref(), Some("dpdk: no libdpdk"));
+        let unmet = |rows: &[Row], goals: &[Goal]| Unmet::of(rows.iter().map(|row| row.skipped.is_some()), goals);
+        assert_eq!(unmet(&rows, &got), Unmet { missed: 0, skipped: 1, rows: 1 });
+        assert!(unmet(&rows, &got).check(true).is_err() && unmet(&rows[..1], &got[2..]).check(true).is_ok());
+    }
 }

@@ -1,8 +1,8 @@
-//! Threads that work at the same time, each on a CPU of its own, and what it took them.
+//! Threads that work at the same time, each on a CPU of its own, and the time that their work takes.
 //!
-//! Every thread warms up, waits for the others in a spin (a futex would wake one after the other), and times a fixed number
-//! of blocks by itself. Who is done goes on working, uncounted, until all are: contention is the same over the whole of
-//! everybody's time.
+//! Every thread warms up and waits for the others in a spin, because a futex would wake the threads one after another.
+//! It then times a fixed number of blocks. A thread that has done its counted blocks goes on working, uncounted, until
+//! all threads are done: so contention stays the same while any thread is timed.
 
 use super::error::BenchError;
 use super::plan::Plan;
@@ -13,16 +13,16 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Builder;
 
-/// Blocks between two looks at what others do, and at the clock while it is not known how many fit into a time.
+/// The number of blocks after which a thread checks the other threads, and the clock while calibrating.
 const CHUNK: u64 = 16;
 
-/// What a thread's counted blocks took.
+/// The measured time of a thread's counted blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timed {
     pub(crate) ns: u64,
     /// Ticks of the clock: of the time stamp counter, if there is one.
     pub(crate) ticks: u64,
-    /// Of these, how long something else had this thread's CPU.
+    /// Of these, nanoseconds in which this thread did not have its CPU.
     pub(crate) lost_ns: u64,
 }
 
@@ -36,7 +36,10 @@ pub(crate) struct Lab {
     pub(crate) tsc: bool,
 }
 
-/// Counts somebody, however they end: the others would wait for ever.
+/// The work of a thread beside the measured one, until the flag is set.
+type Other<'a> = Box<dyn FnOnce(&AtomicBool) + Send + 'a>;
+
+/// Adds 1 when it is dropped, also in a panic: otherwise the other threads would wait for ever.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -45,7 +48,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Raises a flag, however somebody ends.
+/// Sets the flag when it is dropped, also in a panic.
 struct Raised<'a>(&'a AtomicBool);
 
 impl Drop for Raised<'_> {
@@ -54,12 +57,12 @@ impl Drop for Raised<'_> {
     }
 }
 
-/// Who has come, and who has done their counted part.
+/// The numbers of threads that have arrived, and that have done their counted part.
 #[derive(Default)]
 struct Meeting {
     arrived: AtomicUsize,
     done: AtomicUsize,
-    /// Somebody could not be started: nothing comes of it.
+    /// A thread could not be started: the measurement is given up.
     off: AtomicBool,
 }
 
@@ -72,7 +75,7 @@ pub(crate) fn cpu_time() -> u64 {
 impl Lab {
     pub(crate) fn new(plan: &Plan) -> Self {
         let clock = Clock::new();
-        // Without a counter that it trusts the clock counts nanoseconds, and a tick is one.
+        // If the clock has no time stamp counter that it trusts, it counts nanoseconds, and a tick is one nanosecond.
         let tsc = clock.delta_as_nanos(1, 1 + (1 << 40)) != 1 << 40;
         let duration_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX);
         Self { clock, cpus: plan.cpus.clone(), duration_ns, tsc }
@@ -94,12 +97,12 @@ impl Lab {
         self.duration_ns
     }
 
-    /// Where as many threads run, the first thread first.
+    /// The CPUs of a measurement with this number of threads, the first thread's first.
     pub(crate) fn cpus(&self, threads: usize) -> &[usize] {
         &self.cpus[..threads.min(self.cpus.len())]
     }
 
-    /// What somebody else timed, who had the CPU for `cpu_ns` of it.
+    /// A time that another process measured, while it had the CPU for `cpu_ns` of it.
     pub(crate) fn timed_elsewhere(&self, ns: u64, cpu_ns: u64) -> Timed {
         let scale = 1u64 << 40;
         let ticks = ns as f64 * scale as f64 / self.clock.delta_as_nanos(0, scale).max(1) as f64;
@@ -111,8 +114,8 @@ impl Lab {
         self.served(Vec::<fn(&AtomicBool)>::new(), f)
     }
 
-    /// Runs `first` on the first CPU while each of `others` runs on the next: from before it begins, until the flag that
-    /// they are given says that it has ended.
+    /// Runs `first` on the first CPU, and each of `others` on the next. The others start before `first` begins. They
+    /// get a flag that is set when `first` has ended.
     pub(crate) fn served<T, O>(&self, others: Vec<O>, first: impl FnOnce() -> T + Send) -> Result<T, BenchError>
     where
         T: Send,
@@ -121,7 +124,7 @@ impl Lab {
         self.served_at(others, |thread| thread, first)
     }
 
-    /// The same, where `place` says on which CPU each of `others` runs: 1 is the one after the first's.
+    /// Like [`served`](Self::served). `place` returns the CPU of each of `others`; 1 is the CPU after that of `first`.
     pub(crate) fn served_at<T, O>(
         &self,
         others: Vec<O>,
@@ -132,6 +135,20 @@ impl Lab {
         T: Send,
         O: FnOnce(&AtomicBool) + Send,
     {
+        let mut value = None;
+        let others = others.into_iter().map(|other| Box::new(other) as Other<'_>).collect();
+        self.start(others, place, Box::new(|| value = Some(first())))?;
+        Ok(value.unwrap_or_else(|| unreachable!("the thread has ended, and not by a panic")))
+    }
+
+    /// See [`served_at`](Self::served_at). Has no type parameters: a copy of all that starts threads for each measurement would be
+    /// a tenth of the command's code.
+    fn start(
+        &self,
+        others: Vec<Other<'_>>,
+        place: fn(usize) -> usize,
+        first: Box<dyn FnOnce() + Send + '_>,
+    ) -> Result<(), BenchError> {
         let meeting = Meeting::default();
         let ended = AtomicBool::new(false);
         let crew = others.len();
@@ -154,7 +171,8 @@ impl Lab {
                 first()
             };
             let thread = Builder::new().name("netmem-bench-0".into()).spawn_scoped(scope, work);
-            Ok(thread.map_err(BenchError::Thread)?.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            thread.map_err(BenchError::Thread)?.join().unwrap_or_else(|panic| resume_unwind(panic));
+            Ok(())
         })
     }
 
@@ -163,20 +181,21 @@ impl Lab {
         pin(self.cpus[thread % self.cpus.len()]);
     }
 
-    /// Has as many threads as there are numbers in `blocks` call `work(thread, blocks)` at the same time, and times each
-    /// for its number. `None` if `work` said, by `false`, that something is broken.
+    /// Runs `work(thread, blocks)` on one thread for each number in `blocks`, all at the same time, and times each
+    /// thread. `None` if `work` returned `false`: something is broken.
     pub(crate) fn crew<W>(&self, blocks: &[u64], work: &W) -> Result<Option<Vec<Timed>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
     {
         self.together(blocks.len(), work, |thread| {
-            // Whatever comes first in a thread's life, memory and clock frequency included, comes before it counts.
+            // The first pages of memory and the first change of the clock frequency belong to the warm-up, which is not
+            // counted.
             let warm = work(thread, blocks[thread] / 16);
             (warm, move || self.time(|| work(thread, blocks[thread])))
         })
     }
 
-    /// How many blocks each of `threads` threads gets done in the planned time, while all of them work.
+    /// The number of blocks that each of `threads` threads does in the planned time, while all of them work.
     pub(crate) fn calibrate<W>(&self, threads: usize, work: &W) -> Result<Option<Vec<u64>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
@@ -198,7 +217,8 @@ impl Lab {
         })
     }
 
-    /// `ready` makes a thread's counted part, before all of them start theirs.
+    /// `ready` warms a thread up and returns its counted part. No thread starts its counted part before all of them are
+    /// ready.
     fn together<W, R, F, T>(&self, threads: usize, work: &W, ready: R) -> Result<Option<Vec<T>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
@@ -222,14 +242,23 @@ impl Lab {
             }
             ok.then_some(value)
         };
+        Self::start_all(threads, &meeting.off, &one)
+    }
+
+    /// Calls `one` with the number of each thread, on that thread. One copy for all work: see [`start`](Self::start).
+    fn start_all<T: Send>(
+        threads: usize,
+        off: &AtomicBool,
+        one: &(dyn Fn(usize) -> Option<T> + Sync),
+    ) -> Result<Option<Vec<T>>, BenchError> {
         std::thread::scope(|scope| {
             let mut crew = Vec::with_capacity(threads);
             for thread in 0..threads {
-                let (name, one) = (format!("netmem-bench-{thread}"), &one);
+                let name = format!("netmem-bench-{thread}");
                 match Builder::new().name(name).spawn_scoped(scope, move || one(thread)) {
                     Ok(thread) => crew.push(thread),
                     Err(error) => {
-                        meeting.off.store(true, Ordering::Relaxed);
+                        off.store(true, Ordering::Relaxed);
                         return Err(BenchError::Thread(error));
                     }
                 }
@@ -240,18 +269,18 @@ impl Lab {
 }
 
 impl Meeting {
-    /// Waits until all have come, or are not going to.
+    /// Waits until all threads have arrived, or one could not be started.
     fn begin(&self, threads: usize) {
         let mut spins = 0u32;
         while self.arrived.load(Ordering::Acquire) < threads && !self.off.load(Ordering::Relaxed) {
             spins += 1;
-            // Who has yet to come may need this CPU to get to its own.
+            // A thread that has not arrived may need this CPU before it moves to its own.
             if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 }
 
-/// What one operation took one thread: the mean over threads, `done` operations each.
+/// The time of one operation on one thread: the mean over all threads. `done` has the operations of each thread.
 pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
     let mean = |of: fn(&Timed) -> u64| {
         let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);
@@ -261,16 +290,28 @@ pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
         value: mean(|t| t.ns),
         tsc: lab.tsc.then(|| mean(|t| t.ticks)),
         lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
+        elapsed_ns: timed.iter().map(|t| t.ns).max(),
+        operations: Some(done.iter().sum()),
+        ..Sample::default()
     }
 }
 
 #[cfg(test)]
 impl Lab {
-    /// For measurements of which nobody wants the result.
+    /// For tests that do not look at the measured values.
     pub(super) fn for_tests() -> Self {
         let (threads, cpus) = (vec![1], crate::cpus::allowed());
         let duration = std::time::Duration::from_millis(1);
-        Self::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None })
+        Self::new(&Plan {
+            suites: Vec::new(),
+            threads,
+            cpus,
+            duration,
+            asked: true,
+            runs: 1,
+            budget: None,
+            rows: super::rows::Rows::default(),
+        })
     }
 }
 
@@ -306,6 +347,7 @@ mod tests {
         let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
         let sample = each(&Lab::for_tests(), &timed, &[10, 10]);
         assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
+        assert_eq!((sample.elapsed_ns, sample.operations), (Some(300), Some(20)));
         assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
     }
 
@@ -319,7 +361,7 @@ mod tests {
             }
         };
         let first = || {
-            // Ends only if both of them run at the same time as this.
+            // Ends only if both threads run at the same time as this one.
             while there.load(Ordering::Relaxed) < 2 {
                 std::thread::yield_now();
             }

@@ -1,86 +1,144 @@
 //! `netmem bench`: parts of netmem, measured beside what they replace.
 //!
-//! [`plan`] checks what was asked. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`]) is a list of cells, each of which measures something once;
-//! [`rounds`] measures all of them in turns, [`lab`] has the threads, [`peer`] the programs in C, [`goals`] what the suites were built to reach;
-//! [`table`], [`html`] and [`report`] show what came of it.
+//! [`plan`] checks the arguments. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`], [`streams`]) is a list of cells,
+//! each of which measures one thing once. [`rounds`] measures all cells in turns. [`lab`] has the threads, [`peer`] the
+//! programs in C, [`rows`] the choice of rows, and [`goals`] the goals of the suites. [`table`], [`html`] and
+//! [`report`] show the results.
 
 mod chart;
 mod devmem;
 mod error;
 mod goals;
 mod html;
-mod lab;
+pub(crate) mod lab;
 mod peer;
 mod plan;
 mod pool;
 mod refs;
 mod report;
 mod rounds;
+mod rows;
+mod streams;
 mod table;
 mod timing;
 mod tokens;
 
-use crate::args::BenchArgs;
+use crate::args::{BadArgument, BenchArgs};
+use crate::goals::Unmet;
+use crate::load::Meter;
 use crate::machine::{self, Machine};
+use crate::output;
 use crate::perf::PoolReport;
-use crate::{output, signals};
+use crate::report::{Done, SCHEMA};
+use crate::signals::{self, Interrupted};
 use html::Html;
 use plan::{Plan, Suite};
 use pool::Books;
-use report::{Params, Report, Reports};
+use report::{Head, Params, Report, Reports};
+use rounds::{Cell, Rounds};
 use std::sync::atomic::AtomicBool;
 
-/// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
+/// Runs the benchmark. [`crate::args::BadArgument`] is returned before anything starts, any other error after that.
+///
+/// A signal ends the measurement. The rows that have been measured until then are reported as usual.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let plan = Plan::new(args)?;
-    let html = args.html.as_deref().map(Html::create).transpose()?;
+    let plan = choose(Plan::new(args)?)?;
+    if args.list {
+        return output::print(&table::list(&heads(&plan), &plan.rows));
+    }
+    let html = args.html.as_deref().map(Html::new).transpose()?;
     let stop = signals::stop_flag()?;
     let mut reports = Vec::new();
     for &suite in &plan.suites {
-        let report = measure(suite, &plan, &stop)?;
+        let report = measure(suite, &plan.of(suite), &stop)?;
         if !args.json {
             let apart = if reports.is_empty() { "" } else { "\n" };
             output::print(&format!("{apart}{}", table::render(&report)))?;
         }
+        let interrupted = report.done.interrupted;
         reports.push(report);
+        if interrupted {
+            break;
+        }
     }
     if let Some(html) = html {
         html.write(&reports)?;
     }
     if args.json {
         match &reports[..] {
-            [report] => output::json(report)?,
-            suites => output::json(&Reports { netmem: env!("CARGO_PKG_VERSION"), command: "bench", suites })?,
+            [report] if plan.suites.len() == 1 => output::json(report)?,
+            suites => {
+                let (schema, netmem) = (SCHEMA, env!("CARGO_PKG_VERSION"));
+                output::json(&Reports { schema, netmem, command: "bench", suites })?;
+            }
         }
     }
     reports.iter().try_for_each(|report| report.pool.balance())?;
-    Ok(())
+    if reports.iter().any(|report| report.done.interrupted) {
+        return Err(Interrupted.into());
+    }
+    let unmet = reports.iter().map(Report::unmet).fold(Unmet::default(), |all, one| all + one);
+    Ok(unmet.check(args.check)?)
+}
+
+/// The plan without the suites that have no chosen row.
+fn choose(plan: Plan) -> Result<Plan, BadArgument> {
+    if plan.rows.patterns().is_empty() {
+        return Ok(plan);
+    }
+    let all = heads(&plan);
+    let every: Vec<Head> = all.iter().flat_map(|(_, heads)| heads.clone()).collect();
+    if let Some(unknown) = plan.rows.without_row(&every).first() {
+        return BadArgument::new(format!("--rows {unknown}: there is no such row or section; --list shows all"));
+    }
+    let chosen = all.into_iter().filter(|(_, heads)| heads.iter().any(|head| plan.rows.choose(head)));
+    let suites = chosen.map(|(suite, _)| suite).collect();
+    Ok(Plan { suites, ..plan })
+}
+
+/// All rows of the plan's suites.
+fn heads(plan: &Plan) -> Vec<(Suite, Vec<Head>)> {
+    let cells = |suite| cells(suite, &plan.of(suite), &Books::default());
+    let heads = |&suite: &Suite| (suite, cells(suite).iter().flat_map(|cell| cell.heads()).collect());
+    plan.suites.iter().map(heads).collect()
+}
+
+/// Everything that a suite measures.
+fn cells(suite: Suite, plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
+    match suite {
+        Suite::Refs => refs::cells(plan),
+        Suite::Pool => pool::cells(plan, books),
+        Suite::Tokens => tokens::cells(plan),
+        Suite::Devmem => devmem::cells(plan, books),
+        Suite::Streams => streams::cells(plan),
+    }
 }
 
 fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
     let percpu = machine::percpu();
     let books = Books::default();
-    let mut cells = match suite {
-        Suite::Refs => refs::cells(plan),
-        Suite::Pool => pool::cells(plan, &books),
-        Suite::Tokens => tokens::cells(plan),
-        Suite::Devmem => devmem::cells(plan, &books),
-    };
-    let mut rows = rounds::run(plan, &mut cells, &percpu, stop)?;
+    let mut cells = cells(suite, plan, &books);
+    cells.retain(|cell| cell.heads().iter().any(|head| plan.rows.choose(head)));
+    let meter = Meter::new();
+    let Rounds { mut rows, interrupted } = rounds::run(plan, &mut cells, &percpu, stop)?;
+    let done = Done::new(&meter, rows.iter().flat_map(|row| row.cpus.clone()).collect(), interrupted);
     let goals = match suite {
         Suite::Refs => refs::judge(&mut rows, &percpu),
         Suite::Pool => pool::judge(&mut rows, &percpu),
         Suite::Tokens => tokens::judge(&mut rows, &percpu),
         Suite::Devmem => devmem::judge(&mut rows, &percpu),
+        Suite::Streams => streams::judge(&mut rows, &percpu),
     };
-    // Pools close, and enter what they counted.
+    // The pools close here and enter what they counted into the books.
     drop(cells);
     Ok(Report {
+        schema: SCHEMA,
         netmem: env!("CARGO_PKG_VERSION"),
         command: "bench",
         suite: suite.name(),
         machine: Machine::new(books.backing()),
         params: Params::new(plan),
+        done,
         variants: rows,
         goals,
         pool: PoolReport { leaked: books.outstanding(), ..PoolReport::new(books.stats()) },

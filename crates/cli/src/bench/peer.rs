@@ -1,7 +1,8 @@
-//! A peer: a program in C that is built where `cc` is, and that measures when it is told to.
+//! A peer: a program in C that is built if `cc` is installed, and that measures when this command tells it to.
 //!
-//! It is started once, prints `ready`, sleeps between two measurements, and dies with this command. A measurement is a line on its
-//! standard input, answered by a line with nanoseconds and nanoseconds of CPU time. Its source says what it understands.
+//! The program is started once. It prints `ready`, sleeps between two measurements, and ends together with this
+//! command. To start a measurement, this command writes a line to the program's standard input. The program answers
+//! with a line: nanoseconds and nanoseconds of CPU time. The program's source lists the lines that it understands.
 
 use super::error::BenchError;
 use super::lab::{Lab, Timed};
@@ -10,6 +11,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
@@ -17,7 +19,7 @@ use std::rc::Rc;
 /// A program that is built and started when the first of several rows asks for it. An error is kept for the other rows.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    /// The name that errors have.
+    /// The program's name in errors.
     what: &'static str,
     running: Rc<RefCell<Option<Result<Running, String>>>>,
 }
@@ -27,8 +29,8 @@ impl Peer {
         Self { what, running: Rc::default() }
     }
 
-    /// Work that the program does: `question` makes the line that asks for so many operations. `start` starts the program, if no row
-    /// has done so yet.
+    /// Work that the program does. `question` makes the line that asks for so many operations. If the program does not
+    /// run yet, `start` starts it.
     pub(crate) fn work(
         &self,
         start: impl FnOnce() -> Result<Running, String>,
@@ -69,7 +71,7 @@ impl Work for Asked {
     }
 
     fn least(&self) -> u64 {
-        // A few microseconds are lost on the way into and out of it.
+        // A measurement loses a few microseconds for the two messages.
         1024
     }
 
@@ -86,9 +88,9 @@ pub(crate) struct Running {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// What it complains of.
+    /// The program's standard error.
     errors: File,
-    /// What is to be known of how it runs.
+    /// A remark on how the program runs, for the report.
     note: Option<String>,
 }
 
@@ -97,7 +99,10 @@ impl Running {
     pub(crate) fn start(command: &mut Command, note: Option<String>) -> Result<Self, String> {
         let errors = tempfile::tempfile().and_then(|errors| Ok((errors.try_clone()?, errors)));
         let (errors, stderr) = errors.map_err(|e| format!("a temporary file: {e}"))?;
+        // The program has a process group of its own, because Ctrl-C on a terminal signals the whole group of this
+        // command. This command ends the program after it has reported what was measured.
         let mut child = command
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(stderr)
@@ -107,16 +112,16 @@ impl Running {
             return Err("the program for it has no pipes".into());
         };
         let mut program = Self { child, input, output: BufReader::new(output), errors, note };
-        // What comes first is its usage, where it does not like its arguments.
+        // A program that rejects its arguments prints its usage here.
         match program.line()?.as_str() {
             "ready" => Ok(program),
             _ => Err(program.complaint()),
         }
     }
 
-    /// Nanoseconds, and how many of them the program had its CPU.
+    /// Nanoseconds of a measurement, and the nanoseconds in which the program had its CPU.
     fn ask(&mut self, what: &str) -> Result<(u64, u64), String> {
-        // A program that has died says why in its errors.
+        // If the program has ended, its standard error says why.
         if writeln!(self.input, "{what}").is_err() {
             return Err(self.complaint());
         }
@@ -133,7 +138,7 @@ impl Running {
         }
     }
 
-    /// Why the program ended, or is about to: it is told to.
+    /// Tells the program to end, and returns why it ended.
     fn complaint(&mut self) -> String {
         self.end();
         let mut said = Vec::new();
@@ -153,7 +158,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a tool of the system. What it prints, or the first line of its complaint.
+/// Runs a tool of the system. Returns its output; on failure, the first line of its standard error.
 pub(crate) fn tool(what: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<String, String> {
     let done = Command::new(what).args(arguments).stdin(Stdio::null()).output();
     let done = done.map_err(|e| format!("`{what}` cannot be run: {e}"))?;
@@ -168,7 +173,7 @@ fn first_line(text: &[u8]) -> String {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").into()
 }
 
-/// Builds a program from its source in a directory, with what else the compiler is to be told. Says where the program is.
+/// Builds a program from its source in a directory, with these flags for the compiler. Returns the path of the program.
 pub(crate) fn build(dir: &Path, source: &str, flags: &str) -> Result<PathBuf, String> {
     let (file, program) = (dir.join("peer.c"), dir.join("peer"));
     std::fs::write(&file, source).map_err(|e| format!("{}: {e}", file.display()))?;

@@ -1,19 +1,21 @@
-//! What is to be measured: the arguments, checked.
+//! The plan of a measurement, made from the checked arguments.
 
+use super::rows::Rows;
 use crate::args::{BadArgument, BenchArgs, SuiteArg};
 use crate::cpus;
 use std::time::Duration;
 
-/// How long a person waits who only wants to see it.
+/// The time of all runs if the user gives no number of runs.
 const BUDGET: Duration = Duration::from_secs(27);
 
-/// A suite that there is.
+/// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suite {
     Refs,
     Pool,
     Tokens,
     Devmem,
+    Streams,
 }
 
 impl Suite {
@@ -23,23 +25,27 @@ impl Suite {
             Self::Pool => "pool",
             Self::Tokens => "tokens",
             Self::Devmem => "devmem",
+            Self::Streams => "streams",
         }
     }
 }
 
-/// All that is to be done.
+/// The checked arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) suites: Vec<Suite>,
-    /// Numbers of threads, each once, in order.
+    /// Numbers of threads, sorted, without duplicates.
     pub(crate) threads: Vec<usize>,
-    /// Where threads run, the first thread first: each on a CPU of its own.
+    /// The CPUs of the threads, the first thread's first: each thread has a CPU of its own.
     pub(crate) cpus: Vec<usize>,
     /// How long each thread works for one value.
     pub(crate) duration: Duration,
+    /// Whether the user has chosen that time.
+    pub(crate) asked: bool,
     pub(crate) runs: u32,
-    /// Where nobody said how many runs: how long all of them may take.
+    /// The time that all runs may take, if the user has given no number of runs.
     pub(crate) budget: Option<Duration>,
+    pub(crate) rows: Rows,
 }
 
 impl Plan {
@@ -55,7 +61,8 @@ impl Plan {
                 SuiteArg::Pool => &[Suite::Pool],
                 SuiteArg::Tokens => &[Suite::Tokens],
                 SuiteArg::Devmem => &[Suite::Devmem],
-                SuiteArg::All => &[Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem],
+                SuiteArg::Streams => &[Suite::Streams],
+                SuiteArg::All => &[Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem, Suite::Streams],
             };
             for &suite in asked {
                 if !suites.contains(&suite) {
@@ -84,15 +91,30 @@ impl Plan {
         Ok(Self {
             suites,
             threads,
-            // The first CPU tends to serve the machine's interrupts: it comes last.
+            // The first CPU often serves the machine's interrupts, so it is used last.
             cpus: allowed.iter().rev().copied().collect(),
             duration: args.duration.unwrap_or(Duration::from_millis(12)),
+            asked: args.duration.is_some(),
             runs: args.runs.unwrap_or(9),
             budget: args.runs.is_none().then_some(BUDGET),
+            rows: Rows::new(&args.rows),
         })
     }
 
-    /// The most threads that anything is measured with.
+    /// The plan for a suite.
+    pub(crate) fn of(&self, suite: Suite) -> Self {
+        let mut plan = self.clone();
+        if suite == Suite::Streams {
+            // A connection needs time until its windows have grown to their limit.
+            if !self.asked {
+                plan.duration = Duration::from_millis(150);
+            }
+            plan.budget = self.budget.map(|budget| 5 * budget);
+        }
+        plan
+    }
+
+    /// The largest number of threads that is measured.
     pub(crate) fn most(&self) -> usize {
         self.threads.last().copied().unwrap_or(1)
     }
@@ -129,7 +151,7 @@ mod tests {
     #[test]
     fn what_was_asked_for_once_and_in_order() {
         let plan = plan("refs all pool refs --threads 2,1,2 --runs 3 --duration 20ms", &[4, 5]).unwrap();
-        let suites = vec![Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem];
+        let suites = vec![Suite::Refs, Suite::Pool, Suite::Tokens, Suite::Devmem, Suite::Streams];
         assert_eq!((plan.suites, plan.threads, plan.cpus), (suites, vec![1, 2], vec![5, 4]));
         assert_eq!((plan.runs, plan.duration, plan.budget), (3, Duration::from_millis(20), None));
     }
@@ -138,7 +160,7 @@ mod tests {
     fn bad_arguments_say_what_is_wrong() {
         for (args, says) in [
             ("", "SUITE"),
-            ("virtio", "devmem"),
+            ("virtio", "streams"),
             ("refs --threads 0", "--threads 0"),
             ("refs --threads 1,3", "2 CPUs (0-1)"),
             ("refs --threads two", "--threads"),

@@ -1,45 +1,60 @@
-//! The report: what `--json` prints, and what the table and the charts are made of. Field names are a contract; new ones
-//! may be added.
+//! The report: what `--json` prints, and what the table and the charts are made of. Field names are a contract, which `schema/bench.json` has;
+//! new ones may be added. Numbers are in base units: ns, B, b/s, requests.
 
 use super::plan::Plan;
+use crate::goals::{Goal, Unmet};
 use crate::machine::Machine;
 use crate::perf::PoolReport;
+use crate::report::{Done, names};
 use crate::stats::Spread;
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// One suite: an object on standard output, or one of several in it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
+    /// [`crate::report::SCHEMA`].
+    pub(crate) schema: u32,
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
     pub(crate) suite: &'static str,
     pub(crate) machine: Machine,
     pub(crate) params: Params,
+    pub(crate) done: Done,
     pub(crate) variants: Vec<Row>,
-    /// What the suite was built to reach, and whether it did this time.
+    /// The suite's goals, and whether this measurement reached them.
     pub(crate) goals: Vec<Goal>,
-    /// Pages that the suite moved.
+    /// The pages that the pools of the suite handed out and got back.
     pub(crate) pool: PoolReport,
+}
+
+impl Report {
+    /// The goals and rows that `--check` makes an error.
+    pub(crate) fn unmet(&self) -> Unmet {
+        Unmet::of(self.variants.iter().map(|row| row.skipped.is_some()), &self.goals)
+    }
 }
 
 /// Several suites, as one object.
 #[derive(Debug, Serialize)]
 pub(crate) struct Reports<'a> {
+    pub(crate) schema: u32,
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
     pub(crate) suites: &'a [Report],
 }
 
+/// The planned measurement. [`Done`] and each row say what was done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Params {
     pub(crate) threads: Vec<usize>,
-    /// Where threads ran, the first thread first.
+    /// The CPUs of the threads, the first thread's first.
     pub(crate) cpus: Vec<usize>,
-    /// How long each thread worked for one value.
+    /// How long each thread works for one value.
     pub(crate) duration_s: f64,
-    /// As planned; each row says how many it had.
     pub(crate) runs: u32,
+    /// The rows that were chosen, as names or patterns; empty: all.
+    pub(crate) rows: Vec<String>,
 }
 
 impl Params {
@@ -49,18 +64,19 @@ impl Params {
             cpus: plan.cpus[..plan.most().min(plan.cpus.len())].to_vec(),
             duration_s: plan.duration.as_secs_f64(),
             runs: plan.runs,
+            rows: plan.rows.patterns().to_vec(),
         }
     }
 }
 
-/// What a row is about.
+/// The name and the parameters of a row.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Head {
-    /// Unlike that of any other row of the section with as many threads.
+    /// Unique among the rows of the section with the same number of threads.
     pub(crate) name: String,
     pub(crate) section: &'static str,
     pub(crate) threads: usize,
-    /// Operation that the value is for.
+    /// The operation to which the value refers.
     pub(crate) per: &'static str,
     pub(crate) unit: &'static str,
     /// Counters that each thread uses in turn.
@@ -72,54 +88,83 @@ pub(crate) struct Head {
     /// Page order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<u8>,
-    /// Where the count of an object lies.
+    /// The place of an object's count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) layout: Option<&'static str>,
     /// Bindings that fragments come from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bindings: Option<u32>,
-    /// How the pages of a binding follow each other.
+    /// The order in which the pages of a binding are received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<&'static str>,
     /// Whether device memory is received into or sent from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) direction: Option<&'static str>,
-    /// Other per-CPU counts that are alive.
+    /// Other per-CPU counts that exist at the same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) others: Option<usize>,
 }
 
-/// One value.
-#[derive(Clone, Copy, Debug, Default)]
+/// One run of a row.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
+    /// In the row's unit.
     pub(crate) value: f64,
     /// The same in ticks of the time stamp counter, where there is one and the value is a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tsc: Option<f64>,
-    /// Nanoseconds for which something else had a CPU meanwhile.
+    /// Nanoseconds in which the measured threads did not have their CPUs.
     pub(crate) lost_ns: u64,
+    /// Nanoseconds of the counted part, for the thread that took longest. Missing if the measurement does not report
+    /// it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) elapsed_ns: Option<u64>,
+    /// Operations that were counted in that time, by all threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) operations: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) packets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
+    /// The features that driver and device have negotiated; 0 if the row has no rings of ours. All runs of a row have the same.
+    #[serde(skip)]
+    pub(crate) features: u64,
+    /// Nanoseconds of the whole run, with what comes before and after the counted part. The rounds write it.
+    pub(crate) run_ns: u64,
 }
 
-/// A row, and what its runs say.
+impl Sample {
+    /// A sample that has only a value.
+    pub(crate) fn of(value: f64) -> Self {
+        Self { value, ..Self::default() }
+    }
+}
+
+/// A row, and the results of its runs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) head: Head,
     /// How per-CPU data was reached.
     pub(crate) percpu: String,
+    /// The names of the features that driver and device have negotiated. Empty if the row has no rings of ours.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) features: Vec<&'static str>,
     /// Why it was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
-    /// What is to be known of how it was measured.
+    /// A remark on how the row was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
     #[serde(flatten)]
     pub(crate) measured: Option<Measured>,
-    /// Run by run.
-    #[serde(skip)]
+    /// The CPUs that its threads were moved to.
+    pub(crate) cpus: BTreeSet<usize>,
+    /// Run by run, in the order in which they were made.
     pub(crate) samples: Vec<Sample>,
 }
 
-/// What the runs of a row say.
+/// The results of a row's runs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measured {
     #[serde(flatten)]
@@ -127,32 +172,25 @@ pub(crate) struct Measured {
     pub(crate) runs: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tsc: Option<Spread>,
-    /// Against the row that it is compared with, which does the same with as many threads.
-    #[serde(flatten)]
+    /// The comparison with the base row, which does the same work with the same number of threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) versus: Option<Versus>,
-    /// Of what is done for every packet.
+    /// The cost for a packet, in rows of work that is done once per packet.
     #[serde(flatten)]
     pub(crate) packet: Option<PacketCost>,
-    /// Nanoseconds for which something else had a CPU.
+    /// Nanoseconds in which the measured threads did not have their CPUs.
     pub(crate) lost_ns: u64,
 }
 
-/// How many times as fast as another row, run by run. In JSON a field whose name has the other's: `vs_refcount`.
-#[derive(Clone, Copy, Debug)]
+/// The speed relative to another row, run by run.
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Versus {
     pub(crate) base: &'static str,
+    #[serde(flatten)]
     pub(crate) ratio: Spread,
 }
 
-impl Serialize for Versus {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(1))?;
-        map.serialize_entry(&format!("vs_{}", self.base), &self.ratio)?;
-        map.end()
-    }
-}
-
-/// The median as a packet has to pay for it.
+/// The cost for a packet, computed from the median.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct PacketCost {
     /// Ticks of the time stamp counter, where there is one.
@@ -165,9 +203,9 @@ pub(crate) struct PacketCost {
 }
 
 impl PacketCost {
-    /// Of a row that takes nanoseconds for a packet.
+    /// The cost of a row whose unit is nanoseconds per packet.
     pub(crate) fn of(measured: &Measured) -> Self {
-        // 64 bytes, preamble and start of 8, and a gap of 12.
+        // A frame of 64 bytes has 8 bytes of preamble and start before it, and a gap of 12 bytes behind it.
         let wire_ns = |gbps: f64| f64::from((64 + 8 + 12) * 8) / gbps;
         let ns = measured.value.median;
         Self {
@@ -178,14 +216,14 @@ impl PacketCost {
     }
 }
 
-/// A row to compare others with.
+/// The row with which others are compared.
 pub(crate) struct Base {
     pub(crate) name: &'static str,
-    /// As results call it.
+    /// Its name in results.
     pub(crate) called: &'static str,
 }
 
-/// Compares rows with each other: `base` says with which of the section, of as many threads.
+/// Compares rows. `base` returns the row of the same section and number of threads to compare a row with.
 pub(crate) fn compare(rows: &mut [Row], base: impl Fn(&Head) -> Option<Base>) {
     let versus = |row: &Row| {
         let Base { name, called } = base(&row.head)?;
@@ -214,28 +252,22 @@ impl Row {
                 lost_ns: samples.iter().map(|s| s.lost_ns).sum(),
             }
         });
-        Self { head, percpu: percpu.to_owned(), skipped, note: None, measured, samples }
+        let features = samples.first().map_or_else(Vec::new, |sample| names(sample.features).collect());
+        Self {
+            head,
+            percpu: percpu.to_owned(),
+            features,
+            skipped,
+            note: None,
+            measured,
+            cpus: BTreeSet::new(),
+            samples,
+        }
     }
 
-    /// How many times as much `over` took as this row, run by run.
+    /// `over` divided by this row, run by run.
     pub(crate) fn under(&self, over: &Self) -> Option<Spread> {
         let pairs = over.samples.iter().zip(&self.samples).map(|(over, own)| (over.value, own.value));
         Spread::of_ratios(pairs)
     }
-}
-
-/// Something that the suite was built to reach.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Goal {
-    pub(crate) goal: String,
-    pub(crate) threads: usize,
-    pub(crate) unit: &'static str,
-    pub(crate) percpu: String,
-    pub(crate) bound: f64,
-    /// Whether the value must not be less than the bound, or not more.
-    pub(crate) at_least: bool,
-    #[serde(flatten)]
-    pub(crate) value: Spread,
-    /// Whether the median keeps the bound.
-    pub(crate) reached: bool,
 }

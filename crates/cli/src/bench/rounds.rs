@@ -1,19 +1,21 @@
-//! All measurements of a suite, in turns.
+//! All measurements of a suite, in turns. A signal ends them; the finished ones are kept.
 
 use super::error::BenchError;
 use super::lab::Lab;
 use super::plan::Plan;
 use super::report::{Head, Row, Sample};
+use crate::cpus;
 use crate::turns::{progress, take_turns};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// What is measured once in every round, and fills one row or more.
+/// A measurement that is made once in every round. It fills one row or more.
 pub(crate) trait Cell {
     /// The rows, in the order of what [`measure`](Self::measure) returns.
     fn heads(&self) -> Vec<Head>;
 
-    /// Is called once, before all rounds.
+    /// Called once, before all rounds.
     ///
     /// # Errors
     ///
@@ -29,7 +31,7 @@ pub(crate) trait Cell {
     /// [`BenchError::Unavailable`] says that the rows can no longer be measured.
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError>;
 
-    /// What is to be known of how it was measured.
+    /// A remark on how it was measured, for the report.
     fn note(&self) -> Option<String> {
         None
     }
@@ -55,17 +57,25 @@ impl Cell for Skipped {
     }
 }
 
-/// Measures every cell as often as planned.
+/// The results of all rounds.
+pub(crate) struct Rounds {
+    pub(crate) rows: Vec<Row>,
+    /// A signal came before all rounds were made.
+    pub(crate) interrupted: bool,
+}
+
+/// Measures every cell as often as planned, or until a signal comes. Only the rows that the plan chooses are kept.
 pub(crate) fn run(
     plan: &Plan,
     cells: &mut [Box<dyn Cell>],
     percpu: &str,
     stop: &AtomicBool,
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<Rounds, BenchError> {
     let lab = Lab::new(plan);
     let heads: Vec<Vec<Head>> = cells.iter().map(|cell| cell.heads()).collect();
     let mut samples: Vec<Vec<Vec<Sample>>> = heads.iter().map(|heads| vec![Vec::new(); heads.len()]).collect();
     let mut skipped: Vec<Option<String>> = vec![None; cells.len()];
+    let mut pinned: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); cells.len()];
     let bar = progress((plan.runs as usize + 1) * cells.len());
     let step = |heads: &[Head]| {
         bar.inc(1);
@@ -74,52 +84,55 @@ pub(crate) fn run(
         }
         if stop.load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
     };
+    // The signal that ends this command may also have ended a program that a cell started.
+    let failed = |error| if stop.load(Ordering::Relaxed) { BenchError::Interrupted } else { error };
     let begin = Instant::now();
-    for (i, cell) in cells.iter_mut().enumerate() {
-        step(&heads[i])?;
-        match cell.prepare(&lab) {
-            Err(BenchError::Unavailable { why, .. }) => skipped[i] = Some(why),
-            done => done?,
-        }
-    }
-    let budget = plan.budget.map(|budget| (budget, begin.elapsed()));
-    let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
-    take_turns(plan.runs, budget, &wanted, &bar, |i| {
-        step(&heads[i])?;
-        if skipped[i].is_some() {
-            return Ok(());
-        }
-        match cells[i].measure(&lab) {
-            Ok(values) => samples[i].iter_mut().zip(values).for_each(|(row, sample)| row.push(sample)),
-            // Runs that a peer did not live to end are no medians.
-            Err(BenchError::Unavailable { why, .. }) => {
-                skipped[i] = Some(why);
-                samples[i].iter_mut().for_each(Vec::clear);
+    let mut rounds = || {
+        for (i, cell) in cells.iter_mut().enumerate() {
+            step(&heads[i])?;
+            match cell.prepare(&lab).map_err(failed) {
+                Err(BenchError::Unavailable { why, .. }) => skipped[i] = Some(why),
+                done => done?,
             }
-            Err(error) => return Err(error),
         }
-        Ok(())
-    })?;
-    warn_of_company(&samples, begin.elapsed());
+        let budget = plan.budget.map(|budget| (budget, begin.elapsed()));
+        let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
+        take_turns(plan.runs, budget, &wanted, &bar, |i| {
+            step(&heads[i])?;
+            if skipped[i].is_some() {
+                return Ok(());
+            }
+            let (since, _) = (Instant::now(), cpus::take_pinned());
+            match cells[i].measure(&lab).map_err(failed) {
+                Ok(values) => {
+                    let run_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let values = values.into_iter().map(|sample| Sample { run_ns, ..sample });
+                    samples[i].iter_mut().zip(values).for_each(|(row, sample)| row.push(sample));
+                    pinned[i].append(&mut cpus::take_pinned());
+                }
+                // A peer that ended has not made all runs, and the median of some runs would not be comparable.
+                Err(BenchError::Unavailable { why, .. }) => {
+                    skipped[i] = Some(why);
+                    samples[i].iter_mut().for_each(Vec::clear);
+                }
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        })
+    };
+    let interrupted = match rounds() {
+        Err(BenchError::Interrupted) => true,
+        done => done.map(|()| false)?,
+    };
+    bar.finish_and_clear();
     let notes = cells.iter().map(|cell| cell.note());
-    let rows =
-        heads.into_iter().zip(samples).zip(skipped).zip(notes).flat_map(|(((heads, samples), skipped), note)| {
-            heads.into_iter().zip(samples).map(move |(head, samples)| Row {
-                note: note.clone(),
-                ..Row::new(head, percpu, samples, skipped.clone())
-            })
-        });
-    Ok(rows.collect())
-}
-
-/// Times include what others had of the suite's CPUs; a thirtieth of all the time is more than timers and the kernel take.
-fn warn_of_company(samples: &[Vec<Vec<Sample>>], elapsed: Duration) {
-    // The rows of a cell are of the same threads.
-    let lost_ns: u64 = samples.iter().filter_map(|rows| rows.first()).flatten().map(|s| s.lost_ns).sum();
-    let lost = Duration::from_nanos(lost_ns);
-    if lost > elapsed / 30 {
-        eprintln!(
-            "warning: other programs had the suite's CPUs for {lost:.1?} in {elapsed:.1?}; times are too long, and their ranges wide"
-        );
-    }
+    let cells = heads.into_iter().zip(samples).zip(skipped).zip(notes).zip(pinned);
+    let rows = cells.flat_map(|((((heads, samples), skipped), note), cpus)| {
+        heads.into_iter().zip(samples).map(move |(head, samples)| Row {
+            note: note.clone(),
+            cpus: cpus.clone(),
+            ..Row::new(head, percpu, samples, skipped.clone())
+        })
+    });
+    Ok(Rounds { rows: rows.filter(|row| plan.rows.choose(&row.head)).collect(), interrupted })
 }

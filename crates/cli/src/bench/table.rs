@@ -1,12 +1,16 @@
-//! The report for people, within 100 columns as long as nothing is missing.
+//! The report as text, at most 100 columns wide unless rows were skipped.
 
-use super::report::{Measured, Report, Row};
+use super::plan::Suite;
+use super::report::{Head, Measured, Report, Row};
+use super::rows::Rows;
 use crate::cpus;
+use crate::goals::{Goal, Unmet};
 use crate::stats::Spread;
+use crate::units::{digits, show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write;
 
-/// What a section's rows have in common.
+/// The heading of a section: what its rows have in common.
 pub(crate) fn heading(section: &str) -> &str {
     match section {
         "get+put" => "A get and a put, in each thread; on one counter, and rotating over 64",
@@ -52,17 +56,36 @@ pub(crate) fn heading(section: &str) -> &str {
         "transmit: application" => "CPU time of the application side, at the same pace",
         "transmit: both" => "CPU time of both sides, at the same pace",
         "transmit: loss" => "Datagrams that the device did not take, at full speed and at that pace together",
+        "bulk: throughput" => "TCP, one connection at an MTU of 1500, no offloads: throughput",
+        "bulk: CPU" => "CPU time of a gigabyte: all threads of both ends and of what is between them",
+        "bulk with offloads: throughput" => "The same with checksum and segmentation offload: throughput",
+        "bulk with offloads: CPU" => "CPU time of a gigabyte, with offloads",
+        "requests: median" => "64 bytes asked and 64 answered, one request at a time: the median",
+        "requests: 99 % are faster" => "The same: 99 of 100 requests are answered in this time",
+        "replies: throughput" => {
+            "Answers of our server, all clients at one address, by the count of the destination entry; the last beyond the CPUs"
+        }
+        "replies: gets" => "Gets of the destination entry",
+        "replies: retries" => "How often a get's compare-and-swap was tried again, per get",
+        "memcached: throughput" => "memcached, 100 get to 1 set, 32 connections: requests a second",
+        "memcached: CPU of the server" => "Requests in a second of the server's CPU time",
+        "memcached: CPU of both sides" => "Requests in a second of CPU time of server and client together",
+        "cost of a segment" => {
+            "CPU time by segments of 248 to 1448 bytes, both ends: what a segment costs whatever its length"
+        }
+        "cost of a byte" => "And what each byte adds",
         "kernel" => "Live XDP frames in the kernel: a 64-byte frame from its page pool, dropped by a program",
         other => other,
     }
 }
 
-/// The whole of it: machine, sections, goals.
+/// Formats the whole report: machine, sections, goals.
 pub(crate) fn render(report: &Report) -> String {
     let mut out = header(report);
     for section in sections(&report.variants) {
         let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == section).collect();
-        let _ = writeln!(out, "{}\n{}\n{}", heading(section), table(&rows), remarks(&rows));
+        let remarks: String = remarks(&rows).iter().map(|remark| format!("  {remark}\n")).collect();
+        let _ = writeln!(out, "{}\n{}\n{remarks}", heading(section), table(&rows));
     }
     if !report.goals.is_empty() {
         let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
@@ -71,27 +94,52 @@ pub(crate) fn render(report: &Report) -> String {
         let plural = if goal.threads == 1 { "" } else { "s" };
         let _ = writeln!(
             out,
-            "{} {} thread{plural}: {}: {} {} ({})",
-            if goal.reached { "reached" } else { "missed " },
+            "{:<7} {} thread{plural}: {}: {} ({})",
+            goal.verdict.word(),
             goal.threads,
             goal.goal,
-            show(&goal.value),
-            goal.unit,
-            goal.percpu,
+            came_to(goal),
+            goal.percpu
         );
     }
+    let unmet = report.unmet();
+    if unmet != Unmet::default() {
+        let _ = writeln!(out, "{unmet}");
+    }
+    let _ = writeln!(out, "\n{}", report.done.lines());
     let p = &report.pool;
     if p.allocated > 0 {
         let _ = writeln!(
             out,
-            "\nPages of all pools: allocated {}, returned {}; mapped {}, unmapped {}; in flight {}, leaked {}",
+            "Pages of all pools: allocated {}, returned {}; mapped {}, unmapped {}; in flight {}, leaked {}",
             p.allocated, p.returned, p.mapped, p.unmapped, p.inflight, p.leaked,
         );
     }
     out
 }
 
-/// What was measured where, in two lines.
+/// The value of a goal, or the reason why there is none.
+pub(crate) fn came_to(goal: &Goal) -> String {
+    match (&goal.value, &goal.why) {
+        (Some(value), _) => show_spread(value, goal.unit),
+        (None, why) => why.clone().unwrap_or_default(),
+    }
+}
+
+/// The chosen rows of the suites, one in each line.
+pub(crate) fn list(suites: &[(Suite, Vec<Head>)], rows: &Rows) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["suite", "section", "row", "threads"]);
+    for (suite, heads) in suites {
+        for head in heads.iter().filter(|head| rows.choose(head)) {
+            table.add_row([suite.name(), head.section, &head.name, &head.threads.to_string()]);
+        }
+    }
+    table.to_string()
+}
+
+/// The plan and the machine, in two lines.
 pub(crate) fn header(report: &Report) -> String {
     let (m, p) = (&report.machine, &report.params);
     let plural = |n: u64| if n == 1 { "" } else { "s" };
@@ -126,38 +174,61 @@ pub(crate) fn sections(rows: &[Row]) -> Vec<&'static str> {
 }
 
 fn table(rows: &[&Row]) -> Table {
-    let shown = Shown::of(rows);
+    let grid = Grid::of(rows);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let value = rows.first().map_or(String::new(), |row| {
-        let spread = if row.head.unit == "B" { "" } else { " (min..max)" };
-        format!("{}{spread}", row.head.unit)
-    });
-    let versus = shown.versus.map_or(String::new(), |base| format!("x {base}"));
-    let mut head = vec!["variant", "threads", &value];
-    head.extend(shown.tsc.then_some("tsc"));
-    head.extend(shown.packet.then_some(["of 10G", "of 100G"]).into_iter().flatten());
-    head.extend(shown.versus.map(|_| versus.as_str()));
-    head.extend((!shown.packet).then_some("percpu"));
-    table.set_header(&head);
-    for row in rows {
-        let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
-        match &row.measured {
-            Some(m) => cells.extend(figures(row, m, &shown)),
-            None => cells.push("skipped".into()),
-        }
-        cells.resize(head.len() - usize::from(!shown.packet), String::new());
-        cells.extend((!shown.packet).then(|| row.percpu.clone()));
-        table.add_row(cells);
-    }
-    let last = head.len() - usize::from(!shown.packet);
-    for (i, column) in table.column_iter_mut().enumerate() {
+    table.set_header(&grid.head);
+    grid.rows.iter().for_each(|row| _ = table.add_row(row));
+    for (column, number) in table.column_iter_mut().zip(&grid.numbers) {
         column.set_padding((0, 1));
-        if (1..last).contains(&i) {
+        if *number {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table
+}
+
+/// The figures of a section as text, for tables of any kind.
+pub(crate) struct Grid {
+    pub(crate) head: Vec<String>,
+    /// Which columns contain numbers.
+    pub(crate) numbers: Vec<bool>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl Grid {
+    pub(crate) fn of(rows: &[&Row]) -> Self {
+        let shown = Shown::of(rows);
+        let value = rows.first().map_or(String::new(), |row| match row.head.unit {
+            "B" => "memory".into(),
+            "ns" => "time (min..max)".into(),
+            "b/s" => "rate (min..max)".into(),
+            unit => format!("{unit} (min..max)"),
+        });
+        let mut head = vec!["variant".into(), "threads".into(), value];
+        head.extend(shown.tsc.then(|| "tsc".into()));
+        head.extend(shown.packet.then(|| ["of 10G", "of 100G"].map(String::from)).into_iter().flatten());
+        head.extend(shown.versus.map(|base| format!("x {base}")));
+        let mut numbers = vec![true; head.len()];
+        numbers[0] = false;
+        let figures = head.len();
+        if !shown.packet {
+            head.push("percpu".into());
+            numbers.push(false);
+        }
+        let cells = |row: &&Row| {
+            let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
+            match &row.measured {
+                Some(m) => cells.extend(self::figures(row, m, &shown)),
+                None if row.skipped.is_some() => cells.push("skipped".into()),
+                None => cells.push("no run".into()),
+            }
+            cells.resize(figures, String::new());
+            cells.extend((!shown.packet).then(|| row.percpu.clone()));
+            cells
+        };
+        Self { head, numbers, rows: rows.iter().map(cells).collect() }
+    }
 }
 
 /// Columns that a section has.
@@ -179,7 +250,7 @@ impl Shown {
 }
 
 fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
-    let value = if row.head.unit == "B" { format!("{:.0}", m.value.median) } else { show(&m.value) };
+    let value = if row.head.unit == "B" { show(m.value.median, "B") } else { show_spread(&m.value, row.head.unit) };
     let mut cells = vec![value];
     if shown.tsc {
         cells.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
@@ -190,17 +261,17 @@ fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
         cells.extend(shares.unwrap_or_default());
     }
     if shown.versus.is_some() {
-        cells.push(m.versus.map_or(String::new(), |v| show(&v.ratio)));
+        cells.push(m.versus.map_or(String::new(), |v| bare(&v.ratio)));
     }
     cells
 }
 
-/// Why rows are missing, and what is to be known of those that are not: each reason once, with the rows that it is for.
-fn remarks(rows: &[&Row]) -> String {
+/// Why rows are missing, and the remarks on the rows that are not. Each remark is printed once, with the rows that it
+/// is about.
+pub(crate) fn remarks(rows: &[&Row]) -> Vec<String> {
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for row in rows {
-        let skipped =
-            row.measured.is_none().then(|| format!("skipped: {}", row.skipped.as_deref().unwrap_or("no run")));
+        let skipped = row.skipped.as_ref().map(|why| format!("skipped: {why}"));
         for what in skipped.into_iter().chain(row.note.as_ref().map(|note| format!("note: {note}"))) {
             match said.iter_mut().find(|(said, _)| *said == what) {
                 Some((_, names)) if names.contains(&row.head.name) => {}
@@ -209,33 +280,10 @@ fn remarks(rows: &[&Row]) -> String {
             }
         }
     }
-    said.into_iter().map(|(what, names)| format!("  {what} ({})\n", names.join(", "))).collect()
+    said.into_iter().map(|(what, names)| format!("{what} ({})", names.join(", "))).collect()
 }
 
-/// Median and range.
-pub(crate) fn show(s: &Spread) -> String {
+/// A ratio and its range.
+pub(crate) fn bare(s: &Spread) -> String {
     format!("{} ({}..{})", digits(s.median), digits(s.min), digits(s.max))
-}
-
-/// As many digits as mean something.
-fn digits(x: f64) -> String {
-    match x.abs() {
-        a if a >= 1000.0 => format!("{x:.0}"),
-        a if a >= 100.0 => format!("{x:.1}"),
-        _ => format!("{x:.2}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn three_digits_or_so() {
-        assert_eq!(digits(0.0), "0.00");
-        assert_eq!(digits(3.456), "3.46");
-        assert_eq!(digits(345.67), "345.7");
-        assert_eq!(digits(34567.8), "34568");
-        assert_eq!(show(&Spread { median: 2.0, min: 1.0, max: 123.4 }), "2.00 (1.00..123.4)");
-    }
 }

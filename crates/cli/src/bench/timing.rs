@@ -1,4 +1,4 @@
-//! Work of which so much is done for one value as fits into the planned time.
+//! Timings: one value covers as much work as fits into the planned time.
 
 use super::error::BenchError;
 use super::lab::{Lab, Timed, each};
@@ -6,15 +6,15 @@ use super::report::{Head, Sample};
 use super::rounds::Cell;
 use std::time::Instant;
 
-/// Operations in a block: frames that a driver is given at a time.
+/// Operations in a block. A driver gets this number of frames in one poll.
 pub(crate) const BATCH: u64 = 64;
 
-/// Something of which any number of blocks can be done.
+/// Work that can be done for any number of blocks.
 pub(crate) trait Work {
-    /// Does so many blocks, and as much as it takes to warm up before; says what the blocks took.
+    /// Warms up, then does this many blocks. Returns the time of the blocks.
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError>;
 
-    /// Blocks below which a value means nothing.
+    /// The smallest number of blocks that gives a useful value.
     fn least(&self) -> u64 {
         16
     }
@@ -25,10 +25,10 @@ pub(crate) trait Work {
     }
 }
 
-/// What makes the work, when its turn has come.
+/// Makes the work. Called when the row is prepared.
 type Make = Box<dyn FnOnce(&Lab) -> Result<Box<dyn Work>, BenchError>>;
 
-/// A row that is measured that way: nanoseconds for one of the [`BATCH`] operations of a block.
+/// A row of a [`Work`]: nanoseconds for one of the [`BATCH`] operations of a block.
 pub(crate) struct Timing {
     head: Head,
     make: Option<Make>,
@@ -56,7 +56,8 @@ impl Cell for Timing {
         let work = self.work.insert(make(lab)?);
         let mut blocks = work.least();
         let mut runs = 0;
-        // As far as each run is anything to go by, which something else may have stretched, and not much further.
+        // The number of blocks grows until three runs had no more room. One run is not enough, because other programs may
+        // have lengthened it.
         while runs < 3 {
             let begin = Instant::now();
             work.run(lab, blocks)?;
@@ -82,8 +83,8 @@ impl Cell for Timing {
     }
 }
 
-/// How many times as much as has been done since `begin` fits into the planned time: all that it took counts, whatever part is
-/// timed. At most 16.
+/// How many times the work that was done since `begin` fits into the planned time, at most 16. All of the elapsed time
+/// counts, including time that is not measured.
 fn room(lab: &Lab, begin: Instant) -> u64 {
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     (lab.duration_ns() / ns.max(1)).min(16)

@@ -9,12 +9,12 @@
 //!     uevent            look whether another process uses the tap
 //! ```
 //!
-//! The main thread never waits for a front end. One front end is served at a time; each further one is hung up on at
-//! once, so that it sees a busy device and not a silent one. The exception is a front end that comes while the one
-//! before it has hung up and its last messages are still being handled: it is served next. Connections whose other end
-//! is already closed are dropped without being served.
+//! The main thread never waits for a front end. One front end is served at a time. The device hangs up on each further
+//! one at once, so that the front end sees a busy device and not a silent one. There is one exception. If the served
+//! front end has hung up and its last messages are still being handled, a new front end is kept and served next.
+//! Connections whose other end is already closed are dropped without being served.
 //!
-//! A shortage (descriptors, memory) costs the front end that met it, and is counted.
+//! If descriptors or memory are short, the front end that needed them is dropped, and the shortage is counted.
 
 use super::Running;
 use super::report::{Events, Left};
@@ -37,9 +37,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted before the other sources of events are looked at again.
+/// The most connections that are accepted before the other sources of events are polled again.
 const BATCH: usize = 256;
-/// How long the listening socket is left alone when not even the spare descriptor let a connection be taken off it.
+/// If even the spare descriptor did not help to take a connection off the listening socket, the socket is ignored for
+/// this time.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
 /// The time between two attempts of `--connect`: at first and at most. It doubles while attempts fail, and while the
 /// front end hangs up within [`MOST`].
@@ -79,7 +80,8 @@ pub(super) struct Fronts {
     events: Events,
 }
 
-/// The serving thread's ends of the channels: streams to serve, what became of them, and an eventfd that says so.
+/// The serving thread's ends of the channels: streams to serve, the results of serving them, and an eventfd that
+/// signals a result.
 pub(super) struct Server {
     streams: Receiver<UnixStream>,
     results: SyncSender<Result<(), DeviceError>>,
@@ -91,14 +93,14 @@ pub(super) struct Line {
     results: Receiver<Result<(), DeviceError>>,
 }
 
-/// A pair of channel ends. At most one stream is under way, so that no send blocks.
+/// A pair of channel ends. At most one stream is in the channel, so no send blocks.
 pub(super) fn line() -> (Line, Server) {
     let (streams, to_serve) = sync_channel(1);
     let (served, results) = sync_channel(1);
     (Line { streams, results }, Server { streams: to_serve, results: served })
 }
 
-/// Wakes the main thread. Signalled when a front end's service is over, and when another thread ends.
+/// Wakes the main thread. Signalled when a front end is no longer served, and when another thread ends.
 #[derive(Debug)]
 pub(super) struct Wake(OwnedFd);
 
@@ -117,7 +119,7 @@ impl Wake {
     }
 }
 
-/// Signals at the end of a thread, however it ends.
+/// Signals when the thread ends, also in a panic.
 pub(super) struct WakeAtEnd<'a>(pub(super) &'a Wake);
 
 impl Drop for WakeAtEnd<'_> {
@@ -183,7 +185,8 @@ impl Fronts {
         let result = self.serve(&line, device);
         if let Some(current) = self.current.take() {
             let _ = current.hangup.shutdown(Shutdown::Both);
-            // Bounded: the serving thread finds the end of the connection after the message at hand.
+            // This wait is bounded: the serving thread handles the current message and then finds the end of the
+            // connection.
             let _ = line.results.recv();
             self.events.left(&Ok(()), &current.left, device.stats);
         }
@@ -191,6 +194,8 @@ impl Fronts {
     }
 
     fn serve(&mut self, line: &Line, device: &mut Running<'_>) -> anyhow::Result<()> {
+        // Another process may have opened the tap before this process asked for uevents.
+        device.look_at_tap();
         while !device.is_over() {
             match line.results.try_recv() {
                 Ok(result) => {
@@ -200,7 +205,7 @@ impl Fronts {
                     }
                 }
                 Err(TryRecvError::Empty) => {}
-                // The serving thread is gone. Joining it tells why.
+                // The serving thread has ended. Joining it returns its error.
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
             self.connect()?;
@@ -238,7 +243,7 @@ impl Fronts {
         }
     }
 
-    /// Hands a front end to the serving thread. Where a descriptor for that is short, the front end is dropped.
+    /// Hands a front end to the serving thread. If a descriptor for that is missing, the front end is dropped.
     fn begin(&mut self, stream: UnixStream, line: &Line, stats: &Stats) -> anyhow::Result<()> {
         let hangup = match stream.try_clone() {
             Ok(hangup) => hangup,
@@ -249,8 +254,8 @@ impl Fronts {
                 return Ok(());
             }
         };
-        // Never blocks and is never full: the thread has answered for the stream before this one. If the thread is gone,
-        // the next look at its answers says so.
+        // The channel is never full, because the thread has answered for the stream before this one. If the thread has
+        // ended, the next read of its answers shows that.
         let _ = line.streams.try_send(stream);
         self.events.served += 1;
         self.current = Some(Current { hangup, since: Instant::now(), left: Left::of(stats) });
@@ -285,7 +290,7 @@ impl Fronts {
         Ok(())
     }
 
-    /// Sleeps until something happens; says whether a signal came.
+    /// Sleeps until an event. Returns whether a signal came.
     fn wait(&mut self, device: &mut Running<'_>) -> anyhow::Result<bool> {
         let due = match &self.source {
             Source::Connect { at, .. } => *at,
@@ -317,7 +322,7 @@ impl Fronts {
         Ok(signal)
     }
 
-    /// Takes the connections that wait. Each is served next, hung up on because the device is busy, or dropped because
+    /// Takes the waiting connections. Each is served next, or hung up on because the device is busy, or dropped because
     /// its other end is closed.
     fn accept(&mut self) -> anyhow::Result<()> {
         let Source::Listen(socket) = &self.source else { return Ok(()) };
@@ -342,8 +347,8 @@ impl Fronts {
         Ok(())
     }
 
-    /// Answers those who ask for statistics. The text fits the send buffer of a new connection, so that nothing waits and
-    /// nothing is kept for a client: it finds the text when it reads.
+    /// Answers the clients of the statistics socket. The text fits into the send buffer of a new connection: so this
+    /// does not wait, and keeps no state for a client. The client finds the text when it reads.
     fn answer(&mut self, device: &Running<'_>) -> anyhow::Result<()> {
         let Some(socket) = &self.stats_socket else { return Ok(()) };
         for _ in 0..BATCH {
@@ -355,7 +360,7 @@ impl Fronts {
             let text = device.report(&self.events, self.current.is_some());
             let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
             let _ = rustix::net::send(&stream, text.as_bytes(), flags);
-            // If the client has sent something that is not read here, the end of the connection is an error to it.
+            // If bytes of the client stay unread here, the client gets an error at the end of the connection.
             let _ = rustix::net::recv(&stream, &mut [0u8; 512][..], rustix::net::RecvFlags::DONTWAIT);
         }
         Ok(())
@@ -366,7 +371,7 @@ impl Fronts {
 struct Uevents(OwnedFd);
 
 impl Uevents {
-    /// None where the kernel or a filter refuses. The tap is then looked at when something else happens.
+    /// `None` if the kernel or a filter refuses. The tap is then checked at other events.
     fn open() -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let uevents = Some(netlink::KOBJECT_UEVENT);
@@ -375,24 +380,24 @@ impl Uevents {
         Some(Self(socket))
     }
 
-    /// Forgets the messages until now: at most as many as the socket's buffer holds.
+    /// Discards the waiting messages: at most as many as the socket's buffer holds.
     fn clear(&self) {
-        // Shorter than a message: the rest of it is dropped with it.
+        // The buffer is shorter than a message: the rest of the message is discarded with it.
         while rustix::net::recv(&self.0, &mut [0u8; 16][..], RecvFlags::DONTWAIT).is_ok() {}
     }
 }
 
-/// A descriptor that is given up for a moment when descriptors are short: a connection can then be taken off the listening
-/// socket and closed. Left there, it would keep the socket readable and `poll` awake.
+/// A spare descriptor. It is closed for a moment when descriptors are short: a connection can then be taken off the
+/// listening socket and closed. If it stayed there, the socket would stay readable and `poll` would not sleep.
 struct Spare {
     fd: Option<OwnedFd>,
-    /// Until when listening sockets are left alone, because not even this helped.
+    /// Until this time listening sockets are ignored, because not even the spare descriptor helped.
     until: Option<Instant>,
 }
 
 enum Accepted {
     Stream(UnixStream),
-    /// A connection was closed at once, for lack of a descriptor.
+    /// A connection was closed at once, because a descriptor was missing.
     Dropped,
     Nothing,
 }
@@ -438,12 +443,12 @@ fn hung_up(stream: &UnixStream) -> bool {
     fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Whether this process or the system lacks something that may be there again later.
+/// Whether this process or the system lacks a resource that may be available again later.
 fn is_short(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// Whether a connect may work later without anything being corrected: the front end is not there yet, or its backlog is
+/// Whether a connect may succeed later without a change by the user: the front end is not there yet, or its backlog is
 /// full.
 fn comes_later(e: &VhostUserError) -> bool {
     use ErrorKind::{ConnectionRefused, NotFound};

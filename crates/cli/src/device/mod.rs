@@ -9,11 +9,13 @@ use crate::link::AskedLink;
 use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
-use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError};
+use netmem::XskPort;
+use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
 use netmem::virtio::Spin;
 use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
 use netmem::virtio::virtqueue::Negotiated;
+use netmem::xsk::ProgramOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Instant;
@@ -22,25 +24,33 @@ use std::time::Instant;
 pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     check(args)?;
     let pairs = usize::from(args.queues);
-    // A front end: its connection twice, three descriptors a ring, and the files of its memory. Beside it: a tap's queue
-    // a pair, sockets, and a message's worth of descriptors.
+    // A front end needs its connection twice, three descriptors for each ring, and the files of its memory. In
+    // addition: for each pair a queue of a tap, sockets, and the descriptors of one message.
     limits::descriptors(2 * 3 * pairs + pairs + 32, &format!("a device with {pairs} queue pair(s)"))?;
-    // A capture that is read from a pipe can take long: until it is read, a signal ends the program at once.
+    // Reading a capture from a pipe can take long. Until it is read, a signal ends the program at once.
     let capture = match &args.port {
         PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
         _ => None,
     };
     let stop = signals::stop_flag()?;
     match (&args.port, capture) {
-        (PortArg::Sink, _) => serve_over(args, &stop, |_| Ok(Sink)),
-        (PortArg::Echo, _) => serve_over(args, &stop, |_| Ok(Echo::new())),
+        (PortArg::Sink, _) => serve_over(args, &stop, None, |_| Ok(Sink)),
+        (PortArg::Echo, _) => serve_over(args, &stop, None, |_| Ok(Echo::new())),
         (PortArg::Tap(name), _) => {
-            let mut taps = Tap::open(name, pairs, true)?.into_iter();
+            let taps = Tap::open(name, pairs, true)?;
+            // Only this process can use a tap with one queue.
+            let queues = taps.first().filter(|_| pairs > 1).map(|tap| tap.queues().clone());
+            let mut taps = taps.into_iter();
             let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-            serve_over(args, &stop, |_| taps.next().ok_or_else(missing))
+            serve_over(args, &stop, queues, |_| taps.next().ok_or_else(missing))
         }
-        (_, Some(capture)) => serve_over(args, &stop, |_| Ok(capture.clone())),
-        _ => serve_over(args, &stop, |_| Gen::new(args.size, None)),
+        (PortArg::Xsk(xsk), _) => {
+            let queues = xsk.queues(args.queues).collect();
+            let mut ports = XskPort::open(&xsk.interface, Some(queues), ProgramOptions::default())?.into_iter();
+            serve_over(args, &stop, None, |_| ports.next().ok_or_else(|| PortError::Other("no queue is left".into())))
+        }
+        (_, Some(capture)) => serve_over(args, &stop, None, |_| Ok(capture.clone())),
+        _ => serve_over(args, &stop, None, |_| Gen::new(args.size, None)),
     }
 }
 
@@ -70,19 +80,19 @@ fn cpu(args: &DeviceArgs) -> Option<usize> {
     args.cpu.or(args.cpus.device)
 }
 
-/// The running device, as the main thread sees it.
+/// The running device, seen by the main thread.
 struct Running<'a> {
     args: &'a DeviceArgs,
     stats: &'a Stats,
     /// Set by the first signal.
     stop: &'a AtomicBool,
-    /// Set when the data side is to end, or one of its threads has.
+    /// Set when the data side should end, or when one of its threads has ended.
     over: &'a AtomicBool,
     wake: &'a Wake,
     link: Option<&'a AskedLink>,
     since: Instant,
-    /// Whether the user was told that another process uses the tap.
-    shares_tap: bool,
+    /// The queues of a tap that other processes can open too. `None` after the user was warned that one has.
+    tap: Option<TapQueues>,
 }
 
 impl Running<'_> {
@@ -90,13 +100,13 @@ impl Running<'_> {
         self.stop.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed)
     }
 
-    /// Warns if another process uses the tap. A multi-queue tap can be opened by more than one process, and the kernel spreads
-    /// its frames over all their queues. The second process is told when it opens the tap, and the first one here.
+    /// Warns if another process uses the tap. More than one process can open a multi-queue tap, and the kernel spreads
+    /// the frames over all their queues. The second process is warned when it opens the tap, and the first process by
+    /// this function.
     fn look_at_tap(&mut self) {
-        let (PortArg::Tap(name), false) = (&self.args.port, self.shares_tap) else { return };
-        let mine = usize::from(self.args.queues);
-        if mine > 1 && Tap::attached(name).is_some_and(|attached| attached > mine) {
-            self.shares_tap = true;
+        let shared = self.tap.take_if(|tap| tap.others().is_some_and(|others| others > 0));
+        if let Some(tap) = shared {
+            let name = tap.name();
             output::Log.line(&format!("another process has queues of tap {name}, too, and gets a part of the frames"));
         }
     }
@@ -106,10 +116,11 @@ impl Running<'_> {
 fn serve_over<P: Port>(
     args: &DeviceArgs,
     stop: &AtomicBool,
+    tap: Option<TapQueues>,
     mut port: impl FnMut(usize) -> Result<P, PortError>,
 ) -> anyhow::Result<()> {
-    let Some(link) = args.link.map(AskedLink::new) else { return serve(args, stop, port, None) };
-    let result = serve(args, stop, |pair| Ok(link.over(port(pair)?, pair)), Some(&link));
+    let Some(link) = args.link.map(AskedLink::new) else { return serve(args, stop, tap, port, None) };
+    let result = serve(args, stop, tap, |pair| Ok(link.over(port(pair)?, pair)), Some(&link));
     output::offer(&link.report().to_string());
     result
 }
@@ -117,6 +128,7 @@ fn serve_over<P: Port>(
 fn serve<P: Port>(
     args: &DeviceArgs,
     stop: &AtomicBool,
+    tap: Option<TapQueues>,
     port: impl FnMut(usize) -> Result<P, PortError>,
     link: Option<&AskedLink>,
 ) -> anyhow::Result<()> {
@@ -133,7 +145,8 @@ fn serve<P: Port>(
     let (control, stats) = (device.control(), device.stats());
     let workers = device.workers(args.threads.into())?;
     let mut fronts = Fronts::open(args, signals::stop_descriptor()?)?;
-    // The generator always has a frame: its threads would sleep for the lack of buffers only, and that does not last.
+    // The generator always has a frame. Its threads would sleep only because buffers are missing, and that does not
+    // last.
     let busy = args.port == PortArg::Gen && cpus::allowed().len() > usize::from(args.threads);
     let spin = args.spin.unwrap_or(if busy { Spin::Forever } else { Spin::default() });
     let (over, wake) = (AtomicBool::new(false), Wake::new()?);
@@ -147,7 +160,7 @@ fn serve<P: Port>(
             cpus::pin(cpu + index);
         }
         let result = worker.run(&over, spin);
-        // If the port of one thread has failed, the device has.
+        // If the port of one thread has failed, the whole device ends.
         end();
         result
     };
@@ -172,7 +185,7 @@ fn serve<P: Port>(
             eprintln!("{fronts}, port {}, {} queue pair(s)", args.port, args.queues);
             let since = Instant::now();
             let (stats, over, wake) = (&stats, &over, &wake);
-            let mut running = Running { args, stats, stop, over, wake, link, since, shares_tap: false };
+            let mut running = Running { args, stats, stop, over, wake, link, since, tap };
             let accepted = fronts.run(line, &mut running);
             server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             accepted

@@ -10,9 +10,10 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// The time between two lines about busy or short, which a peer can cause in a loop: such lines must not fill a disk.
+/// The time between two lines about busy or short. A peer can cause them in a loop, and such lines must not fill a
+/// disk.
 const QUIET: Duration = Duration::from_secs(1);
-/// Front ends that get a line of their own when they leave, in any such time.
+/// The number of front ends in such a time that get a line of their own when they leave.
 const LINES: u32 = 20;
 
 /// What happened to connections.

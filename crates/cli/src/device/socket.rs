@@ -15,7 +15,7 @@ use std::path::Path;
 pub(crate) enum Socket {
     /// Bound to a path here. The path is removed when the socket is dropped.
     Bound(Listener),
-    /// Its path, if it has one, is the business of the process that made it.
+    /// An inherited socket. If it has a path, the process that made the socket removes the path.
     Inherited(OwnedFd),
 }
 
@@ -29,7 +29,7 @@ impl Socket {
     pub(super) fn accept(&self) -> io::Result<Option<UnixStream>> {
         match rustix::net::accept_with(self, SocketFlags::CLOEXEC) {
             Ok(stream) => Ok(Some(stream.into())),
-            // None, or one that ended before it was accepted.
+            // No connection, or one that ended before it was accepted.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -64,18 +64,19 @@ pub(crate) enum Inherited {
 /// Takes descriptor `fd`, which the parent process left open for this one.
 pub(crate) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
     anyhow::ensure!(fd >= 0, "--fd {fd}: a descriptor's number is 0 or more");
-    // SAFETY: the descriptor is only looked at, and before any of this process's own that could be closed meanwhile.
+    // SAFETY: the descriptor is only queried, before this process has opened descriptors of its own that could be
+    // closed meanwhile.
     let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     anyhow::ensure!(open, "--fd {fd}: the parent process left no such descriptor open");
-    // SAFETY: it is open, and was given to this process by its number in order to be owned here.
+    // SAFETY: the descriptor is open, and the parent gave it to this process by its number, to be owned here.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).context("--fd")?;
     let stream =
         sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
     anyhow::ensure!(stream, "--fd: the descriptor is not a Unix stream socket");
     if sockopt::socket_acceptconn(&fd).context("--fd")? {
-        // The flag is shared with the parent, if it kept the socket. Without it, an accept waits when another process
-        // that shares the socket has taken the connection.
+        // The parent shares this flag if it kept the socket. Without the flag, an accept waits if another process that
+        // shares the socket has taken the connection.
         rustix::io::ioctl_fionbio(&fd, true).context("--fd")?;
         return Ok(Inherited::Listening(Socket::Inherited(fd)));
     }

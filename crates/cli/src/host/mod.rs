@@ -1,11 +1,12 @@
-//! A stack over the embedded device: the device on a thread of its own, the driver and the stack on the caller's.
+//! Stacks over the embedded device. The device has its own threads. Each stack has a thread; the first stack uses the
+//! caller's.
 
 pub(crate) mod tasks;
 
 use crate::cpus;
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
-use netmem::device::{NetDevice, Options, Stats};
+use netmem::device::{NetDevice, Options, Stats, Worker};
 use netmem::pool::{PoolClosed, PoolOptions, SharedPool, TrustedPeer};
 use netmem::virtio::Spin;
 use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
@@ -13,8 +14,8 @@ use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Instant;
 
@@ -26,47 +27,39 @@ pub(crate) type OwnStack = Stack<VirtioRx<Mem>, VirtioTx<Mem>>;
 const RING: u16 = 256;
 /// Received pages that connections and their users may hold.
 const HELD: u32 = 4096;
+/// The longest frame that is no segment: of a VLAN.
+pub(crate) const LARGE_FRAME: usize = 1522;
 /// Pages for headers and for what is copied to be sent.
 const SENT: usize = 4096;
 
-/// What a host is to be like.
+/// The options of a host.
 #[derive(Clone, Debug)]
 pub(crate) struct HostOptions {
     pub(crate) addresses: Vec<Address>,
     pub(crate) mtu: u16,
-    /// Pages that can be sent, beside those for headers and copies.
+    /// Pages to send from, for the whole device or for one host. Pages for headers and copies come on top.
     pub(crate) pages: usize,
-    /// How long the device's thread polls before it sleeps.
+    /// Additional pages of each queue pair, for the payload of restored connections.
+    pub(crate) restored: usize,
+    /// Threads of the device.
+    pub(crate) device_threads: usize,
+    /// How long the device's threads poll before they sleep.
     pub(crate) spin: Spin,
-    /// Where the device's thread runs.
+    /// The CPU of the device's first thread.
     pub(crate) device_cpu: Option<usize>,
 }
 
-/// The pools that a stack and its user send from.
-pub(crate) struct Pools {
-    /// For headers and copies.
-    sent: Arc<SharedPool<Mem>>,
-    /// For the user.
-    own: Arc<SharedPool<Mem>>,
-}
-
-impl Pools {
-    /// Makes them: `pages` for the user.
-    pub(crate) fn new(net: &VirtioNet<Mem>, pages: usize) -> anyhow::Result<Self> {
-        let pool = |name, pages| anyhow::Ok(Arc::new(net.tx_pool(PoolOptions::new(name).limit(pages))?));
-        Ok(Self { sent: pool("sent", SENT)?, own: pool("own", pages)? })
-    }
-}
-
-/// A stack, and what it runs on, for as long as it runs.
+/// A running stack, with its clock, its host and its pages.
 pub(crate) struct Running {
     pub(crate) stack: OwnStack,
     pub(crate) clock: Clock,
-    /// Pages to send from, as many as were asked for.
+    /// The part that it shares with the other stacks.
+    pub(crate) host: Host<Mem>,
+    /// Pages to send from, [`HostOptions::pages`] of them.
     pub(crate) pool: Arc<SharedPool<Mem>>,
 }
 
-/// The time since a moment.
+/// A clock that counts from the moment at which it was started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock(Instant);
 
@@ -80,7 +73,7 @@ impl Clock {
     }
 }
 
-/// Pages at the end: what pools count when all that was lent has come back, or has not.
+/// Counts of pages at the end: how many the pools allocated, and how many of them were not returned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Books {
     pub(crate) allocated: u64,
@@ -94,7 +87,7 @@ impl Books {
     }
 }
 
-/// An Ethernet address that follows from the first IP address, and is no vendor's.
+/// A locally administered Ethernet address, made of the first IP address.
 pub(crate) fn mac(addresses: &[Address]) -> [u8; 6] {
     let bytes = match addresses.first().map(|address| address.addr) {
         Some(IpAddr::V4(addr)) => addr.octets(),
@@ -105,7 +98,7 @@ pub(crate) fn mac(addresses: &[Address]) -> [u8; 6] {
     [0x02, 0x6e, a, b, c, d]
 }
 
-/// What the device of some stacks has done, and the books of their pages.
+/// The device's counters and the counts of pages, at the end.
 pub(crate) struct Ended {
     pub(crate) stats: Arc<Stats>,
     pub(crate) books: Books,
@@ -117,101 +110,220 @@ pub(crate) struct Ended {
 ///
 /// Those of `run`, of the device and of its ports.
 pub(crate) fn with_device<P: Port, T>(
-    port: impl FnMut(usize) -> Result<P, PortError>,
+    mut port: impl FnMut(usize) -> Result<P, PortError>,
     pairs: u16,
     options: &HostOptions,
     run: impl FnOnce(&VirtioNet<Mem>, Vec<QueuePair<Mem>>, &Arc<Stats>) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Arc<Stats>)> {
+    let mut value = None;
+    let run: Drive<'_> = Box::new(|net, pairs, stats| {
+        value = Some(run(net, pairs, stats)?);
+        Ok(())
+    });
+    let stats = start(&mut port, pairs, options, run)?;
+    Ok((value.context("the driver has not run")?, stats))
+}
+
+/// What runs with a driver. Without its type: a device would be compiled again for each.
+type Drive<'a> = Box<dyn FnOnce(&VirtioNet<Mem>, Vec<QueuePair<Mem>>, &Arc<Stats>) -> anyhow::Result<()> + 'a>;
+
+/// See [`with_device`].
+fn start<P: Port>(
+    port: &mut dyn FnMut(usize) -> Result<P, PortError>,
+    pairs: u16,
+    options: &HostOptions,
+    run: Drive<'_>,
+) -> anyhow::Result<Arc<Stats>> {
     let (mac, mtu) = (Some(mac(&options.addresses)), Some(options.mtu));
     let device = Options { mac, mtu, max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
-    let mut device = NetDevice::new(device, port)?;
+    let device = NetDevice::new(device, port)?;
     let (control, stats) = (device.control(), device.stats());
+    let workers = device.workers(options.device_threads)?;
     let (front, back) = UnixStream::pair().context("a socket pair")?;
     let connection = control.serve(back)?;
     let over = AtomicBool::new(false);
-    let value = std::thread::scope(|scope| {
-        let serve = || {
-            options.device_cpu.into_iter().for_each(cpus::pin);
-            device.run(&over, options.spin)
+    std::thread::scope(|scope| {
+        let over = &over;
+        let serve = |(n, mut worker): (usize, Worker<P>)| {
+            let run = move || {
+                options.device_cpu.into_iter().for_each(cpus::pin);
+                worker.run(over, options.spin)
+            };
+            Builder::new().name(format!("netmem-device{n}")).spawn_scoped(scope, run)
         };
-        let server = Builder::new().name("netmem-device".into()).spawn_scoped(scope, serve);
-        let server = server.context("cannot start the thread of the device")?;
-        let result = drive(front, pairs, options, |net, pairs| run(net, pairs, &stats));
+        let mut servers = Vec::new();
+        let started: std::io::Result<()> = workers.into_iter().enumerate().try_for_each(|worker| {
+            servers.push(serve(worker)?);
+            Ok(())
+        });
+        let started = started.context("cannot start a thread of the device");
+        let result = started.and_then(|()| drive(front, pairs, options, &stats, run));
         over.store(true, Ordering::Relaxed);
         control.wake();
-        let served = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        served.context("the device's port")?;
+        for server in servers {
+            let served = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            served.context("the device's port")?;
+        }
         result
     })?;
     drop(connection);
-    Ok((value, stats))
+    Ok(stats)
 }
 
-fn drive<T>(
+fn drive(
     front: UnixStream,
     pairs: u16,
     options: &HostOptions,
-    run: impl FnOnce(&VirtioNet<Mem>, Vec<QueuePair<Mem>>) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+    stats: &Arc<Stats>,
+    run: Drive<'_>,
+) -> anyhow::Result<()> {
     let each = HELD as usize + 2 * usize::from(RING) + 1024;
     // SAFETY: the back end is the device of this process, which writes to posted buffers alone, and the region's file goes to no other.
     let net_options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) };
     let net_options = net_options.pairs(pairs).ring_size(RING).pages(usize::from(pairs) * each);
-    let net_options = net_options.tx_pages(usize::from(pairs) * (SENT + options.pages));
+    // Frames of more than 1518 bytes: the driver then accepts large segments, which the device would cut and checksum otherwise.
+    let net_options = net_options.max_frame(LARGE_FRAME);
+    let net_options = net_options.tx_pages(usize::from(pairs) * (SENT + options.restored) + options.pages);
     let (mut net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, net_options)?;
     if pairs > 1 {
         net.set_active_pairs(pairs)?;
     }
-    let value = run(&net, queues);
-    drop(net);
-    value
+    run(&net, queues, stats)
 }
 
-/// Runs `run` with a stack over a queue pair, on this thread, and balances the books of its pages.
-///
-/// # Errors
-///
-/// Those of `run`; pages that did not come back.
-pub(crate) fn with_queues<T>(
+/// The stacks of a host, one for each queue pair. They end together, because one stack may hold a frame that another
+/// one received.
+pub(crate) struct Stacks {
+    host: Host<Mem>,
+    clock: Clock,
+    queues: Vec<Queues>,
+    /// Pages to send from. Pages for headers and copies are separate.
+    own: Arc<SharedPool<Mem>>,
+}
+
+/// A queue pair, and its pages for headers and copies.
+struct Queues {
     pair: QueuePair<Mem>,
-    pools: Pools,
-    options: &HostOptions,
-    run: impl FnOnce(&mut Running) -> anyhow::Result<T>,
-) -> anyhow::Result<(T, Books)> {
-    let QueuePair { rx, tx } = pair;
-    let Pools { sent, own } = pools;
-    let mac = Mac(mac(&options.addresses));
-    let host = Host::new(Interface { mac, mtu: options.mtu, addresses: options.addresses.clone() });
-    let stack_options = StackOptions { pages: HELD, ..StackOptions::default() };
-    let clock = Clock::start();
-    let stack = Stack::new(&host, rx, tx, Arc::clone(&sent), stack_options, clock.now())?;
-    let mut running = Running { stack, clock, pool: own };
-    let value = run(&mut running)?;
-    let Running { stack, pool, .. } = running;
-    let (rx, tx) = stack.into_queues();
-    drop(tx);
-    let mut books = Books::default();
-    rx.close().iter().for_each(|closed| books.add(closed));
-    for pool in [sent, pool] {
-        books.add(&Arc::into_inner(pool).context("a pool is still in use; this is a bug of netmem")?.close());
-    }
-    anyhow::ensure!(books.outstanding == 0, "{} pages did not come back; this is a bug of netmem", books.outstanding);
-    Ok((value, books))
+    sent: Arc<SharedPool<Mem>>,
 }
 
-/// Runs a device over one port, and `run` with a stack over it, on this thread.
+impl Stacks {
+    /// A host over these queue pairs of a device, with `options.pages` pages to send.
+    pub(crate) fn new(net: &VirtioNet<Mem>, pairs: Vec<QueuePair<Mem>>, options: &HostOptions) -> anyhow::Result<Self> {
+        let pool = |name, pages| anyhow::Ok(Arc::new(net.tx_pool(PoolOptions::new(name).limit(pages))?));
+        let own = pool("own", options.pages)?;
+        let queues: anyhow::Result<_> =
+            pairs.into_iter().map(|pair| Ok(Queues { pair, sent: pool("sent", SENT + options.restored)? })).collect();
+        let mac = Mac(mac(&options.addresses));
+        let host = Host::new(Interface { mac, mtu: options.mtu, addresses: options.addresses.clone() });
+        Ok(Self { host, clock: Clock::start(), queues: queues?, own })
+    }
+
+    /// Pages to send from.
+    pub(crate) fn pool(&self) -> &Arc<SharedPool<Mem>> {
+        &self.own
+    }
+
+    /// The part that the stacks share.
+    pub(crate) fn host(&self) -> &Host<Mem> {
+        &self.host
+    }
+
+    /// Calls `run` with each stack and its number, each on its own thread; the first on this thread. Returns the values
+    /// that the calls returned.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a call. If one call fails, the other calls go on; `run` itself must stop them.
+    pub(crate) fn run<T: Send>(
+        &mut self,
+        run: impl Fn(usize, &mut Running) -> anyhow::Result<T> + Sync,
+    ) -> anyhow::Result<Vec<T>> {
+        let Self { host, clock, queues, own } = self;
+        // No call begins before all threads are started. Otherwise, if a thread cannot be started, this function would
+        // wait for calls that wait for a signal.
+        let all_started = Mutex::new(false);
+        let each = |n, queues: Queues| {
+            if !*all_started.lock().unwrap_or_else(PoisonError::into_inner) {
+                anyhow::bail!("not all threads could be started");
+            }
+            let Queues { pair: QueuePair { rx, tx }, sent } = queues;
+            let options = StackOptions { pages: HELD, ..StackOptions::default() };
+            let stack = Stack::new(host, rx, tx, Arc::clone(&sent), options, clock.now())?;
+            let mut running = Running { stack, clock: *clock, host: host.clone(), pool: Arc::clone(own) };
+            let value = run(n, &mut running)?;
+            let (rx, tx) = running.stack.into_queues();
+            Ok((value, Queues { pair: QueuePair { rx, tx }, sent }))
+        };
+        let mut waiting = std::mem::take(queues).into_iter().enumerate();
+        let first = waiting.next().context("a host without queues")?;
+        let ended: anyhow::Result<Vec<_>> = std::thread::scope(|scope| {
+            let starting = all_started.lock().unwrap_or_else(PoisonError::into_inner);
+            let spawn = |(n, queues)| {
+                let name = format!("netmem-stack{n}");
+                Builder::new().name(name).spawn_scoped(scope, move || each(n, queues))
+            };
+            let each = &each;
+            let others: std::io::Result<Vec<_>> = waiting.map(spawn).collect();
+            let others = others.context("cannot start a thread")?;
+            let mut starting = starting;
+            *starting = true;
+            drop(starting);
+            let first = each(first.0, first.1);
+            let others = others.into_iter();
+            let others = others.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            // All threads are joined before an error is returned.
+            let all: Vec<_> = std::iter::once(first).chain(others).collect();
+            all.into_iter().collect()
+        });
+        let (values, back) = ended?.into_iter().unzip();
+        *queues = back;
+        Ok(values)
+    }
+
+    /// Closes all pools, and checks that all pages were returned.
+    ///
+    /// # Errors
+    ///
+    /// Pages were not returned, or a pool is still in use.
+    pub(crate) fn close(self) -> anyhow::Result<Books> {
+        let Self { host, queues, own, .. } = self;
+        // This also drops the packets that wait for a neighbour's address.
+        drop(host);
+        let mut books = Books::default();
+        let (receiving, sending): (Vec<_>, Vec<_>) =
+            queues.into_iter().map(|Queues { pair: QueuePair { rx, tx }, sent }| (rx, (tx, sent))).unzip();
+        // The rings are dropped first, because frames in a ring may have pages of any queue's pool.
+        let (rings, pools): (Vec<_>, Vec<_>) = sending.into_iter().unzip();
+        drop(rings);
+        receiving.into_iter().for_each(|rx| rx.close().iter().for_each(|closed| books.add(closed)));
+        for pool in pools.into_iter().chain([own]) {
+            books.add(&Arc::into_inner(pool).context("a pool is still in use; this is a bug of netmem")?.close());
+        }
+        anyhow::ensure!(
+            books.outstanding == 0,
+            "{} pages did not come back; this is a bug of netmem",
+            books.outstanding
+        );
+        Ok(books)
+    }
+}
+
+/// Runs a device of `pairs` queue pairs, and `run` with the stacks of a host over it.
 ///
 /// # Errors
 ///
-/// As of [`with_device`] and [`with_queues`].
-pub(crate) fn with_stack<P: Port, T>(
+/// As of [`with_device`] and [`Stacks::close`].
+pub(crate) fn with_stacks<P: Port, T>(
     port: impl FnMut(usize) -> Result<P, PortError>,
+    pairs: u16,
     options: &HostOptions,
-    run: impl FnOnce(&mut Running) -> anyhow::Result<T>,
+    run: impl FnOnce(&mut Stacks) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Ended)> {
-    let ((value, books), stats) = with_device(port, 1, options, |net, mut pairs, _| {
-        let pair = pairs.pop().context("the device has no queues")?;
-        with_queues(pair, Pools::new(net, options.pages)?, options, run)
+    let ((value, books), stats) = with_device(port, pairs, options, |net, queues, _| {
+        let mut stacks = Stacks::new(net, queues, options)?;
+        let value = run(&mut stacks)?;
+        Ok((value, stacks.close()?))
     })?;
     Ok((value, Ended { stats, books }))
 }

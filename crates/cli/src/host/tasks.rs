@@ -1,4 +1,4 @@
-//! Tasks of a stack's thread, one for each connection: they run when their socket has woken them.
+//! Tasks of a stack's thread, one for each connection. A task runs when its socket has woken it.
 
 use super::Mem;
 use futures_util::stream::{FuturesUnordered, Stream};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Tasks that end in one run.
+/// The most tasks that may end in one run.
 const TASKS: usize = 256;
 
 pub(crate) type Conn = TcpStream<Mem>;
@@ -23,7 +23,7 @@ pub(crate) struct Tasks<'a> {
     waker: Waker,
 }
 
-/// Whether a task was woken since the tasks were run.
+/// Whether a task was woken since the last run.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -44,13 +44,24 @@ impl<'a> Tasks<'a> {
         self.woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there are none.
+    /// Polls each task, woken or not. Calls `ended` with the result of each task that has ended, and keeps the others.
+    pub(crate) fn poll_all(&mut self, mut ended: impl FnMut(Result<(), SocketError>)) {
+        let mut cx = Context::from_waker(&self.waker);
+        for mut task in std::mem::take(&mut self.tasks) {
+            match task.as_mut().poll(&mut cx) {
+                Poll::Ready(result) => ended(result),
+                Poll::Pending => self.tasks.push(task),
+            }
+        }
+    }
+
+    /// Whether there are no tasks.
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Runs tasks that were woken, a bounded number of them, and tells how each ended. Returns how many ended, and one more if others are
-    /// to be run.
+    /// Runs tasks that were woken, until none is left or [`TASKS`] have ended. Calls `ended` with the result of each
+    /// task that has ended. Returns how many ended, plus one if other tasks are still woken.
     pub(crate) fn run(&mut self, mut ended: impl FnMut(Result<(), SocketError>)) -> usize {
         let mut cx = Context::from_waker(&self.waker);
         self.woken.0.store(false, Ordering::Relaxed);
@@ -65,12 +76,13 @@ impl<'a> Tasks<'a> {
     }
 }
 
-/// The next received fragments: at least one, or none at the end of the stream.
+/// Waits for received fragments and stores them in `into`. Returns how many: at least one, or 0 at the end of the
+/// stream.
 pub(crate) async fn receive(stream: &mut Conn, into: &mut [Fragment<Mem>]) -> Result<usize, SocketError> {
     poll_fn(|cx| stream.poll_recv(cx, into)).await
 }
 
-/// Sends a fragment as it is, when there is room.
+/// Waits for room, and sends a fragment without a copy.
 pub(crate) async fn send(stream: &mut Conn, mut fragment: Frag<Mem>, more: bool) -> Result<(), SocketError> {
     loop {
         match stream.send(fragment, more) {
@@ -80,13 +92,4 @@ pub(crate) async fn send(stream: &mut Conn, mut fragment: Frag<Mem>, more: bool)
         }
         poll_fn(|cx| stream.poll_writable(cx)).await?;
     }
-}
-
-/// Copies bytes and sends them, as there is room.
-pub(crate) async fn write(stream: &mut Conn, mut bytes: &[u8]) -> Result<(), SocketError> {
-    while !bytes.is_empty() {
-        let n = poll_fn(|cx| stream.poll_write(cx, bytes)).await?;
-        bytes = &bytes[n..];
-    }
-    Ok(())
 }

@@ -1,39 +1,37 @@
-//! Two builds compared: this one and another, run in turns as children with the same arguments, one run at a time.
+//! Compares two builds: this one and another one. Both run in turns, as children with the same arguments, one run at a
+//! time.
 
 use super::error::PerfError;
+use super::json::Row;
 use super::plan::Plan;
 use crate::args::BadArgument;
 use crate::output;
+use crate::report::SCHEMA;
+use crate::signals::Interrupted;
 use crate::stats::{Change, Spread};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What is read of a child's report.
+/// The fields of a child's report that are read.
 #[derive(Deserialize)]
 struct Report {
+    /// Builds from before the schema do not report it.
+    #[serde(default)]
+    schema: u32,
     variants: Vec<Row>,
-}
-
-#[derive(Clone, Deserialize)]
-struct Row {
-    name: String,
-    alloc: String,
-    consumer: String,
-    queues: u16,
-    median: Option<f64>,
-    ns_per_packet: Option<f64>,
 }
 
 /// One variant in both builds.
 #[derive(Debug, Serialize)]
 struct Compared {
     name: String,
-    alloc: String,
-    consumer: String,
+    alloc: Cow<'static, str>,
+    consumer: Cow<'static, str>,
     queues: u16,
     unit: &'static str,
     /// This build.
@@ -44,12 +42,15 @@ struct Compared {
     other_median: f64,
     other_ns_per_packet: f64,
     /// Packets per second of this build against the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<Change>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     ns_change: Option<Change>,
 }
 
 #[derive(Serialize)]
 struct Comparison<'a> {
+    schema: u32,
     netmem: &'static str,
     command: &'static str,
     against: &'a Path,
@@ -65,25 +66,38 @@ pub(crate) fn run(other: &Path, plan: &Plan, stop: &AtomicBool) -> anyhow::Resul
     let this = std::env::current_exe()?;
     let arguments = arguments(std::env::args().skip(1));
     let mut pairs = Vec::new();
+    // The builds take turns in being first.
+    let pair = |run: u32| {
+        let forwards = run.is_multiple_of(2);
+        let (first, second) = if forwards { (&*this, other) } else { (other, &*this) };
+        let reports = (child(first, &arguments, stop)?, child(second, &arguments, stop)?);
+        Ok(if forwards { reports } else { (reports.1, reports.0) })
+    };
+    let mut interrupted = false;
     for run in 0..plan.runs {
         eprintln!("pair {} of {}", run + 1, plan.runs);
-        // In turns who is first.
-        let pair = if run % 2 == 0 {
-            let new = child(&this, &arguments, stop)?;
-            (new, child(other, &arguments, stop)?)
-        } else {
-            let old = child(other, &arguments, stop)?;
-            (child(&this, &arguments, stop)?, old)
-        };
-        pairs.push(pair);
+        match pair(run) {
+            Err(PerfError::Interrupted) => {
+                interrupted = true;
+                break;
+            }
+            pair => pairs.push(pair?),
+        }
     }
-    let variants = compare(&pairs);
+    show(plan, other, &pairs)?;
+    if interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Prints how this build compares, in these pairs of runs.
+fn show(plan: &Plan, other: &Path, pairs: &[(Report, Report)]) -> anyhow::Result<()> {
+    let variants = compare(pairs);
     if plan.json {
         let command = "perf";
-        let comparison = Comparison { netmem: env!("CARGO_PKG_VERSION"), command, against: other, variants };
+        let schema = SCHEMA;
+        let comparison = Comparison { schema, netmem: env!("CARGO_PKG_VERSION"), command, against: other, variants };
         return output::json(&comparison);
     }
-    output::print(&format!("this build against {}, {} interleaved pairs", other.display(), plan.runs))?;
+    output::print(&format!("this build against {}, {} interleaved pairs", other.display(), pairs.len()))?;
     for v in variants {
         let show = |c: Option<Change>| {
             c.map_or("-".into(), |Change { median_pct, interval: [low, high], .. }| {
@@ -107,7 +121,7 @@ pub(crate) fn run(other: &Path, plan: &Plan, stop: &AtomicBool) -> anyhow::Resul
     Ok(())
 }
 
-/// The arguments for a child: ours, without those that are about children, for one run.
+/// The arguments for a child: those of this command for one run, without the arguments about children.
 fn arguments(ours: impl Iterator<Item = String>) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let mut skip = false;
@@ -126,13 +140,13 @@ fn arguments(ours: impl Iterator<Item = String>) -> Vec<String> {
     arguments
 }
 
-/// A child that does not outlive us.
+/// A child that is ended together with this command.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
-            // By its own handler, so that it leaves nothing behind either.
+            // The child's own handler of SIGTERM ends it, so that it cleans up too.
             if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }
@@ -162,20 +176,29 @@ fn child(binary: &Path, arguments: &[String], stop: &AtomicBool) -> Result<Repor
     };
     let text = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     let text = text.map_err(|e| failed(format!("cannot be read from: {e}")))?;
+    // The signal that ends this command may have ended the child first.
+    if stop.load(Ordering::Relaxed) {
+        return Err(PerfError::Interrupted);
+    }
     if !status.success() {
         return Err(failed(format!("failed ({status}); what it said is above")));
     }
-    serde_json::from_str(&text).map_err(|e| failed(format!("does not print netmem's JSON: {e}")))
+    match serde_json::from_str::<Report>(&text) {
+        Ok(report) if report.schema > SCHEMA => {
+            Err(failed(format!("prints JSON of schema {}; this build reads up to {SCHEMA}", report.schema)))
+        }
+        report => report.map_err(|e| failed(format!("does not print netmem's JSON: {e}"))),
+    }
 }
 
-/// Every variant that both builds have measured in every pair.
+/// Every variant that was measured by both builds in every pair.
 fn compare(pairs: &[(Report, Report)]) -> Vec<Compared> {
     let Some((first, _)) = pairs.first() else { return Vec::new() };
     let compared = first.variants.iter().filter_map(|row| {
         let find = |report: &Report| {
             let key = |r: &Row| (r.name.clone(), r.alloc.clone(), r.consumer.clone(), r.queues);
             let found = report.variants.iter().find(|r| key(r) == key(row))?;
-            Some((found.median?, found.ns_per_packet?))
+            found.measured.as_ref().map(|m| (m.rate.median, m.ns_per_packet))
         };
         let both = pairs.iter().map(|(new, old)| Some((find(new)?, find(old)?)));
         let both = both.collect::<Option<Vec<_>>>()?;
@@ -211,10 +234,10 @@ mod tests {
     #[test]
     fn only_what_both_have_is_compared() {
         let report = |json: &str| serde_json::from_str::<Report>(json).unwrap();
+        // The fields that are read, as builds from before the schema print them.
         let row = |name: &str, pps: f64| {
-            format!(
-                r#"{{"name":"{name}","alloc":"pool","consumer":"same","queues":1,"median":{pps},"ns_per_packet":2.0}}"#
-            )
+            let what = format!(r#""name":"{name}","mode":"small","alloc":"pool","consumer":"same","queues":1"#);
+            format!(r#"{{{what},"median":{pps},"min":{pps},"max":{pps},"gbps":1.5,"ns_per_packet":2.0}}"#)
         };
         let new = report(&format!(r#"{{"variants":[{},{}]}}"#, row("a", 3.0), row("b", 1.0)));
         let old = report(&format!(

@@ -1,23 +1,25 @@
 //! The driver's side of a measurement: one thread that polls its queues round robin, and times the polls that found
-//! packets.
+//! packets ([`OwnTime`]).
 
 use super::engine::{Mailbox, drain};
 use super::error::PerfError;
+use super::own_time::OwnTime;
 use super::plan::Variant;
 use crate::args::{DeviceArg, XdpArg};
 use netmem::packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
-use netmem::{PeerShared, QueuePair, VirtioNet, VirtioTx};
+use netmem::{PeerShared, QueuePair, VirtioNet, VirtioRx, VirtioTx};
 use quanta::Clock;
 use rtrb::{Consumer, Producer};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Frames a poll takes at most.
+/// The largest number of frames that a poll takes.
 const BUDGET: usize = 256;
-/// Nanoseconds between two looks at what is not on the fast path.
+/// Nanoseconds between two looks at the things that are not on the fast path.
 const LOOK_EVERY: u64 = 10_000_000;
-/// Nanoseconds to wait for a packet beyond the phase's time: a backend may only now begin to look at its new driver.
+/// Nanoseconds to wait for a packet after the phase's time is over, because a back end may need time to notice its new
+/// driver.
 const PATIENCE: u64 = 5_000_000_000;
 
 /// What a phase counted.
@@ -26,25 +28,78 @@ pub(crate) struct Counts {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     pub(crate) elapsed_ns: u64,
-    /// In polls that found packets.
+    /// The driver's own time: in polls that found packets, while the driver's thread had the CPU.
     pub(crate) busy_ns: u64,
     /// The same in ticks of the time stamp counter, where the clock has one.
     pub(crate) busy_ticks: u64,
-    /// Times that something else was given this thread's CPU.
+    /// How often another thread got this thread's CPU.
     pub(crate) preempted: u64,
 }
 
-/// The XDP program and what follows from its verdict.
-struct Program<'a> {
+/// The queues of a device, as the driver's loop sees them.
+pub(crate) trait Queues {
+    /// A receive queue.
+    type Rx: RxQueue<Mem = PeerShared>;
+    /// A transmit queue.
+    type Tx: TxQueue<Mem = PeerShared>;
+
+    /// Each receive queue with its transmit queue.
+    fn pairs(&mut self) -> impl Iterator<Item = (&mut Self::Rx, &mut Self::Tx)>;
+
+    /// Frames and bytes that were received so far.
+    fn totals(&self) -> (u64, u64);
+
+    /// Checks that the device is there and follows the protocol.
+    fn check(&self, variant: &Variant) -> Result<(), PerfError>;
+}
+
+/// A virtio-net device.
+pub(crate) struct Virtio {
+    pub(crate) net: VirtioNet,
+    pub(crate) pairs: Vec<QueuePair>,
+    /// The back end's address, if the back end is another process.
+    pub(crate) foreign: Option<DeviceArg>,
+}
+
+impl Queues for Virtio {
+    type Rx = VirtioRx;
+    type Tx = VirtioTx;
+
+    fn pairs(&mut self) -> impl Iterator<Item = (&mut VirtioRx, &mut VirtioTx)> {
+        self.pairs.iter_mut().map(|QueuePair { rx, tx }| (rx, tx))
+    }
+
+    fn totals(&self) -> (u64, u64) {
+        let stats = self.pairs.iter().map(|pair| pair.rx.stats());
+        stats.fold((0, 0), |(frames, bytes), s| (frames + s.frames, bytes + s.bytes))
+    }
+
+    fn check(&self, variant: &Variant) -> Result<(), PerfError> {
+        let variant = || variant.to_string();
+        let stopped = self.pairs.iter().find_map(|pair| pair.rx.stats().stopped.or(pair.tx.stats().stopped));
+        if let Some(source) = stopped {
+            return Err(PerfError::Broken { variant: variant(), source });
+        }
+        match &self.foreign {
+            Some(device) if !self.net.is_connected() => {
+                Err(PerfError::BackendGone { variant: variant(), device: device.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The XDP program, and the actions that follow from its verdict.
+struct Program<'a, T> {
     verdict: Verdict,
-    tx: &'a mut VirtioTx,
+    tx: &'a mut T,
     out: Option<&'a mut Producer<Packet<PeerShared>>>,
 }
 
-impl Handler<PeerShared> for Program<'_> {
+impl<T: TxQueue<Mem = PeerShared>> Handler<PeerShared> for Program<'_, T> {
     #[inline]
     fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
-        // Addresses and type, and the first bytes behind them: what every program reads.
+        // Both addresses, the type, and the first bytes behind them: every program reads them.
         black_box(frame.read_at::<16>(0).unwrap_or_default());
         self.verdict
     }
@@ -52,7 +107,7 @@ impl Handler<PeerShared> for Program<'_> {
     #[inline]
     fn pass(&mut self, packet: Packet<PeerShared>) {
         match &mut self.out {
-            // There is room: the budget was made for it.
+            // There is room, because the budget was limited to the room.
             Some(out) => drop(out.push(packet)),
             None => drop(packet),
         }
@@ -61,7 +116,7 @@ impl Handler<PeerShared> for Program<'_> {
     #[inline]
     fn tx(&mut self, packet: Packet<PeerShared>) {
         if let Err(packet) = self.tx.send(packet) {
-            // Full: perhaps the device has moved on. The queue counts what it refuses.
+            // The queue is full. The flush may let the device move on. The queue counts the packets that it refuses.
             self.tx.flush();
             self.tx.complete();
             drop(self.tx.send(packet));
@@ -69,36 +124,35 @@ impl Handler<PeerShared> for Program<'_> {
     }
 }
 
-/// The driver, and all that its loop looks at.
-pub(crate) struct Driver<'a> {
-    pub(crate) net: VirtioNet,
-    pub(crate) pairs: Vec<QueuePair>,
+/// The driver, and the state that its loop uses.
+pub(crate) struct Driver<'a, Q: Queues> {
+    pub(crate) queues: Q,
     pub(crate) mailbox: Mailbox,
     pub(crate) xdp: XdpArg,
     pub(crate) clock: &'a Clock,
-    /// Whether somebody else works on this CPU.
+    /// Whether another thread works on this CPU.
     pub(crate) yields: bool,
-    /// A signal came.
+    /// Set by a signal.
     pub(crate) stop: &'a AtomicBool,
-    /// The device ended by itself.
+    /// Set when the device has ended by itself.
     pub(crate) over: &'a AtomicBool,
-    /// Whether a signal is a way to end like any other.
+    /// Whether a signal is a normal end of the measurement.
     pub(crate) listens: bool,
-    /// Where the backend is, if it is not ours.
-    pub(crate) foreign: Option<DeviceArg>,
+    /// Advice for the user if no packet comes.
+    pub(crate) hint: &'static str,
 }
 
 /// When a phase ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// At the first packet.
+    /// When the first packet has come.
     First,
-    /// When its time is over and there was a packet.
+    /// When the time is over and a packet has come.
     Time,
 }
 
-impl Driver<'_> {
-    /// Polls for `limit`. Long silence is an error, unless traffic is only listened for.
+impl<Q: Queues> Driver<'_, Q> {
+    /// Polls for `limit`. If no packet comes for long, that is an error, unless the run only listens for traffic.
     pub(crate) fn phase(&mut self, variant: &Variant, limit: Duration, until: Until) -> Result<Counts, PerfError> {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let verdict = match self.xdp {
@@ -108,32 +162,30 @@ impl Driver<'_> {
         };
         let transmits = verdict == Verdict::Tx;
         let Mailbox { out, own } = &mut self.mailbox;
-        let (before, preempted_before) = (totals(&self.pairs), preempted());
+        let (before, preempted_before) = (self.queues.totals(), preempted());
         let begin = self.clock.raw();
-        let (mut at, mut busy_ticks, mut look, mut seen) = (begin, 0, LOOK_EVERY, false);
+        let mut own_time = OwnTime::of_this_thread(self.clock);
+        let (mut look, mut seen) = (LOOK_EVERY, false);
         loop {
             let mut moved = 0;
-            for QueuePair { rx, tx } in &mut self.pairs {
+            for (rx, tx) in self.queues.pairs() {
                 let budget = out.as_ref().map_or(BUDGET, |out| out.slots().min(BUDGET));
                 let mut program = Program { verdict, tx, out: out.as_mut() };
-                let n = rx.poll(|poll| {
-                    if transmits {
-                        // In the poll context, so that the pages of what was sent take the fast way home.
-                        program.tx.complete();
-                    }
-                    let n = poll.receive(budget, &mut program);
-                    if transmits {
-                        program.tx.flush();
-                    }
-                    n
+                moved += own_time.poll(|| {
+                    rx.poll(|poll| {
+                        if transmits {
+                            // In the poll context, so that pages of sent frames return by the fast path.
+                            program.tx.complete();
+                        }
+                        let n = poll.receive(budget, &mut program);
+                        if transmits {
+                            program.tx.flush();
+                        }
+                        n
+                    })
                 });
-                let now = self.clock.raw();
-                if n > 0 {
-                    busy_ticks += now - at;
-                    moved += n;
-                }
-                at = now;
             }
+            let mut at = own_time.end();
             if let Some(own) = own {
                 drain(own);
                 at = self.clock.raw();
@@ -142,10 +194,14 @@ impl Driver<'_> {
             seen |= moved > 0;
             match until {
                 Until::First if seen => break,
-                // Where others got all of the CPU's time there is nothing to tell yet.
+                // If other threads had the CPU all the time, there is nothing to report yet.
                 Until::Time if elapsed >= limit_ns && (seen || self.listens) => break,
                 _ if elapsed >= limit_ns + PATIENCE => {
-                    return Err(silence(variant, Duration::from_nanos(elapsed), self.foreign.is_some()));
+                    return Err(PerfError::Silence {
+                        variant: variant.to_string(),
+                        waited: Duration::from_nanos(elapsed),
+                        hint: self.hint,
+                    });
                 }
                 _ => {}
             }
@@ -154,23 +210,27 @@ impl Driver<'_> {
             }
             if moved == 0 {
                 idle(self.yields);
+                if self.yields {
+                    own_time.look();
+                }
             }
             if elapsed >= look {
                 look = elapsed + LOOK_EVERY;
-                healthy(variant, &self.net, &self.pairs, self.foreign.as_ref())?;
+                own_time.look();
+                self.queues.check(variant)?;
             }
         }
-        healthy(variant, &self.net, &self.pairs, self.foreign.as_ref())?;
+        self.queues.check(variant)?;
         if self.stop.load(Ordering::Relaxed) && !self.listens {
             return Err(PerfError::Interrupted);
         }
-        let after = totals(&self.pairs);
+        let after = self.queues.totals();
         Ok(Counts {
             frames: after.0 - before.0,
             bytes: after.1 - before.1,
-            elapsed_ns: self.clock.delta_as_nanos(begin, at),
-            busy_ns: self.clock.delta_as_nanos(0, busy_ticks),
-            busy_ticks,
+            elapsed_ns: self.clock.delta_as_nanos(begin, self.clock.raw()),
+            busy_ns: self.clock.delta_as_nanos(0, own_time.ticks()),
+            busy_ticks: own_time.ticks(),
             preempted: preempted().saturating_sub(preempted_before),
         })
     }
@@ -187,44 +247,13 @@ fn preempted() -> u64 {
     usage.ru_nivcsw.try_into().unwrap_or(0)
 }
 
-/// Frames and bytes so far.
-fn totals(pairs: &[QueuePair]) -> (u64, u64) {
-    pairs.iter().map(|pair| pair.rx.stats()).fold((0, 0), |(frames, bytes), s| (frames + s.frames, bytes + s.bytes))
-}
-
-/// Whether the device is there and keeps the rules.
-#[cold]
-fn healthy(
-    variant: &Variant,
-    net: &VirtioNet,
-    pairs: &[QueuePair],
-    foreign: Option<&DeviceArg>,
-) -> Result<(), PerfError> {
-    let variant = || variant.to_string();
-    let stopped = pairs.iter().find_map(|pair| pair.rx.stats().stopped.or(pair.tx.stats().stopped));
-    if let Some(source) = stopped {
-        return Err(PerfError::Broken { variant: variant(), source });
-    }
-    match foreign {
-        Some(device) if !net.is_connected() => {
-            Err(PerfError::BackendGone { variant: variant(), device: device.clone() })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn silence(variant: &Variant, waited: Duration, foreign: bool) -> PerfError {
-    let hint = if foreign { "is the backend told to send?" } else { "the embedded device got no time to run" };
-    PerfError::Silence { variant: variant.to_string(), waited, hint }
-}
-
-/// There is nothing to do right now.
+/// The action of the loop when it has found no packets.
 #[inline]
 pub(crate) fn idle(yields: bool) {
     if yields { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
-/// The receiving end of a mailbox, emptied until the other end is `halt`ed.
+/// Empties the receiving end of a mailbox until `halt` is set.
 pub(crate) fn consume(mut mail: Consumer<Packet<PeerShared>>, halt: &AtomicBool, yields: bool) {
     loop {
         let halted = halt.load(Ordering::Acquire);

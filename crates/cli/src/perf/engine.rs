@@ -1,5 +1,5 @@
-//! One measurement of one variant: a fresh device, a fresh driver, a thread for each CPU that takes part, and the books
-//! balanced at the end.
+//! One measurement of one variant: a new device, a new driver, and a thread for each CPU that takes part. At the end
+//! the pages are counted: allocations and returns must balance.
 //!
 //! ```text
 //!   CPU device   Device::poll ──── rings ────┐            ┌─► drop                       --consumer same
@@ -7,14 +7,16 @@
 //!   CPU app                                               └─► mailbox ─► drop            --consumer CPU
 //! ```
 //!
-//! Where the application's CPU is also another's, its work is done in turns on that thread: two threads that poll
-//! busily on one CPU would measure the scheduler.
+//! If the application shares a CPU with the driver or the device, its work is done in turns on that thread. Two threads
+//! that poll busily on one CPU would measure the scheduler.
 
-use super::driver::{Counts, Driver, Until, consume, idle};
+use super::driver::{Counts, Driver, Queues, Until, Virtio, consume, idle};
 use super::error::PerfError;
-use super::plan::{Alloc, Consumer as Where, Plan, Variant};
-use crate::args::{DeviceArg, PortArg};
-use crate::cpus::pin;
+use super::memory::Baseline;
+use super::plan::{Consumer as Where, Plan, Variant};
+use super::xsk::Opened;
+use crate::args::{DeviceArg, PortArg, XskArg};
+use crate::cpus::{pin, take_pinned};
 use crate::device::socket::{self, Inherited};
 use crate::link::{AskedLink, LinkReport};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
@@ -22,80 +24,81 @@ use netmem::device::{NetDevice, Options, Stats};
 use netmem::pool::{Backing, PoolStats};
 use netmem::virtio::VhostUserError;
 use netmem::virtio::socket::Listener;
-use netmem::{NetOptions, Packet, PeerShared, QueuePair, RegionOptions, RxMode, TxQueue, VhostUser, VirtioNet};
-use netmem_bench::PageAllocator;
+use netmem::{NetOptions, Packet, PeerShared, QueuePair, RxMode, TxQueue, VhostUser, VirtioNet};
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Packets on their way to the application's CPU.
+/// The largest number of packets in flight to the application's CPU.
 const MAILBOX: usize = 512;
-/// How long a back end may take to connect. Those that connect try about once a second.
+/// The longest time for a back end to connect. Back ends that connect by themselves try about once a second.
 const COMES: Duration = Duration::from_secs(60);
-/// How often a wait looks for a signal.
+/// How often a waiting thread checks for a signal.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Where passed packets go: nowhere, to another thread, or to this thread a little later.
+/// The destination of passed packets: none, another thread, or a later turn of this thread.
 #[derive(Default)]
 pub(crate) struct Mailbox {
     pub(crate) out: Option<Producer<Packet<PeerShared>>>,
     pub(crate) own: Option<Consumer<Packet<PeerShared>>>,
 }
 
-/// Drops a bounded number of packets that were passed here; says how many.
+/// Drops the packets that were passed here, up to a limit. Returns how many.
 pub(crate) fn drain(mail: &mut Consumer<Packet<PeerShared>>) -> usize {
     let n = mail.slots().min(256);
     mail.read_chunk(n).map_or(0, |chunk| chunk.into_iter().map(drop).count())
 }
 
-/// What one run measured.
+/// The measured values of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) counts: Counts,
     pub(crate) device: Option<DeviceSample>,
     pub(crate) pool: PoolStats,
-    /// Pages that nobody has and that did not come back.
+    /// Pages without a holder that were not returned.
     pub(crate) leaked: u64,
-    /// By name, and only what is not zero.
+    /// Errors by name; only those that are not zero.
     pub(crate) errors: BTreeMap<&'static str, u64>,
     pub(crate) backing: Backing,
+    /// The features that driver and device have negotiated; 0 if there are none.
+    pub(crate) features: u64,
+    /// The CPUs that threads were moved to.
+    pub(crate) cpus: BTreeSet<usize>,
 }
 
-/// The embedded device's side.
+/// The measured values of the embedded device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceSample {
     pub(crate) frames: u64,
     pub(crate) busy_ns: u64,
-    /// Over the whole of the run, by name, and only what is not zero.
+    /// Drops of the whole run by name; only those that are not zero.
     pub(crate) drops: BTreeMap<&'static str, u64>,
 }
 
-/// What measures.
+/// Measures variants.
 pub(crate) struct Engine<'a> {
     plan: &'a Plan,
     stop: &'a AtomicBool,
     clock: Clock,
     capture: Option<Pcap>,
     link: Option<AskedLink>,
-    /// Where back ends connect, for all runs: they connect again after each.
+    /// The listening socket for back ends. It stays for all runs: back ends connect again after each run.
     listener: Option<Listener>,
 }
 
-/// A driver that has done its work and is still connected.
+/// A driver that has finished its work and is still connected.
 struct Driven {
-    net: VirtioNet,
-    pairs: Vec<QueuePair>,
-    pages: Option<Arc<PageAllocator>>,
+    virtio: Virtio,
+    baseline: Option<Baseline>,
     counts: Counts,
     device: DeviceSample,
 }
 
-/// Ends the other workers when the scope that they are in is left, however that happens.
+/// Ends the other workers when their scope is left, also in a panic.
 pub(super) struct Halt<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Halt<'_> {
@@ -105,7 +108,7 @@ impl Drop for Halt<'_> {
 }
 
 impl<'a> Engine<'a> {
-    /// Opens what all runs share.
+    /// Opens the parts that all runs share.
     pub(crate) fn new(plan: &'a Plan, stop: &'a AtomicBool) -> Result<Self, PerfError> {
         let capture = match &plan.port {
             PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
@@ -121,8 +124,15 @@ impl<'a> Engine<'a> {
 
     /// Measures `v` once.
     pub(crate) fn run(&self, v: &Variant) -> Result<Sample, PerfError> {
+        drop(take_pinned());
+        let sample = self.once(v)?;
+        Ok(Sample { cpus: take_pinned(), ..sample })
+    }
+
+    fn once(&self, v: &Variant) -> Result<Sample, PerfError> {
         match (&self.plan.device, &self.plan.port, &self.capture) {
             (DeviceArg::VhostUser(_) | DeviceArg::Listen(_) | DeviceArg::Fd(_), ..) => self.foreign(v),
+            (DeviceArg::Xsk(xsk), ..) => self.xsk(v, xsk),
             (_, PortArg::Tap(name), _) => {
                 let mut taps = Tap::open(name, v.queues.into(), true)?.into_iter();
                 let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
@@ -133,12 +143,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What happened on the link of all runs, if there is one.
+    /// The events on the link in all runs, if there is a link.
     pub(crate) fn link(&self) -> Option<LinkReport> {
         self.link.as_ref().map(AskedLink::report)
     }
 
-    /// With these ports, or with a bad link before each.
+    /// Measures with these ports, or with a bad link before each of them.
     fn embedded_over<P: Port>(
         &self,
         v: &Variant,
@@ -201,25 +211,49 @@ impl<'a> Engine<'a> {
     }
 
     fn foreign(&self, v: &Variant) -> Result<Sample, PerfError> {
-        let (mailbox, mail) = mailbox(v, self.plan.cpus.app == self.plan.cpus.net);
-        let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        let driven = std::thread::scope(|scope| {
-            let halted = Halt(&halt);
-            let app = self.app(scope, mail, &halt)?;
-            let drive = || {
-                let backend = self.backend()?;
-                self.drive(v, backend, mailbox, None, &over, true)
-            };
-            let driver = spawn(scope, "netmem-driver", drive)?;
-            let driven = join(driver);
-            drop(halted);
-            app.map(join);
-            driven
+        let driven = self.beside_app(v, |mailbox, over| {
+            let backend = self.backend()?;
+            self.drive(v, backend, mailbox, None, over, true)
         })?;
         finish(v, driven, false)
     }
 
-    /// A connection to the back end, by the role that was asked for.
+    /// Measures the queues of an interface, through AF_XDP.
+    fn xsk(&self, v: &Variant, arg: &XskArg) -> Result<Sample, PerfError> {
+        self.beside_app(v, |mailbox, over| {
+            pin(self.plan.cpus.net);
+            let opened = Opened::new(self.plan, v, arg)?;
+            let hint = "is frames' sender told to send to this interface and queue?";
+            let mut driver = self.driver(opened, mailbox, false, over, hint);
+            self.warm_up(v, &mut driver)?;
+            let counts = driver.phase(v, self.plan.duration, Until::Time)?;
+            let Driver { queues, mailbox, .. } = driver;
+            drop(mailbox);
+            Ok((queues, counts))
+        })
+        .and_then(|(opened, counts)| opened.finish(v, counts))
+    }
+
+    /// Runs `drive` on the driver's thread, and the application next to it.
+    fn beside_app<T: Send>(
+        &self,
+        v: &Variant,
+        drive: impl FnOnce(Mailbox, &AtomicBool) -> Result<T, PerfError> + Send,
+    ) -> Result<T, PerfError> {
+        let (mailbox, mail) = mailbox(v, self.plan.cpus.app == self.plan.cpus.net);
+        let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let halted = Halt(&halt);
+            let app = self.app(scope, mail, &halt)?;
+            let driver = spawn(scope, "netmem-driver", || drive(mailbox, &over))?;
+            let driven = join(driver);
+            drop(halted);
+            app.map(join);
+            driven
+        })
+    }
+
+    /// A connection to the back end, in the role that the user chose.
     fn backend(&self) -> Result<VhostUser, PerfError> {
         let inherited = |e: anyhow::Error| PerfError::Inherited(format!("{e:#}"));
         let begin = Instant::now();
@@ -234,7 +268,7 @@ impl<'a> Engine<'a> {
                 },
                 (_, Some(listener)) => VhostUser::accept(listener, LOOK),
                 (DeviceArg::VhostUser(path) | DeviceArg::Listen(path), None) => VhostUser::connect(path),
-                (DeviceArg::Embedded, None) => unreachable!("the embedded device is no back end"),
+                (DeviceArg::Embedded | DeviceArg::Xsk(_), None) => unreachable!("this device is no back end"),
             };
             match backend {
                 Err(VhostUserError::NotConnected { .. }) if self.stop.load(Ordering::Relaxed) => {
@@ -246,7 +280,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The application on a CPU of its own, if there is one and anything is sent to it.
+    /// Starts the application on a CPU of its own, if it has one and receives packets.
     fn app<'s>(
         &self,
         scope: &'s Scope<'s, '_>,
@@ -275,59 +309,75 @@ impl<'a> Engine<'a> {
     ) -> Result<Driven, PerfError> {
         let plan = self.plan;
         pin(plan.cpus.net);
-        let (options, pages) = self.options(v)?;
+        let (options, baseline) = self.options(v)?;
         let failed = |source| PerfError::Driver { variant: v.to_string(), source };
         let (mut net, pairs) = VirtioNet::probe(backend, options).map_err(failed)?;
         if v.queues > 1 {
             net.set_active_pairs(v.queues).map_err(failed)?;
         }
-        let mut driver = Driver {
-            net,
-            pairs,
-            mailbox,
-            xdp: plan.xdp,
-            clock: &self.clock,
-            yields: !foreign && plan.cpus.net == plan.cpus.device || plan.allowed.len() == 1,
-            stop: self.stop,
-            over,
-            listens: plan.listens(),
-            foreign: foreign.then(|| plan.device.clone()),
-        };
-        if plan.listens() {
-            eprintln!("ready");
-        } else {
-            driver.phase(v, Duration::ZERO, Until::First)?;
-            driver.phase(v, plan.warmup, Until::Time)?;
-        }
+        let virtio = Virtio { net, pairs, foreign: foreign.then(|| plan.device.clone()) };
+        let hint = if foreign { "is the backend told to send?" } else { "the embedded device got no time to run" };
+        let yields = !foreign && plan.cpus.net == plan.cpus.device;
         let look =
             || stats.map_or((0, 0), |s| (s.rx_frames.load(Ordering::Relaxed), s.busy_ns.load(Ordering::Relaxed)));
+        let mut driver = self.driver(virtio, mailbox, yields, over, hint);
+        self.warm_up(v, &mut driver)?;
         let before = look();
         let counts = driver.phase(v, plan.duration, Until::Time)?;
         let after = look();
         let device = DeviceSample { frames: after.0 - before.0, busy_ns: after.1 - before.1, drops: BTreeMap::new() };
-        let Driver { net, pairs, .. } = driver;
-        Ok(Driven { net, pairs, pages, counts, device })
+        Ok(Driven { virtio: driver.queues, baseline, counts, device })
     }
 
-    /// What the driver is to make of the device, and the allocator if it is not the pool's provider.
-    fn options(&self, v: &Variant) -> Result<(NetOptions, Option<Arc<PageAllocator>>), PerfError> {
+    fn driver<'d, Q: Queues>(
+        &'d self,
+        queues: Q,
+        mailbox: Mailbox,
+        yields: bool,
+        over: &'d AtomicBool,
+        hint: &'static str,
+    ) -> Driver<'d, Q> {
+        let plan = self.plan;
+        Driver {
+            queues,
+            mailbox,
+            xdp: plan.xdp,
+            clock: &self.clock,
+            yields: yields || plan.allowed.len() == 1,
+            stop: self.stop,
+            over,
+            listens: plan.listens(),
+            hint,
+        }
+    }
+
+    /// Reports that frames can come, or waits until one comes.
+    fn warm_up<Q: Queues>(&self, v: &Variant, driver: &mut Driver<'_, Q>) -> Result<(), PerfError> {
+        if self.plan.listens() {
+            eprintln!("ready");
+            return Ok(());
+        }
+        driver.phase(v, Duration::ZERO, Until::First)?;
+        driver.phase(v, self.plan.warmup, Until::Time)?;
+        Ok(())
+    }
+
+    /// The options for the driver, and the allocator of its pages if the variant has no page pool.
+    fn options(&self, v: &Variant) -> Result<(NetOptions, Option<Baseline>), PerfError> {
         let plan = self.plan;
         let longest = self.capture.as_ref().map(|c| (0..c.len()).filter_map(|i| c.frame(i)).map(<[u8]>::len).max());
         let longest = v.size.or(longest.flatten()).unwrap_or(usize::MAX).min(v.mode.max_frame());
-        // The rings twice over, what caches hold, and what can be on its way to the application.
+        // The rings twice, the caches, and the packets that can be in flight to the application.
         let in_mailbox = if v.consumer == Where::Other { MAILBOX * longest.div_ceil(3900) } else { 0 };
         let pages = usize::from(v.queues) * (2 * usize::from(plan.ring) + 1024) + in_mailbox;
         let options = NetOptions::new(v.mode).pairs(v.queues).ring_size(plan.ring).max_frame(longest);
         let options = options.pages(pages).lock(plan.lock).ring_features(plan.ring_features);
-        if v.alloc == Alloc::Pool || v.mode == RxMode::Big {
-            return Ok((options, None));
-        }
-        let pages = PageAllocator::new(RegionOptions::new(pages).lock(plan.lock).build()?);
-        Ok((options.cache(0).memory(pages.region().clone(), pages.clone()), Some(pages)))
+        let baseline = if v.mode == RxMode::Big { None } else { Baseline::new(v.alloc, pages, plan.lock, true)? };
+        Ok((baseline.iter().fold(options, |options, baseline| baseline.serve(options)), baseline))
     }
 }
 
-/// The two ends of the way to the application: what the driver keeps, and what somebody else empties.
+/// The two ends of the path to the application: the driver's end, and the end that another thread empties.
 fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShared>>>) {
     if v.consumer == Where::Same {
         return (Mailbox::default(), None);
@@ -337,7 +387,8 @@ fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShare
     (Mailbox { out: Some(out), own }, mail)
 }
 
-/// The device's thread: its rings and, in turns with them, the application beside it. Says why it ended before its time.
+/// The device's thread: it polls the device's rings and, in turns, does the application's work on this CPU. Returns why
+/// it ended early.
 fn serve<P: Port>(
     device: &mut NetDevice<P>,
     mut mail: Option<&mut Consumer<Packet<PeerShared>>>,
@@ -360,12 +411,13 @@ fn serve<P: Port>(
     }
 }
 
-/// Stops the queues, closes the pools and balances the books. All other workers have ended.
+/// Stops the queues, closes the pools and checks that all pages were returned. All other workers have ended.
 ///
-/// A ring may have been broken since it was last looked at, or never have been: without transmitted frames, the transmit ring
-/// is read here for the first time. What was measured beside a broken ring is no result.
+/// A ring may have broken since it was last used. It may also have been broken from the start: without transmitted
+/// frames, the transmit ring is read here for the first time. Values that were measured with a broken ring are no
+/// result.
 fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfError> {
-    let Driven { net, pairs, pages, counts, device } = driven;
+    let Driven { virtio: Virtio { net, pairs, .. }, baseline, counts, device } = driven;
     let (mut pool, mut leaked) = (PoolStats::default(), 0);
     let (mut errors, mut broken) = (BTreeMap::new(), None);
     let mut count = |name, n| {
@@ -373,7 +425,7 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
             *errors.entry(name).or_default() += n;
         }
     };
-    let backing = net.region().backing();
+    let (backing, features) = (net.region().backing(), net.features());
     for QueuePair { mut rx, mut tx } in pairs {
         rx.stats().errors().for_each(|(name, n)| count(name, n));
         tx.complete();
@@ -382,7 +434,7 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
         count("tx_full", sent.full);
         count("tx_wrong_domain", sent.wrong_domain);
         count("tx_no_offload", sent.no_offload);
-        // Its packets come home before their pool closes.
+        // Its packets return to their pool before the pool is closed.
         drop(tx);
         count("alloc_failed", rx.pool_stats().alloc_failed);
         if let Some(closed) = rx.close() {
@@ -398,11 +450,14 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
     if pool.quarantined > 0 {
         return Err(PerfError::NotStopped { variant: variant(), pages: pool.quarantined });
     }
-    if let Some(pages) = pages {
-        let out = u64::from(pages.region().pages()).saturating_sub(pages.at_home() as u64);
-        leaked = leaked.max(out);
+    if let Some(baseline) = baseline {
+        leaked = leaked.max(baseline.out());
+        let (mapped, unmapped) = baseline.maps();
+        pool.mapped += mapped;
+        pool.unmapped += unmapped;
     }
-    Ok(Sample { counts, device: embedded.then_some(device), pool, leaked, errors, backing })
+    let (device, cpus) = (embedded.then_some(device), BTreeSet::new());
+    Ok(Sample { counts, device, pool, leaked, errors, backing, features, cpus })
 }
 
 fn spawn<'s, T: Send + 's>(
@@ -413,7 +468,7 @@ fn spawn<'s, T: Send + 's>(
     Builder::new().name(name.into()).spawn_scoped(scope, f).map_err(|source| PerfError::Io { what: "a thread", source })
 }
 
-/// Waits for the thread itself, destructors of its thread-locals included.
+/// Waits for the end of the thread, including the destructors of its thread-locals.
 fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

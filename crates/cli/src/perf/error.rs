@@ -1,4 +1,4 @@
-//! What can go wrong in a run.
+//! The errors of a run.
 
 use crate::args::DeviceArg;
 use netmem::device::DeviceError;
@@ -6,9 +6,10 @@ use netmem::device::port::PortError;
 use netmem::pool::RegionError;
 use netmem::virtio::VhostUserError;
 use netmem::virtio::driver::{DeviceFault, NetError};
+use netmem::xsk::XskError;
 use std::time::Duration;
 
-/// Why a run failed.
+/// The reason why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PerfError {
     #[error("the embedded device's port")]
@@ -21,6 +22,10 @@ pub(crate) enum PerfError {
     Inherited(String),
     #[error("{variant}: the driver cannot take the device into use")]
     Driver { variant: String, source: NetError },
+    #[error("--device {device}")]
+    Xsk { device: DeviceArg, source: Box<XskError> },
+    #[error("{variant}: the queue has stopped: {source}")]
+    Stopped { variant: String, source: netmem::xsk::Fault },
     #[error("no memory for the pages")]
     Region(#[from] RegionError),
     #[error("{what}: {source}")]

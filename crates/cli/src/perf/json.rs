@@ -1,34 +1,48 @@
-//! The report: what `--json` prints, and what the table is made of. Field names are a contract; new ones may be added.
+//! The report: what `--json` prints, what the table is made of, and what `--against` reads. Field names are a contract, which `schema/perf.json`
+//! has; new ones may be added. Units are in the names.
 
+use super::compare::{Comparison, compare};
 use super::engine::Sample;
 use super::error::PerfError;
 use super::plan::{Alloc, Plan, Variant};
 use crate::args::DeviceArg;
+use crate::goals::{Goal, Unmet};
 use crate::link::LinkReport;
 use crate::machine::Machine;
+use crate::report::{Done, SCHEMA, names};
 use crate::stats::{Change, Spread};
 use netmem::pool::PoolStats;
-use netmem::virtio::net::feature;
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One object on standard output.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
+    /// [`crate::report::SCHEMA`].
+    pub(crate) schema: u32,
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
     pub(crate) machine: Machine,
     pub(crate) params: Params,
+    pub(crate) done: Done,
     pub(crate) variants: Vec<Row>,
-    /// What happened on the link of `--link`, in all runs.
+    /// The events on the link of `--link`, in all runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<LinkReport>,
     /// The page pools of all rows that have them.
     pub(crate) pool: PoolReport,
     /// The pools of the rows that take a page per packet.
     pub(crate) page: PoolReport,
+    /// The pools of the rows that take page fragments. They map blocks of fragments.
+    pub(crate) frags: PoolReport,
+    /// The page pool's rows compared with the baselines.
+    pub(crate) comparisons: Vec<Comparison>,
+    /// The goals of the comparisons, and whether this measurement reached them.
+    pub(crate) goals: Vec<Goal>,
 }
 
+/// The planned measurement. [`Done`] and each row say what was done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Params {
     pub(crate) device: String,
@@ -45,35 +59,66 @@ pub(crate) struct Params {
     pub(crate) warmup_s: f64,
     pub(crate) runs: u32,
     pub(crate) ring: u16,
+    /// The features that the device must have.
     pub(crate) ring_features: Vec<&'static str>,
     pub(crate) lock: bool,
 }
 
-#[derive(Clone, Debug, Serialize)]
+/// A name: a constant of this build, or text that was read from a report.
+type Name = Cow<'static, str>;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
+    /// How frames lie in buffers.
+    #[serde(default)]
     pub(crate) mode: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) size: Option<usize>,
-    pub(crate) alloc: &'static str,
-    pub(crate) consumer: &'static str,
+    pub(crate) alloc: Name,
+    pub(crate) consumer: Name,
     pub(crate) queues: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) skipped: Option<&'static str>,
+    pub(crate) skipped: Option<Name>,
     #[serde(flatten)]
     pub(crate) measured: Option<Measured>,
+    /// The names of the features that driver and device have negotiated. Empty if there are none, as with AF_XDP.
+    #[serde(default)]
+    pub(crate) features: Vec<Name>,
+    /// The CPUs that threads were moved to.
+    #[serde(default)]
+    pub(crate) cpus: BTreeSet<usize>,
+    /// Run by run, in the order in which they were made.
+    #[serde(default)]
+    pub(crate) samples: Vec<Run>,
 }
 
-/// What the runs of a row say.
-#[derive(Clone, Debug, Serialize)]
+/// One run of a row.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Run {
+    pub(crate) packets_per_s: f64,
+    pub(crate) ns_per_packet: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device_ns_per_packet: Option<f64>,
+    /// How long frames were counted.
+    pub(crate) elapsed_ns: u64,
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    pub(crate) preempted: u64,
+}
+
+/// The results of a row's runs. Reports of older builds lack some fields.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct Measured {
-    pub(crate) unit: &'static str,
+    /// The unit of median, min and max: packets/s.
+    pub(crate) unit: Name,
     #[serde(flatten)]
     pub(crate) rate: Spread,
     pub(crate) runs: usize,
-    /// Frames as they are in memory, without preamble, gap and frame check sequence.
-    pub(crate) gbps: f64,
-    /// Driver time in polls that found packets.
+    /// Bits of frames as they are in memory, without preamble, gap and frame check sequence.
+    pub(crate) bits_per_s: f64,
+    /// The driver's own time: in polls that found packets, while the driver's thread had the CPU.
     pub(crate) ns_per_packet: f64,
     pub(crate) ns_per_packet_min: f64,
     pub(crate) ns_per_packet_max: f64,
@@ -83,13 +128,13 @@ pub(crate) struct Measured {
     pub(crate) device_ns_per_packet: Option<f64>,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
-    /// Frames that netmem took and the program never saw: the device's drops and the driver's.
+    /// Frames that netmem received and the program never got: drops of the device and of the driver.
     pub(crate) dropped: u64,
-    pub(crate) device_drops: BTreeMap<&'static str, u64>,
-    /// Times that something else was given the driver's CPU.
+    pub(crate) device_drops: BTreeMap<Name, u64>,
+    /// How often another thread got the driver's CPU.
     pub(crate) preempted: u64,
-    pub(crate) errors: BTreeMap<&'static str, u64>,
-    /// On the pool's rows: packets per second against the row beside it with a page per packet.
+    pub(crate) errors: BTreeMap<Name, u64>,
+    /// For the pool's rows: packets per second compared with the row that takes a page per packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change_pct: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,7 +144,7 @@ pub(crate) struct Measured {
     pub(crate) ns_change: Option<Change>,
 }
 
-/// Pages, all runs together.
+/// Counts of pages, for all runs together.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct PoolReport {
     pub(crate) allocated: u64,
@@ -122,7 +167,7 @@ impl PoolReport {
         Self { leaked, errors, ..Self::new(stats) }
     }
 
-    /// What the pools counted, all of them together.
+    /// From the sum of the pools' counters.
     pub(crate) fn new(stats: PoolStats) -> Self {
         Self {
             allocated: stats.allocated(),
@@ -134,7 +179,7 @@ impl PoolReport {
         }
     }
 
-    /// Whether every page came back.
+    /// Fails unless every page was returned.
     pub(crate) fn balance(&self) -> Result<(), PerfError> {
         let Self { leaked, mapped, unmapped, .. } = *self;
         if leaked > 0 || mapped != unmapped {
@@ -150,6 +195,10 @@ fn merge(into: &mut BTreeMap<&'static str, u64>, from: &BTreeMap<&'static str, u
     }
 }
 
+fn named(counts: BTreeMap<&'static str, u64>) -> BTreeMap<Name, u64> {
+    counts.into_iter().map(|(name, n)| (name.into(), n)).collect()
+}
+
 /// Packets per second.
 fn rate(s: &Sample) -> f64 {
     s.counts.frames as f64 * 1e9 / s.counts.elapsed_ns.max(1) as f64
@@ -163,8 +212,12 @@ fn driver_ns(s: &Sample) -> f64 {
     per_packet(s.counts.busy_ns, s.counts.frames)
 }
 
+fn device_ns(s: &Sample) -> f64 {
+    s.device.as_ref().map_or(0.0, |d| per_packet(d.busy_ns, d.frames))
+}
+
 impl Report {
-    pub(crate) fn new(plan: &Plan, samples: &[Vec<Sample>], link: Option<LinkReport>) -> Self {
+    pub(crate) fn new(plan: &Plan, samples: &[Vec<Sample>], done: Done, link: Option<LinkReport>) -> Self {
         let all = || plan.variants.iter().zip(samples);
         let pools = |alloc| {
             let rows = all().filter(move |(v, _)| v.alloc == alloc);
@@ -172,25 +225,39 @@ impl Report {
         };
         let backing = samples.iter().flatten().next().map_or("none".into(), |s| s.backing.to_string());
         let rows = all().map(|(v, own)| {
-            let twin = all().find(|(other, _)| v.alloc == Alloc::Pool && v.is_twin(other)).map(|(_, samples)| samples);
+            let page = |other: &Variant| (v.alloc, other.alloc) == (Alloc::Pool, Alloc::Page) && v.is_twin(other);
+            let twin = all().find(|(other, _)| page(other)).map(|(_, samples)| samples);
             Row::new(v, own, twin.map_or(&[], Vec::as_slice))
         });
+        let machine = Machine::new(backing);
+        let (comparisons, goals) = compare(&plan.variants, samples, rate, driver_ns, &machine.percpu);
         Self {
+            schema: SCHEMA,
             netmem: env!("CARGO_PKG_VERSION"),
             command: "perf",
-            machine: Machine::new(backing),
+            machine,
             params: Params::new(plan),
+            done,
             variants: rows.collect(),
             link,
             pool: pools(Alloc::Pool),
             page: pools(Alloc::Page),
+            frags: pools(Alloc::Frags),
+            comparisons,
+            goals,
         }
     }
 
-    /// Whether every page came back.
+    /// The goals and rows that `--check` makes an error.
+    pub(crate) fn unmet(&self) -> Unmet {
+        Unmet::of(self.variants.iter().map(|row| row.skipped.is_some()), &self.goals)
+    }
+
+    /// Fails unless every page was returned.
     pub(crate) fn verdict(&self) -> Result<(), PerfError> {
         self.pool.balance()?;
-        self.page.balance()
+        self.page.balance()?;
+        self.frags.balance()
     }
 }
 
@@ -199,7 +266,7 @@ impl Params {
         Self {
             device: plan.device.to_string(),
             port: (plan.device == DeviceArg::Embedded).then(|| plan.port.to_string()),
-            modes: distinct(plan.variants.iter().map(|v| v.mode.to_string())),
+            modes: distinct(plan.variants.iter().map(|v| v.shape.clone())),
             sizes: distinct(plan.variants.iter().filter_map(|v| v.size)),
             allocs: distinct(plan.variants.iter().map(|v| v.alloc.name())),
             consumers: distinct(plan.variants.iter().map(|v| v.consumer.name())),
@@ -210,17 +277,13 @@ impl Params {
             warmup_s: plan.warmup.as_secs_f64(),
             runs: plan.runs,
             ring: plan.ring,
-            ring_features: (0..64)
-                .map(|bit| plan.ring_features & 1 << bit)
-                .filter(|&mask| mask != 0)
-                .map(feature::name)
-                .collect(),
+            ring_features: names(plan.ring_features).collect(),
             lock: plan.lock,
         }
     }
 }
 
-/// Each value once, in the order of their first.
+/// Each value once, in the order in which the values first occur.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.fold(Vec::new(), |mut seen, value| {
         if !seen.contains(&value) {
@@ -234,13 +297,30 @@ impl Row {
     fn new(v: &Variant, samples: &[Sample], twin: &[Sample]) -> Self {
         Self {
             name: v.name.clone(),
-            mode: v.mode.to_string(),
+            mode: v.shape.clone(),
             size: v.size,
-            alloc: v.alloc.name(),
-            consumer: v.consumer.name(),
+            alloc: v.alloc.name().into(),
+            consumer: v.consumer.name().into(),
             queues: v.queues,
-            skipped: v.skipped,
+            skipped: v.skipped.map(Into::into),
             measured: (!samples.is_empty()).then(|| Measured::new(samples, twin)),
+            features: samples.first().map_or_else(Vec::new, |s| names(s.features).map(Into::into).collect()),
+            cpus: samples.iter().flat_map(|s| s.cpus.iter().copied()).collect(),
+            samples: samples.iter().map(Run::new).collect(),
+        }
+    }
+}
+
+impl Run {
+    fn new(s: &Sample) -> Self {
+        Self {
+            packets_per_s: rate(s),
+            ns_per_packet: driver_ns(s),
+            device_ns_per_packet: s.device.as_ref().map(|_| device_ns(s)),
+            elapsed_ns: s.counts.elapsed_ns,
+            frames: s.counts.frames,
+            bytes: s.counts.bytes,
+            preempted: s.counts.preempted,
         }
     }
 }
@@ -250,7 +330,6 @@ impl Measured {
         let median = |of: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(of)).median;
         let pairs = |of: fn(&Sample) -> f64| Change::of(samples.iter().map(of).zip(twin.iter().map(of)));
         let ns = Spread::of(samples.iter().map(driver_ns));
-        let device = |s: &Sample| s.device.as_ref().map_or(0.0, |d| per_packet(d.busy_ns, d.frames));
         let (mut errors, mut device_drops) = (BTreeMap::new(), BTreeMap::new());
         for sample in samples {
             merge(&mut errors, &sample.errors);
@@ -263,21 +342,21 @@ impl Measured {
         let dropped = device_drops.values().chain(by_driver).sum();
         let change = pairs(rate);
         Self {
-            unit: "packets/s",
+            unit: "packets/s".into(),
             rate: Spread::of(samples.iter().map(rate)),
             runs: samples.len(),
-            gbps: median(&|s| s.counts.bytes as f64 * 8.0 / s.counts.elapsed_ns.max(1) as f64),
+            bits_per_s: median(&|s| s.counts.bytes as f64 * 8e9 / s.counts.elapsed_ns.max(1) as f64),
             ns_per_packet: ns.median,
             ns_per_packet_min: ns.min,
             ns_per_packet_max: ns.max,
             tsc_per_packet: median(&|s| per_packet(s.counts.busy_ticks, s.counts.frames)),
-            device_ns_per_packet: samples.iter().all(|s| s.device.is_some()).then(|| median(&device)),
+            device_ns_per_packet: samples.iter().all(|s| s.device.is_some()).then(|| median(&device_ns)),
             frames: samples.iter().map(|s| s.counts.frames).sum(),
             bytes: samples.iter().map(|s| s.counts.bytes).sum(),
             dropped,
-            device_drops,
+            device_drops: named(device_drops),
             preempted: samples.iter().map(|s| s.counts.preempted).sum(),
-            errors,
+            errors: named(errors),
             change_pct: change.map(|c| c.median_pct),
             change,
             ns_change: pairs(driver_ns),

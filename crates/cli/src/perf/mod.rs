@@ -1,35 +1,41 @@
 //! `netmem perf`: receive traffic and report.
 //!
-//! [`plan`] checks what was asked and lists the variants; [`engine`] measures one of them once; [`suite`] runs all of them,
-//! interleaved; [`crate::stats`] makes numbers of the runs; [`table`] and [`json`] show them. [`against`] compares two builds.
-//! [`sleep`] measures a driver that sleeps, at fixed rates, and [`streams`] flows of TCP and UDP.
+//! [`plan`] checks the arguments and lists the variants. [`engine`] measures one variant once. [`suite`] runs all of
+//! them in turns. [`crate::stats`] computes numbers from the runs, and [`table`] and [`json`] show them. [`against`]
+//! compares two builds. [`sleep`] measures a driver that sleeps, at fixed rates, and [`streams`] measures flows of TCP
+//! and UDP.
 
 mod against;
+mod compare;
 mod driver;
 mod engine;
 mod error;
 mod json;
+mod memory;
+mod own_time;
 mod plan;
 mod sleep;
 mod streams;
 mod suite;
 mod table;
+mod xsk;
 
 pub(crate) use json::PoolReport;
 
 use crate::args::{PerfArgs, ProtoArg};
-use crate::{limits, output, signals};
+use crate::signals::{self, Interrupted};
+use crate::{limits, output};
 use plan::Plan;
 
-/// Does what was asked: [`crate::args::BadArgument`] before anything starts, any other error after.
+/// Runs the measurement. [`crate::args::BadArgument`] is returned before anything starts, any other error after that.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if args.proto != ProtoArg::Frames {
         limits::descriptors(64 + 2 * usize::from(args.flows.unwrap_or(1)), "perf --proto")?;
         return streams::run(args, &*signals::stop_flag()?);
     }
     let plan = Plan::new(args)?;
-    // The driver has two descriptors a ring and one more for a queue to be waited for, the embedded device two a ring, and a tap
-    // one a pair. The rest is for the memory, in both, and for messages.
+    // The driver has two descriptors for each ring, and one more for a queue that it can wait for. The embedded device
+    // has two for each ring, and a tap one for each pair. The rest is for memory in both, and for messages.
     let pairs = plan.variants.iter().map(|v| usize::from(v.queues)).max().unwrap_or(1);
     limits::descriptors(4 * (2 * pairs + 1) + 3 * pairs + 16, &format!("perf with {pairs} queue pair(s)"))?;
     let stop = signals::stop_flag()?;
@@ -46,5 +52,8 @@ pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
         output::print(&table::render(&report))?;
     }
     report.verdict()?;
-    Ok(())
+    if report.done.interrupted {
+        return Err(Interrupted.into());
+    }
+    Ok(report.unmet().check(args.check)?)
 }

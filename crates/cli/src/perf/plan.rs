@@ -1,4 +1,4 @@
-//! What is to be measured: the arguments, checked, and the variants that follow from them.
+//! The plan of a measurement: the checked arguments, and the variants that follow from them.
 
 use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
 use crate::cpus::{self, Placement};
@@ -9,11 +9,12 @@ use netmem::virtio::Spin;
 use netmem::virtio::net::MIN_FRAME;
 use std::time::Duration;
 
-/// Where pages come from.
+/// The allocator of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alloc {
     Pool,
     Page,
+    Frags,
 }
 
 impl Alloc {
@@ -21,11 +22,12 @@ impl Alloc {
         match self {
             Self::Pool => "pool",
             Self::Page => "page",
+            Self::Frags => "frags",
         }
     }
 }
 
-/// Where packets are dropped.
+/// The place where packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consumer {
     /// In the poll context.
@@ -47,14 +49,16 @@ impl Consumer {
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) mode: RxMode,
-    /// Bytes in a frame, where they are known.
+    /// Bytes in a frame, if they are known.
     pub(crate) size: Option<usize>,
     pub(crate) name: String,
     pub(crate) alloc: Alloc,
     pub(crate) consumer: Consumer,
     pub(crate) queues: u16,
-    /// Why it is not measured.
+    /// Why the variant is not measured.
     pub(crate) skipped: Option<&'static str>,
+    /// The shape of frames in buffers, for reports.
+    pub(crate) shape: String,
 }
 
 impl std::fmt::Display for Variant {
@@ -64,41 +68,42 @@ impl std::fmt::Display for Variant {
 }
 
 impl Variant {
-    /// Whether `other` differs in nothing but the allocator.
+    /// Whether `other` differs only in the allocator.
     pub(crate) fn is_twin(&self, other: &Self) -> bool {
         (&self.name, self.consumer, self.queues) == (&other.name, other.consumer, other.queues)
             && self.alloc != other.alloc
     }
 }
 
-/// Packets per second to a driver that sleeps: from one that sleeps before each to one that does not get to it.
+/// Packets per second to a driver that sleeps: from a rate at which it sleeps before each packet to one at which it
+/// does not sleep.
 const RATES: [u64; 4] = [1000, 10_000, 100_000, 1_000_000];
-/// How long a person waits who only wants to see it.
+/// The time of all runs if the user gives no number of runs.
 const BUDGET: Duration = Duration::from_secs(27);
 
-/// All that is to be done.
+/// The checked arguments.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) device: DeviceArg,
     pub(crate) port: PortArg,
-    /// A bad link before the port.
+    /// A bad link before the port, if there is one.
     pub(crate) link: Option<LinkOptions>,
     pub(crate) xdp: XdpArg,
     pub(crate) variants: Vec<Variant>,
     pub(crate) cpus: Placement,
-    /// CPUs that there are, and those that we may use.
+    /// The online CPUs, and those that this process may use.
     pub(crate) allowed: Vec<usize>,
     pub(crate) duration: Duration,
     pub(crate) warmup: Duration,
     pub(crate) runs: u32,
-    /// Where nobody said how many runs: how long all of them may take.
+    /// If the user gives no number of runs: how long all of them may take.
     pub(crate) budget: Option<Duration>,
     pub(crate) ring: u16,
     /// Features of rings that the device must have.
     pub(crate) ring_features: u64,
     pub(crate) lock: bool,
     pub(crate) json: bool,
-    /// How long the driver polls before it sleeps; None: it polls only.
+    /// How long the driver polls before it sleeps. `None` if it never sleeps.
     pub(crate) spin: Option<Duration>,
     /// Packets per second to a driver that sleeps.
     pub(crate) rates: Vec<u64>,
@@ -137,10 +142,11 @@ impl Plan {
                 (_, Some(_)) => 1000,
                 _ => 50,
             })),
-            // Where every frame counts, all of them are counted.
+            // A run that listens to traffic counts every frame, so it has no warm-up.
             warmup: Duration::from_millis(if listens { 0 } else { 20 }),
-            // Many short runs, taken in turns: what disturbs the machine for a second then disturbs both sides of a pair.
-            runs: args.runs.unwrap_or(if listens { 1 } else { 25 }),
+            // Many short runs in turns: if something disturbs the machine for a second, it disturbs both sides of a
+            // pair.
+            runs: args.runs.unwrap_or(if listens { 1 } else { 17 }),
             budget: (args.runs.is_none() && args.duration.is_none() && !listens).then_some(BUDGET),
             ring: args.ring,
             ring_features: RingArg::features(&args.ring_features),
@@ -152,7 +158,7 @@ impl Plan {
         })
     }
 
-    /// Whether traffic comes when others send it, and not as fast as it is taken.
+    /// Whether other programs send the traffic, so that it does not come as fast as it is taken.
     pub(crate) fn listens(&self) -> bool {
         matches!(self.port, PortArg::Tap(_))
     }
@@ -163,6 +169,11 @@ fn device(args: &PerfArgs) -> DeviceArg {
 }
 
 fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
+    if let PortArg::Xsk(xsk) = port {
+        return BadArgument::new(format!(
+            "--port {xsk}: use --device {xsk}, which receives without a virtio-net device between"
+        ));
+    }
     if matches!(port, PortArg::Sink | PortArg::Echo) {
         return BadArgument::new(format!(
             "--port {port}: nothing would be received from it; use gen, tap:NAME or pcap:FILE here, and {port} with \
@@ -174,16 +185,30 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     }
     let foreign = device(args) != DeviceArg::Embedded;
     if foreign && args.port.is_some() {
-        return BadArgument::new("--port is for the embedded device; a vhost-user backend has ports of its own");
+        return BadArgument::new(
+            "--port is for the embedded device; a vhost-user backend and an interface have ports of their own",
+        );
     }
     if foreign && args.link.is_some() {
         return BadArgument::new("--link is before the embedded device's port; `netmem device` has a --link, too");
+    }
+    let xsk = matches!(device(args), DeviceArg::Xsk(_));
+    if xsk && !args.size.is_empty() {
+        return BadArgument::new(
+            "--size is for the generator; frames of an interface are as long as their sender makes them",
+        );
+    }
+    if xsk && (args.mode.is_some() || args.ring_features != [RingArg::Split]) {
+        return BadArgument::new("--mode and --ring-features are for virtio-net; AF_XDP has rings of its own");
     }
     let sleeps = args.spin.and_then(Spin::poll_for).is_some();
     if sleeps && (foreign || *port != PortArg::Gen || args.against.is_some() || args.link.is_some()) {
         return BadArgument::new(
             "--spin: wake-ups are measured with the embedded device and its generator, without --against and --link",
         );
+    }
+    if sleeps && args.check {
+        return BadArgument::new("--check is for goals, and measurements with --spin have none");
     }
     if !args.rate.is_empty() && !sleeps {
         return BadArgument::new("--rate is for a driver that sleeps; say after how long, with --spin MICROSECONDS");
@@ -210,13 +235,15 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
     Ok(())
 }
 
-const OWN_PAGES: &str = "big-packet mode keeps pages of its own, a page per packet and from no pool";
+const OWN_PAGES: &str = "big-packet mode keeps pages of its own, a page per packet, from no pool and in no fragments";
 
 fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument> {
     let device = device(args);
     let generated = device == DeviceArg::Embedded && *port == PortArg::Gen;
+    let xsk = matches!(device, DeviceArg::Xsk(_));
     let named = match (&device, port) {
         (DeviceArg::VhostUser(_) | DeviceArg::Listen(_) | DeviceArg::Fd(_), _) => "vhost-user",
+        (DeviceArg::Xsk(_), _) => "xsk",
         (_, PortArg::Tap(_)) => "tap",
         (_, PortArg::Pcap(_)) => "pcap",
         _ => "gen",
@@ -229,8 +256,8 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
         Some(ModeArg::Mergeable) => &[RxMode::Mergeable],
         Some(ModeArg::Big) => &[RxMode::Big],
         Some(ModeArg::All) => &[RxMode::Small, RxMode::Mergeable, RxMode::Big],
-        // Traffic of others can have any size.
-        None if matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[RxMode::Mergeable],
+        // Traffic of other programs can have frames of any size.
+        None if xsk || matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[RxMode::Mergeable],
         None => &[RxMode::Small, RxMode::Mergeable],
     };
     let given = args.mode.is_some_and(|mode| mode != ModeArg::All);
@@ -264,30 +291,33 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
     };
     let name = |mode, size: Option<usize>| match size {
         Some(size) => format!("{mode}-{size}"),
+        None if xsk => named.to_owned(),
         None => format!("{mode}-{named}"),
     };
     let mut rows: Vec<_> = (shapes.iter())
         .flat_map(|&(mode, size)| args.queues.iter().map(move |&queues| (mode, size, consumer, queues)))
         .collect();
-    // What is shown to who asks for nothing in particular includes the way home from another CPU.
+    // Without arguments, the rows include packets that another CPU drops.
     let default = generated && args.mode.is_none() && args.size.is_empty() && args.consumer.is_none();
     if default && args.xdp == XdpArg::Pass && args.queues == [1] {
         rows.push((RxMode::Small, Some(64), Consumer::Other, 1));
     }
-    let allocs: &[Alloc] = match args.alloc {
-        AllocArg::Pool => &[Alloc::Pool],
-        AllocArg::Page => &[Alloc::Page],
-        AllocArg::Both => &[Alloc::Pool, Alloc::Page],
+    let alloc = |alloc: &AllocArg| match alloc {
+        AllocArg::Pool => Alloc::Pool,
+        AllocArg::Page => Alloc::Page,
+        AllocArg::Frags => Alloc::Frags,
     };
+    let allocs: Vec<Alloc> = args.alloc.iter().map(alloc).collect();
     let row = |(mode, size, consumer, queues): (RxMode, Option<usize>, Consumer, u16)| {
-        allocs.iter().map(move |&alloc| Variant {
+        allocs.clone().into_iter().map(move |alloc| Variant {
             mode,
             size,
             name: name(mode, size),
             alloc,
             consumer,
             queues,
-            skipped: (mode == RxMode::Big && alloc == Alloc::Pool).then_some(OWN_PAGES),
+            skipped: (mode == RxMode::Big && alloc != Alloc::Page).then_some(OWN_PAGES),
+            shape: if xsk { named.to_owned() } else { mode.to_string() },
         })
     };
     Ok(rows.into_iter().flat_map(row).collect())
@@ -316,12 +346,16 @@ mod tests {
             [
                 "small-64 pool same x1",
                 "small-64 page same x1",
+                "small-64 frags same x1",
                 "mergeable-64 pool same x1",
                 "mergeable-64 page same x1",
+                "mergeable-64 frags same x1",
                 "mergeable-1500 pool same x1",
                 "mergeable-1500 page same x1",
+                "mergeable-1500 frags same x1",
                 "small-64 pool other x1",
                 "small-64 page other x1",
+                "small-64 frags other x1",
             ]
         );
     }
@@ -330,8 +364,10 @@ mod tests {
     fn every_combination_that_was_asked_for() {
         assert_eq!(names("--mode small --alloc pool --size 60,1518 --queues 1,2").len(), 4);
         assert_eq!(names("--mode all --alloc pool --size 64,64000").len(), 5);
-        assert_eq!(names("--consumer 0 --mode small"), ["small-64 pool other x1", "small-64 page other x1"]);
+        let pages = names("--consumer 0 --mode small --alloc frags,pool");
+        assert_eq!(pages, ["small-64 frags other x1", "small-64 pool other x1"]);
         assert_eq!(names("--port tap:t --alloc pool"), ["mergeable-tap pool same x1"]);
+        assert_eq!(names("--device xsk:eth0:3"), ["xsk pool same x1", "xsk page same x1", "xsk frags same x1"]);
         for device in ["--device vhost-user:/x", "--device vhost-user-listen:/x", "--fd 3 --runs 1"] {
             assert_eq!(names(&format!("{device} --mode small --alloc pool")), ["small-vhost-user pool same x1"]);
         }
@@ -340,7 +376,7 @@ mod tests {
     #[test]
     fn big_mode_has_no_pool_to_compare() {
         let plan = plan("--mode big").unwrap();
-        assert_eq!(plan.variants.iter().map(|v| v.skipped.is_some()).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(plan.variants.iter().map(|v| v.skipped.is_some()).collect::<Vec<_>>(), [true, false, true]);
     }
 
     #[test]
@@ -374,10 +410,18 @@ mod tests {
             ("--cpus net=7", "CPU 7"),
             ("--cpus web=1", "web"),
             ("--duration 3m", "suffix `m`"),
-            ("--device xsk:eth0", "AF_XDP"),
+            ("--device xsk:", "xsk:IFACE"),
+            ("--device xsk:eth0:x", "queue's number"),
+            ("--device xsk:eth0 --mode small", "--mode"),
+            ("--device xsk:eth0 --ring-features packed", "--ring-features"),
+            ("--device xsk:eth0 --port gen", "--port"),
+            ("--device xsk:eth0 --size 64", "--size"),
+            ("--port xsk:eth0", "--device xsk:eth0"),
             ("--alloc pool --mode big", "no pool"),
             ("--spin 50 --port tap:t", "embedded device"),
             ("--spin x", "forever"),
+            ("--spin 50 --check", "goals"),
+            ("--check --against /x", "--against"),
             ("--rate 1000", "--spin"),
             ("--spin forever --rate 1000", "--spin"),
             ("--spin 50 --rate 0", "--rate"),

@@ -1,18 +1,22 @@
-//! `netmem perf --spin`: a driver that sleeps, at fixed rates. How often it is woken, for how many packets, and how long the first
-//! packet of a wake-up was on its way.
+//! `netmem perf --spin`: a driver that sleeps, at fixed rates. Measures how often it is woken, for how many packets,
+//! and how old the first packet of a wake-up is.
 //!
 //! ```text
 //!   CPU device   NetDevice::poll ── Paced: a frame each 1/rate s, with the time in it ── rings ──┐
 //!   CPU net      PollThenSleep: polls, sleeps, is woken ── the first frame after a wake-up ◄──────┘ its age: idle to busy
 //! ```
 //!
-//! The embedded device polls all the time, so what is measured is the driver's side: the policy is the same in every row, and
-//! only the rate and the kind of events differ.
+//! The embedded device polls all the time, so the driver's side is what is measured. The policy is the same in every
+//! row. Only the rate and the kind of events differ.
 
 use super::error::PerfError;
 use super::plan::Plan;
-use crate::cpus::pin;
+use crate::cpus::{pin, take_pinned};
+use crate::load::Meter;
 use crate::machine::Machine;
+use crate::report::{Done, SCHEMA};
+use crate::signals::Interrupted;
+use crate::units::show;
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
 use netmem::device::port::{Gen, Port, PortError};
@@ -27,20 +31,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Frames that a poll takes at most.
+/// The largest number of frames that a poll takes.
 const BUDGET: usize = 256;
-/// Where a frame has the time at which it was sent: behind the headers of Ethernet, IPv4 and UDP.
+/// The offset of the sending time in a frame: behind the headers of Ethernet, IPv4 and UDP.
 const STAMP: usize = 42;
-/// How the driver asks for signals, and the feature of rings for that.
+/// How the driver asks for signals, and the ring feature for that.
 const EVENTS: [(&str, u64); 2] = [("flag", 0), ("index", feature::EVENT_IDX)];
-/// The longest sleep, for a look at the time and at signals.
+/// The longest sleep. The driver then checks the time and signals.
 const NAP: Duration = Duration::from_millis(50);
-/// The longest age that is told from longer ones.
+/// The longest age that the histogram distinguishes.
 const AGE_NS: u64 = 1_000_000_000;
-/// A generator that is so far behind its rate does not catch up.
+/// If the generator is this far behind its rate, it does not catch up.
 const BEHIND_NS: u64 = 2_000_000;
 
-/// Sends the generator's frame at a fixed rate, with the time in it.
+/// Sends the generator's frame at a fixed rate, with the sending time in it.
 struct Paced {
     wire: Box<[u8]>,
     clock: Clock,
@@ -54,7 +58,7 @@ impl Paced {
     fn new(size: usize, rate: u64, clock: &Clock) -> Result<Self, PortError> {
         let mut wire = VnetHdr::PLAIN.to_bytes().to_vec();
         wire.extend_from_slice(Gen::new(size, None)?.frame());
-        // The UDP checksum, which would be wrong: none.
+        // The UDP checksum would be wrong, so it is set to "none".
         wire[VnetHdr::LEN + 40..VnetHdr::LEN + 42].fill(0);
         let interval_ns = 1e9 / rate.max(1) as f64;
         Ok(Self { wire: wire.into(), clock: clock.clone(), begin: clock.raw(), interval_ns, due_ns: 0.0 })
@@ -89,21 +93,21 @@ impl Port for Paced {
     }
 }
 
-/// What is measured in a row.
+/// The parameters of a row.
 struct Variant {
     rate: u64,
     events: &'static str,
     features: u64,
 }
 
-/// What a row has measured.
+/// The measured values of a row.
 struct Measured {
     seconds: f64,
     frames: u64,
     sleeps: SleepStats,
     /// Signals that the device has sent.
     signals: u64,
-    /// Time that the driver's thread ran.
+    /// Seconds for which the driver's thread ran.
     busy_s: f64,
     /// Ages of the packets that ended a sleep, in nanoseconds.
     idle_to_busy: Histogram<u64>,
@@ -121,7 +125,7 @@ struct Row {
     signals_per_packet: f64,
     cpu_pct: f64,
     idle_to_busy_ns: Quantiles,
-    /// Upper bound in ns, and how many were up to it and above the one before.
+    /// Upper bounds in ns, each with the number of values above the previous bound and up to this one.
     histogram: Vec<(u64, u64)>,
 }
 
@@ -136,9 +140,11 @@ struct Quantiles {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    schema: u32,
     netmem: &'static str,
     command: &'static str,
     machine: Machine,
+    done: Done,
     spin_us: u128,
     size: usize,
     rows: Vec<Row>,
@@ -149,21 +155,34 @@ pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Res
     let (mode, size) = plan.variants.first().map_or((RxMode::Small, 64), |v| (v.mode, v.size.unwrap_or(64)));
     let clock = Clock::new();
     let mut report = Report {
+        schema: SCHEMA,
         netmem: env!("CARGO_PKG_VERSION"),
         command: "perf",
         machine: Machine::new("as available".into()),
+        done: Done::default(),
         spin_us: spin.as_micros(),
         size,
         rows: Vec::new(),
     };
-    for &rate in &plan.rates {
-        for (events, features) in EVENTS {
-            let variant = Variant { rate, events, features };
-            let measured = measure(plan, &variant, mode, size, spin, &clock, stop)?;
-            report.rows.push(Row::new(&variant, &measured));
+    let (meter, mut interrupted) = (Meter::new(), false);
+    drop(take_pinned());
+    for (rate, (events, features)) in plan.rates.iter().flat_map(|&rate| EVENTS.map(|events| (rate, events))) {
+        let variant = Variant { rate, events, features };
+        match measure(plan, &variant, mode, size, spin, &clock, stop) {
+            Err(PerfError::Interrupted) => {
+                interrupted = true;
+                break;
+            }
+            measured => report.rows.push(Row::new(&variant, &measured?)),
         }
     }
-    if plan.json { crate::output::json(&report) } else { crate::output::print(&render(plan, &report)) }
+    report.done = Done::new(&meter, take_pinned(), interrupted);
+    if plan.json {
+        crate::output::json(&report)?
+    } else {
+        crate::output::print(&render(plan, &report))?
+    }
+    if interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 fn measure(
@@ -226,7 +245,7 @@ fn drive(
     let rx = &mut pairs[0].rx;
     let mut pause = PollThenSleep::new(spin);
     let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
-    // A tenth of the time before the counters are looked at, and two packets at least.
+    // A run is long enough for two packets. A tenth of its time passes before the counters are read.
     let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
     let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
     let mut woken = false;
@@ -351,19 +370,19 @@ fn render(plan: &Plan, report: &Report) -> String {
         "wake-ups/pkt",
         "signals/pkt",
         "CPU",
-        "idle to busy, us",
+        "idle to busy",
     ]);
     for row in &report.rows {
-        let us = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
+        let time = |ns: u64| show(ns as f64, "ns");
         let q = &row.idle_to_busy_ns;
         let latency = match row.histogram.is_empty() {
             true => "never asleep".into(),
-            false => format!("{} (99 %: {}, max {})", us(q.p50), us(q.p99), us(q.max)),
+            false => format!("{} (99 %: {}, max {})", time(q.p50), time(q.p99), time(q.max)),
         };
         table.add_row([
             row.rate.to_string(),
             row.events.into(),
-            format!("{:.0}", row.received_per_s),
+            show(row.received_per_s, "packets/s"),
             row.wakeups.to_string(),
             format!("{:.4}", row.wakeups_per_packet),
             format!("{:.3}", row.signals_per_packet),
@@ -377,9 +396,10 @@ fn render(plan: &Plan, report: &Report) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let _ = writeln!(out, "{table}");
-    // Where the driver sleeps most.
-    for row in report.rows.iter().filter(|row| row.rate == report.rows[0].rate && !row.histogram.is_empty()) {
+    let _ = writeln!(out, "{table}\n{}", report.done.lines());
+    // The driver sleeps most in the first row.
+    let first = report.rows.first().map(|row| row.rate);
+    for row in report.rows.iter().filter(|row| Some(row.rate) == first && !row.histogram.is_empty()) {
         let _ = writeln!(out, "\nidle to busy at {} packets/s, {}:", row.rate, row.events);
         let most = row.histogram.iter().map(|step| step.1).max().unwrap_or(1).max(1);
         for &(bound, count) in &row.histogram {

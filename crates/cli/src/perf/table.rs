@@ -1,28 +1,34 @@
-//! The report for people, within 100 columns.
+//! The report as text, at most 100 columns wide.
 
-use super::json::{Measured, PoolReport, Report, Row};
+use super::compare;
+use super::json::{PoolReport, Report, Row};
+use crate::goals::Unmet;
 use crate::stats::Change;
+use crate::units::{show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write;
 
-/// The whole of it: machine, rows, pools.
+/// Formats the whole report: machine, rows, pools.
 pub(crate) fn render(report: &Report) -> String {
     let mut out = header(report);
     let _ = writeln!(out, "{}", rows(report));
-    if let Some((row, change)) =
-        report.variants.iter().filter_map(|row| row.measured.as_ref()).find_map(|m| Some((m, m.change?)))
-    {
-        let confidence = change.confidence_pct;
-        let _ = writeln!(
-            out,
-            "change: pool over page, median of {} interleaved pairs [interval, {confidence} % confidence]",
-            row.runs
-        );
+    if let Some(first) = report.comparisons.first() {
+        let Change { confidence_pct, .. } = first.rate;
+        let _ = writeln!(out, "\n{}", compare::render(&report.comparisons));
+        let _ = writeln!(out, "medians of interleaved pairs [interval, {confidence_pct} % confidence]");
+        let unmet = report.unmet();
+        if unmet != Unmet::default() {
+            let _ = writeln!(out, "{unmet}");
+        }
+        out.push('\n');
     }
     if let Some(link) = &report.link {
         let _ = writeln!(out, "{link}");
     }
-    for (name, pool) in [("page pool", &report.pool), ("page per packet", &report.page)] {
+    let _ = writeln!(out, "{}", report.done.lines());
+    for (name, pool) in
+        [("page pool", &report.pool), ("page per packet", &report.page), ("page fragments", &report.frags)]
+    {
         if pool.allocated > 0 || !pool.errors.is_empty() {
             let _ = writeln!(out, "{}", books(name, pool));
         }
@@ -56,13 +62,13 @@ fn rows(report: &Report) -> Table {
     let counts = report.params.port.as_ref().is_some_and(|port| port != "gen");
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let mut head = vec!["variant", "alloc", "drop", "q", "Mpps (min..max)", "Gb/s", "ns drv", "ns dev"];
-    head.push(if counts { "frames, bytes, drops" } else { "change" });
+    let mut head = vec!["variant", "alloc", "drop", "q", "packets/s (min..max)", "bits/s", "driver", "device"];
+    if counts {
+        head.push("frames, bytes, drops");
+    }
     table.set_header(head);
-    let mut above: Option<&Row> = None;
     for row in &report.variants {
-        table.add_row(cells(row, above, counts));
-        above = Some(row);
+        table.add_row(cells(row, counts));
     }
     for (i, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 1));
@@ -73,36 +79,21 @@ fn rows(report: &Report) -> Table {
     table
 }
 
-fn cells(row: &Row, above: Option<&Row>, counts: bool) -> Vec<String> {
-    let mut cells = vec![row.name.clone(), row.alloc.into(), row.consumer.into(), row.queues.to_string()];
+fn cells(row: &Row, counts: bool) -> Vec<String> {
+    let mut cells = vec![row.name.clone(), row.alloc.to_string(), row.consumer.to_string(), row.queues.to_string()];
     let Some(m) = &row.measured else {
-        cells.extend(["skipped", "", "", "", ""].map(String::from));
+        let why = if row.skipped.is_some() { "skipped" } else { "no run" };
+        cells.extend([why, "", "", "", ""].map(String::from));
         return cells;
     };
-    let mpps = |pps: f64| pps / 1e6;
-    cells.push(format!("{:.2} ({:.2}..{:.2})", mpps(m.rate.median), mpps(m.rate.min), mpps(m.rate.max)));
-    cells.push(format!("{:.1}", m.gbps));
-    cells.push(format!("{:.1}", m.ns_per_packet));
-    cells.push(m.device_ns_per_packet.map_or("-".into(), |ns| format!("{ns:.1}")));
-    cells.push(if counts {
-        format!("{} {} {}", m.frames, m.bytes, m.dropped)
-    } else {
-        change(m, above.and_then(|row| row.measured.as_ref()))
-    });
-    cells
-}
-
-/// Rate on the pool's row, driver time on the row below it, which is what both are compared with.
-fn change(m: &Measured, above: Option<&Measured>) -> String {
-    let show = |what, c: Change| {
-        let [low, high] = c.interval;
-        format!("{what} {:+.0} % [{low:+.0}..{high:+.0}]", c.median_pct)
-    };
-    match (m.change, above.and_then(|m| m.ns_change)) {
-        (Some(change), _) => show("pps", change),
-        (None, Some(change)) => show(" ns", change),
-        (None, None) => String::new(),
+    cells.push(show_spread(&m.rate, "packets/s"));
+    cells.push(show(m.bits_per_s, "b/s"));
+    cells.push(show(m.ns_per_packet, "ns"));
+    cells.push(m.device_ns_per_packet.map_or("-".into(), |ns| show(ns, "ns")));
+    if counts {
+        cells.push(format!("{} {} {}", m.frames, m.bytes, m.dropped));
     }
+    cells
 }
 
 fn books(name: &str, pool: &PoolReport) -> String {

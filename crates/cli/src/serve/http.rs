@@ -1,28 +1,31 @@
-//! A small HTTP/1.1 server: `GET /N` is answered with N bytes of a pattern, from the pages in which it is; `GET /` with a line of text.
+//! A small HTTP/1.1 server. It answers `GET /N` with N bytes of a pattern, without a copy, and `GET /` with a line of
+//! text.
 //!
-//! It keeps connections open, takes requests that come before the last one is answered, and reads no bodies: a request that has one is
-//! refused.
+//! It keeps connections open, and accepts pipelined requests. It reads no bodies: a request that has a body is refused.
 
+use super::Service;
+use super::client::{Client, End};
 use super::plain::Pattern;
-use super::{Service, Shared};
-use crate::host::Running;
-use crate::host::tasks::{Conn, Task, receive, send, write};
-use netmem_inet::{Fragment, SocketError};
+use crate::host::Mem;
+use netmem::pool::SharedPool;
+use netmem_inet::Fragment;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The longest head of a request.
 const MAX_HEAD: usize = 8192;
-/// Bytes that are taken behind the last request.
+/// The most bytes that are received and dropped after the last request.
 const MAX_REST: usize = 1 << 20;
-/// The longest answer.
+/// The most bytes in an answer's body.
 const MAX_BODY: u64 = 1 << 40;
 const TEXT: &[u8] = b"netmem serves: GET /N has N bytes\n";
 
-/// What a request is answered with.
+/// An answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     status: &'static str,
     body: Body,
-    /// Bytes of the body, which a HEAD is told and not sent.
+    /// Bytes of the body. The answer to a HEAD has this number in its header, and no body.
     len: u64,
     head_only: bool,
     close: bool,
@@ -39,7 +42,7 @@ impl Answer {
         Self { status, body: Body::Text(b""), len: 0, head_only: false, close }
     }
 
-    /// The answer to a request, of which this is the head.
+    /// The answer to the request with this head.
     fn to(head: &[u8]) -> Self {
         let bad = || Self::error("400 Bad Request", true);
         let Ok(head) = std::str::from_utf8(head) else { return bad() };
@@ -86,83 +89,104 @@ impl Answer {
         format!("HTTP/1.1 {}\r\nContent-Length: {}\r\n{close}\r\n", self.status, self.len)
     }
 
-    async fn send(&self, stream: &mut Conn, pattern: &Pattern, counts: &Shared) -> Result<(), SocketError> {
-        let head = self.head();
-        write(stream, head.as_bytes()).await?;
-        counts.borrow_mut().sent += head.len() as u64;
-        if self.head_only {
-            return Ok(());
+    /// Sends the answer, except a body that is the pattern.
+    async fn send(&self, client: &mut Client) -> Result<(), End> {
+        client.write(self.head().as_bytes()).await?;
+        match self.body {
+            Body::Text(text) if !self.head_only => client.write(text).await,
+            _ => Ok(()),
         }
-        if let Body::Text(text) = self.body {
-            write(stream, text).await?;
-            counts.borrow_mut().sent += text.len() as u64;
-            return Ok(());
-        }
-        let mut at = 0;
-        while at < self.len {
-            let part = pattern.part(at, self.len - at);
-            let n = part.len() as u64;
-            at += n;
-            send(stream, part, at < self.len).await?;
-            counts.borrow_mut().sent += n;
-        }
-        Ok(())
+    }
+
+    /// Bytes of the pattern to send as the body.
+    fn pattern(&self) -> u64 {
+        if self.body == Body::Pattern && !self.head_only { self.len } else { 0 }
     }
 }
 
-/// Ends a connection after its last answer. What the client still sends is taken, up to a bound: with data that was not read, the end
-/// would be a reset, and the client might lose the answer.
-async fn finish(mut stream: Conn) -> Result<(), SocketError> {
-    stream.shutdown();
+/// A connection's state while a call waits.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Requests {
+    /// Received bytes: requests that are not answered yet, the last of which may be incomplete.
+    bytes: Vec<u8>,
+    /// The position in the body that is being sent; `end` is the body's end.
+    at: u64,
+    end: u64,
+    /// The connection ends after this body.
+    close: bool,
+}
+
+impl Requests {
+    /// The next answer, if a request is complete or its head is too long.
+    fn answer(&mut self) -> Option<Answer> {
+        if let Some(end) = self.bytes.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+            let answer = Answer::to(&self.bytes[..end]);
+            self.bytes.drain(..end + 4);
+            return Some(answer);
+        }
+        (self.bytes.len() > MAX_HEAD).then(|| Answer::error("431 Request Header Fields Too Large", true))
+    }
+}
+
+/// Ends a connection after its last answer. Bytes that the client still sends are received and dropped, up to a bound:
+/// if unread data were left, TCP would reset the connection, and the client might lose the answer.
+async fn finish(client: &mut Client) -> Result<(), End> {
+    client.shutdown();
     let (mut place, mut taken) = ([Fragment::default()], 0);
-    while taken < MAX_REST && receive(&mut stream, &mut place).await? > 0 {
+    while taken < MAX_REST && client.receive(&mut place).await? > 0 {
         taken += std::mem::take(&mut place[0]).len();
     }
     Ok(())
 }
 
 /// The service.
-pub(super) struct Http(Pattern);
+pub(super) struct Http {
+    pattern: Pattern,
+    answered: AtomicU64,
+}
 
 impl Http {
-    pub(super) fn new(running: &mut Running) -> anyhow::Result<Self> {
-        Ok(Self(Pattern::new(running)?))
+    pub(super) fn new(pool: &SharedPool<Mem>) -> anyhow::Result<Self> {
+        Ok(Self { pattern: Pattern::new(pool)?, answered: AtomicU64::new(0) })
     }
 }
 
 impl Service for Http {
     const PORT: u16 = 80;
+    type State = Requests;
 
-    fn serve(&self, mut stream: Conn, counts: Shared) -> Task<'static> {
-        let pattern = self.0.clone();
-        Box::pin(async move {
-            let mut requests = Vec::new();
-            let mut place = [Fragment::default()];
-            loop {
-                if receive(&mut stream, &mut place).await? == 0 {
-                    stream.shutdown();
-                    return Ok(());
+    async fn serve(&self, client: &mut Client, state: &mut Requests) -> Result<(), End> {
+        let mut place: [Fragment<Mem>; 1] = Default::default();
+        loop {
+            while state.at < state.end {
+                if client.leaves() {
+                    return Err(End::Leaves);
                 }
-                let [fragment] = std::mem::take(&mut place);
-                counts.borrow_mut().received += fragment.len() as u64;
-                requests.extend_from_slice(&fragment);
-                drop(fragment);
-                while let Some(end) = requests.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-                    let answer = Answer::to(&requests[..end]);
-                    requests.drain(..end + 4);
-                    answer.send(&mut stream, &pattern, &counts).await?;
-                    if answer.close {
-                        return finish(stream).await;
-                    }
-                }
-                if requests.len() > MAX_HEAD {
-                    Answer::error("431 Request Header Fields Too Large", true)
-                        .send(&mut stream, &pattern, &counts)
-                        .await?;
-                    return finish(stream).await;
-                }
+                let part = self.pattern.part(state.at, state.end - state.at);
+                let at = state.at + part.len() as u64;
+                client.send(part, at < state.end).await?;
+                state.at = at;
             }
-        })
+            if state.close {
+                return finish(client).await;
+            }
+            if let Some(answer) = state.answer() {
+                answer.send(client).await?;
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                (state.at, state.end, state.close) = (0, answer.pattern(), answer.close);
+                continue;
+            }
+            if client.receive(&mut place).await? == 0 {
+                client.shutdown();
+                return Ok(());
+            }
+            let [fragment] = std::mem::take(&mut place);
+            state.bytes.extend_from_slice(&fragment);
+        }
+    }
+
+    fn report(&self) -> String {
+        format!("http: {} requests were answered\n", self.answered.load(Ordering::Relaxed))
     }
 }
 

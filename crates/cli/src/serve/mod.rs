@@ -1,60 +1,68 @@
-//! `netmem serve`: a server on netmem's own stack, behind a tap.
+//! `netmem serve`: a server on netmem's own stack, behind a tap or on an interface by AF_XDP.
 //!
 //! ```text
-//!   tap ── device's thread ── rings ── this thread: Stack::poll ──► a task for each connection ──► the next poll sends
+//!   tap queue ── a thread of the device ── rings ── a thread: Stack::poll ──► a task for each connection ──► the next poll sends
 //! ```
 //!
-//! Each connection is a task, woken by its socket. Tasks, stack and driver are on one thread, which sleeps when none of them has work.
+//! Each queue of the tap has a queue pair, a stack and two threads. Each connection is a task on the thread of its
+//! stack. Its socket wakes the task. The thread sleeps if no task and no queue has work. If a frame arrives by another
+//! queue than its connection's, its stack hands it to the connection's stack.
+//!
+//! With `--state`, the next process continues the connections: see [`state`].
 
+mod client;
 mod http;
 mod memcached;
 mod plain;
+mod state;
 
 use crate::args::{BadArgument, PortArg, ServeArg, ServeArgs};
-use crate::host::tasks::{Conn, Task, Tasks};
-use crate::host::{Ended, HostOptions, Mem, OwnStack, Running, with_stack};
+use crate::host::tasks::Tasks;
+use crate::host::{Ended, HostOptions, Mem, Running, Stacks, with_stacks};
 use crate::link::AskedLink;
 use crate::{limits, output, signals};
 use anyhow::Context as _;
+use client::{Client, Counts, End, Shared};
+use netmem::XskPort;
 use netmem::device::port::{Port, PortError, Tap, TapError};
 use netmem::packet::{Armed, PollThenSleep, Wait};
+use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
-use netmem_inet::{ListenOptions, StackStats, TcpListener};
+use netmem::xsk::{Filter, ProgramOptions, Rule};
+use netmem_inet::tcp::Config;
+use netmem_inet::{Address, ListenOptions, SocketError, StackStats, TcpListener};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use state::{Left, StateFile};
 use std::cell::RefCell;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long each thread polls after the last frame before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Payload from this length on is sent from the page that it was received in. Shorter payload is copied: it would pin a page that is
-/// many times as long.
+/// Payload of at least this many bytes is sent from the page in which it was received. Shorter payload is copied,
+/// because otherwise it would pin a page that is many times as long.
 const BY_REFERENCE: usize = 512;
+/// The most polls at the end, before connections are saved. A connection in its handshake cannot be saved; these polls
+/// process frames that have arrived, and so complete handshakes.
+const LAST_POLLS: usize = 16;
 
-/// What the server counts.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    connections: u64,
-    /// Connections that did not end in order.
-    broken: u64,
-    received: u64,
-    sent: u64,
-}
-
-type Shared = Rc<RefCell<Counts>>;
-
-/// A service: what is done with each connection.
-trait Service {
+/// A service: a protocol that the server speaks on each connection.
+trait Service: Sync {
     /// The port on which it listens.
     const PORT: u16;
+    /// The state of a connection, which another process needs to continue it.
+    type State: Default + Serialize + DeserializeOwned + Send;
 
-    /// The task of a connection.
-    fn serve(&self, stream: Conn, counts: Shared) -> Task<'static>;
+    /// Serves a connection. `state` is the default for a new connection, or was saved by another process. Returns when
+    /// the connection must be closed; or with [`End::Leaves`], after it has stored the present state in `state`.
+    async fn serve(&self, client: &mut Client, state: &mut Self::State) -> Result<(), End>;
 
-    /// What it says of itself at the end, in lines.
+    /// The service's own lines of the report at the end.
     fn report(&self) -> String {
         String::new()
     }
@@ -62,16 +70,41 @@ trait Service {
 
 /// Serves until a signal comes.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let PortArg::Tap(name) = &args.port else {
-        return Ok(BadArgument::new(format!("--port {}: a server is behind a tap; use tap:NAME", args.port))?);
-    };
-    limits::descriptors(64, "serve")?;
-    let signal = signals::stop_descriptor()?;
-    let stop = signals::stop_flag()?;
-    let mut taps = Tap::open(name, 1, true)?.into_iter();
-    let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-    let mut port = |_| taps.next().ok_or_else(missing);
-    let server = Server { args, stop: &stop, signal, mtu: mtu(name)? };
+    limits::descriptors(64 + 32 * usize::from(args.queues), "serve")?;
+    match &args.port {
+        PortArg::Tap(name) => {
+            let mut taps = Tap::open(name, args.queues.into(), true)?.into_iter();
+            let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
+            serve_over(args, mtu(name)?, |_| taps.next().ok_or_else(missing))
+        }
+        PortArg::Xsk(xsk) => {
+            // Only frames to the server's addresses are redirected. The kernel keeps all other traffic of the
+            // interface.
+            let host = |own: &Address| Rule { address: Some(own.addr), ..Rule::default() };
+            let program =
+                ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
+            let queues = xsk.queues(args.queues).collect();
+            let mut ports = XskPort::open(&xsk.interface, Some(queues), program)?.into_iter();
+            let missing = || PortError::Other("no queue is left".into());
+            serve_over(args, mtu(&xsk.interface)?, |_| ports.next().ok_or_else(missing))
+        }
+        port => Ok(BadArgument::new(format!(
+            "--port {port}: a server is behind a tap or an interface; use tap:NAME or xsk:IFACE"
+        ))?),
+    }
+}
+
+/// Serves with these ports, or with a bad link before each.
+fn serve_over<P: Port>(
+    args: &ServeArgs,
+    mtu: u16,
+    mut port: impl FnMut(usize) -> Result<P, PortError>,
+) -> anyhow::Result<()> {
+    let (signal, raise) = signals::stop_descriptors()?;
+    let stop = Stop { flag: signals::stop_flag()?, signal, raise };
+    let service = args.service.to_string();
+    let state = args.state.as_deref().map(|path| StateFile::new(path, &service)).transpose()?;
+    let server = Server { args, stop, state, mtu };
     match args.link.map(AskedLink::new) {
         None => server.run(port),
         Some(link) => {
@@ -82,41 +115,107 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The MTU of an interface.
+/// The MTU of an interface, of this thread's network namespace: `/sys` may show another one.
 fn mtu(name: &str) -> anyhow::Result<u16> {
-    let path = format!("/sys/class/net/{name}/mtu");
-    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    let mtu: u32 = text.trim().parse().with_context(|| path)?;
+    let socket = UdpSocket::bind("0.0.0.0:0").context("a socket")?;
+    // SAFETY: all zero is a valid `ifreq`: integers, byte arrays and a union of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the request reads and writes an `ifreq`, which lives until it returns.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request) };
+    if result < 0 {
+        return Err(std::io::Error::last_os_error()).with_context(|| format!("the MTU of {name}"));
+    }
+    // SAFETY: the kernel has just written it.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
 }
 
+/// What ends the server: a signal, or a thread that cannot go on.
+struct Stop {
+    flag: Arc<AtomicBool>,
+    /// Becomes readable at the first signal.
+    signal: UnixStream,
+    /// The other end of `signal`.
+    raise: UnixStream,
+}
+
+impl Stop {
+    fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    fn set(&self) {
+        self.flag.store(true, Ordering::Relaxed);
+        // The write fails if the socket is full. Then `signal` is readable already.
+        let _ = std::io::Write::write(&mut &self.raise, &[0]);
+    }
+}
+
+/// Runs a host on the server's ports.
+type Host<'a> =
+    &'a mut dyn FnMut(&HostOptions, &mut dyn FnMut(&mut Stacks) -> anyhow::Result<()>) -> anyhow::Result<Ended>;
+
 struct Server<'a> {
     args: &'a ServeArgs,
-    stop: &'a AtomicBool,
-    signal: UnixStream,
+    stop: Stop,
+    state: Option<StateFile<'a>>,
     mtu: u16,
 }
 
+/// The results of a stack's thread.
+struct Done<S> {
+    counts: Counts,
+    stats: StackStats,
+    /// Saved connections that could not be restored.
+    lost: u64,
+    /// Connections that are saved for the next process.
+    left: Vec<Left<S>>,
+}
+
 impl Server<'_> {
-    fn run<P: Port>(self, port: impl FnMut(usize) -> Result<P, PortError>) -> anyhow::Result<()> {
-        let addresses = self.args.addr.clone();
-        let pages = if self.args.service == ServeArg::Memcached { memcached::PAGES } else { plain::PAGES };
-        let options = HostOptions { addresses, mtu: self.mtu, pages, spin: Spin::For(SPIN), device_cpu: None };
-        let (report, Ended { stats, books }) = with_stack(port, &options, |running| match self.args.service {
-            ServeArg::Echo => self.serve(running, &plain::Echo),
-            ServeArg::Discard => self.serve(running, &plain::Discard),
-            ServeArg::Source => {
-                let service = plain::Source::new(running)?;
-                self.serve(running, &service)
-            }
-            ServeArg::Http => {
-                let service = http::Http::new(running)?;
-                self.serve(running, &service)
-            }
-            ServeArg::Memcached => {
-                let service = memcached::Memcached::new(running)?;
-                self.serve(running, &service)
-            }
+    fn run<P: Port>(&self, mut port: impl FnMut(usize) -> Result<P, PortError>) -> anyhow::Result<()> {
+        // Once for each kind of port, and a service once for each service.
+        let host: Host<'_> = &mut |options, run| Ok(with_stacks(&mut port, self.args.queues, options, run)?.1);
+        match self.args.service {
+            ServeArg::Echo => self.with(host, plain::PAGES, |_| Ok(plain::Echo)),
+            ServeArg::Discard => self.with(host, plain::PAGES, |_| Ok(plain::Discard)),
+            ServeArg::Source => self.with(host, plain::PAGES, |pool| plain::Source::new(pool)),
+            ServeArg::Http => self.with(host, plain::PAGES, |pool| http::Http::new(pool)),
+            ServeArg::Memcached => self.with(host, memcached::PAGES, |pool| Ok(memcached::Memcached::new(pool))),
+        }
+    }
+
+    fn with<S: Service>(
+        &self,
+        host: Host<'_>,
+        pages: usize,
+        service: impl FnOnce(&Arc<SharedPool<Mem>>) -> anyhow::Result<S>,
+    ) -> anyhow::Result<()> {
+        let queues = self.args.queues;
+        let resumed: Vec<Left<S::State>> = self.state.map(|file| file.read()).transpose()?.unwrap_or_default();
+        let mut shares: Vec<Vec<Left<S::State>>> = (0..queues).map(|_| Vec::new()).collect();
+        for (n, connection) in resumed.into_iter().enumerate() {
+            shares[n % usize::from(queues)].push(connection);
+        }
+        let pages_of = |share: &Vec<Left<_>>| share.iter().map(|left| left.stream.payload() / 4096 + 2).sum::<usize>();
+        let options = HostOptions {
+            addresses: self.args.addr.clone(),
+            mtu: self.mtu,
+            pages,
+            restored: shares.iter().map(pages_of).max().unwrap_or(0),
+            spin: Spin::For(SPIN),
+            device_threads: queues.into(),
+            device_cpu: None,
+        };
+        let (mut report, mut service, mut shares) = (String::new(), Some(service), shares);
+        let Ended { stats, books } = host(&options, &mut |stacks| {
+            let Some(service) = service.take() else { return Ok(()) };
+            let service = service(stacks.pool())?;
+            report = self.stacks(stacks, &service, std::mem::take(&mut shares))? + &service.report();
+            Ok(())
         })?;
         let frames = stats.rx_frames.load(Ordering::Relaxed);
         let in_place = stats.rx_in_place.load(Ordering::Relaxed);
@@ -127,49 +226,177 @@ impl Server<'_> {
         ))
     }
 
-    /// Accepts connections and runs their tasks; returns the report.
-    fn serve<S: Service>(&self, running: &mut Running, service: &S) -> anyhow::Result<String> {
-        let Running { stack, clock, .. } = running;
+    /// Serves on all stacks, then saves the connections for the next process. Returns the report.
+    fn stacks<S: Service>(
+        &self,
+        stacks: &mut Stacks,
+        service: &S,
+        shares: Vec<Vec<Left<S::State>>>,
+    ) -> anyhow::Result<String> {
+        // A stack may be polled before another stack has restored its connections. `expect` keeps it from answering
+        // segments of those connections with a reset.
+        shares.iter().flatten().for_each(|connection| stacks.host().expect(&connection.stream));
+        let asked: usize = shares.iter().map(Vec::len).sum();
+        if let Some(file) = self.state {
+            file.remove()?;
+        }
+        let shares: Vec<_> = shares.into_iter().map(Mutex::new).collect();
+        let done = stacks.run(|n, running| {
+            let share = std::mem::take(&mut *shares[n].lock().unwrap_or_else(PoisonError::into_inner));
+            let done = self.serve(service, n, running, share);
+            // If one stack ends, the others end, too.
+            self.stop.set();
+            done
+        })?;
+        let mut report = summary(&done);
+        let lost: u64 = done.iter().map(|done| done.lost).sum();
+        if let Some(file) = self.state {
+            let left: Vec<_> = done.into_iter().flat_map(|done| done.left).collect();
+            let kept = left.len();
+            file.write(left)?;
+            let continued = asked as u64 - lost;
+            report +=
+                &format!("state: {continued} connections went on, {lost} could not; {kept} wait for the next server\n");
+        }
+        Ok(report)
+    }
+
+    /// Accepts connections and runs their tasks, on the thread of a stack.
+    fn serve<S: Service>(
+        &self,
+        service: &S,
+        n: usize,
+        running: &mut Running,
+        resumed: Vec<Left<S::State>>,
+    ) -> anyhow::Result<Done<S::State>> {
+        let Running { stack, clock, host, .. } = running;
+        let (shared, left, mut lost) = (Shared::default(), Leaving::<S>::default(), 0);
+        let mut tasks = Tasks::new();
+        for connection in resumed {
+            match stack.sockets().restore(&connection.stream, &Config::default()) {
+                Ok(stream) => {
+                    let Left { kept, shut, over, state, .. } = connection;
+                    let client = Client::new(stream, shared.clone(), kept, shut);
+                    tasks.push(Box::pin(task(service, client, over, state, &left)));
+                }
+                Err(error) => {
+                    host.give_up(&connection.stream);
+                    eprintln!("the connection of {} cannot go on: {error}", connection.stream.peer_addr());
+                    lost += 1;
+                }
+            }
+        }
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, S::PORT));
         let mut listener = stack.sockets().listen(at, ListenOptions::default())?;
-        let addresses: Vec<_> =
-            self.args.addr.iter().map(|own| SocketAddr::from((own.addr, S::PORT)).to_string()).collect();
-        eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
-        let counts = Shared::default();
-        let mut tasks = Tasks::new();
+        if n == 0 {
+            let addresses: Vec<_> =
+                self.args.addr.iter().map(|own| SocketAddr::from((own.addr, S::PORT)).to_string()).collect();
+            eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
+        }
+        let ended = |result: Result<(), SocketError>| shared.counts.borrow_mut().broken += u64::from(result.is_err());
         let mut pause = PollThenSleep::new(SPIN);
-        let mut signal = Signal(&self.signal);
-        while !self.stop.load(Ordering::Relaxed) {
+        let mut signal = Signal(&self.stop.signal);
+        while !self.stop.is_set() {
             let mut work = stack.poll(clock.now());
-            work += accept(&mut listener, service, &counts, &mut tasks);
-            work += tasks.run(|result| counts.borrow_mut().broken += u64::from(result.is_err()));
+            work += accept(&mut listener, service, &shared, &left, &mut tasks);
+            work += tasks.run(ended);
             let sleep = stack.next_deadline().map(|at| at.since(clock.now()));
             pause.turn(work, &mut [stack, &mut signal], sleep)?;
         }
-        drop((tasks, listener));
-        // Resets and what was due leave.
-        stack.poll(clock.now());
-        Ok(summary(&counts.borrow(), stack) + &service.report())
+        if self.state.is_some() {
+            for _ in 0..LAST_POLLS {
+                let work = stack.poll(clock.now()) + accept(&mut listener, service, &shared, &left, &mut tasks);
+                if work == 0 {
+                    break;
+                }
+            }
+            shared.leaving.set(true);
+            tasks.poll_all(ended);
+            drop((tasks, listener));
+            left.borrow_mut().extend(stack.sockets().save_closing().into_iter().map(Left::closing));
+        } else {
+            drop((tasks, listener));
+            // Sends the resets of the dropped connections, and other packets that are due.
+            stack.poll(clock.now());
+        }
+        let counts = *shared.counts.borrow();
+        Ok(Done { counts, stats: stack.stats(), lost, left: left.into_inner() })
     }
 }
 
-fn accept<S: Service>(listener: &mut TcpListener<Mem>, service: &S, counts: &Shared, tasks: &mut Tasks<'_>) -> usize {
+/// Connections that tasks have saved for another process.
+type Leaving<S> = RefCell<Vec<Left<<S as Service>::State>>>;
+
+fn accept<'a, S: Service>(
+    listener: &mut TcpListener<Mem>,
+    service: &'a S,
+    shared: &Shared,
+    left: &'a Leaving<S>,
+    tasks: &mut Tasks<'a>,
+) -> usize {
     let mut accepted = 0;
     while let Ok(stream) = listener.accept() {
-        tasks.push(service.serve(stream, Rc::clone(counts)));
-        counts.borrow_mut().connections += 1;
+        let client = Client::new(stream, shared.clone(), Vec::new(), false);
+        tasks.push(Box::pin(task(service, client, false, S::State::default(), left)));
+        shared.counts.borrow_mut().connections += 1;
         accepted += 1;
     }
     accepted
 }
 
-fn summary(counts: &Counts, stack: &OwnStack) -> String {
-    let Counts { connections, broken, received, sent } = *counts;
-    let StackStats { copied_received, copied_sent, wrong_checksum, .. } = stack.stats();
-    format!(
+/// The task of a connection: runs until the connection ends or is saved for another process.
+async fn task<S: Service>(
+    service: &S,
+    mut client: Client,
+    over: bool,
+    mut state: S::State,
+    left: &Leaving<S>,
+) -> Result<(), SocketError> {
+    let mut ended = client.resume().await;
+    if ended.is_ok() && !over {
+        ended = service.serve(&mut client, &mut state).await;
+    }
+    match ended {
+        Err(End::Broken(error)) => return Err(error),
+        Err(End::TooMuch) => {
+            client.abort();
+            return Err(SocketError::WouldBlock);
+        }
+        // The stack completes the close of a stream that is dropped.
+        Ok(()) if !client.has_kept() => return Ok(()),
+        Ok(()) | Err(End::Leaves) => {}
+    }
+    left.borrow_mut().extend(Left::new(client, over || ended.is_ok(), state));
+    Ok(())
+}
+
+fn summary<S>(done: &[Done<S>]) -> String {
+    let mut all = Counts::default();
+    let (mut copied_received, mut copied_sent, mut wrong, mut handed_over, mut full) = (0, 0, 0, 0, 0);
+    for Done { counts, stats, .. } in done {
+        all.connections += counts.connections;
+        all.broken += counts.broken;
+        all.received += counts.received;
+        all.sent += counts.sent;
+        copied_received += stats.copied_received;
+        copied_sent += stats.copied_sent;
+        wrong += stats.wrong_checksum;
+        handed_over += stats.handed_over;
+        full += stats.mailbox_full;
+    }
+    let Counts { connections, broken, received, sent } = all;
+    let mut summary = format!(
         "served {connections} connections, {broken} of them broken: {received} bytes received ({copied_received} copied), {sent} bytes sent \
-         ({copied_sent} copied)\nstack: {wrong_checksum} packets with a wrong checksum\n"
-    )
+         ({copied_sent} copied)\nstack: {wrong} packets with a wrong checksum\n"
+    );
+    if done.len() > 1 {
+        let queues: Vec<_> = done.iter().map(|done| done.counts.connections.to_string()).collect();
+        let queues = queues.join(", ");
+        summary += &format!(
+            "queues: connections {queues}; {handed_over} frames came by another queue than their connection's, {full} more were dropped\n"
+        );
+    }
+    summary
 }
 
 /// A descriptor that a signal makes readable.

@@ -1,68 +1,62 @@
-//! The services of the first RFCs: echo (862), discard (863), and a source of bytes.
+//! Simple services: echo (RFC 862), discard (RFC 863), and a source of bytes.
 
-use super::{BY_REFERENCE, Service, Shared};
-use crate::host::tasks::{Conn, Task, receive, send, write};
-use crate::host::{Mem, Running};
+use super::client::{Client, End};
+use super::{BY_REFERENCE, Service};
+use crate::host::Mem;
 use netmem::Frag;
+use netmem::pool::SharedPool;
 use netmem_inet::Fragment;
 
-/// Pages that these services need beside those for headers and copies: a pattern.
+/// Pages of the pattern, which these services need. Pages for headers and copies come on top.
 pub(super) const PAGES: usize = 16;
 
-/// Sends back what comes.
+/// Sends received bytes back.
 pub(super) struct Echo;
 
 impl Service for Echo {
     const PORT: u16 = 7;
+    type State = ();
 
-    fn serve(&self, mut stream: Conn, counts: Shared) -> Task<'static> {
-        Box::pin(async move {
-            let mut fragments: [Fragment<Mem>; 16] = Default::default();
-            loop {
-                let n = receive(&mut stream, &mut fragments).await?;
-                if n == 0 {
-                    stream.shutdown();
-                    return Ok(());
-                }
-                for (at, place) in fragments[..n].iter_mut().enumerate() {
-                    let fragment = std::mem::take(place);
-                    let len = fragment.len() as u64;
-                    counts.borrow_mut().received += len;
-                    match fragment.share().filter(|_| fragment.len() >= BY_REFERENCE) {
-                        Some(part) => send(&mut stream, part, at + 1 < n).await?,
-                        None => write(&mut stream, &fragment).await?,
-                    }
-                    counts.borrow_mut().sent += len;
+    async fn serve(&self, client: &mut Client, (): &mut ()) -> Result<(), End> {
+        let mut fragments: [Fragment<Mem>; 16] = Default::default();
+        loop {
+            let n = client.receive(&mut fragments).await?;
+            if n == 0 {
+                client.shutdown();
+                return Ok(());
+            }
+            for (at, place) in fragments[..n].iter_mut().enumerate() {
+                let fragment = std::mem::take(place);
+                match fragment.share().filter(|_| fragment.len() >= BY_REFERENCE) {
+                    Some(part) => client.send(part, at + 1 < n).await?,
+                    None => client.write(&fragment).await?,
                 }
             }
-        })
+        }
     }
 }
 
-/// Takes what comes.
+/// Drops received bytes.
 pub(super) struct Discard;
 
 impl Service for Discard {
     const PORT: u16 = 9;
+    type State = ();
 
-    fn serve(&self, mut stream: Conn, counts: Shared) -> Task<'static> {
-        Box::pin(async move {
-            let mut fragments: [Fragment<Mem>; 32] = Default::default();
-            loop {
-                let n = receive(&mut stream, &mut fragments).await?;
-                if n == 0 {
-                    stream.shutdown();
-                    return Ok(());
-                }
-                let taken: usize = fragments[..n].iter_mut().map(|place| std::mem::take(place).len()).sum();
-                counts.borrow_mut().received += taken as u64;
+    async fn serve(&self, client: &mut Client, (): &mut ()) -> Result<(), End> {
+        let mut fragments: [Fragment<Mem>; 32] = Default::default();
+        loop {
+            let n = client.receive(&mut fragments).await?;
+            if n == 0 {
+                client.shutdown();
+                return Ok(());
             }
-        })
+            fragments[..n].iter_mut().for_each(|place| *place = Fragment::default());
+        }
     }
 }
 
-/// Bytes without end: a pattern of 64 KiB, again and again, from the same pages.
-#[derive(Clone)]
+/// An endless stream of bytes: a pattern of 64 KiB, repeated from the same pages.
 pub(super) struct Pattern(Vec<Frag<Mem>>);
 
 impl Pattern {
@@ -71,8 +65,7 @@ impl Pattern {
         (n + 7 * (n >> 8)) as u8
     }
 
-    pub(super) fn new(running: &mut Running) -> anyhow::Result<Self> {
-        let pool = &running.pool;
+    pub(super) fn new(pool: &SharedPool<Mem>) -> anyhow::Result<Self> {
         let page = |n: usize| {
             let mut page = pool.alloc()?;
             let bytes = page.as_mut_slice();
@@ -84,7 +77,7 @@ impl Pattern {
         Ok(Self(pages.ok_or_else(|| anyhow::anyhow!("no pages for the pattern"))?))
     }
 
-    /// Up to `most` bytes from byte `at` on, which are in one page.
+    /// Up to `most` bytes from position `at` on: as many as lie in one page.
     pub(super) fn part(&self, at: u64, most: u64) -> Frag<Mem> {
         let page = self.0[0].len() as u64;
         let (n, offset) = ((at / page) as usize % self.0.len(), at % page);
@@ -93,33 +86,32 @@ impl Pattern {
     }
 }
 
-/// Sends the pattern until the peer closes. What comes is dropped.
+/// Sends the pattern until the peer closes the connection. Received bytes are not read.
 pub(super) struct Source(Pattern);
 
 impl Source {
-    pub(super) fn new(running: &mut Running) -> anyhow::Result<Self> {
-        Ok(Self(Pattern::new(running)?))
+    pub(super) fn new(pool: &SharedPool<Mem>) -> anyhow::Result<Self> {
+        Ok(Self(Pattern::new(pool)?))
     }
 }
 
 impl Service for Source {
-    /// Of the character generator (RFC 864), whose pattern is another.
+    /// The port of the character generator (RFC 864). The pattern is not that of the RFC.
     const PORT: u16 = 19;
+    /// Bytes that were sent.
+    type State = u64;
 
-    fn serve(&self, mut stream: Conn, counts: Shared) -> Task<'static> {
-        let pattern = self.0.clone();
-        Box::pin(async move {
-            let mut at = 0;
-            loop {
-                let part = pattern.part(at, u64::MAX);
-                let len = part.len() as u64;
-                if send(&mut stream, part, true).await.is_err() {
-                    // The peer has seen enough.
-                    return Ok(());
-                }
-                at += len;
-                counts.borrow_mut().sent += len;
+    async fn serve(&self, client: &mut Client, at: &mut u64) -> Result<(), End> {
+        while !client.leaves() {
+            let part = self.0.part(*at, u64::MAX);
+            let len = part.len() as u64;
+            match client.send(part, true).await {
+                Ok(()) => *at = at.wrapping_add(len),
+                // The peer has closed the connection.
+                Err(End::Broken(_)) => return Ok(()),
+                Err(end) => return Err(end),
             }
-        })
+        }
+        Err(End::Leaves)
     }
 }

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -58,9 +59,17 @@ impl Background {
         assert!(sent.success());
     }
 
-    /// Waits for the end: status, standard output, standard error.
+    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because a report can be larger than a pipe.
     #[track_caller]
     pub fn end(&mut self) -> (Option<i32>, String, String) {
+        fn read(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                from.read_to_string(&mut text).unwrap();
+                text
+            })
+        }
+        let (out, err) = (read(self.0.stdout.take().unwrap()), read(self.0.stderr.take().unwrap()));
         let begin = Instant::now();
         let status = loop {
             match self.0.try_wait().unwrap() {
@@ -69,10 +78,7 @@ impl Background {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        let (mut out, mut err) = (String::new(), String::new());
-        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-        (status.code(), out, err)
+        (status.code(), out.join().unwrap(), err.join().unwrap())
     }
 }
 

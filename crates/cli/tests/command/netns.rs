@@ -43,20 +43,33 @@ impl Namespace {
     /// Moves `interface` here, gives it `addresses` and sets it up.
     pub fn takes(&self, interface: &str, addresses: &[&str]) {
         ip(&["link", "set", interface, "netns", &self.0]).unwrap();
-        for address in addresses {
-            let nodad: &[_] = if address.contains(':') { &["nodad"] } else { &[] };
-            self.ip(&[&["address", "add", address, "dev", interface], nodad].concat());
-        }
+        self.address(interface, addresses);
         self.ip(&["link", "set", interface, "up"]);
     }
 
     /// A tap that stays, with an address.
     pub fn tap(&self, address: &str) -> String {
+        self.tap_of(&[], &[address])
+    }
+
+    /// A tap that stays and has several queues, with addresses.
+    pub fn tap_of_queues(&self, addresses: &[&str]) -> String {
+        self.tap_of(&["multi_queue"], addresses)
+    }
+
+    fn tap_of(&self, flags: &[&str], addresses: &[&str]) -> String {
         let tap = name();
-        self.ip(&["tuntap", "add", &tap, "mode", "tap", "vnet_hdr"]);
-        self.ip(&["address", "add", address, "dev", &tap]);
+        self.ip(&[&["tuntap", "add", &tap, "mode", "tap", "vnet_hdr"], flags].concat());
+        self.address(&tap, addresses);
         self.ip(&["link", "set", &tap, "up"]);
         tap
+    }
+
+    fn address(&self, interface: &str, addresses: &[&str]) {
+        for address in addresses {
+            let nodad: &[_] = if address.contains(':') { &["nodad"] } else { &[] };
+            self.ip(&[&["address", "add", address, "dev", interface], nodad].concat());
+        }
     }
 
     /// A command there.

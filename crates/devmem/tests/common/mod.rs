@@ -1,20 +1,20 @@
-//! A binding that keeps its own books, and what tests do with one.
+//! A binding that counts its references, and helpers of the tests.
 #![allow(dead_code, reason = "not every test does everything")]
 
 use netmem_devmem::{DeliverError, Pages, Returner, Token, TokenRange, TokenTable};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-/// Pages that can be as many as one likes: those below 2^17 have a count of their own, the others share one.
+/// A binding with any number of pages. Pages below 2^17 have a count of their own; the others share one.
 pub(crate) struct Device {
     id: u64,
     pages: u32,
     refs: Vec<AtomicU32>,
     beyond: AtomicU32,
-    /// References to all of them.
+    /// The number of references to all pages.
     out: AtomicI64,
     unbound: AtomicBool,
-    /// Puts of what nobody had got.
+    /// The number of puts without a reference.
     too_many: AtomicU32,
 }
 
@@ -38,14 +38,14 @@ impl Device {
         self.refs.get(index as usize).unwrap_or(&self.beyond)
     }
 
-    /// A reference to a page, as a fragment that was received has it.
+    /// Takes a reference to a page, as a received fragment has one.
     pub(crate) fn get(&self, index: u32) {
         assert!(!self.unbound.load(Ordering::Relaxed), "a fragment of a binding that is unbound");
         self.out.fetch_add(1, Ordering::Relaxed);
         self.refs(index).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// References that are not home.
+    /// The number of references that were not put yet.
     pub(crate) fn out(&self) -> i64 {
         self.out.load(Ordering::Acquire)
     }
@@ -62,7 +62,7 @@ impl Drop for Device {
     }
 }
 
-// SAFETY: ids are given out once, pages never change, and `get` refuses what is unbound.
+// SAFETY: ids are given out once, the pages never change, and `get` fails if the binding is unbound.
 unsafe impl Pages for Device {
     fn id(&self) -> u64 {
         self.id
@@ -88,7 +88,7 @@ unsafe impl Pages for Device {
 pub(crate) fn deliver(table: &mut TokenTable<Binding>, binding: &Binding, index: u32) -> Result<Token, DeliverError> {
     let one = table.reserve(binding, index)?;
     binding.get(index);
-    // SAFETY: just got.
+    // SAFETY: the reference was taken just above.
     Ok(unsafe { one.commit() })
 }
 

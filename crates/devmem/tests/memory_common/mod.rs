@@ -1,13 +1,17 @@
-//! Device memory that tests write by system calls and never map, and frames made by hand.
+//! Device memory that tests read and write as the device does, and frames that are made by hand.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
+#[path = "../shared/device_memory.rs"]
+pub mod device_memory;
+
+use device_memory::Kind;
 use etherparse::PacketBuilder;
 use netmem_devmem::{Binding, BindingCount, FlowQueue, Fragment, Received, Socket, Token};
 use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub const VOUCHED: Meta = Meta { checksum: Checksum::Vouched, gso: None };
 
-/// Waits for what must happen; the time is only there so that a failure ends.
+/// Waits until a condition is true. The limit only makes a failing test end.
 #[track_caller]
 pub fn until(mut done: impl FnMut() -> bool) {
     let patience = Instant::now() + Duration::from_secs(120);
@@ -30,16 +34,16 @@ pub fn worker() -> Arc<Worker> {
     Arc::new(Worker::new("cleanup").expect("a thread"))
 }
 
-/// A file that stands in for a device's memory.
+/// A device's memory: a memfd that stands in for it, or a dma-buf (`NETMEM_TEST_MEMORY`).
 pub struct Memory {
     pub file: File,
+    kind: Kind,
 }
 
 impl Memory {
     pub fn bytes(bytes: u64) -> Self {
-        let fd = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
-        ftruncate(&fd, bytes).expect("of that size");
-        Self { file: File::from(fd) }
+        let kind = Kind::of_this_run();
+        Self { file: File::from(kind.allocate(bytes)), kind }
     }
 
     pub fn pages(pages: usize) -> Self {
@@ -50,14 +54,34 @@ impl Memory {
         self.file.as_fd().try_clone_to_owned().expect("a descriptor")
     }
 
+    /// Reads as the device does.
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        device_memory::read_exact_at(&self.file, self.kind, bytes, offset)
+    }
+
+    /// Writes as the device does.
+    pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        device_memory::write_all_at(&self.file, self.kind, bytes, offset)
+    }
+
     pub fn inode(&self) -> u64 {
         self.file.metadata().expect("a file").ino()
     }
 
-    /// Descriptors of this process on the file, but the test's own.
+    /// The number of mappings of the memory, or of parts of it, in this process. They are found by device and inode, because an inode number of
+    /// a dma-buf can be equal to that of another file.
+    pub fn mappings(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+        let meta = self.file.metadata().expect("a file");
+        let device = format!("{:02x}:{:02x}", rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let inode = meta.ino().to_string();
+        maps.lines().filter(|line| line.split_whitespace().skip(3).take(2).eq([&*device, &*inode])).count()
+    }
+
+    /// The number of descriptors of this process on the file, except the test's own.
     pub fn descriptors(&self) -> usize {
         let dir = std::fs::read_dir("/proc/self/fd").expect("it is there");
-        // One that was closed meanwhile is no longer one.
+        // A descriptor that was closed meanwhile does not count.
         let all = dir.flatten().filter_map(|fd| std::fs::metadata(fd.path()).ok());
         all.filter(|m| m.ino() == self.inode() && m.dev() == self.file.metadata().expect("a file").dev()).count() - 1
     }
@@ -76,7 +100,7 @@ pub fn bind(pages: usize, worker: &Arc<Worker>) -> (Memory, Binding) {
     (memory, binding)
 }
 
-/// A queue that receives into a binding, by hand.
+/// A queue that receives into a binding, simulated by hand.
 pub struct Feed {
     pub pool: PagePool<Device>,
     host: PagePool<PeerShared>,
@@ -90,7 +114,7 @@ impl Feed {
         Self { pool, host }
     }
 
-    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; what the payload is nobody looks at.
+    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the payload are not written.
     pub fn split(&mut self, bytes: &[u8], head: usize, meta: Meta) -> SplitFrame {
         let head = head.min(bytes.len());
         let mut page = self.host.alloc().expect("a host page");
@@ -100,7 +124,7 @@ impl Feed {
         SplitFrame::new(page.freeze_range(64..64 + head), payload, meta)
     }
 
-    /// A datagram of `len` bytes to `port`, all of it in device memory.
+    /// A datagram of `len` bytes to `port` whose payload is all in device memory.
     pub fn datagram(&mut self, port: u16, len: usize) -> SplitFrame {
         self.split(&udp4(port, len), 42, VOUCHED)
     }
@@ -140,7 +164,7 @@ pub fn recv<C: BindingCount>(socket: &mut Socket<C>) -> (Received, [Fragment; 2]
     (received, out)
 }
 
-/// The token of a datagram that lies in device memory alone.
+/// The token of a datagram that is only in device memory.
 #[track_caller]
 pub fn token<C: BindingCount>(socket: &mut Socket<C>) -> Token {
     match recv(socket) {

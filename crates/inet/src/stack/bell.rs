@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Bell {
     armed: AtomicBool,
-    /// The stack is to be polled, whatever its mailbox holds.
+    /// The stack must be polled, also if its mailbox is empty.
     rung: AtomicBool,
     event: OwnedFd,
 }
@@ -31,10 +31,10 @@ impl Bell {
         Ok(Self { armed: AtomicBool::new(false), rung: AtomicBool::new(false), event })
     }
 
-    /// Wakes the stack's thread. Work was published before, by a sequentially consistent access.
+    /// Wakes the stack's thread. The caller has published work before, by a sequentially consistent access.
     pub(crate) fn published(&self) {
         if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
-            // It fails where the counter is full, and then it is readable.
+            // The write fails if the counter is full. Then the descriptor is readable already.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
@@ -45,13 +45,13 @@ impl Bell {
         self.published();
     }
 
-    /// Forgets a [`ring`](Self::ring): the stack is polled now. Whether there was one.
+    /// Forgets a [`ring`](Self::ring), because the stack is polled now. Returns whether there was one.
     pub(crate) fn take_rung(&self) -> bool {
         self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::SeqCst)
     }
 
     pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
-        // It fails where it is not set.
+        // The read fails if the eventfd was not written.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.armed.store(true, Ordering::SeqCst);
         if self.rung.load(Ordering::SeqCst) || has_work() {

@@ -1,15 +1,23 @@
-//! Payload in host memory, as the state machine sees it.
+//! Payload in host memory: the implementation of the connection's payload type.
 
-use crate::tcp::{Carrier, Chunk, Ticket};
+use crate::tcp::{Carrier, Charges, Chunk, Ticket};
 use netmem_packet::Packet;
-use netmem_pool::{Frag, Memory};
+use netmem_pool::{Frag, Mapped, Memory};
 use std::fmt;
-use std::marker::PhantomData;
-
-/// Payload in pages of host memory: what is received and what is sent are fragments of the kind `M`.
-pub struct HostCarrier<M: Memory>(PhantomData<M>);
+use std::rc::Rc;
 
 impl<M: Memory> Chunk for Frag<M> {
+    #[inline]
+    fn continues(&self, next: &Self) -> bool {
+        Frag::continues(self, next)
+    }
+
+    #[inline]
+    fn join(&mut self, next: Self) {
+        let joined = Frag::join(self, next);
+        debug_assert!(joined.is_ok(), "it continues the fragment");
+    }
+
     #[inline]
     fn len(&self) -> usize {
         Frag::len(self)
@@ -26,30 +34,49 @@ impl<M: Memory> Chunk for Frag<M> {
     }
 }
 
-/// What a fragment of IP carries, on its way to be put together with others.
-impl<M: Memory> Chunk for Packet<M> {
+/// The content of an IP fragment that waits for reassembly. Its pages are counted.
+pub(super) struct Part<M: Memory> {
+    pub(super) packet: Packet<M>,
+    /// Count until the last clone is dropped.
+    charges: Rc<Charges>,
+}
+
+impl<M: Memory> Part<M> {
+    pub(super) fn new(packet: Packet<M>, charges: Charges) -> Self {
+        Self { packet, charges: Rc::new(charges) }
+    }
+}
+
+impl<M: Memory> Clone for Part<M> {
+    fn clone(&self) -> Self {
+        Self { packet: self.packet.clone(), charges: self.charges.clone() }
+    }
+}
+
+impl<M: Memory> Chunk for Part<M> {
     fn len(&self) -> usize {
-        Packet::len(self)
+        self.packet.len()
     }
 
     fn advance(&mut self, n: usize) {
-        let pulled = self.pull(n);
+        let pulled = self.packet.pull(n);
         debug_assert!(pulled.is_ok(), "there are so many bytes");
     }
 
     fn truncate(&mut self, len: usize) {
-        Packet::truncate(self, len);
+        self.packet.truncate(len);
     }
 }
 
-impl<M: Memory> Carrier for HostCarrier<M> {
+/// Payload in pages of host memory: received and sent payload consists of fragments.
+impl<M: Mapped> Carrier for M {
     type Received = Frag<M>;
     type Sent = Frag<M>;
     type Ticket = HeaderTicket<M>;
 }
 
-/// A transmission, by its headers: they are in a page of their own, and the packet and this value hold it. The device is done when only
-/// this value does. So the driver needs to know nothing of tickets.
+/// A transmission. Its headers are in a separate page, which the packet and this value hold. When only this value holds
+/// it, the device has completed the transmission. So the driver does not need to report completions.
 pub struct HeaderTicket<M: Memory>(Option<Frag<M>>);
 
 impl<M: Memory> HeaderTicket<M> {
@@ -59,7 +86,7 @@ impl<M: Memory> HeaderTicket<M> {
         Self(Some(head))
     }
 
-    /// A transmission without payload: there is nothing to wait for.
+    /// A transmission without payload, which need not be waited for.
     pub(super) fn none() -> Self {
         Self(None)
     }

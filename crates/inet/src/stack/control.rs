@@ -1,7 +1,8 @@
-//! What keeps a host reachable: address resolution, ICMP.
+//! Address resolution and ICMP: the messages that keep a host reachable.
 
 use super::core::Core;
 use super::path::{NextHop, Path};
+use super::payload::Payload;
 use crate::icmp;
 use crate::interface::Cast;
 use crate::neighbor::{Event, Sent};
@@ -11,16 +12,15 @@ use crate::wire::{
     protocol,
 };
 use netmem_packet::{Packet, TxQueue};
-use netmem_pool::Mapped;
 
 /// Bytes of a frame that an ICMP error makes: headers, and as much of the packet as it quotes.
 const ERROR_FRAME: usize = 640;
-/// Payload of an echo that is answered. Longer ones are for finding faults in hosts.
+/// The longest payload of an echo request that is answered.
 const MOST_ECHO: usize = 2048;
 
-impl<M: Mapped> Core<M> {
-    /// Looks at neighbours whose time has come, and does what they want done. Returns how much that was.
-    pub(super) fn neighbors<T: TxQueue<Mem = M>>(&mut self, tx: &mut T) -> usize {
+impl<P: Payload> Core<P> {
+    /// Runs the timers of neighbours, and carries out the events. Returns how many there were.
+    pub(super) fn neighbors<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
         if self.host.neighbors_due().is_none_or(|at| at > self.now) {
             return 0;
         }
@@ -58,14 +58,14 @@ impl<M: Mapped> Core<M> {
         work
     }
 
-    /// Sends a small frame that was written whole. It is lost if there is no room.
-    fn send_control<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, frame: &[u8]) {
+    /// Sends a small, complete frame. It is lost if there is no room.
+    fn send_control<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: &[u8]) {
         if let Some(packet) = self.egress.whole(frame) {
             let _ = self.egress.send(tx, packet);
         }
     }
 
-    pub(super) fn arp<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, arp: &Arp) {
+    pub(super) fn arp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, arp: &Arp) {
         let mut frame = [0; 128];
         if let Some(len) = self.host.interface().answer_arp(arp, &mut frame) {
             self.send_control(tx, &frame[..len]);
@@ -76,13 +76,13 @@ impl<M: Mapped> Core<M> {
         host.neighbors_changed(&neighbors, true);
     }
 
-    pub(super) fn icmp<T: TxQueue<Mem = M>>(
+    pub(super) fn icmp<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         (link, ip): (&Link, &Ip),
         message: &Icmp,
         cast: Cast,
-        packet: Packet<M>,
+        packet: Packet<P::Mem>,
     ) {
         match message {
             Icmp::EchoRequest { id, payload } if icmp::may_echo(cast, ip, message) => {
@@ -109,7 +109,14 @@ impl<M: Mapped> Core<M> {
         }
     }
 
-    fn echo<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, ip: &Ip, id: [u8; 4], payload: Part, packet: &Packet<M>) {
+    fn echo<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        ip: &Ip,
+        id: [u8; 4],
+        payload: Part,
+        packet: &Packet<P::Mem>,
+    ) {
         if payload.len > MOST_ECHO || !self.host.may_complain(self.now) {
             return;
         }
@@ -124,8 +131,8 @@ impl<M: Mapped> Core<M> {
     }
 
     /// Sends a frame back to where a packet came from.
-    fn answer<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, ip: &Ip, write: impl FnOnce(&Outer) -> Option<Vec<u8>>) {
-        let Some(mut path) = Path::find(&self.host, ip.source, self.now) else { return };
+    fn answer<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, ip: &Ip, write: impl FnOnce(&Outer) -> Option<Vec<u8>>) {
+        let Some(mut path) = self.find_path(ip.source) else { return };
         let hop = path.next_hop(&self.host, self.now);
         let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
         let Some(frame) = write(&Outer::new(Some(link))) else { return };
@@ -141,7 +148,12 @@ impl<M: Mapped> Core<M> {
     }
 
     /// Sends a packet as soon as the address of its next hop is known. The first six bytes are written then.
-    pub(super) fn await_next_hop<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, path: &Path, packet: Packet<M>) {
+    pub(super) fn await_next_hop<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        path: &Path<P::Count>,
+        packet: Packet<P::Mem>,
+    ) {
         let Some(hop) = path.dst().hop() else { return };
         let host = self.host.clone();
         let mut neighbors = host.neighbors();
@@ -159,9 +171,9 @@ impl<M: Mapped> Core<M> {
         }
     }
 
-    /// Says that a packet reached no socket. `packet` are its first bytes, from the link's header on; those of a datagram that was in
-    /// fragments are not, and no error is sent about it.
-    pub(super) fn unreachable<T: TxQueue<Mem = M>>(
+    /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the link's header on. No
+    /// error is sent about a datagram that was in fragments.
+    pub(super) fn unreachable<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         ip: &Ip,
@@ -183,7 +195,7 @@ impl<M: Mapped> Core<M> {
         });
     }
 
-    /// A router or a host complains about a packet. It is believed if the packet was one that could have been sent.
+    /// Handles an ICMP error about a packet. It is used only if this host could have sent the packet.
     fn icmp_error(&mut self, error: &IcmpError) {
         let IcmpError { kind, quoted } = error;
         let flow = Flow { local: quoted.flow.local, remote: quoted.flow.remote };
@@ -192,7 +204,7 @@ impl<M: Mapped> Core<M> {
             (protocol::UDP, _) => {
                 if let IcmpKind::TooBig { mtu } = kind {
                     if self.udp.find(&flow).is_some()
-                        && let Some(path) = Path::find(&self.host, flow.remote.ip(), self.now)
+                        && let Some(path) = self.find_path(flow.remote.ip())
                     {
                         path.too_big(*mtu, self.now);
                     }
@@ -205,7 +217,7 @@ impl<M: Mapped> Core<M> {
     }
 }
 
-/// What an ICMP error means to a connection.
+/// The meaning of an ICMP error for a connection.
 pub(super) fn meaning(kind: IcmpKind, headers: u32) -> tcp::IcmpError {
     let unreachable = match kind {
         IcmpKind::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },

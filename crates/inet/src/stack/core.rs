@@ -1,23 +1,24 @@
-//! The tables of a stack: connections, listeners, and what is due.
+//! The tables of a stack: connections, listeners, timers.
 
-use super::carrier::HostCarrier;
+use super::carrier::Part;
 use super::control::meaning;
 use super::directory::{Protocol, StackId};
 use super::egress::{Egress, Segments};
 use super::host::Host;
 use super::path::Path;
+use super::payload::{Payload, Transmit};
 use super::udp::Datagrams;
 use super::wheel::Wheel;
 use super::{SocketError, StackOptions};
 use crate::Time;
 use crate::reassembly::Reassembly;
+use crate::route::MIN_PATH_MTU_V6;
 use crate::tcp::{
-    self, Answer, Arriving, Budget, Config, Connection, Event, Flags, Header, Listener, Outgoing, Output, Seq, State,
-    Unreachable, reset_for,
+    self, Answer, Arriving, Budget, Config, Connection, Event, Flags, Header, IpFields, Listener, Outgoing, Output,
+    Seq, State, Unreachable, reset_for,
 };
 use crate::wire::{Flow, IcmpKind};
-use netmem_packet::{Packet, TxQueue};
-use netmem_pool::{Frag, Mapped};
+use netmem_packet::TxQueue;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::collections::hash_map::{HashMap, RandomState};
@@ -26,32 +27,39 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::Waker;
 use std::time::Duration;
 
-/// After this time, connections are tried again that wait for a page or for the ring.
+/// After this time, connections that wait for a page or for the ring are tried again.
 const RETRY: Duration = Duration::from_millis(1);
+/// After so many segments whose checksum the device has not verified, the user is told. Fewer of them may just be
+/// damaged.
+const UNVOUCHED: u64 = 3;
 
 /// A connection in its table.
-pub(super) struct Slot<M: Mapped> {
-    pub(super) connection: Connection<HostCarrier<M>>,
+pub(super) struct Slot<P: Payload> {
+    pub(super) connection: Connection<P>,
     pub(super) flow: Flow,
-    pub(super) path: Path,
+    pub(super) path: Path<P::Count>,
     pub(super) role: Role,
     /// It is in the list of connections that are due.
     queued: bool,
+    /// It is in the list of connections that want pages.
+    starved: bool,
     pub(super) connected: bool,
-    /// The connection is over, and why.
+    /// The reason why the connection has ended, if it has.
     pub(super) closed: Option<Option<tcp::Error>>,
     pub(super) read: Option<Waker>,
     pub(super) write: Option<Waker>,
-    /// Urgent data is ahead, and the user was not told yet.
+    /// The peer has announced urgent data, and the user was not told yet.
     pub(super) urgent: bool,
     /// It is in the list of connections in TIME-WAIT.
     in_time_wait: bool,
     max_payload: u16,
-    /// What the peer had acknowledged when the next hop was last confirmed.
+    /// Segments that were dropped since the last payload, because the device had not verified their checksums.
+    pub(super) unvouched: u64,
+    /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
     una: Seq,
 }
 
-/// What a connection belongs to.
+/// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// A `TcpStream` of the user.
@@ -60,7 +68,7 @@ pub(super) enum Role {
     HalfOpen(u32),
     /// A listener's accept queue.
     Accepted(u32),
-    /// The user has closed it.
+    /// No owner: the user has closed it.
     Orphan,
 }
 
@@ -73,31 +81,37 @@ pub(super) struct Listening {
     pub(super) waker: Option<Waker>,
 }
 
-pub(super) struct Core<M: Mapped> {
-    pub(super) host: Host<M>,
+pub(super) struct Core<P: Payload> {
+    pub(super) host: Host<P>,
     pub(super) id: StackId,
     pub(super) options: StackOptions,
     pub(super) now: Time,
-    pub(super) egress: Egress<M>,
+    pub(super) egress: Egress<P::Mem>,
     /// Received pages that connections, sockets and users may hold.
     pub(super) budget: Budget,
-    pub(super) slots: Slab<Slot<M>>,
+    /// How many of these the fragments of datagrams may hold.
+    pub(super) fragments: Budget,
+    /// The queue has fewer buffers posted than its reserve: payload is dropped.
+    pub(super) short: bool,
+    pub(super) slots: Slab<Slot<P>>,
     flows: HashMap<Flow, u32, RandomState>,
     pub(super) listeners: Slab<Listening>,
     listening: HashMap<SocketAddr, u32>,
-    pub(super) udp: Datagrams<M>,
-    pub(super) reassembly: Reassembly<Packet<M>>,
+    pub(super) udp: Datagrams<P::Mem>,
+    pub(super) reassembly: Reassembly<Part<P::Mem>>,
     wheel: Wheel,
     fired: Vec<u32>,
-    /// Connections to be looked at: something happened to them.
+    /// Connections that must be processed, because of an event.
     due: VecDeque<u32>,
     /// Connections that wait for the ring, for a page or for their next hop.
     blocked: VecDeque<u32>,
-    /// When they are looked at although the ring has completed nothing: pages and next hops wake no one.
+    /// Connections whose window is small because of the page budget. Returned pages wake the stack.
+    starved: Vec<u32>,
+    /// When they are tried again even if the ring has completed nothing, because pages and next hops wake no thread.
     retry: Option<Time>,
     /// Connections in TIME-WAIT, in the order in which they came there.
     time_wait: VecDeque<(u32, Flow)>,
-    /// Are woken at the end of the poll, when no table is borrowed.
+    /// Wakers that are called at the end of the poll, when no table is borrowed.
     pub(super) wakers: Vec<Waker>,
     /// The task that drives the stack.
     pub(super) driver: Option<Waker>,
@@ -105,14 +119,25 @@ pub(super) struct Core<M: Mapped> {
     pub(super) gone: bool,
 }
 
-impl<M: Mapped> Core<M> {
-    pub(super) fn new(host: Host<M>, id: StackId, egress: Egress<M>, options: StackOptions, now: Time) -> Self {
-        let budget = Budget::new(options.pages);
+impl<P: Payload> Core<P> {
+    /// `waker` ends the sleep of the stack's thread.
+    pub(super) fn new(
+        host: Host<P>,
+        id: StackId,
+        egress: Egress<P::Mem>,
+        options: StackOptions,
+        now: Time,
+        waker: Waker,
+    ) -> Self {
+        let budget = Budget::waking(options.pages, waker);
+        let fragments = Budget::within(options.pages / 4, Some(&budget));
         Self {
             egress,
             udp: Datagrams::new(),
             reassembly: Reassembly::new(),
             budget,
+            fragments,
+            short: false,
             host,
             id,
             options,
@@ -125,6 +150,7 @@ impl<M: Mapped> Core<M> {
             fired: Vec::new(),
             due: VecDeque::new(),
             blocked: VecDeque::new(),
+            starved: Vec::new(),
             retry: None,
             time_wait: VecDeque::new(),
             wakers: Vec::new(),
@@ -133,33 +159,33 @@ impl<M: Mapped> Core<M> {
         }
     }
 
-    /// Something is to be done at the next poll.
+    /// Whether there is work for the next poll.
     pub(super) fn has_work(&self) -> bool {
         !self.due.is_empty() || !self.egress.loopback.is_empty() || self.udp.has_work()
     }
 
-    /// Something waits for the transmit queue.
+    /// Whether a packet or a connection waits for the transmit queue.
     pub(super) fn is_blocked(&self) -> bool {
         !self.blocked.is_empty() || self.udp.is_blocked()
     }
 
     /// When the first timer fires or moves, or connections are tried again.
     pub(super) fn next_timer(&self) -> Option<Time> {
-        [self.wheel.next(), self.retry].into_iter().flatten().min()
+        [self.wheel.next(), self.retry, self.reassembly.deadline()].into_iter().flatten().min()
     }
 
-    /// A next hop was resolved, or will not be: connections that wait for one are tried in this poll.
+    /// A next hop was resolved, or has failed. Connections that wait for a next hop are tried in this poll.
     pub(super) fn retry_now(&mut self) {
         self.retry = Some(self.now);
     }
 
-    /// The user did something to a connection: it is looked at in the next poll.
+    /// The user has called a connection's socket: the connection is processed in the next poll.
     pub(super) fn touch(&mut self, n: u32) {
         self.enqueue(n);
         self.wake_driver();
     }
 
-    /// The stack is to be polled: the task that does it is woken, if there is one.
+    /// Wakes the task that polls the stack, if there is one.
     pub(super) fn wake_driver(&mut self) {
         if let Some(driver) = self.driver.take() {
             driver.wake();
@@ -176,12 +202,19 @@ impl<M: Mapped> Core<M> {
 
     // ---- connections come and go
 
-    pub(super) fn insert(&mut self, connection: Connection<HostCarrier<M>>, flow: Flow, path: Path, role: Role) -> u32 {
+    /// The path to `destination`, if there is one.
+    pub(super) fn find_path(&mut self, destination: IpAddr) -> Option<Path<P::Count>> {
+        self.egress.stats.lookups += 1;
+        Path::find(&self.host, destination, self.now)
+    }
+
+    pub(super) fn insert(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>, role: Role) -> u32 {
         let slot = Slot {
             connection,
             flow,
             role,
             queued: false,
+            starved: false,
             connected: false,
             closed: None,
             read: None,
@@ -189,6 +222,7 @@ impl<M: Mapped> Core<M> {
             urgent: false,
             in_time_wait: false,
             max_payload: path.mtu(self.now).saturating_sub(headers(&flow)),
+            unvouched: 0,
             una: Seq(0),
             path,
         };
@@ -199,14 +233,14 @@ impl<M: Mapped> Core<M> {
         n
     }
 
-    /// The connection is over, and nothing refers to it.
+    /// Removes a connection that has ended and that has no user.
     fn remove(&mut self, n: u32) {
         let slot = self.forget(n);
         self.host.directory().release(&slot.flow);
     }
 
     /// Takes a connection out of the tables of this stack.
-    pub(super) fn forget(&mut self, n: u32) -> Slot<M> {
+    pub(super) fn forget(&mut self, n: u32) -> Slot<P> {
         let mut slot = self.slots.remove(n as usize);
         self.flows.remove(&slot.flow);
         self.wheel.clear(n);
@@ -214,11 +248,18 @@ impl<M: Mapped> Core<M> {
         slot
     }
 
-    /// What a connection on a path begins with.
-    pub(super) fn config(&self, config: &Config, path: &Path, flow: &Flow) -> Config {
+    /// The initial options of a connection on a path.
+    pub(super) fn config(&self, config: &Config, path: &Path<P::Count>, flow: &Flow) -> Config {
         let mss = self.host.interface().mtu.saturating_sub(headers(flow));
         let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
-        Config { mss, max_payload, ..*config }
+        let mut config = Config { mss, max_payload, ..*config };
+        if flow.local.is_ipv6() {
+            // Each link of IPv6 takes 1280 bytes.
+            let least = MIN_PATH_MTU_V6 - headers(flow);
+            config.default_mss = config.default_mss.max(least);
+            config.send.path_floor = config.send.path_floor.max(least.into());
+        }
+        config
     }
 
     pub(super) fn connect(&mut self, remote: SocketAddr, config: &Config) -> Result<u32, SocketError> {
@@ -226,7 +267,7 @@ impl<M: Mapped> Core<M> {
             return Err(SocketError::StackGone);
         }
         self.check_room()?;
-        let path = Path::find(&self.host, remote.ip(), self.now).ok_or(SocketError::NoRoute)?;
+        let path = self.find_path(remote.ip()).ok_or(SocketError::NoRoute)?;
         let flow = self.host.directory().claim_port(self.host.ports(), path.source(), remote, self.id);
         let flow = flow.ok_or(SocketError::NoPort)?;
         let config = self.config(config, &path, &flow);
@@ -262,12 +303,12 @@ impl<M: Mapped> Core<M> {
         Ok(n)
     }
 
-    /// The user is done with a listener: connections that were not accepted are reset.
+    /// The user has dropped a listener. Connections that were not accepted are reset.
     pub(super) fn unlisten(&mut self, n: u32) {
         let Some(listening) = self.listeners.try_remove(n as usize) else { return };
         self.listening.remove(&any(listening.local));
         self.host.directory().unbind(Protocol::Tcp, listening.local, self.id);
-        let own = |(_, slot): &(usize, &Slot<M>)| [Role::HalfOpen(n), Role::Accepted(n)].contains(&slot.role);
+        let own = |(_, slot): &(usize, &Slot<P>)| [Role::HalfOpen(n), Role::Accepted(n)].contains(&slot.role);
         let connections: Vec<u32> = self.slots.iter().filter(own).map(|(n, _)| n as u32).collect();
         for n in connections {
             self.let_go(n, true);
@@ -282,7 +323,7 @@ impl<M: Mapped> Core<M> {
         Some(connection)
     }
 
-    /// The user is done with a connection.
+    /// The user has dropped a connection.
     pub(super) fn let_go(&mut self, n: u32, abort: bool) {
         let (now, Some(slot)) = (self.now, self.slots.get_mut(n as usize)) else { return };
         slot.role = Role::Orphan;
@@ -302,19 +343,17 @@ impl<M: Mapped> Core<M> {
 
     // ---- segments
 
-    /// A segment that was received. Returns the packet if another stack is to have it.
-    pub(super) fn segment<T: TxQueue<Mem = M>>(
+    /// Processes a received segment.
+    pub(super) fn segment<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         flow: Flow,
         header: &Header,
         meta: tcp::Meta,
-        packet: Packet<M>,
-    ) {
-        let payload = |packet: Packet<M>| {
-            let (head, rest) = packet.into_fragments();
-            std::iter::once(head).chain(rest).filter(|frag: &Frag<M>| frag.len() > 0)
-        };
+        payload: impl Iterator<Item = P::Received>,
+    ) where
+        P: Transmit<T>,
+    {
         let now = self.now;
         let mut after = None;
         let listener = self.listener_of(flow.local);
@@ -332,7 +371,10 @@ impl<M: Mapped> Core<M> {
                     self.egress.stats.accept_overflows += 1;
                     return;
                 }
-                slot.connection.segment(header, payload(packet), meta, now);
+                if meta.len > 0 {
+                    slot.unvouched = 0;
+                }
+                slot.connection.segment(header, payload, meta, now);
                 self.enqueue(n);
                 return;
             }
@@ -347,7 +389,7 @@ impl<M: Mapped> Core<M> {
             self.reset(tx, &flow, header, meta);
             return;
         };
-        let Some(path) = Path::find(&self.host, flow.remote.ip(), now).filter(|_| self.check_room().is_ok()) else {
+        let Some(path) = self.find_path(flow.remote.ip()).filter(|_| self.check_room().is_ok()) else {
             self.egress.stats.no_room += 1;
             return;
         };
@@ -364,39 +406,73 @@ impl<M: Mapped> Core<M> {
             }
             Answer::Connected(mut connection) => {
                 if self.host.directory().claim(flow, self.id) {
-                    connection.segment(header, payload(packet), meta, now);
+                    connection.segment(header, payload, meta, now);
                     let n = self.insert(connection, flow, path, Role::Accepted(listener));
                     self.offer(listener, n);
                 } else {
                     listening.listener.taken();
                 }
             }
-            Answer::Reply(reply) => self.reply(tx, &flow, &reply, path),
+            Answer::Reply(reply) => self.reply(tx, &flow, &reply, path, config.ip),
             Answer::Drop => {}
         }
     }
 
-    /// Whether the connection is this stack's.
+    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `flow` is set
+    /// if it was a segment.
+    #[cold]
+    pub(super) fn unvouched(&mut self, flow: Option<&Flow>) {
+        self.egress.stats.unvouched += 1;
+        let Some(&n) = flow.and_then(|flow| self.flows.get(flow)) else { return };
+        let slot = &mut self.slots[n as usize];
+        slot.unvouched += 1;
+        if slot.unvouched >= UNVOUCHED {
+            self.wakers.extend(slot.read.take());
+        }
+    }
+
+    /// Whether the connection belongs to this stack.
     pub(super) fn has_connection(&self, flow: &Flow) -> bool {
         self.flows.contains_key(flow)
     }
 
-    fn reset<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, meta: tcp::Meta) {
+    fn reset<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, meta: tcp::Meta)
+    where
+        P: Transmit<T>,
+    {
         let Some(reset) = reset_for(header, meta.len) else { return };
-        if let Some(path) = Path::find(&self.host, flow.remote.ip(), self.now) {
+        if let Some(path) = self.find_path(flow.remote.ip()) {
             self.egress.stats.resets += 1;
-            self.reply(tx, flow, &reset, path);
+            self.reply(tx, flow, &reset, path, IpFields::default());
         }
     }
 
     /// Sends a segment of no connection. It is lost if there is no room for it.
-    fn reply<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, mut path: Path) {
-        let mut out = Segments { host: &self.host, egress: &mut self.egress, tx, flow, path: &mut path, now: self.now };
+    fn reply<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        flow: &Flow,
+        header: &Header,
+        mut path: Path<P::Count>,
+        ip: IpFields,
+    ) where
+        P: Transmit<T>,
+    {
+        let mut out = Segments {
+            host: &self.host,
+            egress: &mut self.egress,
+            tx,
+            flow,
+            path: &mut path,
+            now: self.now,
+            ecn: false,
+            ip,
+        };
         let segment = Outgoing { header, payload: &[], payload_len: 0, segment_size: 0, ect: false, probe: false };
         let _ = out.segment(segment);
     }
 
-    /// The stack is dropped: everything ends. Returns whom to wake.
+    /// The stack is dropped: everything ends. Returns the wakers to call.
     pub(super) fn end(&mut self) -> Vec<Waker> {
         self.gone = true;
         let numbers: Vec<u32> = self.slots.iter().map(|(n, _)| n as u32).collect();
@@ -410,12 +486,13 @@ impl<M: Mapped> Core<M> {
             self.wakers.extend(waker);
         }
         self.egress.loopback.clear();
+        self.host.leave(self.id);
         mem::take(&mut self.wakers)
     }
 
     // ---- what is due
 
-    /// An ICMP error about a segment.
+    /// Processes an ICMP error about a segment.
     pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
         let Some(&n) = self.flows.get(flow) else { return };
         let slot = &mut self.slots[n as usize];
@@ -429,8 +506,12 @@ impl<M: Mapped> Core<M> {
     }
 
     /// Fires timers, and lets connections that are due send.
-    pub(super) fn work<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, completed: usize) -> usize {
+    pub(super) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
+    where
+        P: Transmit<T>,
+    {
         let now = self.now;
+        self.reassembly.timeout(now);
         let mut fired = mem::take(&mut self.fired);
         self.wheel.advance(now, &mut fired);
         for &n in &fired {
@@ -439,7 +520,7 @@ impl<M: Mapped> Core<M> {
         let mut work = fired.len();
         fired.clear();
         self.fired = fired;
-        // What waits goes first: it has waited longer.
+        // Connections that wait come first, because they have waited longer.
         if completed > 0 || self.retry.is_some_and(|at| at <= now) {
             self.retry = None;
             for n in mem::take(&mut self.blocked).into_iter().rev() {
@@ -458,8 +539,11 @@ impl<M: Mapped> Core<M> {
         work
     }
 
-    /// Looks at a connection: timers, segments to send, events, the next timer. Returns whether the ring is full.
-    fn visit<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, n: u32, full: bool) -> bool {
+    /// Processes a connection: timers, segments to send, events, the next timer. Returns whether the ring is full.
+    fn visit<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, n: u32, full: bool) -> bool
+    where
+        P: Transmit<T>,
+    {
         let now = self.now;
         let Some(slot) = self.slots.get_mut(n as usize) else { return false };
         slot.queued = false;
@@ -468,15 +552,24 @@ impl<M: Mapped> Core<M> {
         }
         let una = slot.connection.una();
         if mem::replace(&mut slot.una, una) != una {
-            // The peer has received something, so the next hop has.
+            // The peer has received a segment, so the next hop has forwarded it.
             slot.path.confirm(now);
         }
         let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
         if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
             slot.connection.set_max_payload(max_payload);
         }
-        let mut out =
-            Segments { host: &self.host, egress: &mut self.egress, tx, flow: &slot.flow, path: &mut slot.path, now };
+        let (ecn, ip) = (slot.connection.uses_ecn(), slot.connection.ip());
+        let mut out = Segments {
+            host: &self.host,
+            egress: &mut self.egress,
+            tx,
+            flow: &slot.flow,
+            path: &mut slot.path,
+            now,
+            ecn,
+            ip,
+        };
         let sent = if full { Err(tcp::Full) } else { slot.connection.transmit(now, &mut out) };
         let ring_is_full = sent.is_err() && !slot.path.waits();
         if slot.path.take_failure() {
@@ -494,21 +587,57 @@ impl<M: Mapped> Core<M> {
             self.time_wait.push_back((n, slot.flow));
         }
         self.set_timer(n);
+        self.starve(n);
         self.limit_time_wait();
         let Some(slot) = self.slots.get(n as usize) else { return ring_is_full };
-        // A connection whose user does not know of its end yet stays until the user does.
+        // A connection stays until its user knows that it has ended.
         if slot.connection.is_gone() && slot.role != Role::Stream {
             self.remove(n);
         }
         ring_is_full
     }
 
+    /// The device is gone: every connection ends.
+    pub(super) fn device_gone(&mut self) {
+        let numbers: Vec<u32> = self.slots.iter().map(|(n, _)| n as u32).collect();
+        for n in numbers {
+            self.slots[n as usize].connection.device_gone();
+            self.touch(n);
+        }
+    }
+
+    /// Pages were returned: connections that need some are processed.
+    pub(super) fn feed(&mut self) {
+        for n in mem::take(&mut self.starved) {
+            if let Some(slot) = self.slots.get_mut(n as usize) {
+                slot.starved = false;
+                self.enqueue(n);
+            }
+        }
+    }
+
+    /// If a connection's window is small because of the page budget, it is processed when pages are returned, on any
+    /// thread.
+    fn starve(&mut self, n: u32) {
+        let Some(slot) = self.slots.get_mut(n as usize) else { return };
+        if !slot.connection.is_starved() || slot.starved {
+            return;
+        }
+        slot.connection.budget().wait();
+        if slot.connection.is_starved() {
+            slot.starved = true;
+            self.starved.push(n);
+        } else {
+            self.enqueue(n);
+        }
+    }
+
     fn set_timer(&mut self, n: u32) {
         let slot = &self.slots[n as usize];
-        // A connection that waits for the ring or its next hop can do nothing about its deadline before it is tried again.
+        // If a connection waits for the ring or its next hop, it cannot act on its deadline before it is tried again.
         let deadline = slot.connection.deadline().map(|at| if slot.queued { at.max(self.now + RETRY) } else { at });
         let armed = self.wheel.get(n);
-        // A timer that fires too early is set again then: moving it each time would cost more.
+        // A timer may fire too early, and is then set again. This is cheaper than moving it each time.
         if let Some(at) = deadline
             && armed.is_none_or(|armed| at < armed)
         {
@@ -547,7 +676,7 @@ impl<M: Mapped> Core<M> {
                         }
                         slot.role = Role::Orphan;
                     }
-                    // It stays in the accept queue: the user reads what was received, and the error.
+                    // It stays in the accept queue, so that the user can read the received payload and the error.
                     Role::Accepted(_) | Role::Stream | Role::Orphan => {}
                 }
             }
@@ -565,7 +694,7 @@ impl<M: Mapped> Core<M> {
         self.slots.iter().filter(|(_, slot)| slot.connection.state() == State::TimeWait).count()
     }
 
-    /// More connections in TIME-WAIT than the limit: the oldest go.
+    /// Removes the oldest connections in TIME-WAIT if there are more than the limit.
     fn limit_time_wait(&mut self) {
         while self.time_wait.len() > self.options.time_wait {
             let Some((n, flow)) = self.time_wait.pop_front() else { break };

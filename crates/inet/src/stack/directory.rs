@@ -1,7 +1,7 @@
 //! The connections of all stacks of a host, and the ports on which they listen.
 //!
-//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner here, and puts
-//! the frame into the owner's mailbox. The directory also decides about ports: a flow that is in it is taken.
+//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner
+//! here, and puts the frame into the owner's mailbox. The directory also assigns ports: a flow that is in it is in use.
 
 use crate::Ports;
 use crate::wire::Flow;
@@ -18,9 +18,9 @@ const SHARDS: usize = 64;
 pub(crate) type StackId = u32;
 
 /// No stack: the connection is on its way to another one.
-const NOBODY: StackId = StackId::MAX;
+pub(super) const NOBODY: StackId = StackId::MAX;
 
-/// What a port is used by.
+/// The use of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Protocol {
     Tcp,
@@ -31,7 +31,7 @@ pub(crate) struct Directory {
     /// Keyed by secrets of this process: a peer chooses addresses and ports.
     hasher: RandomState,
     shards: Box<[Mutex<HashMap<Flow, StackId, RandomState>>]>,
-    /// Which stacks have a socket on a port. Changes with sockets, and is read by frames of no connection.
+    /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of no connection.
     ports: RwLock<HashMap<(Protocol, u16), Vec<Bound>>>,
 }
 
@@ -62,7 +62,7 @@ impl Directory {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a flow for a stack. False if it is taken.
+    /// Assigns a flow to a stack. Returns false if the flow is in use.
     pub(crate) fn claim(&self, flow: Flow, stack: StackId) -> bool {
         match self.shard(&flow).entry(flow) {
             Entry::Occupied(_) => false,
@@ -73,7 +73,7 @@ impl Directory {
         }
     }
 
-    /// Takes a flow to `remote` for a stack, with a port that no listener has. `None` if all are taken.
+    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports are in use.
     pub(crate) fn claim_port(&self, ports: &Ports, local: IpAddr, remote: SocketAddr, stack: StackId) -> Option<Flow> {
         ports.candidates(local, remote).find_map(|port| {
             let flow = Flow { local: SocketAddr::new(local, port), remote };
@@ -81,7 +81,7 @@ impl Directory {
         })
     }
 
-    /// Binds a socket for datagrams to a port that no other has. `None` if all are taken.
+    /// Binds a socket for datagrams to a port that no other socket has. `None` if all ports are in use.
     pub(crate) fn bind_port(&self, ports: &Ports, local: IpAddr, stack: StackId) -> Option<SocketAddr> {
         // All that the socket sends comes from this port.
         let anywhere = SocketAddr::new(local, 0);
@@ -91,12 +91,27 @@ impl Directory {
             .find(|&local| !self.is_bound(Protocol::Udp, local.port()) && self.bind(Protocol::Udp, local, stack))
     }
 
-    /// The connection leaves its stack. Its flow stays taken until it [arrives](Self::arrive) somewhere, or is released.
+    /// The connection leaves its stack. Its flow stays in use until the connection [arrives](Self::arrive) at another
+    /// stack, or is released.
     pub(crate) fn depart(&self, flow: Flow) {
         self.shard(&flow).insert(flow, NOBODY);
     }
 
-    /// A connection comes to a stack. False if its flow is another's.
+    /// A connection of another process will be restored. Its flow is reserved until it arrives, unless a stack has it
+    /// already.
+    pub(crate) fn expect(&self, flow: Flow) {
+        self.shard(&flow).entry(flow).or_insert(NOBODY);
+    }
+
+    /// A connection that left its stack, or was expected, will not arrive.
+    pub(crate) fn give_up(&self, flow: &Flow) {
+        let mut shard = self.shard(flow);
+        if shard.get(flow) == Some(&NOBODY) {
+            shard.remove(flow);
+        }
+    }
+
+    /// A connection arrives at a stack. Returns false if its flow belongs to another connection.
     pub(crate) fn arrive(&self, flow: Flow, stack: StackId) -> bool {
         let mut shard = self.shard(&flow);
         let free = shard.get(&flow).is_none_or(|&owner| owner == NOBODY);
@@ -111,7 +126,7 @@ impl Directory {
         self.owner(flow) == Some(NOBODY)
     }
 
-    /// The flow is free.
+    /// Frees a flow.
     pub(crate) fn release(&self, flow: &Flow) {
         self.shard(flow).remove(flow);
     }
@@ -126,8 +141,8 @@ impl Directory {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// A socket of `stack` is bound to a port. False if this stack has one there that would get the same packets. Sockets of different
-    /// stacks share a port.
+    /// Binds a socket of `stack` to a port. Returns false if this stack has a socket there that would get the same
+    /// packets. Sockets of different stacks can share a port.
     pub(crate) fn bind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) -> bool {
         let address = Some(local.ip()).filter(|address| !address.is_unspecified());
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +157,7 @@ impl Directory {
         true
     }
 
-    /// The socket is gone.
+    /// Removes a socket.
     pub(crate) fn unbind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) {
         let address = Some(local.ip()).filter(|address| !address.is_unspecified());
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
@@ -188,6 +203,20 @@ mod tests {
         assert_eq!((directory.owner(&flow(80, 1000)), directory.owner(&flow(81, 1000))), (Some(3), None));
         directory.release(&flow(80, 1000));
         assert_eq!((directory.owner(&flow(80, 1000)), directory.len()), (None, 1));
+    }
+
+    #[test]
+    fn a_flow_that_is_expected_is_taken_until_it_arrives_or_is_given_up() {
+        let directory = Directory::new();
+        directory.expect(flow(80, 1000));
+        assert!(directory.is_departed(&flow(80, 1000)) && !directory.claim(flow(80, 1000), 1));
+        assert!(directory.arrive(flow(80, 1000), 2));
+        directory.expect(flow(80, 1000));
+        directory.give_up(&flow(80, 1000));
+        assert_eq!(directory.owner(&flow(80, 1000)), Some(2), "a stack has it");
+        directory.expect(flow(80, 1001));
+        directory.give_up(&flow(80, 1001));
+        assert!(directory.claim(flow(80, 1001), 1));
     }
 
     #[test]

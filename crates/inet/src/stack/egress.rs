@@ -1,15 +1,20 @@
-//! Frames on their way out: headers are written into a page of their own, payload goes by reference.
+//! Outgoing frames: headers are written into a separate page, and payload is sent by reference.
 
 use super::StackStats;
-use super::carrier::{HeaderTicket, HostCarrier};
+use super::carrier::HeaderTicket;
 use super::host::Host;
 use super::path::{NextHop, Path};
+use super::payload::{Payload, Transmit, Unsent};
 use crate::Time;
-use crate::tcp::{Full, Outgoing, Output};
-use crate::wire::{Body, Emitted, Flow, HEADROOM, Ip, Link, MAX_HEADERS, Outer, emit_tcp, emit_udp};
+use crate::tcp::{Full, IpFields, Outgoing, Output};
+use crate::wire::{
+    Body, Emitted, Flow, FragmentHeader, HEADROOM, Ip, Link, MAX_HEADERS, Outer, emit_fragment, emit_tcp, emit_udp,
+    protocol,
+};
 use netmem_packet::{Checksum, MAX_FRAGS, Packet, Room, TxQueue};
 use netmem_pool::{Frag, Mapped, Page, SharedPool};
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// The most payload of a segment that the device cuts: an IP packet is at most 65535 bytes long.
@@ -17,21 +22,35 @@ const MOST_CUT: usize = 65535 - 40 - 60;
 /// Frames to this stack's own address that wait for the next poll.
 const LOOPBACK: usize = 1024;
 
-/// What frames are made of, and where they go if not to the device.
+/// The pool for frames' headers, the state of the sender, and the frames for this host.
 pub(super) struct Egress<M: Mapped> {
     pub(super) pool: Arc<SharedPool<M>>,
     /// Frames for an address of this host.
     pub(super) loopback: VecDeque<Packet<M>>,
     pub(super) stats: StackStats,
-    /// Where headers begin in their page. Pages are aligned alike, so equal offsets would be in a few sets of the cache.
+    /// The offset of headers in their page. It varies, because all pages are aligned alike, and equal offsets would use
+    /// only a few sets of the cache.
     colour: usize,
     /// Whether the device cuts segments, of IPv4 and of IPv6.
-    cuts: [bool; 2],
+    cuts: [Cuts; 2],
+    /// The identification of the last datagram that was sent in fragments.
+    fragment_id: u32,
+}
+
+/// The segments that a device can cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cuts {
+    None,
+    /// Those without congestion marks in their headers.
+    WithoutEcn,
+    All,
 }
 
 impl<M: Mapped> Egress<M> {
-    pub(super) fn new(pool: Arc<SharedPool<M>>, cuts: [bool; 2]) -> Self {
-        Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, cuts }
+    pub(super) fn new(pool: Arc<SharedPool<M>>, cuts: [Cuts; 2]) -> Self {
+        // A random start, so that another process or stack does not use the same numbers.
+        let fragment_id = RandomState::new().hash_one(std::process::id()) as u32;
+        Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, cuts, fragment_id }
     }
 
     /// A page of the pool.
@@ -52,7 +71,7 @@ impl<M: Mapped> Egress<M> {
         Some(page.freeze_range(at..at + headers.len()))
     }
 
-    /// Payload in few enough fragments for a packet: what has more is copied.
+    /// Payload in few enough fragments for a packet. If it has more, it is copied.
     fn gather(&mut self, payload: &[Frag<M>], packet: &mut Packet<M>) -> Option<()> {
         if payload.len() <= MAX_FRAGS {
             for frag in payload {
@@ -93,23 +112,38 @@ impl<M: Mapped> Egress<M> {
 
     /// Gives a frame to the device, or gives it back if there is no room now. A frame that the device never takes is dropped, as if the
     /// link had lost it.
-    pub(super) fn send<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, mut packet: Packet<M>) -> Result<(), Packet<M>> {
+    pub(super) fn send<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, packet: Packet<M>) -> Result<(), Packet<M>> {
+        self.give(tx, packet, T::send).map(|_| ())
+    }
+
+    /// Gives a frame to the device by `send`, whose result is returned: `None` if the frame was dropped.
+    fn give<T: TxQueue<Mem = M>, R>(
+        &mut self,
+        tx: &mut T,
+        mut packet: Packet<M>,
+        send: impl FnOnce(&mut T, Packet<M>) -> Result<R, Packet<M>>,
+    ) -> Result<Option<R>, Packet<M>> {
         if let Checksum::Partial { .. } = packet.meta.checksum
             && !tx.takes(packet.meta)
         {
-            // The headers are in a page of their own: no page is needed.
+            // The headers are in a separate page, so no page is needed.
             if packet.complete_checksum(|| None).is_err() {
                 self.stats.refused += 1;
-                return Ok(());
+                return Ok(None);
             }
             self.stats.checksummed_sent += 1;
         }
-        match tx.send(packet) {
-            Ok(()) => self.stats.sent += 1,
-            Err(packet) if tx.room(&packet) == Room::Later => return Err(packet),
-            Err(_) => self.stats.refused += 1,
+        match send(tx, packet) {
+            Ok(sent) => {
+                self.stats.sent += 1;
+                Ok(Some(sent))
+            }
+            Err(packet) if tx.room(&packet) == Room::Later => Err(packet),
+            Err(_) => {
+                self.stats.refused += 1;
+                Ok(None)
+            }
         }
-        Ok(())
     }
 
     /// Gives a frame to this stack's own receiving side, or gives it back if there is no room now.
@@ -123,7 +157,7 @@ impl<M: Mapped> Egress<M> {
         Ok(())
     }
 
-    /// A frame that was written whole, with its checksums.
+    /// A complete frame, with its checksums.
     pub(super) fn whole(&mut self, frame: &[u8]) -> Option<Packet<M>> {
         let mut packet = Packet::new(self.head(frame)?);
         packet.meta.checksum = Checksum::Vouched;
@@ -135,6 +169,44 @@ impl<M: Mapped> Egress<M> {
         let mut packet = Packet::new(self.head(&headers[..emitted.len])?);
         packet.meta = emitted.meta;
         Some(packet)
+    }
+
+    /// A datagram that is longer than the path's MTU, in fragments: `packet` is its payload, which is read for its checksum.
+    pub(super) fn fragments(
+        &mut self,
+        outer: &Outer,
+        flow: &Flow,
+        packet: &Packet<M>,
+        mtu: u16,
+    ) -> Option<Vec<Packet<M>>> {
+        let (len, v4) = (packet.len(), flow.local.is_ipv4());
+        let mut head = [0; MAX_HEADERS];
+        let body = Body { len, sum: Some(packet.sum(0, len).ok()?), segment_size: None };
+        let emitted = emit_udp(&mut head, &Outer::new(None), flow, body).ok()?;
+        self.stats.checksummed_sent += 1;
+        let udp = &head[Outer::new(None).len(v4)..emitted.len];
+        let pieces: Vec<_> = std::iter::once(self.head(udp)?).chain(packet.fragments().cloned()).collect();
+        let mut content = Packet::new(self.page()?.freeze_range(0..0));
+        self.gather(&pieces, &mut content)?;
+        // Every path carries packets of 576 bytes.
+        let headers = Outer::new(None).len(v4) + if v4 { 0 } else { 8 };
+        let most = usize::from(mtu).saturating_sub(headers).max(8) & !7;
+        self.fragment_id = self.fragment_id.wrapping_add(1);
+        let id = self.fragment_id;
+        let addresses = (flow.local.ip(), flow.remote.ip());
+        let total = content.len();
+        let parts = (0..total).step_by(most).map(|at| {
+            let now = most.min(total - at);
+            let fragment = FragmentHeader { id, offset: at as u16, more: at + now < total };
+            let len = emit_fragment(&mut head, outer, addresses, protocol::UDP, fragment, now).ok()?;
+            let mut part = content.clone();
+            part.truncate(at + now);
+            part.pull(at).ok()?;
+            let mut frame = self.whole(&head[..len])?;
+            part.fragments().filter(|frag| frag.len() > 0).try_for_each(|frag| frame.push(frag.clone()).ok())?;
+            Some(frame)
+        });
+        parts.collect()
     }
 
     /// A datagram: `packet` is its payload. Headers go in front of it in its own page if that has room and no other holder.
@@ -152,32 +224,40 @@ impl<M: Mapped> Egress<M> {
     }
 }
 
-/// Where a connection's segments go.
-pub(super) struct Segments<'a, M: Mapped, T> {
-    pub(super) host: &'a Host<M>,
-    pub(super) egress: &'a mut Egress<M>,
+/// The way of a connection's segments to the device or to this host.
+pub(super) struct Segments<'a, P: Payload, T> {
+    pub(super) host: &'a Host<P>,
+    pub(super) egress: &'a mut Egress<P::Mem>,
     pub(super) tx: &'a mut T,
     pub(super) flow: &'a Flow,
-    pub(super) path: &'a mut Path,
+    pub(super) path: &'a mut Path<P::Count>,
     pub(super) now: Time,
+    /// The connection uses explicit congestion notification: each segment may have its marks.
+    pub(super) ecn: bool,
+    /// Fields of the IP headers.
+    pub(super) ip: IpFields,
 }
 
-impl<M: Mapped, T: TxQueue<Mem = M>> Output<HostCarrier<M>> for Segments<'_, M, T> {
+impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> {
     fn max_payload(&self) -> usize {
-        let cuts = self.egress.cuts[usize::from(self.flow.local.is_ipv6())];
+        let cuts = match self.egress.cuts[usize::from(self.flow.local.is_ipv6())] {
+            Cuts::All => true,
+            Cuts::WithoutEcn => !self.ecn,
+            Cuts::None => false,
+        };
         if cuts || self.path.is_here() { MOST_CUT } else { 0 }
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, HostCarrier<M>>) -> Result<HeaderTicket<M>, Full> {
+    fn segment(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {
         let Outgoing { header, payload, payload_len, segment_size, ect, .. } = segment;
-        let Self { host, egress, tx, flow, path, now } = self;
+        let Self { host, egress, tx, flow, path, now, ip, .. } = self;
         let (link, to_self) = match path.next_hop(host, *now) {
             NextHop::Link(link) => (link, false),
             NextHop::Here => (Link::default(), true),
             NextHop::Waits => return Err(Full),
         };
-        let traffic_class = if ect { Ip::ECT0 } else { 0 };
-        let outer = Outer { traffic_class, ..Outer::new(Some(link)) };
+        let ecn = if ect { Ip::ECT0 } else { 0 };
+        let outer = Outer { link: Some(link), traffic_class: ip.dscp << 2 | ecn, hop_limit: ip.hop_limit.max(1) };
         // It fits: the path's MTU does.
         let segment_size = (payload_len > segment_size).then_some(segment_size as u16);
         let payload_len = payload_len as usize;
@@ -187,17 +267,36 @@ impl<M: Mapped, T: TxQueue<Mem = M>> Output<HostCarrier<M>> for Segments<'_, M, 
         debug_assert!(emitted.is_ok(), "{emitted:?}");
         let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
         let mut packet = egress.frame(&head, emitted).ok_or(Full)?;
-        egress.gather(payload, &mut packet).ok_or(Full)?;
+        // A segment has so few chunks that they fit.
+        let mut rest = payload;
+        while let [first, others @ ..] = rest
+            && let Some(frag) = P::in_host(first)
+        {
+            packet.push(frag.clone()).map_err(|_| Full)?;
+            rest = others;
+        }
+        if !rest.is_empty() {
+            let ticket = ticket(&packet, payload_len);
+            // A packet to this host is received in host memory.
+            let sent = if to_self { Err(Unsent::Never) } else { P::transmit(tx, packet, rest) };
+            match sent {
+                Ok(()) => egress.stats.sent += 1,
+                Err(Unsent::Later) => return Err(Full),
+                Err(Unsent::Never) => egress.stats.refused += 1,
+            }
+            return Ok(ticket);
+        }
         if to_self {
             let ticket = ticket(&packet, payload_len);
             return egress.send_to_self(packet).map(|()| ticket).map_err(|_| Full);
         }
-        if !tx.takes(packet.meta) && packet.complete_checksum(|| None).is_ok() {
-            // Before another value is on the page.
-            egress.stats.checksummed_sent += 1;
-        }
-        let ticket = ticket(&packet, payload_len);
-        egress.send(*tx, packet).map(|()| ticket).map_err(|_| Full)
+        let done = match payload_len {
+            0 => egress.send(*tx, packet).map(|()| HeaderTicket::none()),
+            _ => egress
+                .give(*tx, packet, T::send_held)
+                .map(|head| head.map_or_else(HeaderTicket::none, HeaderTicket::new)),
+        };
+        done.map_err(|_| Full)
     }
 }
 

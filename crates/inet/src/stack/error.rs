@@ -1,4 +1,4 @@
-//! Why a call of a socket did nothing.
+//! The error of the sockets' calls.
 
 use crate::tcp;
 use std::io;
@@ -10,7 +10,7 @@ pub enum SocketError {
     /// There is nothing to receive, no room to send, no connection to accept. The waker of a `poll_` call is called when that changes.
     #[error("not now")]
     WouldBlock,
-    /// The connection has ended, and this is why.
+    /// The connection has ended, for this reason.
     #[error("the connection has ended: {0}")]
     Closed(#[source] tcp::Error),
     /// This side of the connection was shut down by the user.
@@ -22,7 +22,7 @@ pub enum SocketError {
     /// No port is left for a connection to that destination.
     #[error("all ports for that destination are in use")]
     NoPort,
-    /// The address is none of the host's.
+    /// The host does not have this address.
     #[error("the address is none of this host's")]
     NotOurs,
     /// No route leads to the destination, or it cannot be a destination.
@@ -36,7 +36,7 @@ pub enum SocketError {
     TooLong {
         /// Bytes of payload.
         len: usize,
-        /// The most there can be.
+        /// The most that is possible.
         most: usize,
     },
     /// An ICMP message said that the destination of an earlier datagram has no socket on the port.

@@ -1,7 +1,7 @@
-//! Received payload in the user's hands.
+//! Received payload that the user holds.
 
 use crate::tcp::{Budget, Charge, Held};
-use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page, Readable, SharedPool};
+use netmem_pool::{BytesOwner, Frag, Mapped, Memory, OutOfRange, Page, Readable, SharedPool};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl<M: Memory> Fragment<M> {
         self.frag().map_or(0, Frag::len)
     }
 
-    /// Whether there are none: nothing was received into this place, or all of it was used.
+    /// Whether there are no bytes: nothing was received into this place, or all of it was used.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -106,12 +106,12 @@ impl<M: Memory> Fragment<M> {
         all
     }
 
-    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s, beside other detached payload. The
-    /// received page goes home, and its charge ends; the packed page is counted once, in the queue's budget, until the last fragment in
-    /// it is dropped.
+    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s, beside other detached
+    /// payload. The received page returns to its pool, and its charge ends; the packed page is counted once, in the
+    /// queue's budget, until the last fragment in it is dropped.
     ///
-    /// Worth it for payload that is kept and is much smaller than a page. Returns false, and the fragment is as it was, if there is no page
-    /// or no budget for one, or if it has more than a quarter of a page.
+    /// Use it for payload that is kept for long and is much smaller than a page. Returns false, and leaves the fragment
+    /// as it was, if there is no page or no budget for one, or if the fragment has more than a quarter of a page.
     #[must_use]
     pub fn detach(&mut self, packer: &mut Packer<M>) -> bool
     where
@@ -121,6 +121,13 @@ impl<M: Memory> Fragment<M> {
         let Some((frag, charge)) = packer.pack(held) else { return false };
         self.0 = Inner::Packed(frag, charge);
         true
+    }
+}
+
+/// A received page, which is counted in its budgets until this value is dropped.
+impl<M: Memory> From<Held<Frag<M>>> for Fragment<M> {
+    fn from(held: Held<Frag<M>>) -> Self {
+        Self::new(held)
     }
 }
 
@@ -146,10 +153,30 @@ impl<M: Readable> AsRef<[u8]> for Fragment<M> {
     }
 }
 
-/// Without a copy: the page goes home, and its charge ends, with the last clone.
+/// Nothing is copied. With the last clone the page returns to its pool, and its charge ends.
 impl<M: Readable> From<Fragment<M>> for bytes::Bytes {
     fn from(fragment: Fragment<M>) -> Self {
-        Self::from_owner(fragment)
+        match fragment.0 {
+            Inner::Empty => Self::new(),
+            Inner::Page(held) => {
+                let (frag, charge) = held.into_parts();
+                Self::from_owner(Owner { frag: frag.into(), _charge: charge })
+            }
+            packed @ Inner::Packed(..) => Self::from_owner(Fragment(packed)),
+        }
+    }
+}
+
+/// A received page behind `Bytes`.
+struct Owner<M: Readable> {
+    frag: BytesOwner<M>,
+    /// Counts until it is dropped.
+    _charge: Charge,
+}
+
+impl<M: Readable> AsRef<[u8]> for Owner<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.frag.as_ref()
     }
 }
 

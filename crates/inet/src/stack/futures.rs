@@ -1,4 +1,4 @@
-//! Streams as the `futures` crates know them.
+//! The traits of the `futures` crates for streams.
 
 use super::TcpStream;
 use futures_io::{AsyncRead, AsyncWrite};
@@ -18,7 +18,15 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
         self.get_mut().poll_write(cx, bytes).map_err(io::Error::from)
     }
 
-    /// What was written is sent by the next poll of the stack: there is nothing to flush.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().poll_write_vectored(cx, slices).map_err(io::Error::from)
+    }
+
+    /// The next poll of the stack sends what was written, so there is nothing to flush.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

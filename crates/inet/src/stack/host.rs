@@ -1,66 +1,108 @@
-//! What the stacks of a host share.
+//! A host: the data that its stacks share.
 
+use super::SavedStream;
 use super::bell::Bell;
 use super::directory::{Directory, StackId};
+use super::payload::Payload;
 use crate::Ports;
 use crate::Time;
 use crate::icmp::Limiter;
 use crate::interface::Interface;
 use crate::neighbor::Neighbors;
 use crate::route::{RouteError, Routes};
-use crate::tcp::Secret;
+use crate::tcp::{Charges, Secret};
 use crossbeam_queue::ArrayQueue;
 use netmem_packet::Packet;
-use netmem_pool::Mapped;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::task::Wake;
 
-/// Frames that wait for a stack which another one received for it. One more is dropped, as a full ring drops it.
+/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received. A further one is
+/// dropped, as by a full ring.
 const MAILBOX: usize = 512;
 
-/// A host: its addresses and routes, and what its stacks share. A clone is the same host.
+/// A host: its addresses, its routes, and the data that its stacks share. A clone is the same host.
 ///
-/// A host has one interface, the device whose queues its stacks drive. Stacks share nothing else: a connection lives on one of them.
+/// A host has one interface, the device whose queues its stacks poll. A connection lives on one stack.
 ///
 /// Addresses and routes are static: there is no DHCP, and no autoconfiguration of IPv6.
-pub struct Host<M: Mapped>(Arc<Shared<M>>);
+pub struct Host<P: Payload>(Arc<Shared<P>>);
 
-struct Shared<M: Mapped> {
+struct Shared<P: Payload> {
     interface: Arc<Interface>,
-    routes: Routes,
-    neighbors: Mutex<Neighbors<Packet<M>>>,
-    /// When the neighbours are to be looked at, in microseconds.
+    routes: Routes<P::Count>,
+    neighbors: Mutex<Neighbors<Packet<P::Mem>>>,
+    /// The next deadline of the neighbours, in microseconds.
     neighbors_due: AtomicU64,
     limiter: Mutex<Limiter>,
     directory: Directory,
     ports: Ports,
     secret: Secret,
-    doors: RwLock<Vec<Arc<Door<M>>>>,
+    doors: RwLock<Vec<Arc<Door<P>>>>,
     stacks: AtomicU64,
 }
 
-/// By which other threads reach a stack.
-pub(super) struct Door<M: Mapped> {
+/// A frame on its way from stack to stack.
+pub(super) type Handed<P> = (<P as Payload>::Frame, Charges);
+
+/// The part of a stack that other threads use.
+pub(super) struct Door<P: Payload> {
     pub(super) bell: Bell,
-    mailbox: ArrayQueue<Packet<M>>,
+    /// Each frame counts in the budget of the queue that received it.
+    mailbox: ArrayQueue<Handed<P>>,
+    /// The stack is gone, and takes no frames.
+    closed: AtomicBool,
 }
 
-impl<M: Mapped> Door<M> {
+impl<P: Payload> Door<P> {
     /// A frame that another stack has handed over.
-    pub(super) fn take(&self) -> Option<Packet<M>> {
+    pub(super) fn take(&self) -> Option<Handed<P>> {
         self.mailbox.pop()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.mailbox.is_empty()
     }
+
+    /// Puts a frame into the mailbox. Returns false if it is full or closed.
+    fn put(&self, frame: Handed<P>) -> bool {
+        let put = self.mailbox.push(frame).is_ok();
+        // In the order of sequentially consistent operations, either the push comes before the close, or the close
+        // before this load. So a frame that the close has not found is found here.
+        if self.closed.load(Ordering::SeqCst) {
+            self.empty();
+            return false;
+        }
+        put
+    }
+
+    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be about to close.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.empty();
+    }
+
+    fn empty(&self) {
+        while self.mailbox.pop().is_some() {}
+    }
 }
 
-impl<M: Mapped> Host<M> {
+/// Waking rings the bell.
+impl<P: Payload> Wake for Door<P> {
+    fn wake(self: Arc<Self>) {
+        self.bell.ring();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.bell.ring();
+    }
+}
+
+impl<P: Payload> Host<P> {
     /// A host with an interface. Routes to the networks of its addresses are there; [`add_route`](Self::add_route) adds others.
     ///
     /// Draws the secrets of sequence numbers and cookies from the system's random numbers.
@@ -72,7 +114,7 @@ impl<M: Mapped> Host<M> {
         key[8..].copy_from_slice(&random[1].to_ne_bytes());
         let interface = Arc::new(interface);
         Self(Arc::new(Shared {
-            routes: Routes::new(interface.clone()),
+            routes: Routes::counted(interface.clone()),
             interface,
             neighbors: Mutex::new(Neighbors::new()),
             neighbors_due: AtomicU64::new(u64::MAX),
@@ -94,7 +136,7 @@ impl<M: Mapped> Host<M> {
         self.0.routes.add(network, prefix_len, gateway)
     }
 
-    /// Removes a route. False if there is none.
+    /// Removes a route. Returns false if there is none.
     pub fn remove_route(&self, network: IpAddr, prefix_len: u8) -> bool {
         self.0.routes.remove(network, prefix_len)
     }
@@ -103,6 +145,23 @@ impl<M: Mapped> Host<M> {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.0.directory.len()
+    }
+
+    /// Reserves the flow of a stream that a stack of this host will [restore](super::Sockets::restore): until then its segments are
+    /// dropped, and not answered by a reset. For streams that are restored while a stack of the host is polled already.
+    pub fn expect(&self, saved: &SavedStream) {
+        self.0.directory.expect(saved.flow());
+    }
+
+    /// Frees the flow of a stream that was [expected](Self::expect), or saved by this host, and that no stack restores.
+    pub fn give_up(&self, saved: &SavedStream) {
+        self.0.directory.give_up(&saved.flow());
+    }
+
+    /// How often gets of destination entries had to be repeated: [`Routes::retries`].
+    #[must_use]
+    pub fn route_retries(&self) -> u64 {
+        self.0.routes.retries()
     }
 
     /// Whether both are the same host.
@@ -116,7 +175,7 @@ impl<M: Mapped> Host<M> {
         &self.0.interface
     }
 
-    pub(super) fn routes(&self) -> &Routes {
+    pub(super) fn routes(&self) -> &Routes<P::Count> {
         &self.0.routes
     }
 
@@ -138,24 +197,25 @@ impl<M: Mapped> Host<M> {
     }
 
     /// The neighbours. Call [`neighbors_changed`](Self::neighbors_changed) after a change.
-    pub(super) fn neighbors(&self) -> MutexGuard<'_, Neighbors<Packet<M>>> {
+    pub(super) fn neighbors(&self) -> MutexGuard<'_, Neighbors<Packet<P::Mem>>> {
         self.0.neighbors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes when the neighbours are to be looked at.
-    pub(super) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<M>>, events: bool) {
+    /// Publishes the next deadline of the neighbours.
+    pub(super) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
         let due = if events { Some(0) } else { neighbors.deadline().map(Time::micros) };
         self.0.neighbors_due.store(due.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// When the neighbours are to be looked at.
+    /// The next deadline of the neighbours.
     pub(super) fn neighbors_due(&self) -> Option<Time> {
         Some(self.0.neighbors_due.load(Ordering::Relaxed)).filter(|&at| at != u64::MAX).map(Time::from_micros)
     }
 
     /// Adds a stack.
-    pub(super) fn enter(&self) -> Result<(StackId, Arc<Door<M>>), rustix::io::Errno> {
-        let door = Arc::new(Door { bell: Bell::new()?, mailbox: ArrayQueue::new(MAILBOX) });
+    pub(super) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
+        let door =
+            Arc::new(Door { bell: Bell::new()?, mailbox: ArrayQueue::new(MAILBOX), closed: AtomicBool::new(false) });
         let mut doors = self.0.doors.write().unwrap_or_else(PoisonError::into_inner);
         doors.push(door.clone());
         self.0.stacks.store(doors.len() as u64, Ordering::Release);
@@ -167,23 +227,31 @@ impl<M: Mapped> Host<M> {
         self.0.stacks.load(Ordering::Acquire) > 1
     }
 
-    /// Puts a frame into a stack's mailbox. False if it is full.
-    pub(super) fn deliver(&self, stack: StackId, packet: Packet<M>) -> bool {
+    /// Removes a stack, and closes its mailbox.
+    pub(super) fn leave(&self, stack: StackId) {
+        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(door) = doors.get(stack as usize) {
+            door.close();
+        }
+    }
+
+    /// Puts a frame into a stack's mailbox. Returns false if it is full, or the stack is gone.
+    pub(super) fn deliver(&self, stack: StackId, frame: Handed<P>) -> bool {
         let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
         let Some(door) = doors.get(stack as usize) else { return false };
-        let delivered = door.mailbox.push(packet).is_ok();
+        let delivered = door.put(frame);
         door.bell.published();
         delivered
     }
 }
 
-impl<M: Mapped> Clone for Host<M> {
+impl<P: Payload> Clone for Host<P> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<M: Mapped> fmt::Debug for Host<M> {
+impl<P: Payload> fmt::Debug for Host<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Host({}, {} connections)", self.0.interface.mac, self.connections())
     }

@@ -1,51 +1,73 @@
-//! Frames come in: headers are copied and read once, and the rest follows by reference.
+//! Received frames: headers are copied and read once, and the rest is passed on by reference.
 
+use super::carrier::Part;
 use super::core::Core;
-use super::directory::Protocol;
+use super::directory::{NOBODY, Protocol};
+use super::payload::{Frame, Payload, Transmit};
 use crate::interface::Cast;
 use crate::tcp;
 use crate::wire::{self, Covered, Datagram, Flow, IcmpKind, Ip, Link, MAX_HEAD, Network, Segment, Transport};
-use netmem_packet::{Checksum, Meta, Packet, TxQueue};
-use netmem_pool::Mapped;
+use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 
-/// Where a frame came from.
+/// The origin of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The device's queue.
     Queue,
-    /// Another stack, which does not know what to do with it.
+    /// Another stack, which has no socket for it.
     Mailbox,
-    /// This stack: it is for an address of its own.
+    /// This stack: the frame is for an address of this host.
     Here,
 }
 
-impl<M: Mapped> Core<M> {
-    /// A frame was received.
-    pub(super) fn frame<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, packet: Packet<M>, origin: Origin) {
+impl<P: Payload> Core<P> {
+    /// Processes a received frame.
+    pub(super) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
+    where
+        P: Transmit<T>,
+    {
         self.egress.stats.received += 1;
         let mut head = [0; MAX_HEAD];
-        let n = packet.len().min(MAX_HEAD);
-        let head = &mut head[..n];
-        if packet.copy_to(0, head).is_err() {
-            return;
-        }
-        match wire::parse(head, packet.len()) {
-            Ok((link, Network::Ip(ip))) => self.ip(tx, link, &ip, head, packet, origin),
+        let n = frame.peek(&mut head);
+        let head = &head[..n];
+        match wire::parse(head, frame.len()) {
+            Ok((link, Network::Ip(ip))) => self.ip(tx, link, &ip, head, frame, origin),
             Ok((_, Network::Arp(arp))) => self.arp(tx, &arp),
-            Err(_) => self.egress.stats.malformed += 1,
+            Err(why) => self.not_read(&frame, head, why),
         }
     }
 
-    fn ip<T: TxQueue<Mem = M>>(
+    /// The headers of a frame were not understood.
+    #[cold]
+    fn not_read(&mut self, frame: &P::Frame, head: &[u8], why: wire::Drop) {
+        let more = head.len() < frame.len().min(MAX_HEAD);
+        match why {
+            wire::Drop::Beyond { .. } if more => self.egress.stats.unreadable += 1,
+            _ => self.egress.stats.malformed += 1,
+        }
+    }
+
+    /// The frame as a packet, cut to the length of the IP packet. If it is in memory that is not read here, it is
+    /// dropped.
+    #[inline]
+    fn packet(&mut self, frame: P::Frame, ip: &Ip) -> Option<Packet<P::Mem>> {
+        let packet = frame.into_packet(ip.content.end());
+        self.egress.stats.unreadable += u64::from(packet.is_none());
+        packet
+    }
+
+    fn ip<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         link: Link,
         ip: &Ip,
         head: &[u8],
-        packet: Packet<M>,
+        frame: P::Frame,
         origin: Origin,
-    ) {
-        // What is from this host was judged when it was sent, or by the stack that received it.
+    ) where
+        P: Transmit<T>,
+    {
+        // A frame of this host was checked when it was sent, or by the stack that received it.
         let accepted =
             if origin == Origin::Here { Some(Cast::Unicast) } else { self.host.interface().accepts(&link, ip) };
         let Some(cast) = accepted else {
@@ -53,22 +75,47 @@ impl<M: Mapped> Core<M> {
             return;
         };
         if ip.fragment.is_some() {
+            let Some(packet) = self.packet(frame, ip) else { return };
             return self.fragment(tx, link, ip, packet, cast);
         }
-        self.whole(tx, link, ip, head, packet, (cast, origin));
+        self.whole(tx, link, ip, head, frame, (cast, origin));
     }
 
     /// A fragment of a datagram.
     #[cold]
-    fn fragment<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, link: Link, ip: &Ip, mut packet: Packet<M>, cast: Cast) {
-        packet.truncate(ip.content.end());
+    fn fragment<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        link: Link,
+        ip: &Ip,
+        mut packet: Packet<P::Mem>,
+        cast: Cast,
+    ) where
+        P: Transmit<T>,
+    {
         if packet.pull(ip.content.at).is_err() {
             return;
         }
-        let Some(whole) = self.reassembly.input(ip, packet, self.now) else { return };
-        let mut pieces = whole.pieces.into_iter();
+        if self.short {
+            self.egress.stats.short += 1;
+            return;
+        }
+        self.reassembly.timeout(self.now);
+        let charges = loop {
+            match self.fragments.take_many(packet.pages()) {
+                Some(charges) => break charges,
+                // The oldest datagram makes room.
+                None if self.reassembly.give_up_oldest() => {}
+                None => {
+                    self.egress.stats.over_budget += 1;
+                    return;
+                }
+            }
+        };
+        let Some(whole) = self.reassembly.input(ip, Part::new(packet, charges), self.now) else { return };
+        let mut pieces = whole.pieces.into_iter().map(|part| part.packet);
         let Some(mut packet) = pieces.next() else { return };
-        let mut rest: Vec<Packet<M>> = Vec::new();
+        let mut rest: Vec<Packet<P::Mem>> = Vec::new();
         for piece in pieces {
             if rest.is_empty() {
                 rest.extend(packet.append(piece).err());
@@ -77,93 +124,106 @@ impl<M: Mapped> Core<M> {
             }
         }
         if !rest.is_empty() {
-            // More fragments than a packet has: they are copied.
+            // There are more fragments than a packet can have, so they are copied.
             let frags: Vec<_> = std::iter::once(&packet).chain(&rest).flat_map(|p| p.fragments().cloned()).collect();
             let Some(copied) = self.egress.copied(&frags) else { return };
             packet = copied;
         }
-        // No device has seen it whole.
+        // No device has seen the complete datagram.
         packet.meta = Meta::default();
         let mut head = [0; MAX_HEAD];
         let n = packet.len().min(MAX_HEAD);
         let (mut ip, head) = (whole.ip, &mut head[..n]);
         if packet.copy_to(0, head).is_ok() && ip.skip_extensions(head).is_ok() {
-            self.whole(tx, link, &ip, head, packet, (cast, Origin::Queue));
+            self.whole(tx, link, &ip, head, packet.into(), (cast, Origin::Queue));
         }
     }
 
     /// A datagram that is no fragment.
-    fn whole<T: TxQueue<Mem = M>>(
+    fn whole<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         link: Link,
         ip: &Ip,
         head: &[u8],
-        packet: Packet<M>,
+        frame: P::Frame,
         (cast, origin): (Cast, Origin),
-    ) {
-        let Ok(transport) = ip.transport(head) else {
-            self.egress.stats.malformed += 1;
-            return;
+    ) where
+        P: Transmit<T>,
+    {
+        let transport = match ip.transport(head) {
+            Ok(transport) => transport,
+            Err(why) => return self.not_read(&frame, head, why),
         };
-        if let Some(covered) = ip.covered(&transport)
-            && !self.is_right(&packet, covered, matches!(transport, Transport::Icmp(_)))
-        {
-            self.egress.stats.wrong_checksum += 1;
-            return;
+        if let Some(covered) = ip.covered(&transport) {
+            match self.is_right(&frame, covered, matches!(transport, Transport::Icmp(_))) {
+                Some(true) => {}
+                Some(false) => {
+                    self.egress.stats.wrong_checksum += 1;
+                    return;
+                }
+                None => {
+                    let flow = match &transport {
+                        Transport::Tcp(segment) => Some(ip.flow(segment.source_port, segment.destination_port)),
+                        _ => None,
+                    };
+                    return self.unvouched(flow.as_ref());
+                }
+            }
         }
         match &transport {
-            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, ip, segment, packet, origin),
+            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, ip, segment, frame, origin),
             Transport::Tcp(_) => {}
             Transport::Udp(datagram) => {
-                if !self.datagram(ip, datagram, packet, origin) {
+                if !self.datagram(ip, datagram, frame, origin) {
                     self.unreachable(tx, ip, &transport, cast, IcmpKind::PortUnreachable, head);
                 }
             }
-            Transport::Icmp(message) => self.icmp(tx, (&link, ip), message, cast, packet),
+            Transport::Icmp(message) => {
+                let Some(packet) = self.packet(frame, ip) else { return };
+                self.icmp(tx, (&link, ip), message, cast, packet);
+            }
             Transport::Unknown => self.unreachable(tx, ip, &transport, cast, IcmpKind::ProtocolUnreachable, head),
         }
     }
 
-    /// Whether a transport checksum is right. Reads the payload if the device has not vouched for it.
-    fn is_right(&mut self, packet: &Packet<M>, covered: Covered, icmp: bool) -> bool {
-        match packet.meta.checksum {
+    /// Whether a transport checksum is right. Reads the payload if the device has not verified it; `None` if the
+    /// payload cannot be read.
+    fn is_right(&mut self, frame: &P::Frame, covered: Covered, icmp: bool) -> Option<bool> {
+        match frame.meta().checksum {
             // The frame never was on a wire.
-            Checksum::Partial { .. } => return true,
-            Checksum::Vouched if !icmp => return true,
+            Checksum::Partial { .. } => return Some(true),
+            Checksum::Vouched if !icmp => return Some(true),
             _ => {}
         }
+        let sum = frame.sum(covered.part.at, covered.part.len)?;
         self.egress.stats.checksummed_received += 1;
-        packet.sum(covered.part.at, covered.part.len).is_ok_and(|sum| covered.holds(sum))
+        Some(covered.holds(sum))
     }
 
-    fn tcp<T: TxQueue<Mem = M>>(
-        &mut self,
-        tx: &mut T,
-        ip: &Ip,
-        segment: &Segment,
-        mut packet: Packet<M>,
-        origin: Origin,
-    ) {
+    fn tcp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, ip: &Ip, segment: &Segment, frame: P::Frame, origin: Origin)
+    where
+        P: Transmit<T>,
+    {
         let flow = ip.flow(segment.source_port, segment.destination_port);
         if origin != Origin::Mailbox && self.host.is_shared() {
             match self.elsewhere(Protocol::Tcp, &flow) {
                 None => {}
-                Some(stack) => return self.hand_over(stack, packet),
+                Some(stack) => return self.hand_over(stack, frame, segment.payload.len),
             }
         }
-        let len = segment.payload.len;
-        // A segment that was merged, or never cut, says how large its parts were.
-        let segments = match packet.meta.gso {
+        let wire::Part { at, len } = segment.payload;
+        // The header of a merged segment, or of one that was never cut, says how large its parts are.
+        let segments = match frame.meta().gso {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
         };
         let meta = tcp::Meta { len: len as u32, segments: segments as u16, ce: ip.is_ce() };
-        packet.truncate(segment.payload.end());
-        if packet.pull(segment.payload.at).is_err() {
-            return;
-        }
-        self.segment(tx, flow, &segment.header, meta, packet);
+        // Missing payload counts as dropped.
+        let dropped = self.short && len > 0 && origin != Origin::Here;
+        self.egress.stats.short += u64::from(dropped);
+        let pieces = if dropped { 0 } else { usize::MAX };
+        self.segment(tx, flow, &segment.header, meta, P::received(frame, at, len).take(pieces));
     }
 
     /// The other stack that a packet of this flow is for, if there is one.
@@ -180,30 +240,66 @@ impl<M: Mapped> Core<M> {
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != self.id)
     }
 
-    fn hand_over(&mut self, stack: u32, packet: Packet<M>) {
-        if self.host.deliver(stack, packet) {
-            self.egress.stats.handed_over += 1;
+    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack takes it. A frame
+    /// without payload is not limited by the budget.
+    fn hand_over(&mut self, stack: u32, frame: P::Frame, payload: usize) {
+        let stats = &mut self.egress.stats;
+        if stack == NOBODY {
+            stats.departed += 1;
+            return;
+        }
+        if self.short && payload > 0 {
+            stats.short += 1;
+            return;
+        }
+        let pages = frame.pages();
+        let charges = if payload > 0 { self.budget.take_many(pages) } else { Some(self.budget.force_many(pages)) };
+        let Some(charges) = charges else {
+            stats.over_budget += 1;
+            return;
+        };
+        if self.host.deliver(stack, (frame, charges)) {
+            stats.handed_over += 1;
         } else {
-            self.egress.stats.mailbox_full += 1;
+            stats.mailbox_full += 1;
         }
     }
 
-    /// A datagram. False if no socket is there for it.
-    fn datagram(&mut self, ip: &Ip, datagram: &Datagram, mut packet: Packet<M>, origin: Origin) -> bool {
+    /// Delivers a datagram. Returns false if there is no socket for it.
+    fn datagram(&mut self, ip: &Ip, datagram: &Datagram, frame: P::Frame, origin: Origin) -> bool {
         let flow = ip.flow(datagram.source_port, datagram.destination_port);
         if origin != Origin::Mailbox
             && self.host.is_shared()
             && let Some(stack) = self.elsewhere(Protocol::Udp, &flow)
         {
-            self.hand_over(stack, packet);
+            self.hand_over(stack, frame, datagram.payload.len);
             return true;
         }
         let Some(socket) = self.udp.find(&flow) else { return false };
+        if self.short && origin != Origin::Here {
+            self.egress.stats.short += 1;
+            return true;
+        }
+        let Some(mut packet) = self.packet(frame, ip) else { return true };
         packet.truncate(datagram.payload.end());
-        if packet.pull(datagram.payload.at).is_ok() {
+        if packet.pull(datagram.payload.at).is_err() {
+            return true;
+        }
+        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has merged them.
+        let size = match packet.meta.gso {
+            Some(Gso { kind: GsoKind::UdpSegment, size, .. }) if size > 0 => usize::from(size),
+            _ => usize::MAX,
+        };
+        loop {
+            let rest = (packet.len() > size).then(|| packet.clone());
+            packet.truncate(size);
             let queued = self.udp.deliver(socket, flow, packet, &mut self.wakers);
             self.egress.stats.datagrams_dropped += u64::from(!queued);
+            let Some(mut next) = rest else { return true };
+            if next.pull(size).is_err() {
+                return true;
+            }
+            packet = next;
         }
-        true
     }
 }

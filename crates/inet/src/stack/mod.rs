@@ -13,11 +13,15 @@
 //! [`TcpStream`], [`UdpSocket`]) stay on the same thread; [`Fragment`]s go anywhere. Stacks of a [`Host`] share its routes, its
 //! neighbours, its ports, its secrets and a directory of connections.
 //!
-//! **The code that drives the stack** is a loop of the user: [`Stack::poll`] does what is to be done and never blocks. Between two polls,
-//! the user calls sockets. When there is nothing to do, the loop sleeps until the stack's descriptor is readable, at most until
-//! [`Stack::next_deadline`]. A [`PollThenSleep`](netmem_packet::PollThenSleep) does that; [`StackWaker`] ends the sleep from another thread.
+//! **The user drives the stack** by a loop. [`Stack::poll`] does all work that is due, and never blocks. Between two
+//! polls, the user calls sockets. When there is nothing to do, the loop sleeps until the stack's descriptor is
+//! readable, at most until [`Stack::next_deadline`]. A [`PollThenSleep`](netmem_packet::PollThenSleep) does that;
+//! [`StackWaker`] ends the sleep from another thread.
 //!
-//! **Time** is what the caller says.
+//! **Memory.** Types of a stack have a parameter, the memory of its payload ([`Payload`]): a kind of host memory, such as `PeerShared`, or
+//! memory of a device.
+//!
+//! **Time** is an argument of each poll.
 //!
 //! ```no_run
 //! use netmem_inet::{ListenOptions, SocketError, Stack, Time};
@@ -67,27 +71,31 @@ mod host;
 mod input;
 mod moving;
 mod path;
+mod payload;
 mod sockets;
+mod source;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod udp;
 mod wheel;
 
-pub use carrier::{HeaderTicket, HostCarrier};
+pub use carrier::HeaderTicket;
 pub use error::SocketError;
 pub use fragment::{Fragment, Packer};
 pub use host::Host;
 pub use moving::{Departed, SavedStream};
+pub use payload::{Frame, Payload, Transmit, Unsent};
 pub use sockets::{ListenOptions, Sockets, TcpListener, TcpStream};
+pub use source::{Merged, Packets, Source};
 pub use udp::{Received, UdpSocket};
 
 use crate::Time;
 use core::Core;
-use egress::Egress;
+use egress::{Cuts, Egress};
 use host::Door;
 use input::Origin;
-use netmem_packet::{Armed, Checksum, Gro, Gso, GsoKind, Handler, Meta, Packet, Poll, RxQueue, TxQueue, Wait};
-use netmem_pool::{Mapped, SharedPool};
+use netmem_packet::{Armed, Checksum, Gso, GsoKind, Meta, TxQueue, Wait};
+use netmem_pool::SharedPool;
 use rustix::event::epoll;
 use std::cell::RefCell;
 use std::fmt;
@@ -97,16 +105,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// What a stack may use.
+/// The limits of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct StackOptions {
-    /// Received pages that connections, sockets and their users may hold together. It is to be less than the pages of the receive queue's
-    /// pool by at least the size of its ring, so that buffers stay posted whatever users hold: then acknowledgements, FIN and RST always
-    /// get in. What is received above the limit is dropped, and not acknowledged.
+    /// Received pages that connections, sockets and their users may hold together, with fragments of datagrams and
+    /// frames in mailboxes. This must be less than the pages of the receive queue's pool, by at least the size of its
+    /// ring. Then buffers stay posted whatever users hold, and acknowledgements, FIN and RST are always received.
+    /// Payload above the limit is dropped, and not acknowledged. If the queue is short of buffers nevertheless, all
+    /// payload is dropped until it is not ([`netmem_packet::Poll::is_short`]).
     pub pages: u32,
-    /// Connections, with those that are closing.
+    /// Connections, including those that are closing.
     pub connections: usize,
-    /// Connections in TIME-WAIT. One more makes the oldest go.
+    /// The most connections in TIME-WAIT. A further one replaces the oldest.
     pub time_wait: usize,
     /// Frames that are received in one poll.
     pub receive: usize,
@@ -118,7 +128,7 @@ impl Default for StackOptions {
     }
 }
 
-/// What a stack has done. Each number only grows.
+/// The counters of a stack. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StackStats {
@@ -130,7 +140,7 @@ pub struct StackStats {
     pub looped: u64,
     /// Frames that were handed over to another stack.
     pub handed_over: u64,
-    /// Frames that were not, because the other stack's mailbox was full.
+    /// Frames that were not handed over, because the other stack's mailbox was full.
     pub mailbox_full: u64,
     /// Frames whose headers are wrong, or of protocols that are not known.
     pub malformed: u64,
@@ -138,9 +148,15 @@ pub struct StackStats {
     pub foreign: u64,
     /// Packets whose transport checksum is wrong.
     pub wrong_checksum: u64,
-    /// Received packets whose payload was read for their checksum: the device had not vouched for it.
+    /// Packets in memory that this process cannot read, whose checksum the device has not verified. They are dropped,
+    /// and not acknowledged.
+    pub unvouched: u64,
+    /// Frames that the stack had to read and that are in memory which it cannot read: their headers, or payload that
+    /// belongs to no connection.
+    pub unreadable: u64,
+    /// Received packets whose payload was read to verify their checksum, because the device had not verified it.
     pub checksummed_received: u64,
-    /// Sent packets whose payload was read for their checksum: the device computes none.
+    /// Sent packets whose payload was read to compute their checksum, because the device computes none.
     pub checksummed_sent: u64,
     /// Bytes of received payload that were copied to users.
     pub copied_received: u64,
@@ -152,43 +168,55 @@ pub struct StackStats {
     pub resets: u64,
     /// ICMP errors that were sent.
     pub icmp_errors: u64,
-    /// Frames that were not sent for want of a page.
+    /// Frames that were not sent because there was no page.
     pub no_page: u64,
-    /// Frames that the device never takes: it has stopped.
+    /// Frames that were dropped because the transmit queue will never take them: it has stopped.
     pub refused: u64,
     /// Packets that were dropped because their next hop did not answer.
     pub unresolved: u64,
-    /// Segments for listeners that were dropped because the stack has as many connections as it may have, or knows no way back.
+    /// Segments for listeners that were dropped because the stack has its most connections, or has no route to the
+    /// sender.
     pub no_room: u64,
     /// Acknowledgements that were dropped because the accept queue was full.
     pub accept_overflows: u64,
     /// Received datagrams that were dropped because their socket had no room.
     pub datagrams_dropped: u64,
+    /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a datagram two.
+    pub lookups: u64,
+    /// Packets whose payload was dropped because the queue had too few buffers posted.
+    pub short: u64,
+    /// Fragments, and frames for other stacks, that were dropped because the page budget was used up.
+    pub over_budget: u64,
 }
 
 /// A stack over a queue pair. See the [module](self).
-pub struct Stack<R: RxQueue<Mem: Mapped>, T: TxQueue<Mem = R::Mem>> {
+pub struct Stack<R: Source, T: TxQueue> {
     rx: R,
     tx: T,
-    gro: Gro<Batch<R::Mem>, R::Mem>,
-    core: Tables<R::Mem>,
-    door: Arc<Door<R::Mem>>,
+    batch: R::Batch,
+    core: Tables<R::Payload>,
+    door: Arc<Door<R::Payload>>,
     /// The descriptors of both queues and the bell.
     set: OwnedFd,
+    /// Whether the transmit queue's descriptor ends a sleep. Once the descriptor is readable it stays so until the
+    /// queue is armed. The queue is armed only while a packet waits for it. At other times the descriptor would end
+    /// every sleep at once.
+    awaits_tx: bool,
 }
 
-/// The tables, which sockets share. Everything in them ends with the stack: sockets that are left return [`SocketError::StackGone`].
-struct Tables<M: Mapped>(Rc<RefCell<Core<M>>>);
+/// The tables, which sockets share. Their contents end with the stack: sockets that still exist return
+/// [`SocketError::StackGone`].
+struct Tables<P: Payload>(Rc<RefCell<Core<P>>>);
 
-impl<M: Mapped> Deref for Tables<M> {
-    type Target = Rc<RefCell<Core<M>>>;
+impl<P: Payload> Deref for Tables<P> {
+    type Target = Rc<RefCell<Core<P>>>;
 
-    fn deref(&self) -> &Rc<RefCell<Core<M>>> {
+    fn deref(&self) -> &Rc<RefCell<Core<P>>> {
         &self.0
     }
 }
 
-impl<M: Mapped> Drop for Tables<M> {
+impl<P: Payload> Drop for Tables<P> {
     fn drop(&mut self) {
         let wakers = self.borrow_mut().end();
         for waker in wakers {
@@ -197,91 +225,96 @@ impl<M: Mapped> Drop for Tables<M> {
     }
 }
 
-/// The frames of a poll.
-struct Batch<M: Mapped>(Vec<Packet<M>>);
-
-impl<M: Mapped> Handler<M> for Batch<M> {
-    #[inline]
-    fn pass(&mut self, packet: Packet<M>) {
-        self.0.push(packet);
-    }
-}
-
-impl<R, T> Stack<R, T>
+impl<P, R, T> Stack<R, T>
 where
-    R: RxQueue<Mem: Mapped> + Wait,
-    T: TxQueue<Mem = R::Mem> + Wait,
+    P: Transmit<T>,
+    R: Source<Payload = P>,
+    T: TxQueue<Mem = P::Mem> + Wait,
 {
-    /// A stack of `host` over a queue pair. `pool` has the pages for headers and for what is copied: it is in memory that the device
-    /// reaches.
+    /// A stack of `host` over a queue pair. `pool` has the pages for headers and for copied payload. Its memory must be
+    /// one that the device reaches.
     ///
     /// # Errors
     ///
-    /// The system has no descriptors or no memory for it.
+    /// The system has too few descriptors or too little memory.
     pub fn new(
-        host: &Host<R::Mem>,
+        host: &Host<P>,
         rx: R,
         tx: T,
-        pool: Arc<SharedPool<R::Mem>>,
+        pool: Arc<SharedPool<P::Mem>>,
         options: StackOptions,
         now: Time,
     ) -> std::io::Result<Self> {
         let (id, door) = host.enter()?;
         let cuts = [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| {
-            let gso = Gso { kind, size: 1460, headers: 54, ecn: true };
-            tx.takes(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
+            let takes = |ecn| {
+                let gso = Gso { kind, size: 1460, headers: 54, ecn };
+                tx.takes(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
+            };
+            match (takes(true), takes(false)) {
+                (true, _) => Cuts::All,
+                (false, true) => Cuts::WithoutEcn,
+                (false, false) => Cuts::None,
+            }
         });
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for fd in [rx.as_fd(), tx.as_fd(), door.bell.as_fd()] {
+        for fd in [rx.as_fd(), door.bell.as_fd()] {
             epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        let core = Core::new(host.clone(), id, Egress::new(pool, cuts), options, now);
-        let gro = Gro::new(Batch(Vec::with_capacity(options.receive)));
-        Ok(Self { rx, tx, gro, core: Tables(Rc::new(RefCell::new(core))), door, set })
+        epoll::add(&set, tx.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;
+        let core = Core::new(host.clone(), id, Egress::new(pool, cuts), options, now, door.clone().into());
+        let batch = R::batch(options.receive);
+        Ok(Self { rx, tx, batch, core: Tables(Rc::new(RefCell::new(core))), door, set, awaits_tx: false })
     }
 
     /// Opens sockets.
     #[must_use]
-    pub fn sockets(&self) -> Sockets<R::Mem> {
+    pub fn sockets(&self) -> Sockets<P> {
         Sockets { core: self.core.0.clone() }
     }
 
-    /// Does what is to be done at `now`: takes what the device has sent and received, gives it to connections, fires timers, and sends what
-    /// is due. Never blocks. Returns how much there was: not 0 if the next poll may find more.
+    /// Does all work that is due at `now`: takes received frames and completions from the device, gives them to
+    /// connections, fires timers, and sends what is due. Never blocks. Returns the amount of work: not 0 if the next
+    /// poll may find more.
     ///
     /// Wakers are called at the end, when sockets can be used.
     pub fn poll(&mut self, now: Time) -> usize {
-        let Self { rx, tx, gro, core, door, .. } = self;
+        let Self { rx, tx, batch, core, door, .. } = self;
         let mut guard = core.borrow_mut();
         let core = &mut *guard;
         core.now = core.now.max(now);
         let receive = core.options.receive;
         let rung = usize::from(door.bell.take_rung());
+        if rung > 0 {
+            core.feed();
+        }
         let work = rx.poll(|poll| {
             let completed = tx.complete();
-            let mut work = rung + poll.receive(receive, gro);
-            for packet in gro.inner().0.drain(..) {
-                core.frame(tx, packet, Origin::Queue);
+            let mut work = rung + poll(receive, batch);
+            core.short = R::is_short(batch);
+            for frame in R::frames(batch).drain(..) {
+                core.frame(tx, frame, Origin::Queue);
             }
             for _ in 0..receive {
-                let Some(packet) = door.take() else { break };
-                core.frame(tx, packet, Origin::Mailbox);
+                let Some((frame, _charge)) = door.take() else { break };
+                core.frame(tx, frame, Origin::Mailbox);
                 work += 1;
             }
             for _ in 0..core.egress.loopback.len() {
                 let Some(packet) = core.egress.loopback.pop_front() else { break };
-                core.frame(tx, packet, Origin::Here);
+                core.frame(tx, packet.into(), Origin::Here);
                 work += 1;
             }
             work += core.neighbors(tx);
             work += core.work(tx, completed);
             work += core.send_datagrams(tx);
-            // What was just sent may have asked for a neighbour.
+            // The packets that were just sent may need a neighbour's address.
             core.neighbors(tx);
             tx.flush();
             work + completed
         });
-        let wakers = std::mem::take(&mut core.wakers);
+        let mut wakers = std::mem::take(&mut core.wakers);
+        P::wake(tx, &mut wakers);
         drop(guard);
         for waker in wakers {
             waker.wake();
@@ -289,7 +322,8 @@ where
         work
     }
 
-    /// When the stack is to be polled although no queue has work; `None` if it can wait for ever. It is now if there is something to send.
+    /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If there are packets to
+    /// send, it is now.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let core = self.core.borrow();
@@ -299,9 +333,9 @@ where
         [core.next_timer(), core.host.neighbors_due()].into_iter().flatten().min()
     }
 
-    /// By which other threads end the sleep of the thread that drives the stack.
+    /// A value by which other threads end the sleep of the thread that drives the stack.
     #[must_use]
-    pub fn waker(&self) -> StackWaker<R::Mem> {
+    pub fn waker(&self) -> StackWaker<P> {
         StackWaker(self.door.clone())
     }
 
@@ -311,7 +345,7 @@ where
         self.core.borrow().egress.stats
     }
 
-    /// Connections, with those that are closing.
+    /// Connections, including those that are closing.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.core.borrow().slots.len()
@@ -329,8 +363,9 @@ where
         self.core.borrow().budget.used()
     }
 
-    /// Has `waker` called when a socket is called. Returns whether one was since the last poll. A task that drives the stack sleeps by this,
-    /// because other tasks of its thread call sockets meanwhile; a loop that calls sockets itself does not need it.
+    /// Registers `waker`, which is called when a socket is called. Returns whether a socket was called since the last
+    /// poll. It is for a task that drives the stack, because other tasks of its thread call sockets while it sleeps. A
+    /// loop that calls sockets itself does not need it.
     pub fn wait_for_calls(&mut self, waker: &Waker) -> bool {
         let waker = waker.clone();
         let mut core = self.core.borrow_mut();
@@ -342,8 +377,16 @@ where
         called
     }
 
-    /// Ends the stack, and gives its queues back. Connections end without a word; sockets that are left return
-    /// [`SocketError::StackGone`]. Dropping a stack does the same, and drops the queues.
+    /// Call this if the device is gone for ever. Every connection ends with
+    /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone), which users see after the next poll. Received payload
+    /// can still be read. Do not call it if the device is replaced and the queues are reconnected: connections then
+    /// send again what was in flight.
+    pub fn device_gone(&mut self) {
+        self.core.borrow_mut().device_gone();
+    }
+
+    /// Ends the stack, and gives its queues back. Connections end without a segment to the peer; sockets that still
+    /// exist return [`SocketError::StackGone`]. Dropping a stack does the same, and drops the queues.
     #[must_use = "dropping the stack drops its queues"]
     pub fn into_queues(self) -> (R, T) {
         (self.rx, self.tx)
@@ -356,19 +399,15 @@ where
 }
 
 /// One descriptor for both queues and the bell.
-impl<R: RxQueue<Mem: Mapped>, T: TxQueue<Mem = R::Mem>> AsFd for Stack<R, T> {
+impl<R: Source, T: TxQueue> AsFd for Stack<R, T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
 }
 
-/// The stack is woken by frames, by other stacks and by a [`StackWaker`], and by the transmit queue if something waits for it. It does not
-/// wait if sockets were called since the last poll.
-impl<R, T> Wait for Stack<R, T>
-where
-    R: RxQueue<Mem: Mapped> + Wait,
-    T: TxQueue<Mem = R::Mem> + Wait,
-{
+/// Frames, other stacks and a [`StackWaker`] wake the stack, and so does the transmit queue if a packet waits for it.
+/// The stack is not armed if sockets were called since the last poll.
+impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
     fn arm(&mut self) -> Armed {
         let core = self.core.borrow();
         let (blocked, work) = (core.is_blocked(), core.has_work());
@@ -381,9 +420,8 @@ where
             door.bell.disarm();
             return Armed::Work;
         }
-        if self.rx.arm() == Armed::Work {
-            self.tx.disarm();
-            door.bell.disarm();
+        if self.rx.arm() == Armed::Work || !self.await_tx(blocked) {
+            self.disarm();
             return Armed::Work;
         }
         Armed::Waits
@@ -396,30 +434,44 @@ where
     }
 }
 
-impl<R: RxQueue<Mem: Mapped>, T: TxQueue<Mem = R::Mem>> fmt::Debug for Stack<R, T> {
+impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
+    /// Sets whether the transmit queue's descriptor ends sleeps. Returns false if the system refuses; the stack must
+    /// then be polled. Costs a system call if the setting changes.
+    fn await_tx(&mut self, awaits: bool) -> bool {
+        if awaits == self.awaits_tx {
+            return true;
+        }
+        let events = if awaits { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let changed = epoll::modify(&self.set, self.tx.as_fd(), epoll::EventData::new_u64(0), events).is_ok();
+        self.awaits_tx = awaits == changed;
+        changed
+    }
+}
+
+impl<R: Source, T: TxQueue> fmt::Debug for Stack<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let core = self.core.borrow();
         write!(f, "Stack({} connections, {} pages)", core.slots.len(), core.budget.used())
     }
 }
 
-/// By which any thread wakes the thread that drives a stack. The next poll counts the wake-up as work.
-pub struct StackWaker<M: Mapped>(Arc<Door<M>>);
+/// A handle by which any thread wakes the thread that drives a stack. The next poll counts the wake-up as work.
+pub struct StackWaker<P: Payload>(Arc<Door<P>>);
 
-impl<M: Mapped> StackWaker<M> {
+impl<P: Payload> StackWaker<P> {
     /// Ends the sleep of the stack's thread, or the next one if it does not sleep. Cost: two atomic stores, and a system call if it sleeps.
     pub fn wake(&self) {
         self.0.bell.ring();
     }
 }
 
-impl<M: Mapped> Clone for StackWaker<M> {
+impl<P: Payload> Clone for StackWaker<P> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<M: Mapped> fmt::Debug for StackWaker<M> {
+impl<P: Payload> fmt::Debug for StackWaker<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StackWaker")
     }

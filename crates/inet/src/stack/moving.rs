@@ -1,4 +1,4 @@
-//! Streams that go on elsewhere: on another stack of the host, or in another process.
+//! Moving streams: to another stack of the host, or to another process.
 //!
 //! ```text
 //!   TcpStream::depart ──► Departed: the connection with its fragments ──► Sockets::adopt     another stack of the host
@@ -11,7 +11,8 @@ use super::core::{Core, Role, Slot};
 use super::fragment::Fragment;
 use super::host::Host;
 use super::path::Path;
-use super::{HostCarrier, SocketError, Sockets, TcpStream};
+use super::payload::Payload;
+use super::{SocketError, Sockets, TcpStream};
 use crate::tcp::{Config, Connection, Saved};
 use crate::wire::Flow;
 use netmem_pool::{Frag, Mapped};
@@ -26,7 +27,7 @@ pub struct SavedStream {
     local: SocketAddr,
     remote: SocketAddr,
     connection: Saved,
-    /// The peer does not have these bytes any more: it was told that they arrived.
+    /// Received bytes that were acknowledged, so the peer does not have them any more.
     unread: Vec<u8>,
     unacknowledged: Vec<u8>,
 }
@@ -43,19 +44,29 @@ impl SavedStream {
     pub fn peer_addr(&self) -> SocketAddr {
         self.remote
     }
+
+    /// Bytes of payload. [`restore`](Sockets::restore) copies them into pages of the stack's pool.
+    #[must_use]
+    pub fn payload(&self) -> usize {
+        self.unread.len() + self.unacknowledged.len()
+    }
+
+    pub(super) fn flow(&self) -> Flow {
+        Flow { local: self.local, remote: self.remote }
+    }
 }
 
-/// A stream between two stacks of a host. It goes to any thread. If it is dropped, the connection is gone: the peer's next segment is
-/// answered by a reset.
+/// A stream on its way between two stacks of a host. It can be sent to any thread. If it is dropped, the connection is
+/// gone: the peer's next segment is answered by a reset.
 #[must_use = "the connection ends with it"]
-pub struct Departed<M: Mapped> {
-    connection: Option<Box<Connection<HostCarrier<M>>>>,
+pub struct Departed<P: Payload> {
+    connection: Option<Box<Connection<P>>>,
     flow: Flow,
-    rest: Fragment<M>,
-    host: Host<M>,
+    rest: Fragment<P::Mem>,
+    host: Host<P>,
 }
 
-impl<M: Mapped> Drop for Departed<M> {
+impl<P: Payload> Drop for Departed<P> {
     fn drop(&mut self) {
         if self.connection.is_some() {
             self.host.directory().release(&self.flow);
@@ -63,20 +74,20 @@ impl<M: Mapped> Drop for Departed<M> {
     }
 }
 
-impl<M: Mapped> fmt::Debug for Departed<M> {
+impl<P: Payload> fmt::Debug for Departed<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Departed({} - {})", self.flow.local, self.flow.remote)
     }
 }
 
-impl<M: Mapped> TcpStream<M> {
-    /// Takes the connection off its stack, with all that it holds.
+impl<P: Payload> TcpStream<P> {
+    /// Takes the connection off its stack, with its fragments.
     ///
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, or if its stack is gone.
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
-    pub fn depart(mut self) -> Result<Departed<M>, Self> {
+    pub fn depart(mut self) -> Result<Departed<P>, Self> {
         let mut core = self.sockets.core.borrow_mut();
         let Some(slot) = core.take(self.n) else {
             drop(core);
@@ -87,7 +98,9 @@ impl<M: Mapped> TcpStream<M> {
         let (flow, rest) = (slot.flow, mem::take(&mut self.rest));
         Ok(Departed { connection: Some(Box::new(slot.connection)), flow, rest, host })
     }
+}
 
+impl<M: Mapped> TcpStream<M> {
     /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow stays reserved in this host, so that it
     /// answers no segment of it.
     ///
@@ -96,19 +109,8 @@ impl<M: Mapped> TcpStream<M> {
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn save(self) -> Result<SavedStream, Self> {
-        let mut core = self.sockets.core.borrow_mut();
-        let now = core.now;
-        let saved = core.slots.get(self.n as usize).and_then(|slot| slot.connection.save(now));
-        let Some((connection, slot)) = saved.and_then(|saved| Some((saved, core.take(self.n)?))) else {
-            drop(core);
-            return Err(self);
-        };
-        drop(core);
-        let mut unread = self.rest.to_vec();
-        slot.connection.unread().for_each(|frag| append(&mut unread, frag));
-        let mut unacknowledged = Vec::new();
-        slot.connection.unacknowledged().for_each(|frag| append(&mut unacknowledged, frag));
-        Ok(SavedStream { local: self.local, remote: self.remote, connection, unread, unacknowledged })
+        let saved = self.sockets.core.borrow_mut().save(self.n, &self.rest);
+        saved.ok_or(self)
     }
 }
 
@@ -119,14 +121,16 @@ fn append<M: Mapped>(bytes: &mut Vec<u8>, frag: &Frag<M>) {
     debug_assert!(copied.is_ok());
 }
 
-impl<M: Mapped> Sockets<M> {
-    /// Goes on with a connection of another stack of the host. Fragments that it holds stay in the budget of the queue that received them.
+impl<P: Payload> Sockets<P> {
+    /// Continues a connection of another stack of the host. Its fragments stay in the budget of the queue that received
+    /// them.
     ///
     /// # Errors
     ///
-    /// It comes back. [`SocketError::NotOurs`]: it is of another host. [`SocketError::NoRoute`], [`SocketError::TooMany`].
+    /// Returns the connection. [`SocketError::NotOurs`]: it is of another host. [`SocketError::NoRoute`],
+    /// [`SocketError::TooMany`].
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
-    pub fn adopt(&self, mut departed: Departed<M>) -> Result<TcpStream<M>, (SocketError, Departed<M>)> {
+    pub fn adopt(&self, mut departed: Departed<P>) -> Result<TcpStream<P>, (SocketError, Departed<P>)> {
         let mut core = self.core.borrow_mut();
         let path = match core.arrives(&departed.flow) {
             Ok(path) if core.host.is(&departed.host) => path,
@@ -140,9 +144,23 @@ impl<M: Mapped> Sockets<M> {
         stream.rest = mem::take(&mut departed.rest);
         Ok(stream)
     }
+}
 
-    /// Goes on with a connection that was saved. Restore all connections before the first poll of the stack: it answers segments of
-    /// connections that it does not know by a reset.
+impl<M: Mapped> Sockets<M> {
+    /// Takes the connections off the stack that their users have closed and that have not ended: sent bytes are not
+    /// acknowledged, or the peer has not closed. They are like [saved](TcpStream::save) streams; drop the stream that
+    /// [`restore`](Self::restore) returns for one.
+    #[must_use]
+    pub fn save_closing(&self) -> Vec<SavedStream> {
+        let mut core = self.core.borrow_mut();
+        let closing = |(_, slot): &(usize, &Slot<M>)| slot.role == Role::Orphan;
+        let numbers: Vec<u32> = core.slots.iter().filter(closing).map(|(n, _)| n as u32).collect();
+        numbers.into_iter().filter_map(|n| core.save(n, &Fragment::default())).collect()
+    }
+
+    /// Continues a connection that was saved. Restore all connections before the first poll of the host's stacks, or
+    /// call [`Host::expect`] for them. Otherwise a stack answers segments of connections that it does not know by a
+    /// reset.
     ///
     /// # Errors
     ///
@@ -151,7 +169,11 @@ impl<M: Mapped> Sockets<M> {
     pub fn restore(&self, saved: &SavedStream, config: &Config) -> Result<TcpStream<M>, SocketError> {
         let mut core = self.core.borrow_mut();
         core.check_local(saved.local.ip())?;
-        let flow = Flow { local: saved.local, remote: saved.remote };
+        let flow = saved.flow();
+        // The saved numbers may be wrong, so they are checked.
+        if flow.local.ip().is_unspecified() || flow.local.is_ipv4() != flow.remote.is_ipv4() {
+            return Err(SocketError::NotOurs);
+        }
         let path = core.arrives(&flow)?;
         let payload = core.pages_of(&saved.unread).zip(core.pages_of(&saved.unacknowledged));
         let Some((unread, unacknowledged)) = payload else {
@@ -168,8 +190,22 @@ impl<M: Mapped> Sockets<M> {
 }
 
 impl<M: Mapped> Core<M> {
+    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read of the last fragment.
+    fn save(&mut self, n: u32, rest: &Fragment<M>) -> Option<SavedStream> {
+        let connection = self.slots.get(n as usize)?.connection.save(self.now)?;
+        let slot = self.take(n)?;
+        let mut unread = rest.to_vec();
+        slot.connection.unread().for_each(|frag| append(&mut unread, frag));
+        let mut unacknowledged = Vec::new();
+        slot.connection.unacknowledged().for_each(|frag| append(&mut unacknowledged, frag));
+        let Flow { local, remote } = slot.flow;
+        Some(SavedStream { local, remote, connection, unread, unacknowledged })
+    }
+}
+
+impl<P: Payload> Core<P> {
     /// Takes a connection off the tables. Segments of it are dropped from now on.
-    fn take(&mut self, n: u32) -> Option<Slot<M>> {
+    fn take(&mut self, n: u32) -> Option<Slot<P>> {
         if !self.slots.get(n as usize)?.connected {
             return None;
         }
@@ -179,17 +215,17 @@ impl<M: Mapped> Core<M> {
         Some(slot)
     }
 
-    /// Reserves the flow of a connection that comes from elsewhere.
-    fn arrives(&self, flow: &Flow) -> Result<Path, SocketError> {
+    /// Reserves the flow of a connection that arrives from another stack or process.
+    fn arrives(&mut self, flow: &Flow) -> Result<Path<P::Count>, SocketError> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
         self.check_room()?;
-        let path = Path::find(&self.host, flow.remote.ip(), self.now).ok_or(SocketError::NoRoute)?;
+        let path = self.find_path(flow.remote.ip()).ok_or(SocketError::NoRoute)?;
         if self.host.directory().arrive(*flow, self.id) { Ok(path) } else { Err(SocketError::InUse) }
     }
 
-    fn settle(&mut self, connection: Connection<HostCarrier<M>>, flow: Flow, path: Path) -> u32 {
+    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> u32 {
         let n = self.insert(connection, flow, path, Role::Stream);
         self.slots[n as usize].connected = true;
         self.wake_driver();
@@ -197,7 +233,7 @@ impl<M: Mapped> Core<M> {
     }
 
     /// Bytes in pages of the pool.
-    fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<M>>> {
+    fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<P::Mem>>> {
         let page = self.egress.pool.page_size();
         let frags = bytes.chunks(page).map(|part| {
             let mut page = self.egress.page()?;

@@ -1,17 +1,17 @@
-//! The way to a peer: its destination entry, and the link header of the next hop.
+//! The path to a peer: its destination entry, and the link header of the next hop.
 
 use super::host::Host;
+use super::payload::Payload;
 use crate::Time;
 use crate::neighbor::Resolution;
 use crate::route::Dst;
 use crate::wire::{Link, Mac};
-use netmem_pool::Mapped;
-use netmem_refs::{RcuRef, Ref};
+use netmem_refs::{Count, Ref};
 use std::net::IpAddr;
 
-/// A destination entry that a connection has cached. Each use looks whether the routes have changed.
-pub(super) struct Path {
-    dst: Ref<Dst, RcuRef>,
+/// A destination entry that a connection has cached. Each use checks whether the routes have changed.
+pub(super) struct Path<C: Count> {
+    dst: Ref<Dst<C>, C>,
     link: Link,
     state: State,
 }
@@ -25,20 +25,20 @@ enum State {
     Failed,
 }
 
-/// Where a packet goes.
+/// The target of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextHop {
-    /// Out, with this link header.
+    /// The device, with this link header.
     Link(Link),
     /// To this host.
     Here,
-    /// It is not known yet.
+    /// Not known yet: the next hop's address is being asked for.
     Waits,
 }
 
-impl Path {
+impl<C: Count> Path<C> {
     /// The path to `destination`, if there is one.
-    pub(super) fn find<M: Mapped>(host: &Host<M>, destination: IpAddr, now: Time) -> Option<Self> {
+    pub(super) fn find<P: Payload<Count = C>>(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
         let hop = |next| host.neighbors().hop(next, now);
         let dst = host.routes().find(destination, now, hop).ok()?;
         let link = Link { destination: Mac::default(), source: host.interface().mac };
@@ -55,7 +55,7 @@ impl Path {
         self.dst.path_mtu(now)
     }
 
-    /// A router said that a packet was too long for it.
+    /// Records that a router has reported that a packet was too long.
     pub(super) fn too_big(&self, mtu: u32, now: Time) {
         self.dst.too_big(mtu, now);
     }
@@ -79,7 +79,7 @@ impl Path {
         failed
     }
 
-    /// The next hop has done something for which it must have received packets.
+    /// Confirms the next hop: an event shows that it has received packets.
     pub(super) fn confirm(&self, now: Time) {
         if let Some(hop) = self.dst.hop() {
             hop.confirm(now);
@@ -91,13 +91,13 @@ impl Path {
         self.link
     }
 
-    pub(super) fn dst(&self) -> &Dst {
+    pub(super) fn dst(&self) -> &Dst<C> {
         &self.dst
     }
 
-    /// Where packets go now.
+    /// The present target of packets.
     #[inline]
-    pub(super) fn next_hop<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> NextHop {
+    pub(super) fn next_hop<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
         if !host.routes().is_current(&self.dst) && !self.renew(host, now) {
             self.state = State::Failed;
             return NextHop::Waits;
@@ -113,13 +113,13 @@ impl Path {
     }
 
     #[cold]
-    fn renew<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> bool {
+    fn renew<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> bool {
         let found = Self::find(host, self.dst.destination(), now);
         found.map(|path| self.dst = path.dst).is_some()
     }
 
     #[cold]
-    fn resolve<M: Mapped>(&mut self, host: &Host<M>, now: Time) -> NextHop {
+    fn resolve<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
         let Some(hop) = self.dst.hop() else { return NextHop::Here };
         let mut neighbors = host.neighbors();
         let resolution = neighbors.resolve(hop, now);

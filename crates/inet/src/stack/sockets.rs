@@ -1,45 +1,50 @@
 //! Sockets of TCP: listeners and streams.
 
-use super::SocketError;
 use super::core::{Core, Slot};
 use super::fragment::{Fragment, Packer};
-use crate::tcp::{self, Config, Info, KeepAlive, Listener, Received, Refused};
+use super::payload::Payload;
+use super::{SocketError, StackStats};
+use crate::tcp::{self, Budget, Chunk, Config, Held, Info, IpFields, KeepAlive, Listener, Received, Refused};
 use netmem_pool::{Frag, Mapped, Page};
 use std::cell::RefCell;
 use std::fmt;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+/// From this length on, the fragment of written bytes is searched by their address. For fewer bytes, a copy costs less.
+const BY_REFERENCE: usize = 512;
+
 /// Opens the sockets of a [`Stack`](super::Stack). Stays on its thread, as they do; fragments go anywhere.
 ///
-/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack: then segments are sent. Their time is that of the
-/// last poll.
-pub struct Sockets<M: Mapped> {
-    pub(super) core: Rc<RefCell<Core<M>>>,
+/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack, which sends the segments. The
+/// time of a call is that of the last poll.
+pub struct Sockets<P: Payload> {
+    pub(super) core: Rc<RefCell<Core<P>>>,
 }
 
-impl<M: Mapped> Clone for Sockets<M> {
+impl<P: Payload> Clone for Sockets<P> {
     fn clone(&self) -> Self {
         Self { core: self.core.clone() }
     }
 }
 
-impl<M: Mapped> fmt::Debug for Sockets<M> {
+impl<P: Payload> fmt::Debug for Sockets<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sockets")
     }
 }
 
-/// How a listener behaves.
+/// The options of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenOptions {
     /// Connections that wait to be accepted. When so many wait, acknowledgements that would complete another handshake are dropped.
     pub backlog: usize,
     /// Handshakes that are not complete. When there are so many, further ones are answered by cookies, which take no memory.
     pub half_open: usize,
-    /// How accepted connections behave. MSS and path MTU follow from the route.
+    /// The options of accepted connections. MSS and path MTU follow from the route.
     pub connection: Config,
 }
 
@@ -49,15 +54,16 @@ impl Default for ListenOptions {
     }
 }
 
-impl<M: Mapped> Sockets<M> {
+impl<P: Payload> Sockets<P> {
     /// Listens on `local`. The unspecified address means all addresses of the host, of both families.
     ///
-    /// Each stack of a host can listen on the same port. Connections are spread over the stacks that do, by their addresses and ports.
+    /// Several stacks of a host can listen on the same port. Connections are spread over these stacks by their
+    /// addresses and ports.
     ///
     /// # Errors
     ///
     /// [`SocketError::NotOurs`], [`SocketError::InUse`].
-    pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<TcpListener<M>, SocketError> {
+    pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<TcpListener<P>, SocketError> {
         let mut core = self.core.borrow_mut();
         core.check_local(local.ip())?;
         let listener = Listener::new(options.backlog, options.half_open);
@@ -71,15 +77,21 @@ impl<M: Mapped> Sockets<M> {
     /// # Errors
     ///
     /// [`SocketError::NoRoute`], [`SocketError::NoPort`], [`SocketError::TooMany`].
-    pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<TcpStream<M>, SocketError> {
+    pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<TcpStream<P>, SocketError> {
         let mut core = self.core.borrow_mut();
         let n = core.connect(remote, options)?;
         drop(core);
         Ok(TcpStream::new(self.clone(), n))
     }
 
+    /// The counters of the stack, also after its end. As [`Stack::stats`](super::Stack::stats).
+    #[must_use]
+    pub fn stats(&self) -> StackStats {
+        self.core.borrow().egress.stats
+    }
+
     /// Pages into which received payload can be detached. See [`Fragment::detach`].
-    pub fn packer(&self) -> Packer<M> {
+    pub fn packer(&self) -> Packer<P::Mem> {
         let core = self.core.borrow();
         Packer::new(core.egress.pool.clone(), core.budget.clone())
     }
@@ -88,19 +100,19 @@ impl<M: Mapped> Sockets<M> {
 /// A socket that accepts connections.
 ///
 /// Dropping it resets connections that wait to be accepted.
-pub struct TcpListener<M: Mapped> {
-    sockets: Sockets<M>,
+pub struct TcpListener<P: Payload> {
+    sockets: Sockets<P>,
     n: u32,
     local: SocketAddr,
 }
 
-impl<M: Mapped> TcpListener<M> {
+impl<P: Payload> TcpListener<P> {
     /// The next connection.
     ///
     /// # Errors
     ///
     /// [`SocketError::WouldBlock`]: none waits.
-    pub fn accept(&mut self) -> Result<TcpStream<M>, SocketError> {
+    pub fn accept(&mut self) -> Result<TcpStream<P>, SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         if core.gone {
             return Err(SocketError::StackGone);
@@ -115,7 +127,7 @@ impl<M: Mapped> TcpListener<M> {
     /// # Errors
     ///
     /// As there.
-    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<TcpStream<M>, SocketError>> {
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<TcpStream<P>, SocketError>> {
         match self.accept() {
             Err(SocketError::WouldBlock) => {
                 let waker = cx.waker().clone();
@@ -137,13 +149,13 @@ impl<M: Mapped> TcpListener<M> {
     }
 }
 
-impl<M: Mapped> Drop for TcpListener<M> {
+impl<P: Payload> Drop for TcpListener<P> {
     fn drop(&mut self) {
         self.sockets.core.borrow_mut().unlisten(self.n);
     }
 }
 
-impl<M: Mapped> fmt::Debug for TcpListener<M> {
+impl<P: Payload> fmt::Debug for TcpListener<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TcpListener({})", self.local)
     }
@@ -151,26 +163,28 @@ impl<M: Mapped> fmt::Debug for TcpListener<M> {
 
 /// A TCP connection.
 ///
-/// Non-blocking: [`SocketError::WouldBlock`] says that there is nothing to do now, and the `poll_` calls call a waker when there is.
-/// What was received before the connection ended can still be read. Then calls return why it ended: [`SocketError::Closed`].
+/// Calls do not block. [`SocketError::WouldBlock`] means that a call can do nothing at present; the `poll_` calls then
+/// call a waker when that changes. Payload that was received before the connection ended can still be read. After that,
+/// calls return the reason of the end: [`SocketError::Closed`].
 ///
-/// Dropping it closes the connection: what was sent still arrives. If received data was not read, the peer gets a reset instead.
-pub struct TcpStream<M: Mapped> {
-    pub(super) sockets: Sockets<M>,
+/// Dropping it closes the connection. Bytes that were sent still arrive. But if received data was not read, the peer
+/// gets a reset instead.
+pub struct TcpStream<P: Payload> {
+    pub(super) sockets: Sockets<P>,
     pub(super) n: u32,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     /// What [`read`](Self::read) has not copied yet.
-    pub(super) rest: Fragment<M>,
+    pub(super) rest: Fragment<P::Mem>,
     /// The page into which [`write`](Self::write) copies.
-    page: Option<Page<M>>,
+    page: Option<Page<P::Mem>>,
 }
 
 /// Nothing in it is pinned.
-impl<M: Mapped> Unpin for TcpStream<M> {}
+impl<P: Payload> Unpin for TcpStream<P> {}
 
-impl<M: Mapped> TcpStream<M> {
-    pub(super) fn new(sockets: Sockets<M>, n: u32) -> Self {
+impl<P: Payload> TcpStream<P> {
+    pub(super) fn new(sockets: Sockets<P>, n: u32) -> Self {
         let flow = sockets.core.borrow().slots[n as usize].flow;
         Self { sockets, n, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
     }
@@ -187,8 +201,84 @@ impl<M: Mapped> TcpStream<M> {
         self.remote
     }
 
-    /// Receives what is there, without a copy: the next payload in order goes into the places of `into`, a fragment each. Returns how many
-    /// places were filled; 0 says that the peer sends no more.
+    /// Receives the next payload in order, in any kind of memory, if `takes` returns true for it. `None` means that the
+    /// peer sends no more. [`recv`](Self::recv) is for payload in host memory. `takes` must not call sockets.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: nothing is there, or it was not taken. [`SocketError::Closed`].
+    pub fn recv_chunk(
+        &mut self,
+        takes: impl FnOnce(&P::Received) -> bool,
+    ) -> Result<Option<Held<P::Received>>, SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        let now = core.now;
+        let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        if slot.connection.peek().is_some_and(|chunk| !takes(chunk)) {
+            return Err(SocketError::WouldBlock);
+        }
+        match slot.connection.recv(now) {
+            Ok(Received::Chunk(held)) => {
+                // The window may have opened.
+                core.touch(self.n);
+                Ok(Some(held))
+            }
+            Ok(Received::Empty) => Err(SocketError::WouldBlock),
+            Ok(Received::End) => Ok(None),
+            Err(error) => Err(SocketError::Closed(error)),
+        }
+    }
+
+    /// Registers the waker, which is called when there may be payload to receive, or the connection ends.
+    pub fn wake_to_receive(&mut self, cx: &mut Context<'_>) {
+        let _: Poll<()> = self.wait_to_read(cx);
+    }
+
+    /// The budget in which buffers of received payload count until their user gives them back. `None` if the stack is
+    /// gone.
+    #[must_use]
+    pub fn budget(&self) -> Option<Budget> {
+        let core = self.sockets.core.borrow();
+        core.slots.get(self.n as usize).map(|slot| slot.connection.budget().clone())
+    }
+
+    /// Segments that were dropped since payload last arrived: the device had not verified their checksum, and their
+    /// payload is in memory that this process cannot read. If this grows, the peer's payload never arrives. A few may
+    /// just be damaged.
+    #[must_use]
+    pub fn unvouched(&self) -> u64 {
+        self.sockets.core.borrow().slots.get(self.n as usize).map_or(0, |slot| slot.unvouched)
+    }
+
+    /// Whether the path leads to this host: segments go to no device.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.sockets.core.borrow().slots.get(self.n as usize).is_some_and(|slot| slot.path.is_here())
+    }
+
+    fn wait_to_read<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
+        self.wait(cx, |slot| &mut slot.read)
+    }
+
+    fn wait_to_write<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
+        self.wait(cx, |slot| &mut slot.write)
+    }
+
+    fn wait<R>(&self, cx: &mut Context<'_>, place: impl FnOnce(&mut Slot<P>) -> &mut Option<Waker>) -> Poll<R> {
+        let waker = cx.waker().clone();
+        let mut core = self.sockets.core.borrow_mut();
+        let before = core.slots.get_mut(self.n as usize).and_then(|slot| place(slot).replace(waker));
+        // A waker that is dropped can drop another socket, which borrows the tables.
+        drop(core);
+        drop(before);
+        Poll::Pending
+    }
+}
+
+/// Payload in host memory.
+impl<M: Mapped> TcpStream<M> {
+    /// Receives payload without a copy: the next payload in order is stored in the places of `into`, a fragment each.
+    /// Returns how many places were filled; 0 means that the peer sends no more.
     ///
     /// # Errors
     ///
@@ -241,29 +331,11 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    fn wait_to_read<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
-        self.wait(cx, |slot| &mut slot.read)
-    }
-
-    fn wait_to_write<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
-        self.wait(cx, |slot| &mut slot.write)
-    }
-
-    fn wait<R>(&self, cx: &mut Context<'_>, place: impl FnOnce(&mut Slot<M>) -> &mut Option<Waker>) -> Poll<R> {
-        let waker = cx.waker().clone();
-        let mut core = self.sockets.core.borrow_mut();
-        let before = core.slots.get_mut(self.n as usize).and_then(|slot| place(slot).replace(waker));
-        // A waker that is dropped can drop another socket, which borrows the tables.
-        drop(core);
-        drop(before);
-        Poll::Pending
-    }
-
-    /// Copies received bytes out. Returns how many; 0 says that the peer sends no more, unless `into` is empty.
+    /// Copies received bytes out. Returns how many; 0 means that the peer sends no more, unless `into` is empty.
     ///
     /// # Errors
     ///
-    /// As of [`recv`](Self::recv).
+    /// The errors of [`recv`](Self::recv).
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
         let mut copied = 0;
         while copied < into.len() {
@@ -298,21 +370,38 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Sends a fragment, without a copy: of a page that was received by this host's device, or that was allocated from its pool. It is held
-    /// until the peer has acknowledged it and the device is done with each of its transmissions.
+    /// Sends a fragment without a copy. Its page must be in memory that the device reaches: a page that the host's
+    /// device has received, or one of its pool. The fragment is held until the peer has acknowledged it and the device
+    /// has completed each of its transmissions.
     ///
     /// `more` says that more follows soon: a segment that is not full may wait for it.
     ///
     /// # Errors
     ///
-    /// The fragment comes back. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`], [`SocketError::Closed`].
+    /// Returns the fragment. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`],
+    /// [`SocketError::Closed`].
     pub fn send(&mut self, fragment: Frag<M>, more: bool) -> Result<(), (SocketError, Frag<M>)> {
+        self.send_chunk(fragment, more)
+    }
+}
+
+impl<P: Payload> TcpStream<P> {
+    /// Sends payload in any kind of memory; [`send`](Self::send) is for host memory. A clone of it is held until the
+    /// peer has acknowledged it and the device has completed each of its transmissions.
+    ///
+    /// `more` says that more follows soon: a segment that is not full may wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the payload. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`],
+    /// [`SocketError::Closed`].
+    pub fn send_chunk(&mut self, chunk: P::Sent, more: bool) -> Result<(), (SocketError, P::Sent)> {
         let mut core = self.sockets.core.borrow_mut();
-        let Some(slot) = core.slots.get_mut(self.n as usize) else { return Err((SocketError::StackGone, fragment)) };
-        if fragment.len() == 0 {
+        let Some(slot) = core.slots.get_mut(self.n as usize) else { return Err((SocketError::StackGone, chunk)) };
+        if chunk.is_empty() {
             return Ok(());
         }
-        match slot.connection.send(fragment, more) {
+        match slot.connection.send(chunk, more) {
             Ok(()) => {
                 core.touch(self.n);
                 Ok(())
@@ -328,12 +417,22 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Copies bytes into pages of the pool and sends them. Returns how many: as many as there is room for.
+    /// Copies bytes into pages of the pool and sends them, as many as there is room for. Returns how many.
+    ///
+    /// If there are at least 512 bytes, and they belong to a [`Bytes`](bytes::Bytes) that was made of a fragment, they
+    /// are not copied. The fragment is found by their address and sent, if it is in the memory of the stack's pool
+    /// ([`SharedPool::frag_of`](netmem_pool::SharedPool::frag_of)).
     ///
     /// # Errors
     ///
     /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the pool has no page.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SocketError> {
+        if bytes.len() >= BY_REFERENCE {
+            let found = self.sockets.core.borrow().egress.pool.frag_of(bytes);
+            if let Some(frag) = found {
+                return self.send_chunk(P::from_host(frag), false).map(|()| bytes.len()).map_err(|(error, _)| error);
+            }
+        }
         let mut written = 0;
         while written < bytes.len() {
             let room = {
@@ -353,7 +452,7 @@ impl<M: Mapped> TcpStream<M> {
             if page.len() == 0 {
                 self.page = None;
             }
-            match self.send(part, false) {
+            match self.send_chunk(P::from_host(part), false) {
                 Ok(()) => written += n,
                 Err(_) if written > 0 => break,
                 Err((error, _)) => return Err(error),
@@ -364,11 +463,50 @@ impl<M: Mapped> TcpStream<M> {
         if written > 0 || bytes.is_empty() {
             return Ok(written);
         }
-        // Why there is no room.
+        // The reason why there is no room.
         match core.slots.get(self.n as usize).map(|slot| (slot.closed, slot.connection.failure())) {
             None => Err(SocketError::StackGone),
             Some((Some(_), error)) => Err(SocketError::Closed(error.unwrap_or(tcp::Error::Aborted))),
             Some((None, _)) => Err(SocketError::WouldBlock),
+        }
+    }
+
+    /// Writes the slices one after the other, as many bytes as there is room for. Returns how many bytes were written
+    /// in total.
+    ///
+    /// # Errors
+    ///
+    /// As of [`write`](Self::write), if there is room for none.
+    pub fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, SocketError> {
+        let mut written = 0;
+        for slice in slices {
+            match self.write(slice) {
+                Ok(n) => {
+                    written += n;
+                    if n < slice.len() {
+                        break;
+                    }
+                }
+                Err(_) if written > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(written)
+    }
+
+    /// Like [`write_vectored`](Self::write_vectored); the waker is called when there is room.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_write_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<Result<usize, SocketError>> {
+        match self.write_vectored(slices) {
+            Err(SocketError::WouldBlock) => self.wait_to_write(cx),
+            outcome => Poll::Ready(outcome),
         }
     }
 
@@ -384,7 +522,7 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Bytes that the send buffer takes now.
+    /// Bytes for which the send buffer has room at present.
     #[must_use]
     pub fn room(&self) -> usize {
         self.sockets.core.borrow().slots.get(self.n as usize).map_or(0, |slot| slot.connection.room())
@@ -438,37 +576,48 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Sends no more: the peer sees the end of the stream after what was sent. Receiving goes on.
+    /// Shuts down the sending direction: the peer sees the end of the stream after the bytes that were sent. Receiving
+    /// goes on.
     pub fn shutdown(&mut self) {
         self.with(|connection, _| connection.shutdown());
     }
 
-    /// Resets the connection. What was sent and not acknowledged is lost.
-    pub fn abort(self) {
+    /// Resets the connection. Bytes that were sent and not acknowledged are lost.
+    pub fn abort(mut self) {
+        self.reset();
+    }
+
+    /// Like [`abort`](Self::abort), for a stream that is part of another value.
+    pub fn reset(&mut self) {
         self.with(|connection, now| connection.abort(now));
     }
 
-    /// While corked, only full segments leave, for at most 200 ms.
+    /// Corks the stream, or uncorks it: while corked, only full segments are sent, for at most 200 ms.
     pub fn set_cork(&mut self, cork: bool) {
         self.with(|connection, _| connection.set_cork(cork));
     }
 
-    /// Small segments leave at once, or wait until what was sent is acknowledged.
+    /// Sets whether small segments are sent at once, or wait until sent bytes are acknowledged (Nagle).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.with(|connection, _| connection.set_nodelay(nodelay));
     }
 
-    /// Bytes of the send buffer.
+    /// Sets the size of the send buffer, in bytes.
     pub fn set_send_buffer(&mut self, bytes: usize) {
         self.with(|connection, _| connection.set_send_buffer(bytes));
     }
 
-    /// Whether an idle peer is asked if it is still there.
+    /// Sets whether probes are sent to an idle peer (keepalive).
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         self.with(|connection, _| connection.set_keep_alive(keep_alive));
     }
 
-    /// How long sent data may stay unacknowledged.
+    /// Sets fields of the IP headers of segments that are sent from now on.
+    pub fn set_ip(&mut self, ip: IpFields) {
+        self.with(|connection, _| connection.set_ip(ip));
+    }
+
+    /// Sets how long sent data may stay unacknowledged.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
         self.with(|connection, _| connection.set_user_timeout(timeout));
     }
@@ -480,7 +629,7 @@ impl<M: Mapped> TcpStream<M> {
         core.slots.get(self.n as usize)?.connection.urgent()
     }
 
-    /// Numbers about the connection.
+    /// The connection's state in numbers.
     #[must_use]
     pub fn info(&self) -> Option<Info> {
         let core = self.sockets.core.borrow();
@@ -488,7 +637,7 @@ impl<M: Mapped> TcpStream<M> {
         core.slots.get(self.n as usize).map(|slot| slot.connection.info(now))
     }
 
-    fn with(&self, f: impl FnOnce(&mut tcp::Connection<super::HostCarrier<M>>, crate::Time)) {
+    fn with(&self, f: impl FnOnce(&mut tcp::Connection<P>, crate::Time)) {
         let mut core = self.sockets.core.borrow_mut();
         let now = core.now;
         if let Some(slot) = core.slots.get_mut(self.n as usize) {
@@ -498,16 +647,16 @@ impl<M: Mapped> TcpStream<M> {
     }
 }
 
-impl<M: Mapped> Drop for TcpStream<M> {
+impl<P: Payload> Drop for TcpStream<P> {
     fn drop(&mut self) {
-        // A part of a fragment is data that was not read.
+        // The rest of a fragment is data that was not read.
         let unread = !self.rest.is_empty();
         self.rest = Fragment::default();
         self.sockets.core.borrow_mut().let_go(self.n, unread);
     }
 }
 
-impl<M: Mapped> fmt::Debug for TcpStream<M> {
+impl<P: Payload> fmt::Debug for TcpStream<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TcpStream({} - {})", self.local, self.remote)
     }

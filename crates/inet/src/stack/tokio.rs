@@ -1,8 +1,9 @@
-//! Streams as tokio knows them, and a task that drives a stack.
+//! Tokio's traits for streams, and a task that drives a stack.
 //!
-//! The task and the sockets are on one thread: a current-thread runtime, and a [`LocalSet`](tokio::task::LocalSet) where tasks are spawned.
-//! Programs written for tokio's traits, such as hyper, then run on the stack as they are. These traits read into the caller's bytes, so
-//! payload is copied out; [`TcpStream::poll_recv`] is there for those that want fragments.
+//! The task and the sockets are on one thread: a current-thread runtime, and a [`LocalSet`](tokio::task::LocalSet)
+//! where tasks are spawned. Programs written for tokio's traits, such as hyper, then run on the stack as they are.
+//! These traits read into the caller's bytes, so payload is copied. Programs that want fragments use
+//! [`TcpStream::poll_recv`]. `Bytes` that were made of fragments are written without a copy ([`TcpStream::write`]).
 
 use super::{Stack, TcpStream};
 use crate::Time;
@@ -29,7 +30,19 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
         self.get_mut().poll_write(cx, bytes).map_err(io::Error::from)
     }
 
-    /// What was written is sent by the next poll of the stack: there is nothing to flush.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().poll_write_vectored(cx, slices).map_err(io::Error::from)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// The next poll of the stack sends what was written, so there is nothing to flush.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -69,7 +82,7 @@ where
             let called = stack.wait_for_calls(cx.waker());
             let timeout = sleep.as_mut().as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready());
             let woken = match readable.poll_read_ready(cx) {
-                // The readiness is forgotten before the stack is armed again: a wake-up after that is seen.
+                // The readiness is cleared before the stack is armed again, so that a later wake-up is not missed.
                 Poll::Ready(guard) => guard.map(|mut guard| guard.clear_ready()).is_ok(),
                 Poll::Pending => false,
             };

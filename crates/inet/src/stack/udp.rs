@@ -4,6 +4,7 @@ use super::core::{Core, any, everywhere};
 use super::directory::Protocol;
 use super::fragment::Fragment;
 use super::path::{NextHop, Path};
+use super::payload::Payload;
 use super::{SocketError, Sockets};
 use crate::tcp::{Budget, Held};
 use crate::wire::{Flow, HEADROOM, MAX_HEADERS, Outer};
@@ -15,9 +16,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
 
-/// Datagrams that wait for the transmit ring. One more is refused: the user tries again.
+/// The most datagrams that wait for the transmit ring. A further one is refused, and the user tries again.
 const OUTBOX: usize = 1024;
-/// Datagrams that wait in a socket for its user.
+/// The most datagrams that wait in a socket for its user.
 const QUEUE: usize = 1024;
 
 /// The sockets of a stack.
@@ -25,8 +26,8 @@ pub(super) struct Datagrams<M: Mapped> {
     sockets: Slab<Socket<M>>,
     bound: HashMap<SocketAddr, u32>,
     outbox: VecDeque<(Flow, Packet<M>)>,
-    /// One with its headers, which found the ring full, and whether it is for this host.
-    ready: Option<(Packet<M>, bool)>,
+    /// The outbox: frames with their headers that wait because the ring was full, and whether each is for this host.
+    ready: VecDeque<(Packet<M>, bool)>,
     /// Sockets that found the outbox full.
     writers: Vec<Waker>,
 }
@@ -48,16 +49,22 @@ struct Arrived<M: Mapped> {
 
 impl<M: Mapped> Datagrams<M> {
     pub(super) fn new() -> Self {
-        Self { sockets: Slab::new(), bound: HashMap::new(), outbox: VecDeque::new(), ready: None, writers: Vec::new() }
+        Self {
+            sockets: Slab::new(),
+            bound: HashMap::new(),
+            outbox: VecDeque::new(),
+            ready: VecDeque::new(),
+            writers: Vec::new(),
+        }
     }
 
     pub(super) fn has_work(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// A datagram waits for the ring.
+    /// Whether a datagram waits for the ring.
     pub(super) fn is_blocked(&self) -> bool {
-        self.ready.is_some()
+        !self.ready.is_empty()
     }
 
     /// The socket that a packet with this flow is for.
@@ -66,7 +73,7 @@ impl<M: Mapped> Datagrams<M> {
         exact.or_else(|| self.bound.get(&everywhere(flow.local.port()))).copied()
     }
 
-    /// Queues a received datagram. False if the socket has no room or no budget: it is dropped.
+    /// Queues a received datagram. Returns false if the socket has no room or no budget; the datagram is then dropped.
     pub(super) fn deliver(&mut self, n: u32, flow: Flow, packet: Packet<M>, wakers: &mut Vec<Waker>) -> bool {
         let Some(socket) = self.sockets.get_mut(n as usize).filter(|socket| socket.queue.len() < QUEUE) else {
             return false;
@@ -80,7 +87,7 @@ impl<M: Mapped> Datagrams<M> {
         true
     }
 
-    /// An ICMP error about a datagram of this flow.
+    /// Processes an ICMP error about a datagram of this flow.
     pub(super) fn refused(&mut self, flow: &Flow, wakers: &mut Vec<Waker>) {
         if let Some(n) = self.find(flow)
             && let Some(socket) = self.sockets.get_mut(n as usize)
@@ -91,23 +98,22 @@ impl<M: Mapped> Datagrams<M> {
     }
 }
 
-impl<M: Mapped> Core<M> {
-    /// Sends datagrams that wait. Returns how many left their place.
-    pub(super) fn send_datagrams<T: TxQueue<Mem = M>>(&mut self, tx: &mut T) -> usize {
+impl<P: Payload> Core<P> {
+    /// Sends datagrams that wait. Returns how many left the outbox.
+    pub(super) fn send_datagrams<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
         let mut sent = 0;
         loop {
-            let (packet, here) = match self.udp.ready.take() {
-                Some(ready) => ready,
-                None => match self.next_datagram(tx) {
-                    Some(ready) => ready,
-                    None if self.udp.outbox.is_empty() => break,
-                    // It was dropped, or waits for its next hop.
-                    None => continue,
-                },
+            let Some((packet, here)) = self.udp.ready.pop_front() else {
+                if self.udp.outbox.is_empty() {
+                    break;
+                }
+                // It may be dropped, or wait for its next hop.
+                let _ = self.next_datagram(tx);
+                continue;
             };
             let outcome = if here { self.egress.send_to_self(packet) } else { self.egress.send(tx, packet) };
             if let Err(packet) = outcome {
-                self.udp.ready = Some((packet, here));
+                self.udp.ready.push_front((packet, here));
                 break;
             }
             sent += 1;
@@ -118,29 +124,55 @@ impl<M: Mapped> Core<M> {
         sent
     }
 
-    /// Takes a datagram out of the outbox and writes its headers. Whether it is for this host.
-    fn next_datagram<T: TxQueue<Mem = M>>(&mut self, tx: &mut T) -> Option<(Packet<M>, bool)> {
+    /// Takes a datagram out of the outbox and writes its headers. If it is too long for the path, it is sent in
+    /// fragments.
+    fn next_datagram<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> Option<()> {
         let (flow, packet) = self.udp.outbox.pop_front()?;
-        let mut path = Path::find(&self.host, flow.remote.ip(), self.now)?;
+        let mut path = self.find_path(flow.remote.ip())?;
         let hop = path.next_hop(&self.host, self.now);
         let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
-        let packet = self.egress.datagram(&Outer::new(Some(link)), &flow, packet)?;
-        if let NextHop::Waits = hop {
-            self.await_next_hop(tx, &path, packet);
-            return None;
+        let (outer, here, mtu) = (Outer::new(Some(link)), matches!(hop, NextHop::Here), path.mtu(self.now));
+        if here || packet.len() <= whole(mtu, &flow) {
+            let packet = self.egress.datagram(&outer, &flow, packet)?;
+            self.leaves(tx, &path, hop, packet);
+        } else {
+            for packet in self.egress.fragments(&outer, &flow, &packet, mtu)? {
+                self.leaves(tx, &path, hop, packet);
+            }
         }
-        Some((packet, matches!(hop, NextHop::Here)))
+        Some(())
     }
+
+    fn leaves<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        path: &Path<P::Count>,
+        hop: NextHop,
+        packet: Packet<P::Mem>,
+    ) {
+        match hop {
+            NextHop::Waits => self.await_next_hop(tx, path, packet),
+            NextHop::Link(_) => self.udp.ready.push_back((packet, false)),
+            NextHop::Here => self.udp.ready.push_back((packet, true)),
+        }
+    }
+}
+
+/// The longest datagram that is not sent in fragments.
+fn whole(mtu: u16, flow: &Flow) -> usize {
+    usize::from(mtu).saturating_sub(if flow.local.is_ipv4() { 28 } else { 48 })
 }
 
 /// A socket for datagrams.
 ///
-/// Payload is received as [`Fragment`]s, and sent from pages. Datagrams are not fragmented: what is longer than the path admits is refused.
-/// Non-blocking: [`SocketError::WouldBlock`] says that there is nothing to do now, and the `poll_` calls call a waker when there is.
+/// Payload is received as [`Fragment`]s, and sent from pages. A datagram that is longer than the path's MTU is sent in
+/// IP fragments, all of which must arrive; its checksum is computed by the CPU. Calls do not block:
+/// [`SocketError::WouldBlock`] means that a call can do nothing at present; the `poll_` calls then call a waker when
+/// that changes.
 ///
 /// Stays on the stack's thread.
-pub struct UdpSocket<M: Mapped> {
-    sockets: Sockets<M>,
+pub struct UdpSocket<P: Payload> {
+    sockets: Sockets<P>,
     n: u32,
     local: SocketAddr,
 }
@@ -148,7 +180,7 @@ pub struct UdpSocket<M: Mapped> {
 /// A datagram that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// How many fragments hold its payload. None hold an empty one.
+    /// How many fragments its payload has. An empty datagram has none.
     pub fragments: usize,
     /// Bytes of payload.
     pub len: usize,
@@ -156,17 +188,17 @@ pub struct Received {
     pub from: SocketAddr,
     /// The address that it was sent to.
     pub to: IpAddr,
-    /// The datagram had more fragments than there were places: the rest is lost.
+    /// Whether the datagram had more fragments than there were places. The rest of it is lost.
     pub truncated: bool,
 }
 
-impl<M: Mapped> Sockets<M> {
+impl<P: Payload> Sockets<P> {
     /// Opens a socket on `local`. The unspecified address means all addresses of the host; port 0 means any port.
     ///
     /// # Errors
     ///
     /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoPort`].
-    pub fn bind(&self, local: SocketAddr) -> Result<UdpSocket<M>, SocketError> {
+    pub fn bind(&self, local: SocketAddr) -> Result<UdpSocket<P>, SocketError> {
         let mut core = self.core.borrow_mut();
         core.check_local(local.ip())?;
         let (host, id) = (core.host.clone(), core.id);
@@ -186,7 +218,7 @@ impl<M: Mapped> Sockets<M> {
     }
 }
 
-impl<M: Mapped> UdpSocket<M> {
+impl<P: Payload> UdpSocket<P> {
     /// The address and the port that it is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -198,7 +230,7 @@ impl<M: Mapped> UdpSocket<M> {
     /// # Errors
     ///
     /// [`SocketError::WouldBlock`]: none is there. [`SocketError::Refused`]: a datagram that was sent earlier reached no socket.
-    pub fn recv_from(&mut self, into: &mut [Fragment<M>]) -> Result<Received, SocketError> {
+    pub fn recv_from(&mut self, into: &mut [Fragment<P::Mem>]) -> Result<Received, SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let socket = core.udp.sockets.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
         if let Some(error) = socket.error.take() {
@@ -228,7 +260,7 @@ impl<M: Mapped> UdpSocket<M> {
     pub fn poll_recv_from(
         &mut self,
         cx: &mut Context<'_>,
-        into: &mut [Fragment<M>],
+        into: &mut [Fragment<P::Mem>],
     ) -> Poll<Result<Received, SocketError>> {
         match self.recv_from(into) {
             Err(SocketError::WouldBlock) => {
@@ -273,7 +305,7 @@ impl<M: Mapped> UdpSocket<M> {
     /// # Errors
     ///
     /// As of [`send_to`](Self::send_to).
-    pub fn send_fragment_to(&mut self, payload: Frag<M>, to: SocketAddr) -> Result<(), SocketError> {
+    pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let flow = core.datagram_flow(self.local, to, payload.len())?;
         core.push_datagram(flow, Packet::new(payload))
@@ -293,16 +325,16 @@ impl<M: Mapped> UdpSocket<M> {
     }
 }
 
-impl<M: Mapped> Core<M> {
-    fn datagram_flow(&self, local: SocketAddr, to: SocketAddr, len: usize) -> Result<Flow, SocketError> {
+impl<P: Payload> Core<P> {
+    fn datagram_flow(&mut self, local: SocketAddr, to: SocketAddr, len: usize) -> Result<Flow, SocketError> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
         if self.udp.outbox.len() >= OUTBOX {
             return Err(SocketError::WouldBlock);
         }
-        let path = Path::find(&self.host, to.ip(), self.now).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
-        let most = usize::from(path.mtu(self.now)).saturating_sub(if to.is_ipv4() { 28 } else { 48 });
+        let path = self.find_path(to.ip()).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
+        let most = if to.is_ipv4() { 65535 - 28 } else { 65535 - 8 };
         if len > most {
             return Err(SocketError::TooLong { len, most });
         }
@@ -313,26 +345,26 @@ impl<M: Mapped> Core<M> {
         Ok(Flow { local: SocketAddr::new(source, local.port()), remote: to })
     }
 
-    fn push_datagram(&mut self, flow: Flow, packet: Packet<M>) -> Result<(), SocketError> {
+    fn push_datagram(&mut self, flow: Flow, packet: Packet<P::Mem>) -> Result<(), SocketError> {
         self.udp.outbox.push_back((flow, packet));
         self.wake_driver();
         Ok(())
     }
 }
 
-impl<M: Mapped> Drop for UdpSocket<M> {
+impl<P: Payload> Drop for UdpSocket<P> {
     fn drop(&mut self) {
         let mut core = self.sockets.core.borrow_mut();
         let socket = core.udp.sockets.try_remove(self.n as usize);
         core.udp.bound.remove(&any(self.local));
         core.host.directory().unbind(Protocol::Udp, self.local, core.id);
         drop(core);
-        // What it held is dropped when no table is borrowed.
+        // The socket's contents are dropped when no table is borrowed.
         drop(socket);
     }
 }
 
-impl<M: Mapped> fmt::Debug for UdpSocket<M> {
+impl<P: Payload> fmt::Debug for UdpSocket<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UdpSocket({})", self.local)
     }

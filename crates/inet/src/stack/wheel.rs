@@ -7,9 +7,10 @@
 //!   level 6   64 slots of 19 h       all the rest
 //! ```
 //!
-//! A timer's level is the highest group of six bits in which its time and the present differ. So every timer of a level is earlier
-//! than all timers of the levels above, and each level has a word that says which of its slots are in use: the next slot is found by
-//! seven tests. Setting and clearing a timer are a few stores; a timer moves down at most six times.
+//! A timer's level is the highest group of six bits in which its time and the present time differ. So every timer of a
+//! level is earlier than all timers of the levels above, and each level has a word that says which of its slots are in
+//! use: the next slot is found by seven tests. Setting and clearing a timer are a few stores; a timer moves down at
+//! most six times.
 //!
 //! Timers are numbered by their user: connection 7 has timer 7. A slot is a doubly linked list of such numbers.
 
@@ -19,7 +20,7 @@ const BITS: u32 = 6;
 const SLOTS: u64 = 1 << BITS;
 const LEVELS: usize = 7;
 const NONE: u32 = u32::MAX;
-/// In no slot.
+/// The place of a timer that is not set.
 const IDLE: u16 = u16::MAX;
 
 /// Timers by number.
@@ -66,7 +67,7 @@ impl Wheel {
         self.link(n);
     }
 
-    /// Timer `n` does not fire.
+    /// Clears timer `n`.
     pub(crate) fn clear(&mut self, n: u32) {
         if (n as usize) < self.timers.len() {
             self.unlink(n);
@@ -78,7 +79,7 @@ impl Wheel {
         self.first_slot().map(|(_, _, at)| Time::from_micros(at))
     }
 
-    /// Goes on to `now`, and adds the timers whose time has come to `fired`. They are not set any more.
+    /// Advances the wheel to `now`, and adds the timers that are due to `fired`. They are cleared.
     pub(crate) fn advance(&mut self, now: Time, fired: &mut Vec<u32>) {
         let now = now.micros().max(self.now);
         while let Some((level, slot, at)) = self.first_slot().filter(|&(_, _, at)| at <= now) {
@@ -101,7 +102,7 @@ impl Wheel {
         self.now = now;
     }
 
-    /// The slot whose time comes first: its level, its number, and its time, which is not past.
+    /// The earliest slot: its level, its number, and its time, which is not past.
     fn first_slot(&self) -> Option<(usize, usize, u64)> {
         self.levels.iter().enumerate().find(|(_, level)| level.occupied != 0).map(|(n, level)| {
             let shift = BITS * n as u32;
@@ -204,7 +205,7 @@ mod tests {
         }
     }
 
-    /// A loop that sleeps until `next` and advances wakes up at most once for each level of a timer.
+    /// A loop that sleeps until `next` and then advances wakes up at most once for each level of a timer.
     #[test]
     fn a_timer_costs_a_sleeper_few_wake_ups() {
         let mut wheel = Wheel::new(at(12345));

@@ -1,11 +1,11 @@
-//! When an acknowledgement is sent.
+//! The decision when an acknowledgement is sent.
 
 use std::time::Duration;
 
 use crate::Time;
 
-/// Segments at the beginning, and after an idle time, that are acknowledged at once: the peer is in slow start, and a larger delay
-/// would only slow it.
+/// The number of segments that are acknowledged at once at the beginning and after an idle time. The peer is then in
+/// slow start, and delayed acknowledgements would slow it down.
 const QUICK: u16 = 16;
 
 /// Delayed acknowledgements, counted in segments (RFC 9293, section 3.8.6.3).
@@ -13,7 +13,7 @@ const QUICK: u16 = 16;
 pub(super) struct Acks {
     /// Segments with payload since the last acknowledgement.
     segments: u16,
-    /// So many are acknowledged together.
+    /// The number of segments that one acknowledgement covers.
     every: u16,
     delay: Duration,
     due: Option<Time>,
@@ -29,7 +29,7 @@ impl Acks {
         Self { segments: 0, every, delay, due: None, now: false, quick: QUICK, last_arrival: now }
     }
 
-    /// `segments` with payload arrived in order.
+    /// Notes that `segments` with payload arrived in order.
     pub(super) fn arrived(&mut self, segments: u16, idle: Duration, now: Time) {
         if now.since(self.last_arrival) > idle {
             self.quick = QUICK;
@@ -47,12 +47,12 @@ impl Acks {
         }
     }
 
-    /// One must be sent now.
+    /// Requests that an acknowledgement is sent now.
     pub(super) fn at_once(&mut self) {
         self.now = true;
     }
 
-    /// Segments are acknowledged at once for a while, or not any more.
+    /// Acknowledges segments at once for a while if `quick`. Otherwise acknowledgements are delayed from now on.
     pub(super) fn set_quick(&mut self, quick: bool) {
         self.quick = if quick { QUICK } else { 0 };
         self.now |= quick && self.segments > 0;
@@ -62,12 +62,13 @@ impl Acks {
         self.every = every.max(1);
     }
 
-    /// Whether one must be sent now.
+    /// Whether an acknowledgement must be sent now.
     pub(super) fn is_due(&self) -> bool {
         self.now
     }
 
-    /// A header with ACK left. If it had payload, the user answers what it reads, and acknowledgements can wait for that.
+    /// Notes that a header with ACK was sent. If it had payload, the user answers what it reads, and further
+    /// acknowledgements can wait for such an answer.
     pub(super) fn sent(&mut self, payload: bool) {
         if payload && self.segments > 0 {
             self.quick = 0;
@@ -80,7 +81,8 @@ impl Acks {
     }
 
     pub(super) fn timeout(&mut self, now: Time) {
-        // No deadline is left: if the ring is full, only room in it helps.
+        // The deadline is removed. If the ring is full, the acknowledgement waits for room in the ring, and a timer
+        // does not help.
         self.now |= self.due.take_if(|due| *due <= now).is_some();
     }
 }

@@ -1,4 +1,4 @@
-//! Payload that arrived before the payload in front of it.
+//! Storage for payload that arrived before the payload in front of it.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,12 @@ use super::{Chunk, SackBlocks, Seq};
 
 /// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks in it do not overlap.
 ///
-/// Nothing is copied. A chunk that overlaps what is there already is trimmed, and one that fills several gaps is cloned. The number
-/// of chunks is bounded by the [`Budget`] that each of them is counted in.
+/// Nothing is copied. A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The
+/// number of chunks is bounded by the [`Budget`] in which each of them is counted.
 pub(super) struct Assembler<T> {
     blocks: Vec<Block<T>>,
-    /// A number in each of the blocks that changed last, the latest first: the order of SACK blocks (RFC 2018, section 4).
+    /// One number in each of the blocks that changed last, the latest first. This is the order of SACK blocks (RFC
+    /// 2018, section 4).
     recent: [Option<Seq>; SackBlocks::MOST],
 }
 
@@ -21,12 +22,12 @@ struct Block<T> {
     chunks: VecDeque<Held<T>>,
 }
 
-/// What became of a chunk.
+/// The result of inserting a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Inserted {
-    /// All of its bytes are kept now, or were kept before.
+    /// Whether all of its bytes are stored now, or were stored before.
     pub(super) complete: bool,
-    /// The first of its bytes that were there already.
+    /// The first range of its bytes that were stored before.
     pub(super) duplicate: Option<(Seq, Seq)>,
 }
 
@@ -39,12 +40,12 @@ impl<T: Chunk> Assembler<T> {
         self.blocks.is_empty()
     }
 
-    /// Keeps what is new of `chunk`, whose first number is `seq`, while `budget` has room.
+    /// Stores the new bytes of `chunk`, whose first number is `seq`, while `budget` has room.
     pub(super) fn insert(&mut self, mut seq: Seq, mut chunk: T, budget: &Budget) -> Inserted {
         let mut result = Inserted { complete: true, duplicate: None };
         let mut changed = None;
         while !chunk.is_empty() {
-            // The first block that ends behind `seq`.
+            // The first block that ends after `seq`.
             let at = self.blocks.partition_point(|block| block.to <= seq);
             let next = self.blocks.get(at).map(|block| (block.from, block.to));
             if let Some((from, to)) = next
@@ -83,7 +84,7 @@ impl<T: Chunk> Assembler<T> {
         result
     }
 
-    /// Puts `piece` into the gap before block `at`, and merges blocks that touch now.
+    /// Puts `piece` into the gap before block `at`, and merges blocks that are adjacent now.
     fn place(&mut self, at: usize, from: Seq, piece: Held<T>) {
         let to = from + piece.len() as u32;
         let joins_before = at > 0 && self.blocks[at - 1].to == from;
@@ -110,7 +111,7 @@ impl<T: Chunk> Assembler<T> {
         }
     }
 
-    /// Makes the block with `seq` the latest one.
+    /// Moves the block with `seq` to the front of the list of changed blocks.
     fn touch(&mut self, seq: Seq) {
         let Some((from, to)) = self.block_with(seq) else { return };
         let is_other = |recent: &Option<Seq>| recent.is_some_and(|seq| !(from <= seq && seq < to));
@@ -136,7 +137,8 @@ impl<T: Chunk> Assembler<T> {
         }
     }
 
-    /// Takes the next chunk if it starts at `nxt` or before it. What is before `nxt` is trimmed or dropped.
+    /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt` are trimmed or
+    /// dropped.
     pub(super) fn pop(&mut self, nxt: Seq) -> Option<Held<T>> {
         while let Some(block) = self.blocks.first_mut()
             && block.from <= nxt
@@ -155,7 +157,8 @@ impl<T: Chunk> Assembler<T> {
         None
     }
 
-    /// Drops the chunk with the highest numbers: the room is needed for payload that is in order. Returns false if there is none.
+    /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer. Returns false if
+    /// there is none.
     pub(super) fn evict(&mut self) -> bool {
         let Some(last) = self.blocks.last_mut() else { return false };
         if let Some(chunk) = last.chunks.pop_back() {
@@ -218,7 +221,8 @@ mod tests {
         assert!(assembler.evict() && assembler.evict() && !assembler.evict());
     }
 
-    /// Random chunks that overlap come out as the bytes that went in, each once, whatever their order.
+    /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in any order of
+    /// insertion.
     #[test]
     fn any_order_gives_the_same_bytes() {
         for seed in 0..300 {

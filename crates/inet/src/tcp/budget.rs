@@ -1,13 +1,24 @@
-//! The page budget: how many buffers received payload may occupy.
+//! The page budget: the number of buffers that received payload may occupy.
 //!
-//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment turns these bytes into as many
-//! buffers. Buffers are therefore counted, for each connection and for its queue, from the moment a segment is kept until the user
-//! drops the payload.
+//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment makes each of these
+//! bytes occupy a buffer. Buffers are therefore counted, for each connection and for its queue. A buffer is counted
+//! from the moment in which its segment is stored until the user drops the payload.
+//!
+//! Users drop payload on any thread. A connection whose window is small because buffers are missing waits for that:
+//!
+//! ```text
+//!   the stack's thread                       the thread that drops payload
+//!   1  awaited = true                        1  used -= 1
+//!   2  looks whether there are enough        2  reads awaited: true, exchanges it for false, and calls the queue's waker
+//! ```
+//!
+//! All four accesses are sequentially consistent, so at least one thread sees the other thread's store.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Waker;
 
 /// A number of buffers that may be occupied. A clone is the same budget.
 ///
@@ -17,8 +28,12 @@ pub struct Budget(Arc<Counts>);
 
 struct Counts {
     used: AtomicU32,
+    /// Whether a connection waits for a buffer.
+    awaited: AtomicBool,
     limit: u32,
     parent: Option<Budget>,
+    /// The waker that is called when a buffer is returned while a connection waits. Only the queue's budget has one.
+    waker: Option<Waker>,
 }
 
 impl Budget {
@@ -31,13 +46,35 @@ impl Budget {
     /// A budget of `limit` buffers that are also counted in `parent`.
     #[must_use]
     pub fn within(limit: u32, parent: Option<&Self>) -> Self {
-        Self(Arc::new(Counts { used: AtomicU32::new(0), limit, parent: parent.cloned() }))
+        Self::with(limit, parent.cloned(), None)
+    }
+
+    /// The budget of a queue. `waker` is called when a buffer is returned for which one of the queue's connections
+    /// [waits](Self::wait).
+    #[must_use]
+    pub fn waking(limit: u32, waker: Waker) -> Self {
+        Self::with(limit, None, Some(waker))
+    }
+
+    fn with(limit: u32, parent: Option<Self>, waker: Option<Waker>) -> Self {
+        let (used, awaited) = (AtomicU32::new(0), AtomicBool::new(false));
+        Self(Arc::new(Counts { used, awaited, limit, parent, waker }))
+    }
+
+    fn levels(&self) -> impl Iterator<Item = &Counts> {
+        std::iter::successors(Some(self), |budget| budget.0.parent.as_ref()).map(|budget| &*budget.0)
+    }
+
+    /// Requests a call of the queue's waker when a buffer is returned that is counted here or in the parent. Check
+    /// [`free`](Self::free) again after this call: buffers that were returned before it did not call the waker.
+    pub fn wait(&self) {
+        self.levels().for_each(|counts| counts.awaited.store(true, Ordering::SeqCst));
     }
 
     /// Buffers that are counted now.
     #[must_use]
     pub fn used(&self) -> u32 {
-        self.0.used.load(Ordering::Relaxed)
+        self.0.used.load(Ordering::SeqCst)
     }
 
     /// Buffers that can still be counted, here and in the parent.
@@ -50,26 +87,49 @@ impl Budget {
     /// Counts one more buffer, if the limits allow it. Cost: an atomic addition here and in the parent.
     #[must_use]
     pub fn take(&self) -> Option<Charge> {
-        // Two queues can take the parent's last one at the same time. The limit is then exceeded by one for each queue.
+        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded by one buffer for
+        // each queue.
         (self.free() > 0).then(|| self.force())
     }
 
-    /// Counts one more buffer, even above the limits: for the one segment that is always admitted.
+    /// Counts one more buffer, even above the limits. This is for the one segment that is always admitted.
     #[must_use]
     pub fn force(&self) -> Charge {
-        let mut at = Some(self);
-        while let Some(budget) = at {
-            budget.0.used.fetch_add(1, Ordering::Relaxed);
-            at = budget.0.parent.as_ref();
-        }
-        Charge(self.clone())
+        self.add(1);
+        Charge(Some(self.clone()))
     }
 
-    fn put(&self) {
+    /// Counts `n` more buffers, if the limits allow all of them.
+    #[must_use]
+    pub(crate) fn take_many(&self, n: u32) -> Option<Charges> {
+        (self.free() >= n).then(|| self.force_many(n))
+    }
+
+    /// Counts `n` more buffers, even above the limits.
+    #[must_use]
+    pub(crate) fn force_many(&self, n: u32) -> Charges {
+        self.add(n);
+        Charges { budget: self.clone(), n }
+    }
+
+    fn add(&self, n: u32) {
         let mut at = Some(self);
         while let Some(budget) = at {
-            budget.0.used.fetch_sub(1, Ordering::Relaxed);
+            budget.0.used.fetch_add(n, Ordering::Relaxed);
             at = budget.0.parent.as_ref();
+        }
+    }
+
+    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an atomic subtraction
+    /// here and in the parent.
+    pub fn put(&self, n: u32) {
+        let mut awaited = false;
+        for counts in self.levels() {
+            counts.used.fetch_sub(n, Ordering::SeqCst);
+            awaited |= counts.awaited.load(Ordering::SeqCst) && counts.awaited.swap(false, Ordering::SeqCst);
+        }
+        if awaited {
+            self.levels().filter_map(|counts| counts.waker.as_ref()).for_each(Waker::wake_by_ref);
         }
     }
 }
@@ -80,13 +140,36 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// One buffer that is counted, until this is dropped.
+/// One counted buffer. Dropping this value ends the counting.
 #[derive(Debug)]
-pub struct Charge(Budget);
+pub struct Charge(Option<Budget>);
+
+impl Charge {
+    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep a number of buffers
+    /// instead of charges.
+    pub fn leave(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.0.put();
+        if let Some(budget) = &self.0 {
+            budget.put(1);
+        }
+    }
+}
+
+/// Several buffers that are counted together. Dropping this value ends the counting.
+#[derive(Debug)]
+pub(crate) struct Charges {
+    budget: Budget,
+    n: u32,
+}
+
+impl Drop for Charges {
+    fn drop(&mut self) {
+        self.budget.put(self.n);
     }
 }
 
@@ -104,7 +187,7 @@ impl<T> Held<T> {
         Self { chunk, charge }
     }
 
-    /// The payload, and what counts it.
+    /// Takes this value apart into the payload and its charge.
     #[must_use]
     pub fn into_parts(self) -> (T, Charge) {
         (self.chunk, self.charge)
@@ -147,5 +230,39 @@ mod tests {
         assert_eq!((chunk, two.used()), (7, 1));
         drop(charge);
         assert_eq!((two.used(), queue.used()), (0, 0));
+        one.take().unwrap().leave();
+        assert_eq!((one.used(), queue.used()), (1, 1));
+        one.put(1);
+        assert_eq!((one.used(), queue.used()), (0, 0));
+        assert!(one.take_many(3).is_none());
+        let (some, more) = (one.take_many(2), two.force_many(3));
+        assert_eq!((one.used(), queue.used()), (2, 5));
+        drop((some, more));
+        assert_eq!((one.used(), two.used(), queue.used()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_buffer_that_is_awaited_calls_the_waker_once() {
+        struct Calls(AtomicU32);
+        impl std::task::Wake for Calls {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let calls = Arc::new(Calls(AtomicU32::new(0)));
+        let queue = Budget::waking(3, calls.clone().into());
+        let (one, two) = (Budget::within(3, Some(&queue)), Budget::within(3, Some(&queue)));
+        let held: Vec<_> = [&one, &one, &two].map(|budget| budget.take().unwrap()).into();
+        drop(two.take());
+        let [first, second, third] = held.try_into().unwrap();
+        drop(first);
+        assert_eq!(calls.0.load(Ordering::Relaxed), 0, "none was awaited");
+        two.wait();
+        drop(second);
+        assert_eq!(calls.0.load(Ordering::Relaxed), 1, "another connection's makes room in the queue's");
+        drop(third);
+        assert_eq!(calls.0.load(Ordering::Relaxed), 2, "the connection's own");
+        drop(two.take());
+        assert_eq!(calls.0.load(Ordering::Relaxed), 2);
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::Timestamps;
 use crate::Time;
 
-/// After so long without a segment, the peer's clock may have wrapped (RFC 7323, section 5.5).
+/// After this time without a segment, the peer's clock may have wrapped (RFC 7323, section 5.5).
 const STALE: Duration = Duration::from_secs(24 * 24 * 3600);
 
-/// The latest timestamp of the peer, which is echoed.
+/// The latest timestamp of the peer. This side echoes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerClock {
     recent: u32,
@@ -20,27 +20,28 @@ impl PeerClock {
         Self { recent: timestamps.value, at: now }
     }
 
-    /// A clock that said `recent` a time `age` ago.
+    /// A clock whose latest timestamp is `recent`, which was received `age` ago.
     pub(super) fn aged(recent: u32, age: Duration, now: Time) -> Self {
         Self { recent, at: Time::from_micros(now.since(Time::ZERO + age).as_micros() as u64) }
     }
 
-    /// How long ago the latest timestamp came.
+    /// How long ago the latest timestamp was received.
     pub(super) fn age(&self, now: Time) -> Duration {
         now.since(self.at)
     }
 
-    /// What to echo.
+    /// The timestamp to echo.
     pub(super) fn recent(&self) -> u32 {
         self.recent
     }
 
-    /// Whether a segment with `value` is from before the latest one (PAWS).
+    /// Whether a segment with the timestamp `value` is older than the latest one (PAWS).
     pub(super) fn is_old(&self, value: u32, now: Time) -> bool {
         (value.wrapping_sub(self.recent) as i32) < 0 && now.since(self.at) < STALE
     }
 
-    /// A segment with `value`, which is not old, begins at or before the last number that was acknowledged.
+    /// Takes `value` as the latest timestamp. It is from a segment that is not old, and that begins at or before the
+    /// last acknowledged number.
     pub(super) fn advance(&mut self, value: u32, now: Time) {
         *self = Self { recent: value, at: now };
     }

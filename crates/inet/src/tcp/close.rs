@@ -1,4 +1,6 @@
-//! How a connection ends, and its timers.
+//! The end of a connection, and its timers.
+
+use std::time::Duration;
 
 use super::connection::{Connection, State};
 use super::event::Events;
@@ -6,11 +8,15 @@ use super::record::Step;
 use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
 use crate::Time;
 
-/// The initial number of a connection that reuses TIME-WAIT is so far behind the last number of the old one.
+/// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of the old one.
 const REUSE_GAP: u32 = 1 << 16;
 
+/// The first and the longest interval at which a connection checks for free buffers.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LAST_LOOK: Duration = Duration::from_millis(500);
+
 impl<C: Carrier> Connection<C> {
-    /// The user sends no more: FIN follows what is queued. Payload still comes in (half close).
+    /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half close).
     pub fn shutdown(&mut self) {
         self.note(|| Step::Shutdown);
         self.finish();
@@ -23,7 +29,7 @@ impl<C: Carrier> Connection<C> {
         self.shut = true;
         match self.state {
             State::SynSent => return self.end(),
-            // FIN-WAIT-1 begins when the handshake is complete.
+            // The state FIN-WAIT-1 begins when the handshake is complete.
             State::SynReceived => {}
             State::CloseWait => self.state = State::LastAck,
             _ => self.state = State::FinWait1,
@@ -31,17 +37,18 @@ impl<C: Carrier> Connection<C> {
         self.sender.finish();
     }
 
-    /// The user reads no more: after what is queued, [`recv`](Self::recv) says that the stream ended. The peer is not told, as it
-    /// cannot be, and payload that still comes in is acknowledged.
+    /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end of the stream. TCP
+    /// has no message that tells the peer. Payload that still arrives is acknowledged.
     pub fn shutdown_read(&mut self) {
         self.note(|| Step::ShutdownRead);
         self.deaf = true;
     }
 
-    /// The user is gone.
+    /// Closes the connection for the user.
     ///
-    /// What is queued is sent, then FIN. If there is payload that was not read, the connection is reset instead: the peer must
-    /// know that it was lost (RFC 9293, section 3.6.1). The same is done if payload arrives later.
+    /// Queued payload is sent, then FIN. If there is payload that the user has not read, the connection is reset
+    /// instead: the peer must know that it was lost (RFC 9293, section 3.6.1). The connection is also reset if payload
+    /// arrives later.
     pub fn close(&mut self, now: Time) {
         self.note(|| Step::Close(now));
         let unread = self.receiver.readable() > 0;
@@ -66,7 +73,7 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The device is gone: nothing can be sent or received any more.
+    /// Ends the connection because its device is gone: nothing can be sent or received any more.
     pub fn device_gone(&mut self) {
         self.note(|| Step::DeviceGone);
         if self.state != State::Closed {
@@ -74,12 +81,13 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// An ICMP error came, which quotes a segment of this connection that begins with `seq`. Without `seq`, this host itself found
-    /// that the next hop does not answer.
+    /// Handles an ICMP error that quotes a segment of this connection. The segment begins with `seq`. Without `seq`,
+    /// this host itself found that the next hop does not answer.
     ///
-    /// An ICMP error counts only if `seq` is in flight: an attacker who knows the ports must guess it (RFC 5927). During the
-    /// handshake, a hard error ends the connection, and so does an error of this host, because nothing was sent. Afterwards, errors
-    /// say only why the connection timed out, should it do so. Returns whether the error counts.
+    /// An ICMP error counts only if `seq` is in flight: an attacker that knows the ports must guess it (RFC 5927).
+    /// During the handshake, a hard error ends the connection. An error of this host also ends it, because nothing was
+    /// sent. After the handshake, errors are only the reason that is reported if the connection times out. Returns
+    /// whether the error counts.
     pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
         self.note(|| Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
@@ -103,16 +111,21 @@ impl<C: Carrier> Connection<C> {
         true
     }
 
-    /// When [`timeout`](Self::timeout) is to be called.
+    /// The time at which [`timeout`](Self::timeout) is to be called.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         if self.state == State::Closed {
             return None;
         }
-        [self.sender.deadline(), self.acks.deadline(), self.until, self.keep_alive_at()].into_iter().flatten().min()
+        let look = self.look.map(|(at, _)| at);
+        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    /// The time of the [`deadline`](Self::deadline) has come. A call before it does nothing.
+    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline). An earlier call does
+    /// nothing.
     pub fn timeout(&mut self, now: Time) {
         self.note(|| Step::Timeout(now));
         if self.state == State::Closed {
@@ -125,29 +138,45 @@ impl<C: Carrier> Connection<C> {
             return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
         }
         self.acks.timeout(now);
+        // The next transmission announces the window, if the window has opened.
+        if let Some((at, wait)) = &mut self.look
+            && *at <= now
+        {
+            *wait = (*wait * 2).min(LAST_LOOK);
+            *at = now + *wait;
+        }
         if self.keep_alive_at().is_some_and(|at| at <= now) {
             self.keep_alive(now);
         }
     }
 
-    /// When the next probe of an idle peer is due.
+    /// The time at which the next probe of an idle peer is due.
     fn keep_alive_at(&self) -> Option<Time> {
         let keep_alive = self.config.keep_alive?;
         let open = !matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait);
-        (open && self.sender.is_idle()).then(|| self.heard + keep_alive.idle + keep_alive.interval * self.probes.into())
+        let at = if self.probes == 0 { self.heard + keep_alive.idle } else { self.probed + keep_alive.interval };
+        (open && self.sender.is_idle()).then_some(at)
     }
 
-    /// A probe repeats the last number that was acknowledged, without payload: the peer must answer it (RFC 9293, section 3.8.4).
+    /// Sends a probe: a segment without payload, whose number the peer has already acknowledged. The peer must answer
+    /// it (RFC 9293, section 3.8.4).
     fn keep_alive(&mut self, now: Time) {
         if self.config.keep_alive.is_some_and(|keep_alive| self.probes >= keep_alive.probes) {
             return self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now);
         }
         self.probes += 1;
+        self.probed = now;
         self.reply = Some(self.header(self.sender.next_seq() - 1, Flags::ACK, now).0);
     }
 
-    /// Whether `syn` may begin a new connection with the same addresses and ports, although this one is in TIME-WAIT: it must be
-    /// later by its timestamp (RFC 6191) or by its number. The answer is the least initial number for this side.
+    /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits for buffers: the
+    /// user returns a buffer by dropping payload, which is no call of this connection.
+    pub(super) fn look_for_buffers(&mut self, now: Time) {
+        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + FIRST_LOOK, FIRST_LOOK)));
+    }
+
+    /// Whether `syn` may begin a new connection with the same addresses and ports while this one is in TIME-WAIT. `syn`
+    /// must be later by its timestamp (RFC 6191) or by its number. Returns the least initial number for this side.
     #[must_use]
     pub fn reused_by(&self, syn: &Header) -> Option<Seq> {
         let begins = syn.flags.has(Flags::SYN) && !syn.flags.has(Flags::ACK) && !syn.flags.has(Flags::RST);
@@ -161,26 +190,28 @@ impl<C: Carrier> Connection<C> {
         (self.state == State::TimeWait && begins && later).then(|| self.sender.next_seq() + REUSE_GAP)
     }
 
-    /// Both sides sent FIN and both were acknowledged. The last acknowledgement may have to be repeated.
+    /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement may have to be
+    /// repeated.
     pub(super) fn time_wait(&mut self, now: Time) {
         self.state = State::TimeWait;
         self.until = Some(now + self.config.time_wait);
     }
 
-    /// The connection is over, and the peer is told by a reset.
+    /// Ends the connection because of `error`, and sends a reset to the peer.
     pub(super) fn reset(&mut self, error: Error, now: Time) {
         let (header, _) = self.header(self.sender.next_seq(), Flags::RST.with(Flags::ACK), now);
         self.fail(error);
         self.reply = Some(header);
     }
 
-    /// The connection is over because of `error`. What was received can still be read, unless the user is gone.
+    /// Ends the connection because of `error`. Received payload can still be read, unless the user has closed the
+    /// connection.
     pub(super) fn fail(&mut self, error: Error) {
         self.error = Some(error);
         self.end();
     }
 
-    /// The connection is over.
+    /// Ends the connection.
     pub(super) fn end(&mut self) {
         self.state = State::Closed;
         self.until = None;

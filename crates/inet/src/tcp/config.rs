@@ -1,4 +1,4 @@
-//! What a connection is told before it begins.
+//! The settings of a connection, and their defaults.
 
 use std::time::Duration;
 
@@ -13,36 +13,41 @@ pub struct Config {
     pub mss: u16,
     /// The peer's MSS if it announces none: 536 for IPv4, 1220 for IPv6 (MUST-15).
     pub default_mss: u16,
-    /// Payload of a segment that the route's path MTU admits, in the same arithmetic. Options are subtracted from it.
+    /// Bytes of payload of a segment that fit into the route's path MTU, without IP and TCP headers as above. Options
+    /// are subtracted from it.
     pub max_payload: u16,
-    /// The sending half.
+    /// Settings of the sending half.
     pub send: SendOptions,
     /// The largest receive window, in bytes.
     pub receive_buffer: u32,
-    /// The window is as large as the buffer from the beginning. Otherwise it begins at 64 KiB and follows what the user reads in a
-    /// round trip.
+    /// Whether the window is as large as the buffer from the beginning. Otherwise it begins at 64 KiB and adapts to the
+    /// number of bytes that the user reads in a round trip.
     pub fixed_window: bool,
-    /// Buffers that received payload may occupy, with those that the user holds.
+    /// The number of buffers that received payload may occupy, including those that the user holds.
     pub budget: u32,
-    /// Window scale is requested and accepted.
+    /// Whether window scaling is requested and accepted.
     pub window_scaling: bool,
-    /// Selective acknowledgements are requested and accepted.
+    /// Whether selective acknowledgements are requested and accepted.
     pub sack: bool,
-    /// Timestamps are requested and accepted.
+    /// Whether timestamps are requested and accepted.
     pub timestamps: bool,
     /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// Segments that one acknowledgement covers.
+    /// Fields of the IP headers of the connection's segments.
+    #[serde(default)]
+    pub ip: IpFields,
+    /// The number of segments that one acknowledgement covers.
     pub ack_every: u16,
-    /// How long an acknowledgement may wait for more segments, or for payload. More than 500 ms means 500 ms.
+    /// The longest time that an acknowledgement waits for more segments, or for payload to send. Values above 500 ms
+    /// mean 500 ms.
     pub ack_delay: Duration,
-    /// Whether an idle peer is asked if it is still there.
+    /// Probes of an idle peer. `None`: an idle peer is not probed.
     pub keep_alive: Option<KeepAlive>,
     /// How long a connection that the user closed waits for the peer's FIN. The timer starts in FIN-WAIT-2.
     pub fin_wait_2: Duration,
     /// Twice the maximum segment lifetime: how long TIME-WAIT lasts.
     pub time_wait: Duration,
-    /// So many calls are recorded, from the beginning on ([`Recording`](super::Recording)). 0: none.
+    /// The number of calls that are recorded, from the beginning on ([`Recording`](super::Recording)). 0: none.
     pub record: u32,
 }
 
@@ -60,6 +65,7 @@ impl Default for Config {
             sack: true,
             timestamps: true,
             ecn: Ecn::Accept,
+            ip: IpFields::default(),
             ack_every: 2,
             ack_delay: Duration::from_millis(40),
             keep_alive: None,
@@ -81,14 +87,30 @@ pub enum Ecn {
     Request,
 }
 
+/// Fields of the IP headers of a connection's segments that its user chooses (RFC 9293, sections 3.9.1.9 and 3.9.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpFields {
+    /// The Differentiated Services code point (RFC 2474), 0 to 63. Higher bits are ignored.
+    pub dscp: u8,
+    /// How many routers may forward a segment: the time to live of IPv4, the hop limit of IPv6. 0 means 1.
+    pub hop_limit: u8,
+}
+
+impl Default for IpFields {
+    fn default() -> Self {
+        // The default that IANA recommends.
+        Self { dscp: 0, hop_limit: 64 }
+    }
+}
+
 /// Probes of an idle connection (RFC 9293, section 3.8.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepAlive {
-    /// The connection was idle for this long before the first probe.
+    /// The idle time before the first probe.
     pub idle: Duration,
-    /// Between two probes.
+    /// The time between two probes.
     pub interval: Duration,
-    /// After so many unanswered probes, the connection is dead.
+    /// The number of unanswered probes after which the connection ends.
     pub probes: u8,
 }
 

@@ -1,4 +1,5 @@
-//! The connection: states, and what the user calls. Segments come in by `input`, leave by `transmit`, and `close` ends it.
+//! The connection: its states, and the user's calls. `input` handles received segments, `transmit` sends segments, and
+//! `close` ends the connection.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use super::receiver::Receiver;
 use super::record::Step;
 use super::sender::{Negotiated, SendInfo, SendOptions, Sender};
 use super::{
-    Carrier, Chunk, Config, Ecn, Error, Event, Flags, Header, KeepAlive, Options, Recording, Seq, Start, Timestamps,
-    Unreachable,
+    Carrier, Chunk, Config, Ecn, Error, Event, Flags, Header, IpFields, KeepAlive, Options, Recording, Seq, Start,
+    Timestamps, Unreachable,
 };
 use crate::Time;
 
@@ -38,12 +39,12 @@ pub enum State {
 ///
 /// ```text
 ///   segment(header, payload, meta, now) ─┐                     ┌─► transmit(now, out): segments
-///   send, recv, shutdown, close, abort  ─┼─► Connection ───────┼─► event(): what the user must know
+///   send, recv, shutdown, close, abort  ─┼─► Connection ───────┼─► event(): an event for the user
 ///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
 /// ```
 ///
-/// After any of the calls on the left, call [`transmit`](Self::transmit), then look at events and at the deadline. If
-/// [`is_gone`](Self::is_gone), nothing will happen any more.
+/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the deadline. After
+/// [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and has no more events.
 pub struct Connection<C: Carrier> {
     pub(super) state: State,
     pub(super) config: Config,
@@ -53,71 +54,75 @@ pub struct Connection<C: Carrier> {
     /// The number of the peer's SYN.
     pub(super) irs: Seq,
     pub(super) peer_mss: u16,
-    /// By how much the peer's windows are shifted.
+    /// The number of bits by which the peer's windows are shifted.
     pub(super) peer_scale: u8,
-    /// Window scale options went both ways.
+    /// Whether both sides sent the window scale option.
     pub(super) scaled: bool,
     pub(super) sack: bool,
     pub(super) ecn: bool,
-    /// Timestamps are used if there is one.
+    /// The peer's clock, if the connection uses timestamps.
     pub(super) clock: Option<PeerClock>,
     /// The last number that was acknowledged to the peer.
     pub(super) acknowledged: Seq,
-    /// A CE mark was received, and the peer has not reduced its window yet.
+    /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its window.
     pub(super) echo: bool,
     pub(super) events: Events,
     pub(super) error: Option<Error>,
-    /// An ICMP error that did not end the connection. It is the reason if the connection times out.
+    /// An ICMP error that did not end the connection. If the connection times out, this is the reported reason.
     pub(super) soft: Option<Unreachable>,
-    /// A segment without payload that is to be sent once: a reset, or SYN-ACK again.
+    /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe of an idle peer.
     pub(super) reply: Option<Header>,
     pub(super) limit: Limit,
-    /// FIN-WAIT-2 or TIME-WAIT ends.
+    /// The time at which FIN-WAIT-2 or TIME-WAIT ends.
     pub(super) until: Option<Time>,
-    /// The user sends no more.
+    /// Whether the user has shut the sending side down.
     pub(super) shut: bool,
-    /// The user reads no more, but the connection is not closed.
+    /// Whether the user has shut the reading side down, but has not closed the connection.
     pub(super) deaf: bool,
-    /// The user is gone: nothing is read any more.
+    /// Whether the user has closed the connection: nothing is read any more.
     pub(super) closed: bool,
-    /// The number after the last urgent byte, received.
+    /// The number after the last urgent byte that was received.
     pub(super) urgent: Option<Seq>,
-    /// The number after the last urgent byte, sent.
+    /// The number after the last urgent byte that was sent.
     pub(super) urgent_sent: Option<Seq>,
+    /// Set while no buffer is free: when to check again, and the current interval between checks.
+    pub(super) look: Option<(Time, Duration)>,
     pub(super) heard: Time,
+    /// The number of unanswered probes of an idle peer, and when the last probe was sent.
     pub(super) probes: u8,
+    pub(super) probed: Time,
     pub(super) data_at: Time,
     pub(super) largest: u32,
     pub(super) tape: Option<Box<Recording>>,
 }
 
-/// What a call of [`recv`](Connection::recv) gave.
+/// The result of [`recv`](Connection::recv).
 #[derive(Debug)]
 pub enum Received<T> {
     /// Payload that is next in order.
     Chunk(Held<T>),
-    /// Nothing now.
+    /// There is no payload now.
     Empty,
-    /// Nothing any more: the peer sent FIN, or the reading side is shut.
+    /// There will be no more payload: the peer sent FIN, or the reading side is shut down.
     End,
 }
 
-/// A chunk that was not taken.
+/// A chunk that the connection refused.
 #[derive(Clone, Debug)]
 pub struct Refusal<T> {
-    /// It.
+    /// The chunk.
     pub chunk: T,
-    /// Why not.
+    /// The reason.
     pub why: Refused,
 }
 
-/// Why a chunk was not taken.
+/// The reason why a chunk was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The send buffer is full: there will be [`Event::Writable`].
+    /// The send buffer is full. [`Event::Writable`] follows when it has room.
     #[error("the send buffer is full")]
     Full,
-    /// The sending side is shut.
+    /// The sending side is shut down.
     #[error("the sending side is shut")]
     Shut,
     /// The connection is over.
@@ -125,27 +130,30 @@ pub enum Refused {
     Over(Error),
 }
 
-/// Numbers about a connection.
+/// Statistics of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
-    /// Of the sending half.
+    /// Statistics of the sending half.
     pub send: SendInfo,
     /// The announced MSS.
     pub announced_mss: u16,
     /// The largest payload of a received segment.
     pub received_mss: u32,
-    /// Since the last payload was received, or the handshake.
+    /// The time since the last payload was received, or since the handshake.
     pub idle: Duration,
     /// Bytes that can be read.
     pub readable: u32,
-    /// Buffers that received payload occupies, with those that the user holds.
+    /// The number of buffers that received payload occupies, including those that the user holds.
     pub buffers: u32,
+    /// Bytes in order that were dropped without an acknowledgement, because no buffer was free.
+    pub starved: u64,
 }
 
 impl<C: Carrier> Connection<C> {
     /// Opens a connection: SYN is sent by the next [`transmit`](Self::transmit).
     ///
-    /// Received payload is counted in a budget of [`Config::budget`] buffers inside `queue`, if there is one.
+    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given, that budget is a
+    /// part of it.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let mut this = Self::begin(State::SynSent, config, start, queue, now);
@@ -159,7 +167,8 @@ impl<C: Carrier> Connection<C> {
         Self::new(state, config, sender, queue, now)
     }
 
-    /// The calls from the beginning on, if [`Config::record`] asks for them. Connections from cookies and restored ones have none.
+    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections that were made from
+    /// cookies or restored have no recording.
     #[must_use]
     pub fn recording(&self) -> Option<&Recording> {
         self.tape.as_deref()
@@ -178,7 +187,7 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The answer to `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
+    /// A connection that answers `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let mut this = Self::begin(State::SynReceived, config, start, queue, now);
         this.record(start, Some(syn), now);
@@ -186,7 +195,7 @@ impl<C: Carrier> Connection<C> {
         this
     }
 
-    /// A connection whose SYN-ACK was a cookie: `ack` acknowledged it. `options` are those that the peer's SYN had.
+    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of the peer's SYN.
     pub(super) fn from_cookie(
         ack: &Header,
         options: Options,
@@ -232,15 +241,17 @@ impl<C: Carrier> Connection<C> {
             closed: false,
             urgent: None,
             urgent_sent: None,
+            look: None,
             heard: now,
             probes: 0,
+            probed: now,
             data_at: now,
             largest: 0,
             tape: None,
         }
     }
 
-    /// The peer's SYN says what both understand.
+    /// Takes the options of the peer's SYN that both sides support.
     pub(super) fn agree(&mut self, syn: &Header, ecn: bool, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;
@@ -254,7 +265,7 @@ impl<C: Carrier> Connection<C> {
         self.receiver.open(syn.seq, self.scaled);
     }
 
-    /// The handshake is complete. The segment `seq` had `window`, in bytes.
+    /// Completes the handshake. The segment `seq` announced `window`, in bytes.
     pub(super) fn establish(&mut self, seq: Seq, window: u32, now: Time) {
         let mss = self.peer_mss;
         let timestamps = self.clock.is_some();
@@ -264,12 +275,15 @@ impl<C: Carrier> Connection<C> {
         self.events.add(Events::CONNECTED);
     }
 
-    /// Queues `chunk` to be sent. `more` says that more follows soon, so that a segment need not leave before it is full.
+    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a segment can wait until it
+    /// is full.
     ///
     /// # Errors
-    /// The chunk is given back, with the reason.
+    /// The chunk is refused. The error contains the chunk and the reason.
     pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), Refusal<C::Sent>> {
-        self.note(|| Step::Send { len: chunk.len() as u32, more });
+        if let Some(tape) = &mut self.tape {
+            tape.add(Step::Send { len: chunk.len() as u32, more, joins: self.sender.joins(&chunk) });
+        }
         let why = match self.state {
             State::Closed => Refused::Over(self.error.unwrap_or(Error::Aborted)),
             _ if self.shut => Refused::Shut,
@@ -281,7 +295,7 @@ impl<C: Carrier> Connection<C> {
         Err(Refusal { chunk, why })
     }
 
-    /// What is queued now ends with urgent data: segments before its end carry the urgent pointer.
+    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the urgent pointer.
     ///
     /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
     pub fn mark_urgent(&mut self) {
@@ -289,22 +303,34 @@ impl<C: Carrier> Connection<C> {
         self.urgent_sent = Some(self.sender.end());
     }
 
-    /// Bytes that [`send`](Self::send) takes now.
+    /// Whether both ends use explicit congestion notification.
+    #[must_use]
+    pub fn uses_ecn(&self) -> bool {
+        self.ecn
+    }
+
+    /// Fields of the IP headers of the connection's segments.
+    #[must_use]
+    pub fn ip(&self) -> IpFields {
+        self.config.ip
+    }
+
+    /// The number of bytes that [`send`](Self::send) accepts now.
     #[must_use]
     pub fn room(&self) -> usize {
         self.sender.room()
     }
 
-    /// Whether the send buffer has so much room that [`Event::Writable`] would be due.
+    /// Whether the send buffer has enough room for [`Event::Writable`].
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.sender.is_writable()
     }
 
-    /// Takes the next payload that is in order. What arrived before a reset can still be read.
+    /// Takes the next payload that is in order. Payload that arrived before a reset can still be read.
     ///
     /// # Errors
-    /// The connection is over, and there is nothing left to read.
+    /// The connection is over, and no payload is left to be read.
     pub fn recv(&mut self, now: Time) -> Result<Received<C::Received>, Error> {
         self.note(|| Step::Recv(now));
         let round_trip = self.sender.round_trip();
@@ -317,6 +343,25 @@ impl<C: Carrier> Connection<C> {
             None if self.state == State::Closed => Ok(Received::End),
             None => Ok(Received::Empty),
         }
+    }
+
+    /// The payload that [`recv`](Self::recv) takes next.
+    #[must_use]
+    pub fn peek(&self) -> Option<&C::Received> {
+        self.receiver.peek()
+    }
+
+    /// The budget in which the buffers of received payload are counted.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        self.receiver.budget()
+    }
+
+    /// Whether only the lack of free buffers keeps the window small. When buffers are returned,
+    /// [`transmit`](Self::transmit) may have a window update to send.
+    #[must_use]
+    pub fn is_starved(&self) -> bool {
+        self.receiver.is_starved()
     }
 
     /// Bytes that can be read.
@@ -343,82 +388,89 @@ impl<C: Carrier> Connection<C> {
         self.state
     }
 
-    /// The first number that the peer has not acknowledged. When it moves, the path works.
+    /// The first number that the peer has not acknowledged. If it advances, the path works.
     #[must_use]
     pub fn una(&self) -> Seq {
         self.sender.una()
     }
 
-    /// Why the connection is over, if an error ended it.
+    /// The error that ended the connection, if there was one.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.error
     }
 
-    /// The connection is over, and nothing is left to be sent.
+    /// Whether the connection is over, and nothing is left to be sent.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.state == State::Closed && self.reply.is_none()
     }
 
-    /// Something waits for an earlier transmission that the device still holds: call [`transmit`](Self::transmit) again after
-    /// the queue's completions.
+    /// Whether something waits for an earlier transmission that the device still holds. If so, call
+    /// [`transmit`](Self::transmit) again after the queue's completions.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
         self.state != State::Closed && self.sender.waits_for_ring()
     }
 
-    /// Small segments leave at once, or wait until what was sent is acknowledged (Nagle's algorithm).
+    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is acknowledged
+    /// (Nagle's algorithm).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.note(|| Step::Nodelay(nodelay));
         self.sender.set_nodelay(nodelay);
     }
 
-    /// While corked, only full segments leave.
+    /// While the connection is corked, only full segments are sent.
     pub fn set_cork(&mut self, cork: bool) {
         self.note(|| Step::Cork(cork));
         self.sender.set_cork(cork);
     }
 
-    /// How long sent data may stay unacknowledged.
+    /// Sets how long sent data may stay unacknowledged before the connection ends.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
         self.note(|| Step::UserTimeout(timeout));
         self.sender.set_user_timeout(timeout);
     }
 
-    /// Bytes of the send buffer.
+    /// Sets the size of the send buffer, in bytes.
     pub fn set_send_buffer(&mut self, bytes: usize) {
         self.note(|| Step::SendBuffer(bytes));
         self.sender.set_send_buffer(bytes);
     }
 
-    /// Whether an idle peer is asked if it is still there. The time since the peer was heard counts.
+    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer counts as idle time.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         self.note(|| Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
         self.probes = 0;
     }
 
-    /// Segments that one acknowledgement covers.
+    /// Sets fields of the IP headers of segments that are sent from now on.
+    pub fn set_ip(&mut self, ip: IpFields) {
+        // Not recorded: no decision depends on it.
+        self.config.ip = ip;
+    }
+
+    /// Sets the number of segments that one acknowledgement covers.
     pub fn set_ack_every(&mut self, segments: u16) {
         self.note(|| Step::AckEvery(segments));
         self.acks.set_every(segments);
     }
 
-    /// The next segments are acknowledged at once, or delayed from now on.
+    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
         self.note(|| Step::QuickAck(quick));
         self.acks.set_quick(quick);
     }
 
-    /// The route's path MTU changed: payload of a segment, without options.
+    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment, without options.
     pub fn set_max_payload(&mut self, max_payload: u16) {
         self.note(|| Step::MaxPayload(max_payload));
         self.config.max_payload = max_payload;
         self.sender.set_max_payload(u32::from(max_payload));
     }
 
-    /// Numbers about the connection.
+    /// Statistics of the connection.
     #[must_use]
     pub fn info(&self, now: Time) -> Info {
         Info {
@@ -428,6 +480,7 @@ impl<C: Carrier> Connection<C> {
             idle: now.since(self.data_at),
             readable: self.receiver.readable(),
             buffers: self.receiver.buffers(),
+            starved: self.receiver.starved(),
         }
     }
 
@@ -436,7 +489,7 @@ impl<C: Carrier> Connection<C> {
         let value = self.sender.timestamp(now);
         match &self.clock {
             Some(clock) => Some(Timestamps { value, echo: clock.recent() }),
-            // The first SYN offers them.
+            // The first SYN offers timestamps.
             None if syn && self.state == State::SynSent && self.config.timestamps => {
                 Some(Timestamps { value, echo: 0 })
             }
@@ -468,7 +521,7 @@ mod tests {
         assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
         assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
         assert_eq!(pair.b.tcp.info(pair.now).buffers, 0);
-        // The other half still works.
+        // The sending half of the other end still works.
         pair.b.tcp.send(stream(500, 20), false).unwrap();
         pair.pass(Duration::from_millis(100));
         pair.a.read(pair.now);

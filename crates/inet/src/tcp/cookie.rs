@@ -1,12 +1,12 @@
-//! SYN cookies: a SYN-ACK whose number says all that must be remembered.
+//! SYN cookies: the number of the SYN-ACK contains all state of the connection, so this side keeps none.
 //!
 //! ```text
 //!   number of SYN-ACK    27 bits: hash of flow, peer's number, period, MSS │ 2 bits: period │ 3 bits: MSS
 //!   low bits of TSval     1 bit: ECN │ 1 bit: SACK │ 4 bits: window scale, 15 for none
 //! ```
 //!
-//! The peer returns both in its acknowledgement. Without timestamps, there is no room for the options, so the answer offers none.
-//! The options are not part of the hash: a peer can lie about its own options anyhow.
+//! The peer returns both in its acknowledgement. Without timestamps there is no room for the options, so the SYN-ACK
+//! offers none. The options are not part of the hash: a peer can send false options in any case.
 
 use std::hash::Hash;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::Time;
 /// A cookie is valid in the period in which it was made, and in the next one.
 const PERIOD: Duration = Duration::from_secs(64);
 
-/// MSS values that a cookie can express. The largest one that the peer admits is used.
+/// The MSS values that a cookie can express. The largest value that the peer admits is used.
 const MSS: [u16; 8] = [88, 536, 1220, 1360, 1440, 1460, 4312, 8960];
 
 const NO_SCALE: u32 = 15;
 const STAMP_BITS: u32 = 6;
 
-/// How long after the last cookie was sent an acknowledgement can still bring one.
+/// How long after the last cookie was sent an acknowledgement can still contain a valid one.
 pub(super) const VALID: Duration = Duration::from_secs(2 * 64);
 
-/// The number for SYN-ACK to a SYN with the number `irs` and `mss`.
+/// The number of the SYN-ACK that answers a SYN with the number `irs` and the option `mss`.
 pub(super) fn make(secret: &Secret, flow: &impl Hash, irs: Seq, mss: u16, now: Time) -> Seq {
     let index = MSS.iter().rposition(|size| *size <= mss).unwrap_or(0) as u32;
     number(secret, flow, irs, period(now), index)
 }
 
-/// The peer's MSS, if `iss` is a cookie for `flow` and `irs` that is valid at `now`.
+/// Returns the peer's MSS, if `iss` is a cookie for `flow` and `irs` that is valid at `now`.
 pub(super) fn check(secret: &Secret, flow: &impl Hash, irs: Seq, iss: Seq, now: Time) -> Option<u16> {
     let (now, index) = (period(now), iss.0 & 7);
     let age = (now as u32).wrapping_sub(iss.0 >> 3) & 3;
@@ -49,7 +49,7 @@ fn number(secret: &Secret, flow: &impl Hash, irs: Seq, period: u64, index: u32) 
     Seq(hash << 5 | (period as u32 & 3) << 3 | index)
 }
 
-/// A timestamp, at or before `clock`, that says which options are used.
+/// A timestamp at or before `clock`, whose low bits encode the options of the connection.
 pub(super) fn stamp(clock: u32, scale: Option<u8>, sack: bool, ecn: bool) -> u32 {
     let scale = scale.map_or(NO_SCALE, |scale| u32::from(scale.min(14)));
     let bits = u32::from(ecn) << 5 | u32::from(sack) << 4 | scale;
@@ -57,7 +57,7 @@ pub(super) fn stamp(clock: u32, scale: Option<u8>, sack: bool, ecn: bool) -> u32
     if value > clock { value.wrapping_sub(1 << STAMP_BITS) } else { value }
 }
 
-/// The options that the timestamp `echo` says, and whether ECN is used.
+/// The options that the timestamp `echo` encodes, and whether ECN is used.
 pub(super) fn options(echo: u32) -> (Options, bool) {
     let scale = echo & 15;
     let window_scale = (scale != NO_SCALE).then_some(scale as u8);

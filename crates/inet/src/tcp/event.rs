@@ -1,25 +1,25 @@
-//! What a connection tells its user.
+//! Events and errors of a connection, for its user.
 
 use serde::{Deserialize, Serialize};
 
-/// Something that happened.
+/// An event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The handshake is complete.
     Connected,
-    /// There is more to read than before.
+    /// More payload can be read than before.
     Readable,
-    /// There is urgent data ahead ([`Connection::urgent`](super::Connection::urgent)).
+    /// Urgent data was announced ([`Connection::urgent`](super::Connection::urgent)).
     Urgent,
-    /// The peer sends no more: after what is queued, the stream ends.
+    /// The peer sent FIN: after the payload that can be read, the stream ends.
     End,
     /// There is room in the send buffer again.
     Writable,
-    /// The connection is over. Without an error, both sides closed it.
+    /// The connection is over. Without an error, both sides have closed it.
     Closed(Option<Error>),
 }
 
-/// Why a connection ended, or was not made.
+/// The reason why a connection ended, or was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The peer answered SYN with a reset.
@@ -28,7 +28,7 @@ pub enum Error {
     /// The peer reset the connection.
     #[error("connection reset by the peer")]
     Reset,
-    /// The peer did not answer for too long.
+    /// The peer did not answer in time.
     #[error("connection timed out")]
     TimedOut,
     /// A router or the peer's host said that the peer cannot be reached.
@@ -42,7 +42,7 @@ pub enum Error {
     Aborted,
 }
 
-/// What is unreachable, as ICMP says it.
+/// What is unreachable, according to ICMP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Unreachable {
     /// No route to the network.
@@ -57,7 +57,7 @@ pub enum Unreachable {
     /// The port is closed.
     #[error("port unreachable")]
     Port,
-    /// A firewall forbids it.
+    /// A firewall forbids the connection.
     #[error("administratively prohibited")]
     Prohibited,
     /// The hop limit was exceeded, or a header was not understood.
@@ -66,7 +66,7 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// Whether trying again cannot help (RFC 9293, section 3.9.2.2): the peer's host itself refuses.
+    /// Whether another attempt cannot help, because the peer's host itself refuses (RFC 9293, section 3.9.2.2).
     #[must_use]
     pub fn is_hard(self) -> bool {
         matches!(self, Self::Protocol | Self::Port | Self::Prohibited)
@@ -80,12 +80,12 @@ pub enum IcmpError {
     Unreachable(Unreachable),
     /// The segment is larger than the path allows.
     TooBig {
-        /// Payload of a segment that the announced MTU admits, without options.
+        /// Bytes of payload of a segment that fit into the announced MTU, without options.
         max_payload: u32,
     },
 }
 
-/// Events that wait. Each kind waits at most once, so that the peer cannot make them pile up.
+/// The events that wait to be taken. Each kind waits at most once, so that the peer cannot make them pile up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Events(u8);
 
@@ -101,7 +101,7 @@ impl Events {
         self.0 |= event;
     }
 
-    /// The first one that waits, in the order above.
+    /// Takes the first waiting event, in the order above.
     pub(super) fn take(&mut self, error: Option<Error>) -> Option<Event> {
         let first = self.0 & self.0.wrapping_neg();
         self.0 &= !first;

@@ -1,10 +1,10 @@
-//! What a segment's header says, as values.
+//! The fields of a segment's header, as values.
 
 use serde::{Deserialize, Serialize};
 
 use super::Seq;
 
-/// A segment's header without its ports, which the flow has.
+/// The header of a segment without its ports, which are part of the flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The number of the first byte of payload, or of SYN.
@@ -65,14 +65,14 @@ impl Flags {
     }
 }
 
-/// The options that are understood.
+/// The supported options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// The largest segment that the sender of this option accepts, in bytes of payload.
     pub mss: Option<u16>,
-    /// By how many bits windows are shifted to the left. Values above 14 mean 14.
+    /// The number of bits by which windows are shifted to the left. Values above 14 mean 14.
     pub window_scale: Option<u8>,
-    /// Selective acknowledgements are understood.
+    /// Whether the sender supports selective acknowledgements.
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
@@ -98,7 +98,7 @@ pub struct SackBlocks {
 }
 
 impl SackBlocks {
-    /// Blocks that one header has room for.
+    /// The number of blocks for which one header has room.
     pub const MOST: usize = 4;
 
     /// Adds a block at the end; returns false if there is no room.

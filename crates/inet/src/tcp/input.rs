@@ -1,4 +1,4 @@
-//! Segments come in: RFC 9293, section 3.10.7, in its order.
+//! Input of segments: RFC 9293, section 3.10.7, in its order.
 
 use std::time::Duration;
 
@@ -14,19 +14,20 @@ use crate::Time;
 /// After a pause of this length, the peer is in slow start again.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// What is known of a segment besides its header and its payload.
+/// The properties of a segment besides its header and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Bytes of payload, as the headers say. Payload that is missing was dropped below the reserve of buffers; the header counts.
+    /// Bytes of payload according to the headers. If the payload is shorter, a part of it was dropped because buffers
+    /// were scarce. The header is processed nevertheless.
     pub len: u32,
-    /// Segments that were merged into this one.
+    /// The number of segments that were merged into this one.
     pub segments: u16,
-    /// The IP header was marked: congestion experienced.
+    /// Whether the IP header has the mark "congestion experienced".
     pub ce: bool,
 }
 
 impl Meta {
-    /// One segment with `len` bytes, not marked.
+    /// The properties of one segment with `len` bytes and without a mark.
     #[must_use]
     pub fn of(len: u32) -> Self {
         Self { len, segments: 1, ce: false }
@@ -34,9 +35,10 @@ impl Meta {
 }
 
 impl<C: Carrier> Connection<C> {
-    /// A segment arrived for this connection.
+    /// Processes a segment that arrived for this connection.
     ///
-    /// Checksums were verified. Cost: constant for a segment in order, and logarithmic in the number of gaps for another one.
+    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in the number of gaps
+    /// for a segment out of order.
     pub fn segment(&mut self, header: &Header, payload: impl IntoIterator<Item = C::Received>, meta: Meta, now: Time) {
         let payload = payload.into_iter();
         if self.tape.is_none() {
@@ -55,11 +57,11 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// RFC 9293, section 3.10.7.3.
+    /// Processes a segment in SYN-SENT: RFC 9293, section 3.10.7.3.
     fn syn_sent(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let flags = header.flags;
         let acks = flags.has(Flags::ACK);
-        // First, the acknowledgement, before anything of the segment is believed.
+        // The acknowledgement is checked first, before anything else in the segment is used.
         if acks && !(self.sender.una() < header.ack && header.ack <= self.sender.next_seq()) {
             if !flags.has(Flags::RST) {
                 self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
@@ -79,7 +81,7 @@ impl<C: Carrier> Connection<C> {
         let asked = flags.without(Flags(!both.0));
         self.heard = now;
         if acks {
-            // An answer that agrees to ECN has ECE without CWR.
+            // A SYN-ACK that accepts ECN has ECE without CWR.
             self.agree(header, self.config.ecn == Ecn::Request && asked == Flags::ECE, now);
             self.acknowledge(header, u32::from(header.window), false, now);
             self.establish(header.seq, u32::from(header.window), now);
@@ -87,14 +89,15 @@ impl<C: Carrier> Connection<C> {
             let text = Header { seq: header.seq + 1, ..*header };
             self.text(&text, payload, meta, now);
         } else {
-            // Both opened at the same time. The SYN is repeated as SYN-ACK, without payload: the peer sends that again.
+            // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the peer's SYN is ignored:
+            // the peer sends it again.
             self.agree(header, self.config.ecn != Ecn::Off && asked == both, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }
     }
 
-    /// RFC 9293, section 3.10.7.4, with RFC 5961 and RFC 7323.
+    /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC 7323.
     fn synchronized(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let mut header = *header;
         let flags = header.flags;
@@ -102,7 +105,8 @@ impl<C: Carrier> Connection<C> {
         if !flags.has(Flags::ACK) && !rst && !syn {
             return;
         }
-        // Both opened at the same time, and this is the peer's SYN-ACK: its SYN is known, and its acknowledgement is news.
+        // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already received, and only
+        // its acknowledgement is new.
         if self.state == State::SynReceived && syn && flags.has(Flags::ACK) && header.seq == self.irs {
             header.seq += 1;
             header.flags = flags.without(Flags::SYN);
@@ -120,8 +124,9 @@ impl<C: Carrier> Connection<C> {
             return;
         }
         if rst {
-            // Only the exact number resets. Another number in the window can be a guess, which the peer's answer to a challenge
-            // tells apart (RFC 5961, section 3).
+            // A reset is accepted only with the exact number. A reset with another number in the window can be forged
+            // by guessing. It is answered by a challenge, and the answer of the true peer has the exact number (RFC
+            // 5961, section 3).
             if header.seq != self.receiver.nxt() {
                 return self.challenge(now);
             }
@@ -159,10 +164,11 @@ impl<C: Carrier> Connection<C> {
         self.text(&header, payload, meta, now);
     }
 
-    /// PAWS: whether the segment is not from before the latest one. RFC 7323, section 5.3.
+    /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one. RFC 7323, section
+    /// 5.3.
     fn is_recent(&mut self, header: &Header, len: u32, now: Time) -> bool {
         let Some(clock) = &self.clock else { return true };
-        // All segments of a connection with timestamps have one (RFC 7323, section 3.2).
+        // All segments of a connection with timestamps have a timestamp (RFC 7323, section 3.2).
         let Some(stamps) = header.options.timestamps else { return false };
         if !clock.is_old(stamps.value, now) {
             return true;
@@ -171,17 +177,17 @@ impl<C: Carrier> Connection<C> {
         false
     }
 
-    /// Answers a segment outside the window, or an old one, with an acknowledgement.
+    /// Answers a segment that is old or outside the window by an acknowledgement.
     fn unacceptable(&mut self, header: &Header, len: u32, now: Time) {
         let syn = header.flags.has(Flags::SYN);
         if syn && self.state == State::SynReceived && header.seq == self.irs {
-            // The peer did not get the SYN-ACK.
+            // The peer has not received the SYN-ACK.
             return self.syn_again(now);
         }
         if syn || len == 0 {
             return self.challenge(now);
         }
-        // Payload that is known: the acknowledgement was lost. It is repeated, for each segment.
+        // The payload was received before, so the acknowledgement was lost. It is repeated for each such segment.
         self.receiver.repeated(header.seq, header.seq + len);
         self.acks.at_once();
         if self.state == State::TimeWait && header.flags.has(Flags::FIN) {
@@ -189,14 +195,15 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// An acknowledgement that tells the true peer where this side is. Their number is limited.
+    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The number of challenges is
+    /// limited.
     fn challenge(&mut self, now: Time) {
         if self.limit.allows(now) {
             self.acks.at_once();
         }
     }
 
-    /// The acknowledgement, the window in bytes and the SACK blocks of a segment.
+    /// Processes the acknowledgement, the window in bytes and the SACK blocks of a segment.
     fn acknowledge(&mut self, header: &Header, window: u32, data: bool, now: Time) {
         let acked = self.sender.ack(
             &Ack {
@@ -229,14 +236,14 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Urgent data, payload and FIN.
+    /// Processes urgent data, payload and FIN.
     fn text(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let fin = header.flags.has(Flags::FIN);
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;
         }
         if self.ecn && meta.len > 0 {
-            // CWR answers the echo before it; a mark on the same segment is a new one.
+            // CWR ends the echo of earlier marks. A mark on the same segment begins a new echo.
             self.echo = (self.echo && !header.flags.has(Flags::CWR)) || meta.ce;
         }
         if header.flags.has(Flags::URG) {
@@ -247,8 +254,9 @@ impl<C: Carrier> Connection<C> {
         }
         let end = header.seq + meta.len;
         if self.closed && meta.len > 0 && self.receiver.nxt() < end {
-            // Payload that the user can never read (RFC 9293, section 3.6.1, MUST-17 and SHLD-3). The reset has the number that the peer
-            // expects, which is before a FIN that it does not have yet (RFC 5961, section 3).
+            // The user can never read this payload, so the connection is reset (RFC 9293, section 3.6.1, MUST-17 and
+            // SHLD-3). The reset has the number that the peer expects. This number is before a FIN that the peer has
+            // not received yet (RFC 5961, section 3).
             self.fail(Error::Aborted);
             self.reply = super::reset_for(header, meta.len);
             return;
@@ -273,7 +281,7 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The peer's urgent data ends before `end`. The pointer moves forward only.
+    /// Notes that the peer's urgent data ends before `end`. The pointer only moves forward.
     fn urgent_pointer(&mut self, end: Seq) {
         if self.receiver.read_position() < end && self.urgent.is_none_or(|urgent| urgent < end) {
             self.urgent = Some(end);
@@ -285,10 +293,10 @@ impl<C: Carrier> Connection<C> {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{End, Pair, Piece, Sent, start, stream};
-    use super::super::{Config, Event, KeepAlive, SackBlocks, Timestamps};
+    use super::super::{Config, Event, KeepAlive, Received, SackBlocks, Timestamps};
     use super::*;
 
-    /// Without timestamps, so that PAWS does not decide first.
+    /// A configuration without timestamps, so that PAWS does not reject the segment first.
     fn plain() -> Config {
         Config { timestamps: false, ..Config::default() }
     }
@@ -351,12 +359,12 @@ mod tests {
         pair.a.tcp.send(stream(0, 14_600), false).unwrap();
         let sent = pair.a.output(pair.now);
         let una = pair.a.tcp.una();
-        // The peer takes back what it promised, and has the first segment only.
+        // The peer shrinks its window, and has received the first segment only.
         let header =
             Header { ack: una + 1460, window: 0, ..pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0 };
         assert!(pair.a.answer(header, pair.now).is_empty());
         assert_eq!((pair.a.tcp.una(), pair.a.tcp.state()), (una + 1460, State::Established));
-        // It acknowledges what was sent beyond its window, and the rest follows when the window is open.
+        // The peer acknowledges what was sent beyond its window, and the rest follows when the window is open.
         sent.iter().for_each(|sent| pair.b.input(sent, pair.now));
         pair.a.tcp.send(stream(14_600, 5000), false).unwrap();
         for _ in 0..100 {
@@ -522,7 +530,7 @@ mod tests {
         assert_eq!((answer.ack, pair.b.tcp.readable()), (header.seq, 0));
         header.options.timestamps = None;
         assert!(pair.b.answer_text(header, 10, pair.now).is_empty(), "a timestamp is missing");
-        // A reset has none, or an old one.
+        // A reset has no timestamp, or an old one.
         header.flags = Flags::RST;
         pair.b.answer(header, pair.now);
         assert_eq!(pair.b.tcp.failure(), Some(Error::Reset));
@@ -599,7 +607,7 @@ mod tests {
         pair.a.tcp.send(stream(3000, 1000), false).unwrap();
         let next = pair.settle();
         assert!(next[0].1.has(Flags::CWR) && !next[1].1.has(Flags::ECE), "{next:?}");
-        // A peer that refuses.
+        // A peer that refuses ECN.
         let pair = Pair::connected(&ask, &Config { ecn: Ecn::Off, ..Config::default() });
         assert!(!pair.a.tcp.ecn && !pair.b.tcp.ecn && !pair.log[1].1.has(Flags::ECE));
     }
@@ -612,7 +620,7 @@ mod tests {
         assert_eq!(pair.b.tcp.readable(), 1000);
         let answers = sent.iter().filter(|(from_a, sent)| !from_a && sent.header.window == 0).count();
         assert!(answers >= 3, "{answers}");
-        // With a byte behind the window.
+        // One byte is behind the window.
         let header = Header { seq: pair.b.tcp.receiver.nxt(), ..pair.header_of_a(Flags::ACK) };
         let nxt = header.seq;
         assert_eq!(pair.b.answer_text(header, 1, pair.now).remove(0).header.ack, nxt);
@@ -645,7 +653,7 @@ mod tests {
         };
         assert_eq!(blocks(pair.b.answer_text(at(10), 10, pair.now)), [(10, 20)]);
         assert_eq!(blocks(pair.b.answer_text(at(30), 10, pair.now)), [(30, 40), (10, 20)]);
-        // Payload that leaves has no room for the blocks, so the acknowledgement is of its own.
+        // A segment with payload has no room for the blocks, so a separate acknowledgement is sent.
         pair.b.tcp.send(stream(0, 1460), false).unwrap();
         let sent = pair.b.answer_text(at(50), 10, pair.now);
         assert_eq!((sent.len(), sent[0].len(), sent[1].len()), (2, 0, 1460));
@@ -664,7 +672,7 @@ mod tests {
         let probes: Vec<_> = asked.iter().filter(|(from_a, _)| *from_a).collect();
         assert_eq!((asked.len(), probes.len()), (4, 2));
         assert_eq!((probes[0].1.header.seq, probes[0].1.len()), (pair.a.tcp.una() - 1, 0));
-        // The peer is gone.
+        // The peer does not answer any more.
         let mut sent = 0;
         while pair.a.tcp.state() == State::Established {
             pair.now = pair.a.tcp.deadline().unwrap();
@@ -674,7 +682,38 @@ mod tests {
         assert_eq!((sent, pair.a.events.last()), (4, Some(&Event::Closed(Some(Error::TimedOut)))));
     }
 
-    /// Random segments: none of them changes an established connection, and none makes it grow.
+    /// If the thread was busy for long, or the machine was asleep, the sender sends one probe and waits for its answer.
+    #[test]
+    fn probes_of_an_idle_peer_are_apart_although_the_timer_is_late() {
+        let keep_alive = KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(1), probes: 3 };
+        let config = Config { keep_alive: Some(keep_alive), ..Config::default() };
+        let mut pair = Pair::connected(&config, &Config::default());
+        let late = pair.now + Duration::from_secs(1000);
+        pair.a.tcp.timeout(late);
+        let probe = pair.a.output(late).remove(0);
+        assert_eq!(pair.a.tcp.deadline(), Some(late + Duration::from_secs(1)), "the deadline is not in the past");
+        pair.b.input(&probe, late);
+        pair.b.output(late).iter().for_each(|answer| pair.a.input(answer, late));
+        assert_eq!(pair.a.tcp.deadline(), Some(late + Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn the_window_of_a_keep_alive_probe_is_promised() {
+        let keep_alive = Some(KeepAlive { idle: Duration::from_secs(10), ..KeepAlive::default() });
+        let config = Config { receive_buffer: 8 * 1460, fixed_window: true, keep_alive, ..plain() };
+        let mut pair = Pair::connected(&plain(), &config);
+        pair.a.tcp.send(stream(0, 5 * 1460), false).unwrap();
+        pair.pass(Duration::from_secs(1));
+        // Three segments are promised. Room for a fourth one is no reason for a window update.
+        assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::Chunk(chunk)) if chunk.len() == 1460));
+        assert!(pair.settle().is_empty());
+        let probe = pair.pass(Duration::from_secs(10)).remove(0).1.header;
+        assert_eq!(probe.window, 4 * 1460);
+        pair.b.answer_text(pair.header_of_a(Flags::ACK), 4 * 1460, pair.now);
+        assert_eq!(pair.b.tcp.readable(), 8 * 1460);
+    }
+
+    /// Random segments: none of them changes an established connection, and none increases its memory.
     #[test]
     fn forged_segments_change_nothing() {
         let mut pair = Pair::connected(&Config::default(), &Config::default());
@@ -682,7 +721,7 @@ mod tests {
         let window = pair.b.tcp.receiver.nxt();
         for n in 0..20_000_u64 {
             let mut header = pair.header_of_a(Flags(random.u8(..)));
-            // An attacker who is not on the path: ports are known, numbers are not.
+            // The attacker is not on the path: it knows the ports, but not the numbers.
             (header.seq, header.ack) = (Seq(random.u32(..)), Seq(random.u32(..)));
             (header.window, header.urgent) = (random.u16(..), random.u16(..));
             header.options.timestamps =

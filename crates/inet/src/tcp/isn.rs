@@ -1,4 +1,4 @@
-//! Where a connection begins in the sequence space and in the space of timestamps.
+//! Initial sequence numbers, and initial offsets of timestamps.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,22 +10,23 @@ use siphasher::sip::SipHasher24;
 use super::Seq;
 use crate::Time;
 
-/// A key that only this host knows. Draw it from the system's random numbers at the start.
+/// A key that only this host knows. Take it from the system's random number generator at the start.
 ///
-/// The hash is SipHash-2-4, a keyed function for short inputs: an attacker who sees many of its results cannot compute another one.
+/// The hash is SipHash-2-4, a keyed function for short inputs: an attacker that sees many of its results cannot compute
+/// another one.
 #[derive(Clone, Copy)]
 pub struct Secret([u8; 16]);
 
-/// The first numbers of a connection.
+/// The initial numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// The number of SYN.
+    /// The sequence number of SYN.
     pub iss: Seq,
-    /// Is added to the milliseconds of the time.
+    /// The offset that is added to the time in milliseconds.
     pub timestamp_offset: u32,
 }
 
-/// What is hashed. The same flow has unrelated numbers for different uses.
+/// The input of the hash. The use is a part of it, so that a flow has unrelated numbers for different uses.
 #[derive(Clone, Copy, Hash)]
 enum Use {
     Sequence,
@@ -34,17 +35,18 @@ enum Use {
 }
 
 impl Secret {
-    /// A secret of random bytes.
+    /// A secret made of random bytes.
     #[must_use]
     pub fn new(random: [u8; 16]) -> Self {
         Self(random)
     }
 
-    /// The first numbers of a connection between the addresses and ports of `flow`, at the time `now`.
+    /// The initial numbers of a connection between the addresses and ports of `flow`, at the time `now`.
     ///
-    /// RFC 6528: a clock that ticks every 4 microseconds, plus a keyed hash of the flow. Numbers of a flow grow with time, so that
-    /// segments of an earlier connection are old; those of other flows cannot be guessed. RFC 7323, section 5.4, asks for the same
-    /// of timestamps. The offset does not depend on the time, so that timestamps of a flow grow from connection to connection.
+    /// RFC 6528: the sum of a clock that ticks every 4 microseconds and of a keyed hash of the flow. Numbers of one
+    /// flow grow with time, so that segments of an earlier connection are recognized as old. Numbers of other flows
+    /// cannot be guessed. RFC 7323, section 5.4, requires the same of timestamps. The offset does not depend on the
+    /// time, so that timestamps of a flow grow from connection to connection.
     #[must_use]
     pub fn start(&self, flow: &impl Hash, now: Time) -> Start {
         let clock = (now.micros() / 4) as u32;
@@ -54,7 +56,7 @@ impl Secret {
         }
     }
 
-    /// 64 bits for a cookie.
+    /// 64 bits of the hash, for a cookie.
     pub(super) fn cookie(&self, flow: &impl Hash, context: u64) -> u64 {
         self.hash(Use::Cookie, flow, context)
     }

@@ -1,4 +1,4 @@
-//! How many answers an attacker gets.
+//! A limit for the number of answers to unacceptable segments.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Whether one more answer is allowed now.
+    /// Whether one more answer is allowed at `now`. If so, it is counted.
     pub(super) fn allows(&mut self, now: Time) -> bool {
         if now.since(self.since) >= WINDOW {
             *self = Self { since: now, answers: 0 };

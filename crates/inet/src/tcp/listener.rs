@@ -1,4 +1,4 @@
-//! The state LISTEN: which segments begin a connection.
+//! The state LISTEN: decides which segments begin a connection.
 
 use std::hash::Hash;
 
@@ -6,15 +6,16 @@ use super::connection::{Connection, State};
 use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, receiver};
 use crate::Time;
 
-/// A port that is listened on: two bounded queues, and what happens when they are full.
+/// A listening port: the sizes of its two bounded queues, and the behaviour when they are full.
 ///
 /// ```text
 ///   SYN ─► half open: at most `half_open` ─► connected, not accepted: at most `backlog` ─► accept
 ///     └──► full: SYN-ACK is a cookie ─► acknowledgement with a cookie ──┘   └ full: SYN and acknowledgements are dropped
 /// ```
 ///
-/// The queues themselves are the caller's, who keeps half-open connections with its other connections. This value counts them and
-/// decides. A peer whose acknowledgement is dropped believes to be connected. It is when SYN-ACK is sent again and there is room.
+/// The queues themselves belong to the caller, which stores half-open connections with its other connections. This
+/// value counts them and makes the decisions. If a peer's final acknowledgement is dropped, the peer believes that it
+/// is connected. The connection completes later, when SYN-ACK is sent again and there is room.
 #[derive(Clone, Copy, Debug)]
 pub struct Listener {
     backlog: usize,
@@ -26,29 +27,30 @@ pub struct Listener {
     cookies: u64,
 }
 
-/// What a segment for a listening port leads to.
+/// The reaction to a segment for a listening port.
 pub enum Answer<C: Carrier> {
-    /// A connection in SYN-RECEIVED: its next [`transmit`](Connection::transmit) sends SYN-ACK. Say later whether it
+    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK. Report later whether it
     /// [`connected`](Listener::connected) or [`failed`](Listener::failed).
     HalfOpen(Connection<C>),
-    /// The acknowledgement had a cookie: this connection is established and counted as waiting. Give it the same segment.
+    /// The acknowledgement had a cookie. This connection is established and counted as waiting. Pass the same segment
+    /// to it.
     Connected(Connection<C>),
     /// A segment to be sent: SYN-ACK with a cookie, or a reset.
     Reply(Header),
-    /// Nothing.
+    /// The segment is dropped without an answer.
     Drop,
 }
 
 /// A segment for a listening port.
 #[derive(Clone, Copy, Debug)]
 pub struct Arriving<'a, F> {
-    /// Its header.
+    /// The header of the segment.
     pub header: &'a Header,
     /// Bytes of payload.
     pub len: u32,
-    /// Addresses and ports.
+    /// Addresses and ports of the segment.
     pub flow: &'a F,
-    /// From [`Connection::reused_by`], if a connection of this flow in TIME-WAIT made room for this segment.
+    /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow in TIME-WAIT.
     pub after: Option<Seq>,
 }
 
@@ -59,10 +61,10 @@ impl Listener {
         Self { backlog, most_half_open: half_open, waiting: 0, half_open: 0, cookie_at: None, dropped: 0, cookies: 0 }
     }
 
-    /// A segment for which there is no connection. RFC 9293, section 3.10.7.2.
+    /// Processes a segment for which there is no connection. RFC 9293, section 3.10.7.2.
     ///
-    /// `config` is for the new connection, whose payload is counted in `queue`. Cost: a connection's memory for SYN while there
-    /// is room for half-open ones, else two keyed hashes.
+    /// `config` is for the new connection, whose payload is counted in `queue`. Cost: the memory of a connection for a
+    /// SYN while there is room for half-open connections, otherwise two keyed hashes.
     pub fn segment<C: Carrier>(
         &mut self,
         segment: Arriving<'_, impl Hash>,
@@ -113,7 +115,8 @@ impl Listener {
     ) -> Answer<C> {
         let iss = header.ack - 1;
         let Some(mss) = cookie::check(secret, flow, header.seq - 1, iss, now) else {
-            // Payload or FIN that overtook the acknowledgement with the cookie: the peer sends both again.
+            // The payload or FIN overtook the acknowledgement with the cookie. The segment is dropped: the peer sends
+            // it again.
             let repeated = len > 0 || header.flags.has(Flags::FIN);
             return if repeated { Answer::Drop } else { reset(header, len) };
         };
@@ -129,8 +132,8 @@ impl Listener {
         Answer::Connected(Connection::from_cookie(header, options, ecn, config, start, queue, now))
     }
 
-    /// Whether a segment may be given to a connection that is half open. Without room in the accept queue, acknowledgements are
-    /// dropped before they complete the handshake.
+    /// Whether a segment may be passed to a half-open connection. While the accept queue is full, acknowledgements that
+    /// would complete the handshake are dropped.
     pub fn admits<C: Carrier>(&mut self, connection: &Connection<C>, header: &Header) -> bool {
         let completes = connection.state() == State::SynReceived && header.flags.has(Flags::ACK);
         let admitted = !completes || header.flags.has(Flags::RST) || !self.is_full();
@@ -138,41 +141,41 @@ impl Listener {
         admitted
     }
 
-    /// A half-open connection is connected, and waits for accept.
+    /// Notes that a half-open connection is connected, and waits for accept.
     pub fn connected(&mut self) {
         self.half_open = self.half_open.saturating_sub(1);
         self.waiting += 1;
     }
 
-    /// A half-open connection is over.
+    /// Notes that a half-open connection is over.
     pub fn failed(&mut self) {
         self.half_open = self.half_open.saturating_sub(1);
     }
 
-    /// A waiting connection was accepted, or is over.
+    /// Notes that a waiting connection was accepted, or is over.
     pub fn taken(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);
     }
 
-    /// Connections that wait for accept.
+    /// The number of connections that wait for accept.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Handshakes that are not complete.
+    /// The number of handshakes that are not complete.
     #[must_use]
     pub fn half_open(&self) -> usize {
         self.half_open
     }
 
-    /// Segments that were dropped because the accept queue was full, from the beginning.
+    /// The number of segments that were dropped because the accept queue was full, since the listener was made.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Cookies that were sent, from the beginning.
+    /// The number of cookies that were sent, since the listener was made.
     #[must_use]
     pub fn cookies(&self) -> u64 {
         self.cookies
@@ -183,7 +186,7 @@ impl Listener {
     }
 }
 
-/// SYN-ACK that is not remembered.
+/// A SYN-ACK with a cookie, for which no state is kept.
 fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, now: Time) -> Header {
     let mss = syn.options.mss.unwrap_or(config.default_mss);
     let stamps = syn.options.timestamps.filter(|_| config.timestamps);
@@ -216,8 +219,8 @@ fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
     reset_for(header, len).map_or(Answer::Drop, Answer::Reply)
 }
 
-/// The reset that answers a segment for which there is neither connection nor listener, unless it is a reset itself. RFC 9293,
-/// section 3.10.7.1.
+/// The reset that answers a segment for which there is neither a connection nor a listener. A reset is not answered.
+/// RFC 9293, section 3.10.7.1.
 #[must_use]
 pub fn reset_for(header: &Header, len: u32) -> Option<Header> {
     let flags = header.flags;
@@ -302,7 +305,7 @@ mod tests {
         let sent = client.output(NOW);
         assert!(sent.iter().all(|sent| !listener.admits(&server.tcp, &sent.header)));
         listener.taken();
-        // SYN-ACK is repeated, and what follows is admitted.
+        // SYN-ACK is repeated, and the following acknowledgement is admitted.
         let later = server.tcp.deadline().unwrap();
         server.tcp.timeout(later);
         server.output(later).iter().for_each(|sent| client.input(sent, later));
@@ -312,7 +315,7 @@ mod tests {
             server.input(&sent, later);
         }
         assert_eq!(server.tcp.event(), Some(Event::Connected));
-        // A reset gets in always.
+        // A reset is always admitted.
         assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
     }
 

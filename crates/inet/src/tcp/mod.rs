@@ -6,16 +6,17 @@
 //!   time    ─┘                                            └─► next deadline
 //! ```
 //!
-//! * [`Seq`]: a place in the sequence space. [`Header`], [`Options`]: what a segment says, as values; `wire` reads and writes them.
-//! * [`Sender`]: what is sent when, and again. [`Congestion`]: how much may be in flight.
-//! * [`Carrier`]: what holds the payload. The state machine trims payload by arithmetic, and never reads it.
-//! * [`Connection`]: one end of a connection. [`Config`]: how it behaves. [`Event`], [`Error`]: what its user must know.
-//! * [`Listener`]: which segments begin a connection.
-//! * [`Recording`]: what happened to a connection, to make it happen again.
-//! * [`Saved`]: a connection as numbers, which goes on elsewhere.
-//! * [`Output`]: where its segments go.
-//! * [`Budget`]: how many buffers received payload may occupy, counted by [`Held`].
-//! * [`Secret`]: where a connection begins in the sequence space.
+//! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values; `wire` parses and writes
+//!   them.
+//! * [`Sender`]: chooses what is sent, and what is sent again. [`Congestion`]: limits how much is in flight.
+//! * [`Carrier`]: the memory of the payload. The state machine trims payload by arithmetic, and never reads it.
+//! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]: events and errors for its user.
+//! * [`Listener`]: decides which segments begin a connection.
+//! * [`Recording`]: the calls and segments of a connection, which can be replayed.
+//! * [`Saved`]: the state of a connection, with which it continues elsewhere.
+//! * [`Output`]: the destination of its segments.
+//! * [`Budget`]: limits the buffers that received payload may occupy. [`Held`] counts them.
+//! * [`Secret`]: the key from which initial sequence numbers are computed.
 
 mod acks;
 mod assembler;
@@ -44,9 +45,10 @@ mod transmit;
 pub mod congestion;
 pub mod sender;
 
+pub(crate) use budget::Charges;
 pub use budget::{Budget, Charge, Held};
 pub use carrier::{Carrier, Chunk, Ticket};
-pub use config::{Config, Ecn, KeepAlive};
+pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;
 pub use connection::{Connection, Info, Received, Refusal, Refused, State};
 pub use event::{Error, Event, IcmpError, Unreachable};

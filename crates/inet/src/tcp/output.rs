@@ -1,37 +1,39 @@
-//! What leaves a connection.
+//! The output of a connection: segments, and the trait of their destination.
 
 use super::{Carrier, Header};
 
 /// A segment to be sent.
 #[derive(Debug)]
 pub struct Outgoing<'a, C: Carrier> {
-    /// Its header.
+    /// The header of the segment.
     pub header: &'a Header,
-    /// Its payload, in order. The output holds clones of it until the device is done.
+    /// The payload of the segment, in order. The output holds clones of it until the device is done.
     pub payload: &'a [C::Sent],
     /// Bytes of payload.
     pub payload_len: u32,
-    /// If there is more payload than this, the device cuts the segment into segments of this size.
+    /// Bytes of payload in each segment that the device cuts. If there is more payload than this, the device cuts the
+    /// segment.
     pub segment_size: u32,
-    /// The IP header says that the transport is capable of ECN: ECT(0).
+    /// Whether the IP header declares an ECN-capable transport: ECT(0).
     pub ect: bool,
-    /// The segment probes for a larger path MTU. It must not be fragmented, although it is larger than the path MTU that is known.
+    /// Whether the segment probes for a larger path MTU. Such a segment must not be fragmented, although it is larger
+    /// than the known path MTU.
     pub probe: bool,
 }
 
-/// Where segments go: a transmit ring, or a test.
+/// The destination of segments: a transmit ring, or a test.
 pub trait Output<C: Carrier> {
-    /// Bytes of payload that one segment may have if the device cuts it; 0 if it cannot.
+    /// Bytes of payload that one segment may have if the device can cut it, or 0 if the device cannot.
     fn max_payload(&self) -> usize;
 
     /// Sends a segment.
     ///
     /// # Errors
-    /// The ring is full. The connection has not changed, and gives the same segment again.
+    /// The ring is full. The connection has not changed, and passes the same segment again later.
     fn segment(&mut self, segment: Outgoing<'_, C>) -> Result<C::Ticket, Full>;
 }
 
-/// The ring has no room. [`Connection::transmit`](super::Connection::transmit) is called again when it has.
+/// The ring has no room. Call [`Connection::transmit`](super::Connection::transmit) again when it has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring is full")]
 pub struct Full;

@@ -1,4 +1,4 @@
-//! The receiving half: what arrived, in order and out of order, and the window.
+//! The receiving half: received payload, in order and out of order, and the window.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::budget::{Budget, Held};
 use super::{Chunk, SackBlocks, Seq};
 use crate::Time;
 
-/// The window that a connection begins with, if the window adapts.
+/// The initial window, if the window adapts.
 const FIRST_WINDOW: u32 = 64 << 10;
 
-/// What is to be known of a receiver to go on receiving, beside what was not read.
+/// The state of a receiver that another receiver needs to continue, besides the payload that was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceiver {
     nxt: Seq,
@@ -23,19 +23,22 @@ pub(super) struct SavedReceiver {
     finished: bool,
 }
 
-/// The largest window of at most `most` bytes, and the shift for it. The shift is announced in SYN, before it is known how large
-/// the window will be.
+/// The largest window that a header can announce.
+const LARGEST_WINDOW: u32 = (u16::MAX as u32) << 14;
+
+/// Returns the largest window of at most `most` bytes, and the shift for it. The shift is announced in SYN, when the
+/// later size of the window is not known yet.
 pub(super) fn scale(most: u32) -> (u32, u8) {
     let scale = (0..14).find(|scale| most >> scale <= u32::from(u16::MAX)).unwrap_or(14);
     (most.min(u32::from(u16::MAX) << scale).max(1), scale)
 }
 
-/// The window of SYN, which is not scaled.
+/// The window of a SYN, which is not scaled.
 pub(super) fn first_window(most: u32) -> u16 {
     u16::try_from(most.min(FIRST_WINDOW)).unwrap_or(u16::MAX)
 }
 
-/// Payload of a connection on its way to the user.
+/// The received payload of a connection, until the user reads it.
 ///
 /// ```text
 ///        read by the user │ queue: in order, not read │ gap │ out of order │ gap │ ..  │
@@ -43,13 +46,23 @@ pub(super) fn first_window(most: u32) -> u16 {
 ///                         └───────────── at most `capacity` bytes ─────────────────────┘
 /// ```
 ///
-/// Three limits hold at the same time. The window promises bytes up to `edge`, which never moves back. The [`Budget`] counts
-/// buffers, with those that the user holds. FIN ends the stream.
+/// Three limits apply at the same time. The window promises bytes up to `edge`, which never moves back. The [`Budget`]
+/// counts buffers, including those that the user holds. FIN ends the stream.
+///
+/// If payload in order had to be dropped because no buffer was free, the receiver announces less than it has promised,
+/// until there are enough free buffers for the promise. While no buffer is free, it announces a window of 0. Otherwise
+/// the peer would take the drops for losses, and would give up after a while. Payload within the promise is still
+/// accepted.
 pub(super) struct Receiver<T> {
     nxt: Seq,
     edge: Seq,
+    /// Set after payload in order was dropped because no buffer was free, until `edge` is announced again: the edge
+    /// that was announced last.
+    short: Option<Seq>,
+    /// Bytes in order that were dropped because no buffer was free.
+    starved: u64,
     scale: u8,
-    /// The announced MSS: the window moves by at least this much.
+    /// The announced MSS. The window edge moves by at least this much.
     mss: u32,
     capacity: u32,
     most: u32,
@@ -57,38 +70,41 @@ pub(super) struct Receiver<T> {
     queued: u32,
     assembler: Assembler<T>,
     budget: Budget,
-    /// Payload in a buffer, smoothed: how many bytes the free buffers are worth.
+    /// The smoothed number of payload bytes in a buffer. It converts free buffers to bytes.
     per_buffer: u32,
-    /// The number of FIN.
+    /// The sequence number of FIN.
     fin: Option<Seq>,
     finished: bool,
-    /// A range that arrived twice, for the next acknowledgement (RFC 2883).
+    /// A range that arrived twice, to be reported in the next acknowledgement (RFC 2883).
     duplicate: Option<(Seq, Seq)>,
-    /// The round trip in which reads are counted, and what was read in it.
+    /// The current round trip, in which reads are counted: its start, and the bytes that were read in it.
     round: (Time, u32),
 }
 
-/// What a segment did to the receiver.
+/// The effects of a segment on the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Arrival {
     /// Bytes that became readable.
     pub(super) readable: u32,
-    /// The segment must be acknowledged now: it came out of order, filled a gap, was a duplicate or was dropped.
+    /// Whether the segment must be acknowledged now: it was out of order, filled a gap, was a duplicate or was dropped.
     pub(super) acknowledge: bool,
-    /// FIN is in order now.
+    /// Whether FIN is in order now.
     pub(super) finished: bool,
-    /// Bytes that were dropped because there was no buffer for them.
+    /// Bytes that were not taken: they were behind the window, or missing in the payload, or no buffer was free.
     pub(super) dropped: u32,
 }
 
 impl<T: Chunk> Receiver<T> {
-    /// A receiver with windows of up to `most` bytes. The window begins smaller and follows the rate of reading, unless `fixed`.
+    /// A receiver with windows of up to `most` bytes. Unless `fixed`, the window begins smaller and adapts to the rate
+    /// of reading.
     pub(super) fn new(most: u32, fixed: bool, mss: u32, budget: Budget) -> Self {
         let (most, scale) = scale(most);
         let capacity = if fixed { most } else { most.min(FIRST_WINDOW) };
         Self {
             nxt: Seq(0),
             edge: Seq(0),
+            short: None,
+            starved: 0,
             scale,
             mss,
             capacity,
@@ -105,12 +121,12 @@ impl<T: Chunk> Receiver<T> {
         }
     }
 
-    /// The shift to announce.
+    /// The shift that this side announces.
     pub(super) fn scale(&self) -> u8 {
         self.scale
     }
 
-    /// The peer's first number is known; its window scale is not understood if `scaled` is false.
+    /// Sets the peer's first number. If `scaled` is false, the peer does not support window scaling.
     pub(super) fn open(&mut self, irs: Seq, scaled: bool) {
         self.nxt = irs + 1;
         if !scaled {
@@ -121,7 +137,7 @@ impl<T: Chunk> Receiver<T> {
         self.edge = self.nxt + u32::from(first_window(self.capacity));
     }
 
-    /// The next number that is expected.
+    /// The next expected number.
     pub(super) fn nxt(&self) -> Seq {
         self.nxt
     }
@@ -131,12 +147,17 @@ impl<T: Chunk> Receiver<T> {
         self.queued
     }
 
-    /// Buffers that payload occupies, with those that the user holds.
+    /// The number of buffers that payload occupies, including those that the user holds.
     pub(super) fn buffers(&self) -> u32 {
         self.budget.used()
     }
 
-    /// FIN was in order.
+    /// Bytes in order that were dropped because no buffer was free.
+    pub(super) fn starved(&self) -> u64 {
+        self.starved
+    }
+
+    /// Whether FIN was received in order.
     pub(super) fn finished(&self) -> bool {
         self.finished
     }
@@ -146,14 +167,14 @@ impl<T: Chunk> Receiver<T> {
         self.nxt - u32::from(self.finished) - self.queued
     }
 
-    /// Whether a segment of `len` numbers from `seq` has one inside the window (RFC 9293, section 3.10.7.4).
+    /// Whether a segment of `len` numbers from `seq` on has a number inside the window (RFC 9293, section 3.10.7.4).
     ///
-    /// A segment that begins with the expected number always is: its acknowledgement and its control bits count even if the
-    /// window is closed (MUST-66). Its payload is trimmed to the window.
+    /// A segment that begins with the expected number is always acceptable: its acknowledgement and its control bits
+    /// are processed even if the window is closed (MUST-66). Its payload is trimmed to the window.
     pub(super) fn is_acceptable(&self, seq: Seq, len: u32) -> bool {
         let window = self.edge - self.nxt;
-        // A peer whose last window is lost acknowledges and probes with the number behind it, where an empty segment has no number
-        // of its own.
+        // If a peer has filled the window, its acknowledgements and probes have the number directly behind the window.
+        // An empty segment there has no number of its own.
         let behind = len == 0 && seq == self.edge;
         seq == self.nxt
             || behind
@@ -161,14 +182,15 @@ impl<T: Chunk> Receiver<T> {
             || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
     }
 
-    /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. Payload that is missing was dropped before.
+    /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is shorter than `len`, the
+    /// rest was dropped before.
     pub(super) fn accept(&mut self, seq: Seq, len: u32, payload: impl Iterator<Item = T>, fin: bool) -> Arrival {
         let mut arrival = Arrival::default();
         let before = self.nxt;
         let limit = self.fin.map_or(self.edge, |fin| fin.min(self.edge));
         let (mut at, last) = (seq, seq + len);
         for mut chunk in payload {
-            // More payload than the header says would move FIN.
+            // More payload than the header says would move the number of FIN.
             chunk.truncate(chunk.len().min((last - at) as usize));
             let end = at + chunk.len() as u32;
             if chunk.is_empty() || limit <= at {
@@ -214,7 +236,11 @@ impl<T: Chunk> Receiver<T> {
         if at == self.nxt {
             match self.admit() {
                 Some(charge) => self.append(Held::new(chunk, charge)),
-                None => arrival.dropped += len,
+                None => {
+                    arrival.dropped += len;
+                    self.starved += u64::from(len);
+                    self.short.get_or_insert(self.edge);
+                }
             }
             if !self.assembler.is_empty() {
                 arrival.acknowledge = true;
@@ -231,8 +257,9 @@ impl<T: Chunk> Receiver<T> {
         }
     }
 
-    /// Room for a chunk that is in order. Payload that is out of order goes first; a connection that occupies nothing always gets
-    /// one buffer, so that it goes on when others have the queue's budget.
+    /// Counts a buffer for a chunk that is in order. If none is free, payload that is out of order is evicted. A
+    /// connection that occupies no buffer always gets one, so that it makes progress while other connections use the
+    /// queue's whole budget.
     fn admit(&mut self) -> Option<super::budget::Charge> {
         loop {
             if let Some(charge) = self.budget.take() {
@@ -250,7 +277,8 @@ impl<T: Chunk> Receiver<T> {
         self.queue.push_back(chunk);
     }
 
-    /// The next chunk for the user. The window follows what is read in a round trip of `round_trip`: a sender can use twice that.
+    /// Removes and returns the next chunk for the user. The capacity grows to twice the bytes that are read in a round
+    /// trip of `round_trip`, because a sender can use that much.
     pub(super) fn read(&mut self, now: Time, round_trip: Duration) -> Option<Held<T>> {
         let chunk = self.queue.pop_front()?;
         self.queued -= chunk.len() as u32;
@@ -263,100 +291,140 @@ impl<T: Chunk> Receiver<T> {
         Some(chunk)
     }
 
-    /// Payload that was not read, in order.
+    /// The payload that was not read, in order.
     pub(super) fn chunks(&self) -> impl Iterator<Item = &T> {
         self.queue.iter().map(|held| &**held)
     }
 
-    /// The numbers that another receiver can go on with. What is out of order is not part of it: the peer keeps it until it is
-    /// acknowledged (RFC 2018, section 8).
+    /// The state with which another receiver can continue. Payload that is out of order is not part of it: the peer
+    /// keeps that payload until it is acknowledged (RFC 2018, section 8).
     pub(super) fn save(&self) -> SavedReceiver {
         let Self { nxt, edge, scale, capacity, finished, .. } = *self;
         SavedReceiver { nxt, edge, scale, capacity, finished }
     }
 
-    /// Goes on where another receiver was saved, with what was not read there.
+    /// Continues from the state of another receiver, with the payload that was not read there.
     pub(super) fn restore(&mut self, saved: &SavedReceiver, unread: impl IntoIterator<Item = T>) {
         (self.scale, self.finished) = (saved.scale.min(14), saved.finished);
-        self.capacity = saved.capacity;
-        self.most = self.most.max(saved.capacity);
+        self.capacity = saved.capacity.min(LARGEST_WINDOW);
+        self.most = self.most.max(self.capacity);
         for chunk in unread.into_iter().filter(|chunk| !chunk.is_empty()) {
             self.append(Held::new(chunk, self.budget.force()));
         }
-        (self.nxt, self.edge) = (saved.nxt, saved.edge.max(saved.nxt));
+        let promised = saved.edge.max(saved.nxt) - saved.nxt;
+        (self.nxt, self.edge) = (saved.nxt, saved.nxt + promised.min(LARGEST_WINDOW));
         self.fin = self.finished.then(|| self.nxt - 1);
     }
 
-    /// Drops all payload: the user is gone.
+    /// Drops all payload, because the user has closed the connection.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.queued = 0;
         self.assembler.clear();
     }
 
-    /// Bytes from `nxt` that could be promised now.
+    /// The number of bytes from `nxt` on that could be promised now.
     fn room(&self) -> u32 {
         let free = self.budget.free();
         let buffers = free.saturating_mul(self.per_buffer);
-        // Where a segment would be admitted, the window has room for it.
+        // If a segment would be admitted, the window has room for it.
         let buffers = if free > 0 || self.budget.used() == 0 { buffers.max(self.mss) } else { buffers };
         self.capacity.saturating_sub(self.queued).min(buffers)
     }
 
-    /// How far the edge would move if an acknowledgement were sent now. The edge moves by a segment at least, or by half the
-    /// capacity (silly window avoidance, RFC 9293, section 3.8.6.2.2).
-    fn advance(&self) -> u32 {
-        let advance = (self.nxt + self.room()).distance(self.edge);
-        let least = self.mss.min(self.capacity / 2).max(1);
-        u32::try_from(advance).ok().filter(|advance| *advance >= least).unwrap_or(0)
+    /// The least number of bytes by which the edge moves: a segment, or half the capacity (avoidance of silly windows,
+    /// RFC 9293, section 3.8.6.2.2).
+    fn least(&self) -> u32 {
+        self.mss.min(self.capacity / 2).max(1)
     }
 
-    /// Whether the window opened so much that the peer must hear of it now: to twice of what it has.
+    /// The number of bytes that the peer may send from `nxt` on, if the edge does not move.
+    fn remaining(&self) -> u32 {
+        match self.short {
+            None => self.edge - self.nxt,
+            Some(announced) => u32::try_from(announced.distance(self.nxt)).unwrap_or(0).min(self.room()),
+        }
+    }
+
+    /// The number of bytes by which the edge would move if an acknowledgement were sent now.
+    fn advance(&self, remaining: u32) -> u32 {
+        self.room().checked_sub(remaining).filter(|advance| *advance >= self.least()).unwrap_or(0)
+    }
+
+    /// Whether a window update must be sent now: the window would become at least twice as large as the peer knows.
     pub(super) fn update_is_due(&self) -> bool {
-        let advance = self.advance();
-        advance > 0 && advance >= self.edge - self.nxt && !self.finished
+        let remaining = self.remaining();
+        let advance = self.advance(remaining);
+        advance > 0 && advance >= remaining && !self.finished
+    }
+
+    /// Whether the window is closed because no buffer is free. A returned buffer causes no call of this connection.
+    pub(super) fn waits_for_buffers(&self) -> bool {
+        let least = self.least();
+        self.remaining() < least && self.room() < least.min(self.capacity.saturating_sub(self.queued)) && !self.finished
+    }
+
+    /// Whether free buffers would make a window update necessary. If so, check again when buffers are returned.
+    pub(super) fn is_starved(&self) -> bool {
+        let promised = self.edge - self.nxt;
+        let possible = self.capacity.saturating_sub(self.queued);
+        !self.finished && possible >= promised.saturating_mul(2).max(1) && !self.update_is_due()
+    }
+
+    /// The budget in which the connection's buffers are counted.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The next chunk for the user.
+    pub(super) fn peek(&self) -> Option<&T> {
+        self.queue.front().map(|held| &**held)
     }
 
     /// The window for a header that is sent now, and the edge that it promises: see [`promised`](Self::promised).
     pub(super) fn window(&self, syn: bool) -> (u16, Seq) {
         let shift = if syn { 0 } else { self.scale };
         let unit = 1 << shift;
-        let advance = self.advance();
-        let open = self.edge - self.nxt + advance;
-        // Rounding down would take back what was promised, and rounding up for ever would promise more than the capacity.
+        let remaining = self.remaining();
+        let advance = self.advance(remaining);
+        let open = remaining + advance;
+        // Rounding down would take back promised bytes. If every window were rounded up, more than the capacity would
+        // be promised.
         let most = self.capacity.saturating_sub(self.queued) + unit;
-        let up = advance == 0 && open.next_multiple_of(unit) <= most;
+        let up = advance == 0 && self.short.is_none() && open.next_multiple_of(unit) <= most;
         let units = (if up { open.div_ceil(unit) } else { open >> shift }).min(u32::from(u16::MAX));
         (units as u16, self.nxt + (units << shift))
     }
 
-    /// A header with the window that promises `edge` has left.
+    /// Notes that a header was sent whose window promises `edge`.
     pub(super) fn promised(&mut self, edge: Seq) {
+        self.short = self.short.and((edge < self.edge).then_some(edge));
         self.edge = self.edge.max(edge);
     }
 
-    /// The blocks for an acknowledgement that is sent now: first a range that arrived twice, then what is out of order.
+    /// The blocks for an acknowledgement that is sent now: first a range that arrived twice, then the ranges that are
+    /// out of order.
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         if let Some((from, to)) = self.duplicate {
             blocks.push(from, to);
         }
-        // RFC 2883, section 4: the block around a duplicate comes second. It is the latest one.
+        // RFC 2883, section 4: the block around a duplicate is the second one. It is the block that changed last.
         self.assembler.report(&mut blocks);
         blocks
     }
 
-    /// Whether there is anything for [`sack`](Self::sack).
+    /// Whether [`sack`](Self::sack) returns any block.
     pub(super) fn has_sack(&self) -> bool {
         self.duplicate.is_some() || !self.assembler.is_empty()
     }
 
-    /// A duplicate is reported once.
+    /// Removes the duplicate, because it was reported. Each duplicate is reported once.
     pub(super) fn reported(&mut self) {
         self.duplicate = None;
     }
 
-    /// A range that is not kept arrived again, outside the window.
+    /// Notes a range that was received before, and arrived again outside the window.
     pub(super) fn repeated(&mut self, from: Seq, to: Seq) {
         if from < to && to <= self.nxt {
             self.duplicate.get_or_insert((from, to));
@@ -382,7 +450,7 @@ mod tests {
         receiver.accept(seq, len, std::iter::once(Piece::numbered(seq.0, len)), fin)
     }
 
-    /// Sends an acknowledgement: what the peer may send from `nxt` on.
+    /// Sends an acknowledgement, and returns the number of bytes that the peer may send from `nxt` on.
     fn advertise(receiver: &mut Receiver<Piece>) -> u32 {
         let (units, edge) = receiver.window(false);
         receiver.promised(edge);
@@ -413,7 +481,7 @@ mod tests {
         assert_eq!(receiver.read_position(), START);
     }
 
-    /// The window that the peer sees never takes back what it promised, and never lets in more than the buffer.
+    /// The window that the peer sees never takes back promised bytes, and never admits more than the buffer.
     #[test]
     fn the_right_edge_never_moves_back() {
         for seed in 0..200 {
@@ -484,7 +552,7 @@ mod tests {
         }
         let wide = advertise(&mut receiver);
         assert!(first <= Some(FIRST_WINDOW) && wide > 260_000, "{first:?} {wide}");
-        // A user that reads slowly gets no more than it reads.
+        // If the user reads slowly, the window admits no more than the user reads.
         let mut receiver: Receiver<Piece> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
         receiver.open(START - 1, true);
         for n in 0..30 {
@@ -558,7 +626,41 @@ mod tests {
         assert_eq!(queue.used(), 0);
     }
 
-    /// Segments that overlap, repeat and overtake each other come out as the stream, and no more buffers are used than allowed.
+    #[test]
+    fn a_drop_for_the_budget_closes_the_window_and_buffers_open_it() {
+        let queue = Budget::new(10);
+        let mut receiver = receiver(1 << 20, 1000, Budget::within(10, Some(&queue)));
+        let promised = advertise(&mut receiver);
+        let mut held: Vec<_> = (0..10)
+            .map(|n| {
+                accept(&mut receiver, n * 1000, 1000, false);
+                read(&mut receiver)
+            })
+            .collect();
+        assert!(promised > 9000 && advertise(&mut receiver) >= promised - 10_000, "nothing was dropped");
+        assert_eq!(accept(&mut receiver, 10_000, 1000, false).dropped, 1000);
+        assert_eq!((advertise(&mut receiver), receiver.starved()), (0, 1000));
+        assert!(receiver.waits_for_buffers() && !receiver.update_is_due());
+        assert!(receiver.is_acceptable(START + 10_500, 100), "what was promised is accepted");
+        held.truncate(7);
+        assert!(receiver.update_is_due() && !receiver.waits_for_buffers());
+        assert!((2000..=3000).contains(&advertise(&mut receiver)), "as much as there are buffers for");
+        assert_eq!(accept(&mut receiver, 10_000, 1000, false).readable, 1000);
+        drop(held);
+        while read(&mut receiver).is_some() {}
+        assert!(receiver.update_is_due() && (9000..=10_000).contains(&advertise(&mut receiver)));
+        // The stream continues up to the edge that SYN promised. From there on, the window promises only bytes for
+        // which there are buffers.
+        for n in 11..70 {
+            assert_eq!(accept(&mut receiver, n * 1000, 1000, false).readable, 1000);
+            read(&mut receiver);
+            advertise(&mut receiver);
+        }
+        assert_eq!((receiver.short, queue.used()), (None, 0));
+    }
+
+    /// Segments that overlap, repeat and overtake each other result in the stream, and no more buffers are used than
+    /// the budget allows.
     #[test]
     fn any_segments_give_the_stream() {
         for seed in 0..300 {
@@ -570,7 +672,7 @@ mod tests {
             while !finished {
                 edge = edge.max((receiver.nxt() - START) + advertise(&mut receiver));
                 let from = random.u32(stream.len().saturating_sub(200) as u32..=edge.min(9999));
-                // The sender repeats the first missing byte now and then.
+                // The sender repeats the first missing byte from time to time.
                 let from = if random.u8(0..4) == 0 { (receiver.nxt() - START).min(9999) } else { from };
                 let len = random.u32(0..200).min(10_000 - from);
                 let arrival = accept(&mut receiver, from, len, from + len == 10_000);

@@ -1,4 +1,4 @@
-//! What went into a connection and what came out, so that it can happen again.
+//! Recordings of the input and output of a connection, and their replay.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,33 +11,54 @@ use super::{
 };
 use crate::Time;
 
-/// Everything that happened to a connection from its beginning: headers, times, calls, and what it sent. Payload is only counted.
+/// A recording of a connection from its beginning: headers, times, calls, and the segments that it sent. Payload is
+/// only counted.
 ///
-/// [`replay`](Self::replay) does the same again, with payload in no memory. A failure in the field becomes a test in this way. Any
-/// format of serde can hold it.
+/// [`replay`](Self::replay) repeats it with payload that occupies no memory. A failure in production becomes a test in
+/// this way. The recording can be stored in any format of serde.
 ///
-/// Two things are not part of it. Payload that the user read counts as dropped at once, so a replay differs if a budget was the
-/// limit. And transmissions count as complete in the order in which they were made.
+/// Two things are not part of a recording. First, payload that the user read counts as dropped at once, so a replay
+/// differs if a budget was the limit. Second, transmissions count as complete in the order in which they were made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recording {
     config: Config,
     start: Start,
     now: Time,
-    /// The peer's SYN, if this side answered it.
+    /// The peer's SYN, if this side answered a SYN.
     syn: Option<Header>,
     steps: Vec<Step>,
     #[serde(skip)]
     left: Vec<Left>,
 }
 
-/// A call.
+/// One call of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Step {
-    Segment { header: Header, meta: Meta, chunks: Vec<u32>, now: Time },
-    Icmp { error: IcmpError, seq: Option<Seq>, now: Time },
-    Transmit { now: Time, offload: usize, left: Vec<Left>, done: u64, full: bool },
+    Segment {
+        header: Header,
+        meta: Meta,
+        chunks: Vec<u32>,
+        now: Time,
+    },
+    Icmp {
+        error: IcmpError,
+        seq: Option<Seq>,
+        now: Time,
+    },
+    Transmit {
+        now: Time,
+        offload: usize,
+        left: Vec<Left>,
+        done: u64,
+        full: bool,
+    },
     Timeout(Time),
-    Send { len: u32, more: bool },
+    /// `joins`: the chunk continued the previous chunk in its memory.
+    Send {
+        len: u32,
+        more: bool,
+        joins: bool,
+    },
     Recv(Time),
     MarkUrgent,
     Shutdown,
@@ -55,18 +76,18 @@ pub(super) enum Step {
     MaxPayload(u16),
 }
 
-/// A segment that left.
+/// A segment that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Left {
     pub(super) header: Header,
     pub(super) len: u32,
-    /// The sender remembers its transmission.
+    /// Whether the sender keeps the ticket of its transmission.
     pub(super) tracked: bool,
-    /// The transmission that the sender waited for when it chose this segment.
+    /// The first transmission that was not complete when the sender chose this segment.
     pub(super) done: u64,
 }
 
-/// A replay did something else than the recording says.
+/// A replay differs from its recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("step {step}: a segment differs from the recorded one")]
 pub struct Diverged {
@@ -79,7 +100,7 @@ impl Recording {
         Self { config: *config, start, now, syn: syn.copied(), steps: Vec::new(), left: Vec::new() }
     }
 
-    /// Calls that were recorded. When there are [`Config::record`] of them, the recording stops.
+    /// The number of recorded calls. When it reaches [`Config::record`], the recording stops.
     #[must_use]
     pub fn len(&self) -> usize {
         self.steps.len()
@@ -108,10 +129,11 @@ impl Recording {
         self.add(Step::Transmit { now, offload, left, done, full });
     }
 
-    /// Does the same calls again. The connection is returned as it was after the last one.
+    /// Repeats the calls. Returns the connection in its state after the last one.
     ///
     /// # Errors
-    /// A segment of the replay differs from that of the recording: the code is not the same, or a limit was met that is not recorded.
+    /// A segment of the replay differs from that of the recording: either the code has changed, or the connection met a
+    /// limit that is not recorded.
     pub fn replay(&self) -> Result<Connection<Counted>, Diverged> {
         let config = Config { record: 0, ..self.config };
         let mut tcp = match &self.syn {
@@ -122,7 +144,7 @@ impl Recording {
         for (n, step) in self.steps.iter().enumerate() {
             match step {
                 Step::Segment { header, meta, chunks, now } => {
-                    tcp.segment(header, chunks.iter().map(|len| Length(*len)), *meta, *now);
+                    tcp.segment(header, chunks.iter().map(|len| Length::new(*len)), *meta, *now);
                 }
                 Step::Icmp { error, seq, now } => {
                     tcp.error(*error, *seq, *now);
@@ -143,8 +165,8 @@ impl Recording {
                     }
                 }
                 Step::Timeout(now) => tcp.timeout(*now),
-                // A refusal is repeated as a refusal.
-                Step::Send { len, more } => drop(tcp.send(Length(*len), *more)),
+                // A refused call is refused in the replay, too.
+                Step::Send { len, more, joins } => drop(tcp.send(Length { len: *len, joins: *joins }, *more)),
                 Step::Recv(now) => drop(tcp.recv(*now)),
                 Step::MarkUrgent => tcp.mark_urgent(),
                 Step::Shutdown => tcp.shutdown(),
@@ -166,29 +188,47 @@ impl Recording {
     }
 }
 
-/// The carrier of a replay: payload that is only counted.
+/// The carrier of a replay, whose payload is only counted.
 #[derive(Debug)]
 pub struct Counted;
 
-/// So many bytes, in no memory.
+/// A number of bytes that occupy no memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Length(u32);
+pub struct Length {
+    len: u32,
+    /// Whether this chunk continued the chunk before it.
+    joins: bool,
+}
 
-impl Chunk for Length {
-    fn len(&self) -> usize {
-        self.0 as usize
-    }
-
-    fn advance(&mut self, n: usize) {
-        self.0 -= n as u32;
-    }
-
-    fn truncate(&mut self, len: usize) {
-        self.0 = len as u32;
+impl Length {
+    fn new(len: u32) -> Self {
+        Self { len, joins: false }
     }
 }
 
-/// A transmission of a replay, which is complete when the recording says so.
+impl Chunk for Length {
+    fn continues(&self, next: &Self) -> bool {
+        next.joins
+    }
+
+    fn join(&mut self, next: Self) {
+        self.len += next.len;
+    }
+
+    fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.len -= n as u32;
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = len as u32;
+    }
+}
+
+/// A transmission of a replay. It is complete when the recording says so.
 #[derive(Debug)]
 pub struct Numbered {
     number: u64,
@@ -207,7 +247,7 @@ impl Carrier for Counted {
     type Ticket = Numbered;
 }
 
-/// Compares what leaves with the recording.
+/// An output that compares the sent segments with the recording.
 struct Check<'a> {
     left: &'a [Left],
     offload: usize,
@@ -223,7 +263,8 @@ impl Output<Counted> for Check<'_> {
     }
 
     fn segment(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
-        // After the last one, the ring was full, or the replay has one too many: the caller compares.
+        // After the last recorded segment, either the ring was full, or the replay sends one segment too many. The
+        // caller tells these cases apart.
         let (left, rest) = self.left.split_first().ok_or(Full)?;
         self.same &= (left.header, left.len) == (*segment.header, segment.payload_len);
         self.left = rest;
@@ -239,7 +280,8 @@ mod tests {
     use super::super::testing::{Pair, Ring, stream};
     use super::*;
 
-    /// Two ends over a link with losses and full rings, and calls of all kinds: what was recorded, as JSON, happens again.
+    /// Runs two ends over a link with losses and full rings, with calls of all kinds. Returns the recordings as JSON,
+    /// and the final states.
     fn recorded(seed: u64) -> [(String, State); 2] {
         let mut random = fastrand::Rng::with_seed(seed);
         let config = Config {
@@ -259,8 +301,18 @@ mod tests {
                 to.input(sent, pair.now);
             }
             match random.u8(0..60) {
-                0..20 => {
+                0..15 => {
                     sent += usize::from(from.tcp.send(stream(sent, 900), random.bool()).is_ok()) * 900;
+                }
+                // The payload has more parts than one transmission has chunks.
+                15..20 => {
+                    let (mut whole, more) = (stream(sent, 900), random.bool());
+                    for _ in 0..30 {
+                        let mut part = whole.clone();
+                        part.truncate(30);
+                        whole.advance(30);
+                        sent += usize::from(from.tcp.send(part, more).is_ok()) * 30;
+                    }
                 }
                 20..30 => from.read(pair.now),
                 30 => from.tcp.set_nodelay(random.bool()),

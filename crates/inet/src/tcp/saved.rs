@@ -1,4 +1,4 @@
-//! A connection as numbers: it goes on in another process.
+//! The state of a connection as plain numbers, with which it continues in another process.
 
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use super::sender::{SavedSender, SendOptions, Sender};
 use super::{Budget, Carrier, Config, Seq};
 use crate::Time;
 
-/// What is to be known of a connection to go on with it elsewhere, beside its payload: [`Connection::unread`] and
-/// [`Connection::unacknowledged`].
+/// The state that another process needs to continue with a connection. The payload is separate: [`Connection::unread`]
+/// and [`Connection::unacknowledged`].
 ///
-/// To another queue of the same process, a connection simply moves. Times are durations here, because another process has another
-/// beginning of time. Any format of serde can hold it; the fields are no promise between versions.
+/// To another queue of the same process, a connection is simply moved. Times are stored as durations, because another
+/// process has another beginning of time. The state can be stored in any format of serde. The fields may change between
+/// versions.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Saved {
     state: State,
@@ -30,18 +31,19 @@ pub struct Saved {
     closed: bool,
     urgent: Option<Seq>,
     urgent_sent: Option<Seq>,
-    /// The timestamp that would be sent at this moment.
+    /// The timestamp that would be sent at the time of saving.
     stamp: u32,
-    /// The peer's latest timestamp, and how long ago it came.
+    /// The peer's latest timestamp, and how long ago it was received.
     clock: Option<(u32, Duration)>,
-    /// How long FIN-WAIT-2 or TIME-WAIT still last.
+    /// The remaining time of FIN-WAIT-2 or TIME-WAIT.
     remaining: Option<Duration>,
 }
 
 impl<C: Carrier> Connection<C> {
-    /// The numbers of an established or closing connection; none during the handshake and after the end.
+    /// The state of an established or closing connection. `None` during the handshake and after the end.
     ///
-    /// Nothing may be sent or received on this connection afterwards: there would be two of it.
+    /// Send and receive nothing on this connection afterwards. Otherwise two connections would use the same sequence
+    /// numbers.
     #[must_use]
     pub fn save(&self, now: Time) -> Option<Saved> {
         if matches!(self.state, State::SynSent | State::SynReceived | State::Closed) {
@@ -66,20 +68,21 @@ impl<C: Carrier> Connection<C> {
         })
     }
 
-    /// Payload that the user has not read, in order. It was acknowledged, so that the peer does not have it any more.
+    /// Payload that the user has not read, in order. It was acknowledged, so the peer does not have it any more.
     pub fn unread(&self) -> impl Iterator<Item = &C::Received> {
         self.receiver.chunks()
     }
 
-    /// Payload that the peer has not acknowledged, in order, with what was not sent.
+    /// Payload that the peer has not acknowledged, in order. This includes payload that was not sent yet.
     pub fn unacknowledged(&self) -> impl Iterator<Item = &C::Sent> {
         self.sender.chunks()
     }
 
-    /// A connection that goes on where another was [saved](Self::save), with its payload. The config is that of the other one.
+    /// A connection that continues from the state of another one that was [saved](Self::save), with its payload.
+    /// `config` must be that of the other connection.
     ///
-    /// What was in flight is repeated if the peer does not acknowledge it, and the congestion window begins anew. Without all of the
-    /// payload, the streams have gaps that no peer can detect.
+    /// Payload that was in flight is sent again if the peer does not acknowledge it, and the congestion window begins
+    /// anew. If a part of the payload is missing, the streams have gaps that the peer cannot detect.
     #[must_use]
     pub fn restore(
         saved: &Saved,
@@ -89,7 +92,7 @@ impl<C: Carrier> Connection<C> {
         queue: Option<&Budget>,
         now: Time,
     ) -> Self {
-        // Timestamps go on from the last one, whatever the beginning of time is here.
+        // Timestamps continue from the last one, because the two processes have different beginnings of time.
         let timestamp_offset = saved.stamp.wrapping_sub((now.micros() / 1000) as u32);
         let options = SendOptions { timestamp_offset, ..config.send };
         let sender = Sender::restore(&saved.sender, unacknowledged, options, now);
@@ -106,7 +109,7 @@ impl<C: Carrier> Connection<C> {
         (this.shut, this.deaf, this.closed) = (saved.shut, saved.deaf, saved.closed);
         (this.urgent, this.urgent_sent) = (saved.urgent, saved.urgent_sent);
         this.until = saved.remaining.map(|remaining| now + remaining);
-        // The peer may have waited for an acknowledgement.
+        // The peer may have waited for an acknowledgement meanwhile.
         this.acks.at_once();
         this
     }
@@ -114,11 +117,11 @@ impl<C: Carrier> Connection<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Received;
     use super::super::testing::{End, Pair, Piece, stream};
+    use super::super::{Flags, Received};
     use super::*;
 
-    /// Saves an end as JSON with its payload, and goes on from that with another beginning of time.
+    /// Saves an end as JSON with its payload, and continues from that with another beginning of time.
     fn move_elsewhere(end: &mut End, config: &Config, now: Time, then: Time) {
         let text = serde_json::to_string(&end.tcp.save(now).unwrap()).unwrap();
         let (unread, unacknowledged): (Vec<_>, Vec<_>) =
@@ -127,7 +130,8 @@ mod tests {
         end.tcp = Connection::restore(&saved, config, unread, unacknowledged, None, then);
     }
 
-    /// Both ends move again and again, while a part of what they sent is lost, and the streams have no gap.
+    /// Both ends are saved and restored again and again, while a part of what they sent is lost. The streams have no
+    /// gap.
     #[test]
     fn a_connection_goes_on_elsewhere() {
         for seed in 0..40 {
@@ -174,11 +178,76 @@ mod tests {
         assert_eq!(pair.a.tcp.sender.timestamp(then + Duration::from_millis(3)), before.wrapping_add(3));
         assert_eq!(pair.a.tcp.state(), State::FinWait2);
         assert_eq!(pair.a.tcp.deadline(), Some(then + Duration::from_secs(60)));
+        assert!(pair.a.output(then).iter().all(|sent| !sent.has(Flags::FIN)), "FIN is acknowledged");
         pair.b.tcp.close(pair.now);
         let fin = pair.b.output(pair.now).remove(0);
         pair.a.input(&fin, then);
         assert_eq!(pair.a.tcp.state(), State::TimeWait);
         assert!(matches!(pair.a.tcp.recv(then), Ok(Received::End)));
+    }
+
+    /// Changes some of the numbers and flags of a value, at random.
+    fn change(value: &mut serde_json::Value, random: &mut fastrand::Rng) {
+        use serde_json::Value;
+        match value {
+            Value::Object(fields) => fields.values_mut().for_each(|field| change(field, random)),
+            Value::Array(items) => items.iter_mut().for_each(|item| change(item, random)),
+            Value::Bool(flag) if random.u8(0..8) == 0 => *flag = !*flag,
+            Value::Number(number) if random.u8(0..6) == 0 => {
+                let before = number.as_u64().unwrap_or(0);
+                let bit = 1 << random.u32(0..32);
+                let numbers =
+                    [0, 1, before ^ bit, before + 1, before.wrapping_sub(1), 0x7fff_ffff, 0xffff_ffff, 0xffff];
+                *number = numbers[random.usize(0..numbers.len())].into();
+            }
+            _ => {}
+        }
+    }
+
+    /// With any numbers in the saved state, the connection can be used. So can its peer, whose state does not match any
+    /// more.
+    #[test]
+    fn any_numbers_make_a_connection() {
+        let mut restored = 0;
+        for seed in 0..3000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let config = Config { timestamps: random.bool(), sack: random.bool(), ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            pair.a.tcp.send(stream(0, 5000), false).unwrap();
+            pair.b.tcp.send(stream(0, 3000), false).unwrap();
+            for sent in pair.b.output(pair.now) {
+                pair.a.input(&sent, pair.now);
+            }
+            if random.bool() {
+                pair.a.tcp.shutdown();
+                pair.a.output(pair.now);
+            }
+            let mut value = serde_json::to_value(pair.a.tcp.save(pair.now).unwrap()).unwrap();
+            let (unread, unacknowledged): (Vec<_>, Vec<_>) =
+                (pair.a.tcp.unread().cloned().collect(), pair.a.tcp.unacknowledged().cloned().collect());
+            change(&mut value, &mut random);
+            let Ok(saved) = serde_json::from_value(value) else { continue };
+            restored += 1;
+            pair.a.tcp = Connection::restore(&saved, &config, unread, unacknowledged, None, pair.now);
+            for n in 0..20 {
+                let _ = pair.a.tcp.send(stream(5000 + 100 * n, 100), false);
+                for sent in pair.a.output(pair.now) {
+                    pair.b.input(&sent, pair.now);
+                }
+                for sent in pair.b.output(pair.now) {
+                    pair.a.input(&sent, pair.now);
+                }
+                while let Ok(Received::Chunk(_)) = pair.a.tcp.recv(pair.now) {}
+                pair.now += Duration::from_millis(random.u64(0..3000));
+                pair.a.tcp.timeout(pair.now);
+                pair.b.tcp.timeout(pair.now);
+                if n == 15 {
+                    pair.a.tcp.close(pair.now);
+                }
+            }
+            assert!(pair.a.tcp.save(pair.now).is_none_or(|saved| serde_json::to_string(&saved).is_ok()));
+        }
+        assert!(restored > 2000, "{restored}");
     }
 
     #[test]

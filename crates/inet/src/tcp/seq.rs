@@ -1,4 +1,4 @@
-//! Places in the sequence space of 2^32 bytes, which wraps.
+//! Sequence numbers in a space of 2^32 that wraps.
 
 use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Sub};
@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// Bytes from `earlier` to here; negative if `earlier` is in fact later.
+    /// The number of bytes from `earlier` to this number. It is negative if `earlier` is in fact later.
     #[inline]
     #[must_use]
     pub const fn distance(self, earlier: Self) -> i32 {
         self.0.wrapping_sub(earlier.0) as i32
     }
 
-    /// Whether this number is in the `len` numbers from `start` on.
+    /// Whether this number is one of the `len` numbers from `start` on.
     #[inline]
     #[must_use]
     pub const fn is_in(self, start: Self, len: u32) -> bool {
         self.0.wrapping_sub(start.0) < len
     }
 
-    /// The later of two.
+    /// The later of two numbers.
     #[inline]
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         if self < other { other } else { self }
     }
 
-    /// The earlier of two.
+    /// The earlier of two numbers.
     #[inline]
     #[must_use]
     pub fn min(self, other: Self) -> Self {
@@ -39,7 +39,7 @@ impl Seq {
     }
 }
 
-/// By the shorter way round.
+/// Compares by the shorter way round the space.
 impl PartialOrd for Seq {
     #[inline]
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
@@ -75,7 +75,7 @@ impl Sub<u32> for Seq {
 impl Sub for Seq {
     type Output = u32;
 
-    /// Bytes from `earlier` to here, which must not be later.
+    /// The number of bytes from `earlier` to this number. `earlier` must not be later.
     #[inline]
     fn sub(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0)

@@ -1,4 +1,4 @@
-//! For unit tests: payload whose bytes follow from their numbers, and two ends of a connection.
+//! Helpers of unit tests: payload whose bytes are computed from their numbers, and two ends of a connection.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -35,7 +35,22 @@ impl From<Vec<u8>> for Piece {
     }
 }
 
+/// Two pieces are equal if their bytes are equal, even in different memory.
+impl PartialEq for Piece {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
 impl Chunk for Piece {
+    fn continues(&self, next: &Self) -> bool {
+        Rc::ptr_eq(&self.bytes, &next.bytes) && self.to == next.from
+    }
+
+    fn join(&mut self, next: Self) {
+        self.to = next.to;
+    }
+
     fn len(&self) -> usize {
         self.to - self.from
     }
@@ -51,8 +66,23 @@ impl Chunk for Piece {
     }
 }
 
-/// A transmission that is complete once the flag says so.
-pub(crate) struct Done(pub(crate) Rc<Cell<bool>>);
+/// A transmission that is complete when its flag is set.
+#[derive(Clone, Debug)]
+pub(crate) struct Done(Rc<Cell<bool>>);
+
+impl Done {
+    pub(crate) fn pending() -> Self {
+        Self(Rc::new(Cell::new(false)))
+    }
+
+    pub(crate) fn at_once() -> Self {
+        Self(Rc::new(Cell::new(true)))
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.set(true);
+    }
+}
 
 impl Ticket for Done {
     fn is_done(&self) -> bool {
@@ -60,7 +90,7 @@ impl Ticket for Done {
     }
 }
 
-/// Pieces both ways.
+/// The carrier of the tests: pieces in both directions.
 #[derive(Debug)]
 pub(crate) struct Pieces;
 
@@ -70,7 +100,7 @@ impl Carrier for Pieces {
     type Ticket = Done;
 }
 
-/// A segment on its way.
+/// A segment on the link.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) header: Header,
@@ -88,7 +118,7 @@ impl Sent {
     }
 }
 
-/// A ring with `room` places, whose transmissions are complete at once.
+/// A ring with `room` entries, whose transmissions are complete at once.
 pub(crate) struct Ring {
     pub(crate) room: usize,
     pub(crate) segments: Vec<Sent>,
@@ -110,11 +140,11 @@ impl Output<Pieces> for Ring {
         let payload = segment.payload.to_vec();
         assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), segment.payload_len as usize);
         self.segments.push(Sent { header: *segment.header, payload, ect: segment.ect });
-        Ok(Done(Rc::new(Cell::new(true))))
+        Ok(Done::at_once())
     }
 }
 
-/// One end, with what it sent last and what happened to it.
+/// One end of a connection, with the segments that it sent last, and its events.
 pub(crate) struct End {
     pub(crate) tcp: Connection<Pieces>,
     pub(crate) events: Vec<Event>,
@@ -137,13 +167,13 @@ impl End {
         self.tcp.segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
     }
 
-    /// Gives a segment without payload to the connection, and returns what it sends then.
+    /// Passes a segment without payload to the connection, and returns the segments that it sends then.
     pub(crate) fn answer(&mut self, header: Header, now: Time) -> Vec<Sent> {
         self.input(&Sent { header, payload: Vec::new(), ect: false }, now);
         self.output(now)
     }
 
-    /// The same with `len` bytes, whose values follow from their numbers.
+    /// Passes a segment with `len` bytes, whose values are computed from their numbers.
     pub(crate) fn answer_text(&mut self, header: Header, len: u32, now: Time) -> Vec<Sent> {
         self.input(&Sent { header, payload: vec![Piece::numbered(header.seq.0, len)], ect: false }, now);
         self.output(now)
@@ -161,7 +191,7 @@ pub(crate) struct Pair {
     pub(crate) a: End,
     pub(crate) b: End,
     pub(crate) now: Time,
-    /// Everything that was sent, with whether `a` sent it.
+    /// All segments that were sent, each with whether `a` sent it.
     pub(crate) log: Vec<(bool, Sent)>,
 }
 
@@ -170,7 +200,7 @@ pub(crate) fn start(iss: u32) -> Start {
 }
 
 impl Pair {
-    /// Both ends, after SYN was sent and answered once: `a` opened the connection.
+    /// Two ends, after SYN was sent and answered once. `a` has opened the connection.
     pub(crate) fn new(a: &Config, b: &Config) -> Self {
         let now = Time::from_micros(1_000_000);
         let mut a = End::new(Connection::connect(a, start(u32::MAX - 10), None, now));
@@ -188,7 +218,7 @@ impl Pair {
         pair
     }
 
-    /// Exchanges segments until none is left. Returns what was sent, with whether `a` sent it.
+    /// Exchanges segments until none is left. Returns the segments that were sent, each with whether `a` sent it.
     pub(crate) fn settle(&mut self) -> Vec<(bool, Sent)> {
         let before = self.log.len();
         loop {
@@ -204,7 +234,7 @@ impl Pair {
         }
     }
 
-    /// Lets time pass, with timeouts and segments.
+    /// Advances the time by `time`, with timeouts and segments.
     pub(crate) fn pass(&mut self, time: Duration) -> Vec<(bool, Sent)> {
         let (until, before) = (self.now + time, self.log.len());
         self.settle();

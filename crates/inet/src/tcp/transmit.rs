@@ -1,4 +1,4 @@
-//! Segments leave.
+//! Output of segments.
 
 use super::connection::{Connection, State};
 use super::record::Left;
@@ -7,10 +7,10 @@ use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBl
 use crate::Time;
 
 impl<C: Carrier> Connection<C> {
-    /// Sends what may be sent now: a reply, payload, acknowledgements.
+    /// Sends everything that may be sent now: a reply, payload, acknowledgements.
     ///
     /// # Errors
-    /// The ring is full. What did not leave is not forgotten: call this again when the ring has room.
+    /// The ring is full. Segments that were not sent are kept: call this again when the ring has room.
     pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         let result = self.send_all(now, out);
         if let Some(tape) = &mut self.tape {
@@ -24,6 +24,10 @@ impl<C: Carrier> Connection<C> {
             out.segment(empty(&header))?;
             self.reply = None;
             self.note_left(&header, 0, false);
+            if header.flags.has(Flags::ACK) && !header.flags.has(Flags::RST) {
+                let shift = if header.flags.has(Flags::SYN) { 0 } else { self.receiver.scale() };
+                self.receiver.promised(header.ack + (u32::from(header.window) << shift));
+            }
         }
         if self.state == State::Closed {
             return Ok(());
@@ -66,6 +70,7 @@ impl<C: Carrier> Connection<C> {
         if self.state != State::SynSent && (self.acks.is_due() || self.receiver.update_is_due()) {
             self.send_ack(now, out)?;
         }
+        self.look_for_buffers(now);
         Ok(())
     }
 
@@ -84,7 +89,7 @@ impl<C: Carrier> Connection<C> {
         Ok(())
     }
 
-    /// A header with the acknowledgement, the window and the options of this moment, and the edge that the window promises.
+    /// A header with the current acknowledgement, window and options, and the edge that the window promises.
     pub(super) fn header(&self, seq: Seq, flags: Flags, now: Time) -> (Header, Seq) {
         let syn = flags.has(Flags::SYN);
         let mut options = Options { timestamps: self.timestamps(syn, now), ..Options::default() };
@@ -100,9 +105,9 @@ impl<C: Carrier> Connection<C> {
         (Header { seq, ack, flags, window, urgent: 0, options }, edge)
     }
 
-    /// SYN-ACK is sent once more: the peer repeated its SYN.
+    /// Repeats the SYN-ACK, because the peer repeated its SYN.
     pub(super) fn syn_again(&mut self, now: Time) {
-        // The first one still waits for the ring. Its acknowledgement would be one of what was not sent.
+        // The first SYN-ACK still waits for the ring. The peer would acknowledge a number that was not sent yet.
         if self.sender.next_seq() == self.sender.una() {
             return;
         }
@@ -110,7 +115,8 @@ impl<C: Carrier> Connection<C> {
         self.reply = Some(self.header(self.sender.una(), flags, now).0);
     }
 
-    /// RFC 3168, section 6.1.1: SYN asks with both bits, and SYN-ACK agrees with one.
+    /// The ECN flags of a SYN or SYN-ACK. RFC 3168, section 6.1.1: SYN asks with both bits, and SYN-ACK agrees with
+    /// one.
     fn ecn_flags(&self) -> Flags {
         match self.state {
             State::SynSent if self.config.ecn == Ecn::Request => Flags::ECE.with(Flags::CWR),
@@ -120,13 +126,15 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points behind the last urgent byte.
+    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points to the number after the last
+    /// urgent byte.
     fn urgent_ahead(&self, seq: Seq) -> Option<u16> {
         let ahead = u32::try_from(self.urgent_sent?.distance(seq)).ok().filter(|ahead| *ahead > 0)?;
         Some(u16::try_from(ahead).unwrap_or(u16::MAX))
     }
 
-    /// A device that cuts a segment repeats its urgent pointer, which would then point too far.
+    /// The bytes that the device may cut into segments. While urgent data is pending, it is 0: the device would copy
+    /// the urgent pointer into each segment, and it would point too far.
     fn offload(&self, out: &impl Output<C>) -> usize {
         if self.urgent_sent.is_some_and(|urgent| self.sender.una() < urgent) { 0 } else { out.max_payload() }
     }
@@ -138,7 +146,7 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// A segment with `header` left.
+    /// Notes that a segment with `header` was sent.
     fn left(&mut self, header: &Header, edge: Seq, payload: bool) {
         if header.flags.has(Flags::ACK) {
             self.acknowledged = header.ack;
@@ -156,10 +164,10 @@ fn empty<C: Carrier>(header: &Header) -> Outgoing<'_, C> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::Config;
-    use super::super::testing::{Pair, Piece, Ring, stream};
+    use super::super::testing::{Pair, Piece, Ring, Sent, stream};
+    use super::super::{Config, Received, State};
 
-    /// A ring that is full now and then delays segments, and loses none: neither payload nor window updates.
+    /// A ring that is full from time to time only delays segments. Neither payload nor window updates are lost.
     #[test]
     fn a_full_ring_forgets_nothing() {
         for seed in 0..20 {
@@ -189,6 +197,37 @@ mod tests {
             }
             assert_eq!(pair.b.read, Piece::numbered(0, 40_000).bytes(), "seed {seed}");
         }
+    }
+
+    /// If payload in order is dropped because no buffer is free, the window is closed, even for a peer that never gives
+    /// up. The user then drops the fragments, which is no call of the connection, and the window opens nevertheless.
+    #[test]
+    fn a_window_without_buffers_is_closed_and_opens_with_them() {
+        let mut pair = Pair::connected(&Config::default(), &Config { budget: 4, ..Config::default() });
+        pair.a.tcp.set_nodelay(true);
+        for n in 0..20 {
+            pair.a.tcp.send(stream(n * 100, 100), false).unwrap();
+            pair.settle();
+        }
+        let mut held = Vec::new();
+        while let Ok(Received::Chunk(chunk)) = pair.b.tcp.recv(pair.now) {
+            held.push(chunk);
+        }
+        let closed =
+            |log: &[(bool, Sent)]| log.iter().filter(|(from_a, sent)| !from_a && sent.header.window == 0).count();
+        assert!((1..=4).contains(&held.len()) && closed(&pair.log) > 0);
+        let log = pair.pass(Duration::from_secs(3600));
+        assert!(closed(&log) > 10 && log.len() < 200, "{}", log.len());
+        assert_eq!(pair.a.tcp.state(), State::Established);
+        drop(held);
+        let log = pair.pass(Duration::from_millis(600));
+        assert!(!log[0].0 && log[0].1.header.window > 0, "the receiver speaks first");
+        for _ in 0..100 {
+            pair.b.read(pair.now);
+            pair.pass(Duration::from_secs(2));
+        }
+        let got = pair.b.read.len();
+        assert!(got > 1500 && pair.a.tcp.una() == pair.b.tcp.receiver.nxt(), "{got}");
     }
 
     #[test]

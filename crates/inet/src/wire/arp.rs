@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 /// A request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// It asks for the target's address. Otherwise it is a reply.
+    /// Whether it is a request, which asks for the target's address. Otherwise it is a reply.
     pub request: bool,
     /// The sender's Ethernet address.
     pub mac: Mac,

@@ -1,7 +1,7 @@
-//! What is in front of transport headers, and what is said of the payload behind them.
+//! Writing the headers in front of transport headers, and the checksum of the payload behind them.
 
 use super::ip::pseudo_sum;
-use super::{Link, ether_type, protocol};
+use super::{FragmentHeader, Link, ether_type, protocol};
 use netmem_packet::{Checksum, Gso, Meta, Sum};
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ impl Outer {
         (if self.link.is_some() { Link::LEN } else { 0 }) + if v4 { 20 } else { 40 }
     }
 
-    /// Never: there is always an IP header.
+    /// Always false: there is always an IP header.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         false
@@ -90,13 +90,49 @@ impl Outer {
     }
 }
 
-/// What follows the headers that are written.
+/// Writes the headers in front of a fragment of a datagram, from the link on: `len` bytes of its content follow, which is of the protocol
+/// `content`.
+///
+/// # Errors
+///
+/// [`EmitError`]. Bytes of `out` may have been written.
+pub fn emit_fragment(
+    out: &mut [u8],
+    outer: &Outer,
+    (source, destination): (IpAddr, IpAddr),
+    content: u8,
+    fragment: FragmentHeader,
+    len: usize,
+) -> Result<usize, EmitError> {
+    let FragmentHeader { id, offset, more } = fragment;
+    if source.is_ipv6() {
+        let at = outer.emit(source, destination, protocol::FRAGMENT, FRAGMENT + len, out)?;
+        let header = out.get_mut(at..at + FRAGMENT).ok_or(EmitError::NoRoom)?;
+        header[..2].copy_from_slice(&[content, 0]);
+        header[2..4].copy_from_slice(&((offset & !7) | u16::from(more)).to_be_bytes());
+        header[4..].copy_from_slice(&id.to_be_bytes());
+        return Ok(at + FRAGMENT);
+    }
+    let end = outer.emit(source, destination, content, len, out)?;
+    let ip = &mut out[end - 20..end];
+    ip[4..6].copy_from_slice(&(id as u16).to_be_bytes());
+    ip[6..8].copy_from_slice(&((offset / 8) | (u16::from(more) << 13)).to_be_bytes());
+    ip[10..12].fill(0);
+    let sum = header_sum(ip);
+    ip[10..12].copy_from_slice(&(!sum).to_be_bytes());
+    Ok(end)
+}
+
+/// Bytes of IPv6's fragment header.
+const FRAGMENT: usize = 8;
+
+/// The payload behind the written headers.
 #[derive(Clone, Copy, Debug)]
 pub struct Body {
     /// Bytes of payload.
     pub len: usize,
-    /// The sum of the payload, and the checksum is computed here. `None`: the device computes it, and the headers get the sum of the pseudo
-    /// header.
+    /// The sum of the payload, with which the checksum is computed here. If it is `None`, the device computes the
+    /// checksum, and the headers get the sum of the pseudo header.
     pub sum: Option<Sum>,
     /// The device cuts the payload into segments of so many bytes. `sum` is `None` then.
     pub segment_size: Option<u16>,
@@ -109,7 +145,7 @@ impl Default for Body {
     }
 }
 
-/// Headers that were written.
+/// The written headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emitted {
     /// Bytes.
@@ -132,12 +168,12 @@ pub enum EmitError {
     Family,
 }
 
-/// What a transport checksum is made of.
+/// The data from which a transport checksum is computed.
 pub(super) struct Sums {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     pub(super) protocol: u8,
-    /// Where it is in the transport header.
+    /// Its offset in the transport header.
     pub(super) offset: u16,
 }
 

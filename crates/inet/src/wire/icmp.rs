@@ -7,14 +7,14 @@ use crate::tcp::Seq;
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A message. Redirects and router advertisements are not believed: routes and addresses are static.
+/// A message. Redirects and router advertisements are ignored, because routes and addresses are static.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmp {
     /// A request to send the payload back.
     EchoRequest {
         /// Identifier and sequence number, to be sent back as they are.
         id: [u8; 4],
-        /// What is to be sent back.
+        /// The payload to be sent back.
         payload: Part,
     },
     /// An error about a TCP segment or a UDP datagram.
@@ -27,11 +27,11 @@ pub enum Icmp {
     Unknown,
 }
 
-/// An error about a packet that this station is said to have sent. Any peer can make one up: a connection checks
-/// [`seq`](Quoted::seq) before it believes it.
+/// An error about a packet that this station may have sent. Any peer can forge one, so a connection checks
+/// [`seq`](Quoted::seq) before it acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// What is wrong.
+    /// The kind of the error.
     pub kind: IcmpKind,
     /// The packet that the error is about.
     pub quoted: Quoted,
@@ -48,7 +48,7 @@ pub struct Quoted {
     pub seq: Option<Seq>,
 }
 
-/// What is wrong with a packet.
+/// The kind of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IcmpKind {
     /// There is no route.
@@ -59,11 +59,12 @@ pub enum IcmpKind {
     ProtocolUnreachable,
     /// No socket has the port.
     PortUnreachable,
-    /// It was forbidden on the way.
+    /// A router or the destination has forbidden it.
     Prohibited,
     /// The packet was too long for a link on the way.
     TooBig {
-        /// Bytes of the longest packet that fits, its IP header included. As the error says it; a path MTU has a floor.
+        /// Bytes of the longest packet that fits, its IP header included. This is the value in the error, which may be
+        /// below the least path MTU.
         mtu: u32,
     },
     /// The hop limit was reached.
@@ -74,7 +75,7 @@ pub enum IcmpKind {
     ParameterProblem,
 }
 
-/// Path MTUs that are tried if a router does not say what fits (RFC 1191, section 7).
+/// Path MTUs that are tried if a router does not report the MTU (RFC 1191, section 7).
 const PLATEAUS: [u16; 10] = [32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296, 68];
 
 impl IcmpKind {
@@ -214,7 +215,7 @@ impl Icmp {
         let Some(kind) = kind.filter(|_| [protocol::TCP, protocol::UDP].contains(&number)) else {
             return Ok(Self::Unknown);
         };
-        // As much as the oldest rules demand of a quotation: 8 bytes.
+        // The least that the oldest rules require of a quotation: 8 bytes.
         let transport = bytes.at::<8>(at)?;
         let flow = Flow {
             local: SocketAddr::new(source, be16(transport, 0)),
@@ -242,8 +243,9 @@ pub fn emit_echo_reply(
     emit(out, outer, source, destination, (kind, 0, id), body)
 }
 
-/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many of them are quoted as there is room for
-/// in `out`, at most 500; at least 28 for IPv4 and 48 for IPv6 should be, so that the receiver can tell the flow.
+/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many of them are quoted as
+/// there is room for in `out`, at most 500. There should be room for at least 28 with IPv4 and 48 with IPv6, so that
+/// the receiver can find the flow.
 ///
 /// # Errors
 ///

@@ -16,44 +16,45 @@ pub mod protocol {
     pub const ICMPV6: u8 = 58;
     pub(super) const HOP_BY_HOP: u8 = 0;
     pub(super) const ROUTING: u8 = 43;
-    pub(super) const FRAGMENT: u8 = 44;
+    pub(in crate::wire) const FRAGMENT: u8 = 44;
     pub(super) const DESTINATION: u8 = 60;
 }
 
-/// As many extension headers of IPv6 as are walked. A packet with more is dropped: each takes time, and real ones have one or two.
+/// The most extension headers of IPv6 that are parsed. A packet with more is dropped, because each takes time, and real
+/// packets have one or two.
 pub const MAX_EXTENSIONS: usize = 6;
 
-/// What the IP header says.
+/// The values of an IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ip {
-    /// Where the packet comes from.
+    /// The source address.
     pub source: IpAddr,
-    /// Where it goes to. Of the same family.
+    /// The destination address, of the same family.
     pub destination: IpAddr,
     /// The traffic class. The lower two bits are those of ECN (RFC 3168).
     pub traffic_class: u8,
     /// How many routers may still forward it.
     pub hop_limit: u8,
-    /// What the content is: see [`protocol`].
+    /// The protocol of the content: see [`protocol`].
     pub protocol: u8,
-    /// What is behind the header and its options, without padding.
+    /// The bytes after the header and its options, without padding.
     pub content: Part,
-    /// The content is a part of a datagram's.
+    /// Set if the packet is a fragment: its content is a part of a datagram's.
     pub fragment: Option<FragmentHeader>,
 }
 
-/// Which part of a datagram a fragment is.
+/// The place of a fragment in its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
     /// Equal in all fragments of a datagram.
     pub id: u32,
     /// Where its content begins in the datagram's, in bytes; a multiple of 8.
     pub offset: u16,
-    /// It is not the last.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
-/// What an IP packet that is not a fragment carries.
+/// The transport header of an IP packet that is not a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// A TCP segment.
@@ -62,18 +63,18 @@ pub enum Transport {
     Udp(Datagram),
     /// ICMP of the family of the packet's addresses.
     Icmp(Icmp),
-    /// A protocol that is not known. The answer is [`IcmpKind::ProtocolUnreachable`](super::IcmpKind::ProtocolUnreachable).
+    /// An unknown protocol. The answer is [`IcmpKind::ProtocolUnreachable`](super::IcmpKind::ProtocolUnreachable).
     Unknown,
 }
 
-/// What a transport checksum covers.
+/// The data that a transport checksum covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Covered {
     /// The bytes to add up.
     pub part: Part,
     /// The sum of the pseudo header.
     pseudo: u16,
-    /// There is no checksum where there must be one.
+    /// Whether a checksum that must be there is missing.
     missing: bool,
 }
 
@@ -92,7 +93,7 @@ impl Ip {
     pub const ECN: u8 = 3;
     /// Congestion experienced: both of ECN's bits.
     pub const CE: u8 = 3;
-    /// The sender of the packet knows ECN, as TCP senders say it.
+    /// ECN-capable transport, the codepoint that TCP senders use.
     pub const ECT0: u8 = 2;
 
     /// Reads a packet of `len` bytes that begins with its IP header, and whose first bytes are `head`.
@@ -116,8 +117,8 @@ impl Ip {
         self.traffic_class & Self::ECN == Self::CE
     }
 
-    /// Reads the transport header. `head` is what the IP header was read from; for a datagram that was put together from fragments, the first
-    /// bytes of its [`content`](Self::content), which then begins at 0.
+    /// Reads the transport header. `head` are the bytes from which the IP header was read; for a reassembled datagram,
+    /// they are the first bytes of its [`content`](Self::content), which then begins at 0.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl Ip {
         }
         let bytes = Bytes::new(head, self.content.end());
         let v6 = self.source.is_ipv6();
-        // From here only a neighbour that does not know its address yet may be asking.
+        // With this source address, only a neighbour that has no address yet may ask.
         if self.source.is_unspecified() && self.protocol != protocol::ICMPV6 {
             return Err(Drop::Martian);
         }
@@ -142,9 +143,10 @@ impl Ip {
         }
     }
 
-    /// What the transport's checksum covers. `None` if there is none.
+    /// The data that the transport checksum covers. `None` if there is no checksum.
     ///
-    /// Devices vouch for checksums of TCP and UDP. That of ICMP is always computed, unless the frame's is still to be computed.
+    /// Devices verify checksums of TCP and UDP. That of ICMP is always verified by the CPU, except if the frame's
+    /// checksum was not computed yet.
     #[inline]
     #[must_use]
     pub fn covered(&self, transport: &Transport) -> Option<Covered> {
@@ -275,7 +277,7 @@ pub(super) fn parse_v6(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
 }
 
 impl Ip {
-    /// Walks the extension headers of a datagram of IPv6 that was put together from fragments: those behind the fragment header are in its
+    /// Parses the extension headers of a reassembled datagram of IPv6: those behind the fragment header are in its
     /// content. `head` is as for [`transport`](Self::transport). Does nothing to IPv4.
     ///
     /// # Errors
@@ -340,7 +342,8 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
     Ok(())
 }
 
-/// The upper two bits of an option that is not known say what to do: zero is to skip it, and all else is to drop the packet.
+/// The upper two bits of an unknown option say what to do: if they are zero, the option is skipped; otherwise the
+/// packet is dropped.
 fn v6_options(mut options: &[u8]) -> Result<(), Drop> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {

@@ -1,4 +1,4 @@
-//! Headers on the fast path: fixed offsets, no allocation, each length judged once.
+//! Headers on the fast path: fixed offsets, no allocation, each length is checked once.
 //!
 //! ```text
 //!   ├─ Ethernet ─┤─ IPv4, or IPv6 and its extensions ─┤─ TCP, UDP, ICMP ─┤─ payload ─┤─ padding ─┤
@@ -6,17 +6,19 @@
 //!   Link         Ip::parse                            Ip::transport      Part
 //! ```
 //!
-//! **Reading.** The caller copies the first bytes of a frame, at most [`MAX_HEAD`], into memory of its own. The peer or the device may
-//! change the frame meanwhile, so nothing is read twice from there. [`parse`] reads a frame of Ethernet. [`Ip::parse`] reads a packet that
-//! begins with its IP header. Both are told how long the frame is, and return values and places ([`Part`]) that are inside of the frame.
-//! Checksums of transport headers cover payload, which the copy does not have: [`Ip::covered`] says what to add up.
+//! **Reading.** The caller copies the first bytes of a frame, at most [`MAX_HEAD`], into memory of its own. The peer or
+//! the device may change the frame meanwhile, so nothing is read twice from there. [`parse`] reads a frame of Ethernet.
+//! [`Ip::parse`] reads a packet that begins with its IP header. Both get the length of the frame, and return values and
+//! places ([`Part`]) that are inside of the frame. Checksums of transport headers cover payload, which the copy does
+//! not have: [`Ip::covered`] says which bytes to add up.
 //!
-//! **Writing.** Functions called `emit` write headers from the first byte of a slice on, and return how many bytes they wrote, with the
-//! offload information of the frame ([`Emitted`]). A page for headers therefore has [`HEADROOM`] bytes in front, for what a device wants
-//! there, and [`MAX_HEADERS`] behind.
+//! **Writing.** Functions called `emit` write headers from the first byte of a slice on, and return how many bytes they
+//! wrote, with the offload information of the frame ([`Emitted`]). A page for headers therefore has [`HEADROOM`] bytes
+//! in front, for a device's own header, and [`MAX_HEADERS`] after them.
 //!
-//! **What is refused.** VLAN tags: a stack has one network, and does not know which tag that would be. IPv4 with source routing, and IPv6
-//! routing headers with segments left. Addresses that cannot be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`Drop`] says why.
+//! **What is refused.** VLAN tags, because a stack has one network, and does not know the tag of it. IPv4 with source
+//! routing, and IPv6 routing headers with segments left. Addresses that cannot be on a link. Extensions of IPv6 beyond
+//! [`MAX_EXTENSIONS`]. [`Drop`] says why.
 
 mod arp;
 mod emit;
@@ -29,7 +31,7 @@ mod tests;
 mod udp;
 
 pub use arp::Arp;
-pub use emit::{Body, EmitError, Emitted, Outer};
+pub use emit::{Body, EmitError, Emitted, Outer, emit_fragment};
 pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, emit_echo_reply, emit_icmp_error};
 pub use ip::{Covered, FragmentHeader, Ip, MAX_EXTENSIONS, Transport, protocol};
 pub use neighbor::{Advertisement, Solicitation, all_nodes, solicited_node};
@@ -39,10 +41,10 @@ pub use udp::{Datagram, emit_udp};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// As many of a frame's first bytes as are looked at.
+/// The number of a frame's first bytes that are parsed.
 pub const MAX_HEAD: usize = 192;
 
-/// Bytes to leave free in front of headers, for what a device wants there.
+/// Bytes to leave free in front of headers, for a device's own header.
 pub const HEADROOM: usize = 64;
 
 /// The longest headers that are written: Ethernet, IPv6, TCP with 40 bytes of options. Errors of ICMP quote more.
@@ -102,9 +104,9 @@ impl fmt::Debug for Mac {
 /// The Ethernet header, without its type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Where the frame goes to.
+    /// The destination.
     pub destination: Mac,
-    /// Where it comes from.
+    /// The source.
     pub source: Mac,
 }
 
@@ -128,7 +130,7 @@ pub struct Flow {
     pub remote: SocketAddr,
 }
 
-/// Some of a frame's bytes. They are in the frame.
+/// A range of bytes that lies within a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The first, counted from the frame's first.
@@ -153,13 +155,13 @@ pub enum Drop {
     /// A length or a checksum of a header is wrong.
     #[error("a length or a checksum of a header is wrong")]
     Malformed,
-    /// The headers are not all in the bytes that can be read, although the frame has more bytes.
+    /// The headers are longer than the bytes that can be read; the frame has more bytes.
     #[error("headers go on behind the bytes that can be read")]
     Beyond {
         /// The port that a UDP datagram is for, if that much could be read.
         port: Option<u16>,
     },
-    /// A protocol that is not known, or a VLAN tag.
+    /// An unknown protocol, or a VLAN tag.
     #[error("a protocol that is not known")]
     Unknown,
     /// The sender wants to determine the route.
@@ -170,7 +172,7 @@ pub enum Drop {
     Martian,
 }
 
-/// What a frame of Ethernet carries.
+/// The network header of an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// Address resolution for IPv4.
@@ -237,11 +239,11 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 /// Reads the headers of an Ethernet frame of `len` bytes, whose first bytes are `head`, up to the transport header. `head` has the
 /// frame's first [`MAX_HEAD`] bytes, or all of them, or as many as a CPU can read.
 ///
-/// Whether the frame is for this station is for the caller to judge.
+/// The caller checks whether the frame is for this station.
 ///
 /// # Errors
 ///
-/// [`Drop`]: the frame is not to be looked at any further.
+/// [`Drop`]: the frame must be dropped.
 #[inline]
 pub fn parse(head: &[u8], len: usize) -> Result<(Link, Network), Drop> {
     let bytes = Bytes::new(head, len);

@@ -37,7 +37,7 @@ pub struct Solicitation {
     pub mac: Option<Mac>,
 }
 
-/// An answer, or news that were not asked for.
+/// An answer, or an unsolicited advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advertisement {
     /// The address that it is about.
@@ -46,9 +46,9 @@ pub struct Advertisement {
     pub mac: Option<Mac>,
     /// The sender is a router.
     pub router: bool,
-    /// It answers a solicitation, which came from the station that receives it.
+    /// Whether it answers a solicitation of the station that receives it.
     pub solicited: bool,
-    /// It replaces an address that is known.
+    /// Whether it replaces a known address.
     pub overrides: bool,
 }
 

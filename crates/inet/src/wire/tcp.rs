@@ -61,14 +61,15 @@ impl Segment {
     }
 }
 
-/// Reads options. One with a length that is wrong ends the list: the segment is processed with those in front of it.
+/// Reads options. An option with a wrong length ends the list: the segment is processed with the options in front of
+/// it.
 ///
 /// Options that belong to a SYN are ignored in other segments, and selective acknowledgements in a SYN.
 #[inline]
 fn parse_options(options: &[u8], flags: Flags) -> Options {
-    match options.as_array::<12>() {
-        // What almost all segments of a connection have.
-        Some(&[a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3]) if [a, b, c, d] == PADDED_TIMESTAMPS => {
+    match <&[u8; 12]>::try_from(options) {
+        // The options of almost all segments of a connection.
+        Ok(&[a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3]) if [a, b, c, d] == PADDED_TIMESTAMPS => {
             let [value, echo] = [[v0, v1, v2, v3], [e0, e1, e2, e3]].map(u32::from_be_bytes);
             Options { timestamps: Some(Timestamps { value, echo }), ..Options::default() }
         }

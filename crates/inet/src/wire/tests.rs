@@ -487,6 +487,34 @@ fn errors_quote_the_packet() {
     assert_eq!(IcmpKind::from_v4(3, 4, 0, 60), Some(IcmpKind::TooBig { mtu: 68 }));
 }
 
+/// RFC 6633: whatever a source quench quotes, it is no error that a connection hears of.
+#[test]
+fn source_quench_is_no_known_error() {
+    let mut rng = Rng::with_seed(5);
+    let sent = flow(true, &mut rng);
+    let packet = &emitted(true, Some(&Header::default()), &sent, b"payload", false).0[14..];
+    let mut out = [0; 128];
+    let router = [10, 0, 0, 1].into();
+    let outer = Outer::new(Some(LINK));
+    let len =
+        emit_icmp_error(&mut out, &outer, router, sent.local.ip(), IcmpKind::PortUnreachable, packet).unwrap().len;
+    assert!(matches!(read(&out[..len]), Ok((_, _, Transport::Icmp(Icmp::Error(_))))));
+    // Type 4 and code 0 in place of 3 and 3, and the checksum that follows.
+    let at = 14 + 20;
+    let sum = u16::from_be_bytes([out[at + 2], out[at + 3]]);
+    (out[at], out[at + 1]) = (4, 0);
+    let sum = !sum_of(!sum, 0x0400, 0x0303);
+    out[at + 2..at + 4].copy_from_slice(&sum.to_be_bytes());
+    assert!(matches!(read(&out[..len]), Ok((_, _, Transport::Icmp(Icmp::Unknown)))));
+}
+
+/// A sum in one's complement in which `old` is replaced by `new`.
+fn sum_of(sum: u16, new: u16, old: u16) -> u16 {
+    let all = u32::from(sum) + u32::from(new) + u32::from(!old);
+    let all = (all & 0xffff) + (all >> 16);
+    (all + (all >> 16)) as u16
+}
+
 /// The payload and the identifier of an echo come back.
 #[test]
 fn echo() {

@@ -13,8 +13,9 @@ pub struct Datagram {
     pub destination_port: u16,
     /// The payload.
     pub payload: Part,
-    /// It has a checksum. Over IPv4 it may have none. Over IPv6 it must: [`Covered::holds`](super::Covered::holds) is false of one without, and
-    /// only a receiver that has checksums of its own may take it.
+    /// Whether it has a checksum. Over IPv4 it may have none. Over IPv6 it must have one: without it,
+    /// [`Covered::holds`](super::Covered::holds) is false, and only a receiver with checksums of its own may accept the
+    /// datagram.
     pub checksum: bool,
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum End {
     Shut,
     /// Waits for the peer's end, and closes.
     Wait,
-    /// Closes, whatever there is to read.
+    /// Closes, even if there is something to read.
     Close,
     /// Resets the connection.
     Abort,
@@ -36,22 +36,28 @@ pub(crate) struct Plan {
     /// Longest pause between writes, and between reads, in microseconds.
     pub(crate) write_pause: u64,
     pub(crate) read_pause: u64,
-    /// Nothing is read earlier.
+    /// Before this time, nothing is read.
     pub(crate) read_from: Time,
     pub(crate) end: End,
+    /// How often the connection moves: it is saved, and restored in another place.
+    pub(crate) moves: u32,
+    /// The interval at which timers are checked, in microseconds: the thread is busy, or the machine was asleep.
+    pub(crate) tick: u64,
 }
 
-/// The transmit ring of a device that is late.
+/// The transmit ring of a slow device.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
-    /// Segments that it has room for.
+    /// Segments that fit into the ring.
     pub(crate) room: usize,
-    /// Longest time that a segment waits in it, in microseconds.
+    /// The longest time that a segment waits in the ring, in microseconds.
     pub(crate) wait: u64,
-    /// How often it says that it is full although it is not.
+    /// How often the ring reports that it is full although it is not.
     pub(crate) refuse: f64,
-    /// Payload that it cuts into segments, at most; 0: it cannot.
+    /// The largest payload that the device cuts into segments. 0: the device cannot do this.
     pub(crate) offload: usize,
+    /// Segments that arrive at the same time are merged, and answered together.
+    pub(crate) merges: bool,
 }
 
 pub(crate) struct Host {
@@ -69,9 +75,13 @@ pub(crate) struct Host {
     posted: Vec<(Time, Rc<Cell<bool>>)>,
     /// When a refused transmission is tried again.
     again: Option<Time>,
+    /// The time of the connection's next move.
+    next_move: Option<Time>,
+    /// Bytes that were dropped before the last move because a buffer was missing.
+    starved: u64,
     pub(crate) out: Vec<Vec<u8>>,
     key: u64,
-    /// What the user knows.
+    /// What the user was told.
     readable: bool,
     writable: bool,
     pub(crate) connected: bool,
@@ -90,13 +100,16 @@ pub(crate) struct Host {
 pub(crate) struct Watch {
     /// The right edge of its windows.
     pub(crate) edge: Option<Seq>,
+    /// Bytes that had been dropped because a buffer was missing when the edge was announced.
+    starved: u64,
     /// The shift of its windows, and whether both ends announced one.
     scale: u8,
     scaled: bool,
 }
 
 impl Watch {
-    fn announced(&mut self, name: &str, header: &Header) {
+    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a buffer was missing.
+    fn announced(&mut self, name: &str, header: &Header, starved: u64) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0);
             self.scaled &= header.options.window_scale.is_some();
@@ -106,12 +119,16 @@ impl Watch {
         }
         let shift = if header.flags.has(Flags::SYN) || !self.scaled { 0 } else { self.scale };
         let edge = header.ack + (u32::from(header.window) << shift);
-        // The window of a SYN cannot say more than 64 KiB, and it can be sent again after an acknowledgement that did.
-        // Rounding to the unit of the scale can take back less than a unit (RFC 7323, section 2.4).
+        // The window of a SYN cannot be larger than 64 KiB, and a SYN can be sent again after an acknowledgement with a
+        // larger window. Its window can also be from before the last drop. Rounding to the unit of the scale can reduce
+        // the window by less than a unit (RFC 7323, section 2.4).
         let before = self.edge.unwrap_or(edge);
         let syn = header.flags.has(Flags::SYN);
-        assert!(syn || before.distance(edge) < 1 << shift, "{name}: the window shrank from {before:?} to {edge:?}");
-        self.edge = Some(before.max(edge));
+        let whole = before.distance(edge) < 1 << shift;
+        assert!(syn || whole || starved > self.starved, "{name}: the window shrank from {before:?} to {edge:?}");
+        if self.edge.is_none_or(|before| before <= edge && !syn) {
+            (self.edge, self.starved) = (Some(edge), starved);
+        }
     }
 }
 
@@ -198,6 +215,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     }
 }
 
+/// Whether a segment follows another one, or several merged ones, without a gap. Segments with different marks or
+/// timestamps are not merged.
+fn follows(first: &Header, all: &Meta, next: &Header, meta: &Meta) -> bool {
+    let plain = |flags: Flags| flags.without(Flags::PSH) == Flags::ACK;
+    let end = Header { seq: first.seq + all.len, flags: next.flags, ..*first };
+    plain(first.flags) && plain(next.flags) && all.len > 0 && meta.len > 0 && all.ce == meta.ce && end == *next
+}
+
 impl Host {
     pub(crate) fn new(name: &'static str, flow: Flow, config: Config, plan: Plan, ring: Ring, seed: u64) -> Self {
         Self {
@@ -214,6 +239,8 @@ impl Host {
             ring,
             posted: Vec::new(),
             again: None,
+            next_move: None,
+            starved: 0,
             out: Vec::new(),
             key: seed,
             readable: false,
@@ -226,20 +253,31 @@ impl Host {
             closed: false,
             over: false,
             failure: None,
-            watch: Watch { edge: None, scale: 0, scaled: true },
+            watch: Watch { edge: None, starved: 0, scale: 0, scaled: true },
         }
     }
 
-    /// The simulation begins.
+    /// Starts the host at the beginning of the simulation.
     pub(crate) fn begin(&mut self, now: Time) {
         self.next_read = now + (self.plan.read_from - Time::ZERO);
         self.next_write = now;
+        self.next_move = (self.plan.moves > 0).then(|| now + Duration::from_micros(self.rng.u64(1..1_000_000)));
     }
 
     pub(crate) fn connect(&mut self, now: Time) {
         let start = self.secret.start(&self.flow, now);
         self.connection = Some(Connection::connect(&self.config, start, Some(&self.budget), now));
         self.transmit(now);
+    }
+
+    /// The first number that the peer has not acknowledged.
+    pub(crate) fn una(&self) -> Option<Seq> {
+        self.connection.as_ref().map(Connection::una)
+    }
+
+    /// Whether the connection is open, and its user does nothing more before the peer does.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.connected && !self.over && self.deadline().is_none()
     }
 
     pub(crate) fn key(&self) -> u64 {
@@ -250,24 +288,50 @@ impl Host {
         &self.plan
     }
 
-    /// A packet arrived. `peer` is the key of the bytes in it.
-    pub(crate) fn receive(&mut self, bytes: &[u8], mark: f64, now: Time) {
-        // A checksum that is wrong: the packet is dropped.
-        let Some((segment, ect)) = parse(bytes) else { return };
-        let payload = &bytes[segment.payload.at..segment.payload.end()];
-        let ce = ect && self.rng.f64() < mark;
-        self.segment(&segment.header, payload, ce, now);
+    /// Processes packets that arrived at the same time. Returns how many of them were damaged.
+    pub(crate) fn receive(&mut self, packets: &[Vec<u8>], mark: f64, now: Time) -> u64 {
+        let mut damaged = 0;
+        let mut merged: Option<(Header, Vec<&[u8]>, Meta)> = None;
+        for bytes in packets {
+            // The checksum is wrong: the packet is dropped.
+            let Some((segment, ect)) = parse(bytes) else {
+                damaged += 1;
+                continue;
+            };
+            let (header, payload) = (segment.header, &bytes[segment.payload.at..segment.payload.end()]);
+            let meta = Meta { ce: ect && self.rng.f64() < mark, ..Meta::of(payload.len() as u32) };
+            if let Some((first, chunks, all)) = &mut merged {
+                if self.ring.merges && follows(first, all, &header, &meta) {
+                    first.flags = first.flags.with(header.flags);
+                    chunks.push(payload);
+                    (all.len, all.segments) = (all.len + meta.len, all.segments + 1);
+                    continue;
+                }
+                self.segment(first, chunks, *all, now);
+            }
+            merged = Some((header, vec![payload], meta));
+            if !self.ring.merges
+                && let Some((header, chunks, meta)) = merged.take()
+            {
+                self.segment(&header, &chunks, meta, now);
+                self.transmit(now);
+            }
+        }
+        if let Some((header, chunks, meta)) = merged {
+            self.segment(&header, &chunks, meta, now);
+        }
+        self.transmit(now);
+        damaged
     }
 
-    pub(crate) fn segment(&mut self, header: &Header, payload: &[u8], ce: bool, now: Time) {
-        let meta = Meta { ce, ..Meta::of(payload.len() as u32) };
+    fn segment(&mut self, header: &Header, payload: &[&[u8]], meta: Meta, now: Time) {
         let mut after = None;
         if let Some(connection) = &self.connection {
             after = connection.reused_by(header);
             if after.is_some() {
                 self.connection = None;
             } else if connection.is_gone() {
-                // It is not in a table of connections any more; its user may still read.
+                // The connection is not in a table of connections any more, but its user may still read.
                 self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false)));
                 return;
             }
@@ -283,11 +347,11 @@ impl Host {
             match listener.segment::<Memory>(arriving, &self.config, &self.secret, Some(&self.budget), now) {
                 Answer::HalfOpen(connection) => {
                     self.connection = Some(connection);
-                    return self.transmit(now);
+                    return;
                 }
                 Answer::Connected(connection) => self.connection = Some(connection),
                 Answer::Reply(header) => {
-                    self.watch.announced(self.name, &header);
+                    self.watch.announced(self.name, &header, 0);
                     self.out.push(packet(&self.flow, &header, &[], false));
                     return;
                 }
@@ -301,8 +365,8 @@ impl Host {
                 {
                     return;
                 }
-                let piece = (!payload.is_empty()).then(|| Piece::new(payload.to_vec()));
-                connection.segment(header, piece, meta, now);
+                let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
+                connection.segment(header, chunks.map(|bytes| Piece::new(bytes.to_vec())), meta, now);
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),
@@ -310,7 +374,6 @@ impl Host {
                     self.name,
                     self.config.budget
                 );
-                self.transmit(now);
             }
             None => self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false))),
         }
@@ -323,7 +386,7 @@ impl Host {
         }
     }
 
-    /// Sends what there is to send, and hears what happened.
+    /// Sends what may be sent, and handles the results.
     fn transmit(&mut self, now: Time) {
         let Some(connection) = &mut self.connection else { return };
         let mut device = Device {
@@ -339,11 +402,12 @@ impl Host {
         let headers = device.headers;
         self.again = match result {
             Ok(()) => None,
-            // Once the ring has room: when the next transmission is done, or soon.
+            // When the ring has room: when the next transmission is done, or after a short time.
             Err(Full) => Some(now + Duration::from_micros(self.rng.u64(1..5000))),
         };
         let headers = headers.into_iter();
-        headers.for_each(|header| self.watch.announced(self.name, &header));
+        let starved = self.starved + connection.info(now).starved;
+        headers.for_each(|header| self.watch.announced(self.name, &header, starved));
         while let Some(event) = connection.event() {
             match event {
                 Event::Connected => {
@@ -369,18 +433,20 @@ impl Host {
         }
     }
 
-    /// When something happens here by itself.
+    /// The time at which this host acts next without a packet.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let connection = self.connection.as_ref()?;
         let ring = self.posted.iter().map(|(at, _)| *at).min();
         let read = (self.readable && !self.closed).then_some(self.next_read);
         let write = (self.writable && !self.closed && !self.over).then_some(self.next_write);
-        // What is due waits for the ring.
-        let timer = connection.deadline().map(|at| self.again.map_or(at, |again| at.max(again)));
-        [timer, ring, self.again, read, write].into_iter().flatten().min()
+        let timer = connection.deadline().map(|at| match self.plan.tick {
+            0 => at,
+            tick => Time::from_micros(at.micros().next_multiple_of(tick)),
+        });
+        [timer, ring, self.again, read, write, self.next_move].into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Runs the actions that are due.
     pub(crate) fn act(&mut self, peer: u64, now: Time) {
         self.posted.retain(|(at, done)| {
             done.set(*at <= now);
@@ -389,6 +455,12 @@ impl Host {
         let Some(connection) = &mut self.connection else { return };
         if connection.deadline().is_some_and(|at| at <= now) {
             connection.timeout(now);
+            // A full ring does not call the connection again at once.
+            let next = connection.deadline();
+            assert!(next.is_none_or(|next| next > now), "{}: the deadline is in the past", self.name);
+        }
+        if self.next_move.is_some_and(|at| at <= now) {
+            self.go_on_elsewhere(now);
         }
         if self.readable && !self.closed && self.next_read <= now {
             self.read(peer, now);
@@ -397,6 +469,22 @@ impl Host {
             self.write(now);
         }
         self.transmit(now);
+    }
+
+    /// Saves the connection, and continues it in another one with its sequence numbers and its payload.
+    fn go_on_elsewhere(&mut self, now: Time) {
+        let Some(connection) = &self.connection else { return };
+        self.plan.moves -= 1;
+        self.next_move = (self.plan.moves > 0).then(|| now + Duration::from_micros(self.rng.u64(1..1_000_000)));
+        let Some(saved) = connection.save(now) else { return };
+        let (unread, unacknowledged): (Vec<_>, Vec<_>) =
+            (connection.unread().cloned().collect(), connection.unacknowledged().cloned().collect());
+        self.starved += connection.info(now).starved;
+        self.connection = None;
+        let queue = Some(&self.budget);
+        self.connection = Some(Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now));
+        // Its events are lost, so the user checks the state itself.
+        (self.readable, self.writable) = (true, true);
     }
 
     fn read(&mut self, peer: u64, now: Time) {
@@ -453,7 +541,7 @@ impl Host {
         self.writable = false;
         match self.plan.end {
             End::Shut => connection.shutdown(),
-            // It may have read the end already.
+            // The user may have read the end already.
             End::Wait if !self.ended => {}
             End::Close | End::Wait => {
                 self.closed = true;
@@ -470,7 +558,7 @@ impl Host {
         }
     }
 
-    /// Whether nothing is left of a connection that there was, and its user has read all.
+    /// Whether a connection that existed is gone, and its user has read everything.
     pub(crate) fn is_gone(&self) -> bool {
         self.over && (self.closed || !self.readable) && self.connection.as_ref().is_none_or(Connection::is_gone)
     }

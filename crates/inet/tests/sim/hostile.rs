@@ -1,4 +1,4 @@
-//! Peers and strangers that want to exhaust or end a connection.
+//! Peers, and other senders that are not the peer, that want to exhaust or end a connection.
 
 use crate::memory::{self, Memory, Piece, Posted};
 use fastrand::Rng;
@@ -36,7 +36,7 @@ impl Output<Memory> for Sink {
 struct Victim {
     connection: Connection<Memory>,
     sink: Sink,
-    /// The next number of the peer's stream, and of the victim's.
+    /// The next sequence number of the peer's stream, and that of the victim's.
     seq: Seq,
     ack: Seq,
     now: Time,
@@ -59,7 +59,7 @@ fn victim(config: &Config, queue: &Budget) -> Victim {
 }
 
 impl Victim {
-    /// The peer sends payload from `seq` on; the byte of a number is its lowest.
+    /// The peer sends payload from `seq` on. The value of each byte is the lowest byte of its sequence number.
     fn give(&mut self, seq: Seq, len: u32) {
         let header = Header { seq, ack: self.ack, flags: Flags::ACK, window: 1000, ..Header::default() };
         let payload = Piece::new((0..len).map(|n| (seq + n).0 as u8).collect());
@@ -67,12 +67,12 @@ impl Victim {
         self.connection.transmit(self.now, &mut self.sink).unwrap();
     }
 
-    /// What the victim expects, as it said last.
+    /// The sequence number that the victim acknowledged last.
     fn expected(&self) -> Seq {
         self.sink.last.ack
     }
 
-    /// Reads everything, which must be the stream from `from` on; how much that is.
+    /// Reads everything, and checks that it is the stream from `from` on. Returns how much was read.
     fn read(&mut self, from: Seq) -> u32 {
         let mut at = from;
         while let Received::Chunk(chunk) = self.connection.recv(self.now).unwrap() {
@@ -97,13 +97,13 @@ fn a_peer_that_sends_one_byte_in_a_segment_takes_no_more_than_the_budget() {
     let queue = Budget::new(100);
     let mut victim = victim(&tight(), &queue);
     let start = victim.seq;
-    // The window has room for all of them, and nothing is read.
+    // The window has room for all of them, and the user reads nothing.
     for n in 0..100_000 {
         victim.give(start + n, 1);
         assert!(victim.connection.info(victim.now).buffers <= 64 && queue.used() <= 64);
     }
     assert_eq!(victim.expected() - start, 64, "what has no buffer is not acknowledged");
-    // The peer sends again what was not acknowledged, and the user reads: the connection goes on.
+    // The peer retransmits what was not acknowledged, and the user reads: the connection goes on.
     let mut at = start + victim.read(start);
     for _ in 0..1000 {
         victim.give(at, 1);
@@ -120,17 +120,17 @@ fn a_peer_that_reorders_for_ever_does_not_stop_others() {
     let mut victims = [victim(&tight(), &queue), victim(&tight(), &queue)];
     let start = victims[0].seq;
     for n in 0..100_000 {
-        // Every second byte, so that each is a gap of its own, and never the first.
+        // Every second byte, so that each is a gap of its own. The first byte is never sent.
         victims[0].give(start + 1 + 2 * n, 1);
         assert!(victims[0].connection.info(victims[0].now).buffers <= 64 && queue.used() <= 80);
     }
     assert_eq!(victims[0].expected(), start);
-    // The other one of this queue receives and reads as if nothing were.
+    // The other connection of this queue receives and reads undisturbed.
     for n in 0..1000 {
         victims[1].give(start + 1000 * n, 1000);
         assert_eq!(victims[1].read(start + 1000 * n), 1000);
     }
-    // And the first goes on when the gap closes: what is out of order makes room for what is in order.
+    // The first connection goes on when the gap is closed: payload out of order makes room for payload in order.
     victims[0].give(start, 1);
     assert!(victims[0].read(start) >= 1);
     drop(victims);
@@ -150,7 +150,8 @@ fn a_million_forged_segments_change_nothing() {
         if n % 1000 == 0 {
             victim.now += Duration::from_millis(1);
         }
-        // One in eight knows the window, which is what a lucky guess would find: the number is in it, and is not the next.
+        // One segment in eight simulates a lucky guess: its number is in the window, but is not the next expected
+        // number.
         let seq = if rng.u8(0..8) == 0 { victim.expected() + rng.u32(1..30_000) } else { Seq(rng.u32(..)) };
         let flags = [Flags::RST, Flags::SYN, Flags::ACK, Flags::FIN.with(Flags::ACK), Flags::RST.with(Flags::ACK)]
             [rng.usize(0..5)];
@@ -160,12 +161,13 @@ fn a_million_forged_segments_change_nothing() {
         let before = victim.sink.segments;
         victim.connection.segment(&header, data, Meta::of(len), victim.now);
         victim.connection.transmit(victim.now, &mut victim.sink).unwrap();
-        // Payload or FIN outside of the window is a retransmission whose acknowledgement was lost, as far as anyone can know.
+        // Payload or FIN outside of the window looks like a retransmission whose acknowledgement was lost, so it is
+        // answered.
         answers += if len == 0 && !flags.has(Flags::FIN) { victim.sink.segments - before } else { 0 };
     }
     assert_eq!((victim.connection.state(), victim.sink.resets), (State::Established, 0));
     assert!((1..100).contains(&answers), "{answers} answers in a second");
-    // Both directions are as they were.
+    // Both directions work as before.
     victim.give(start, 1000);
     assert_eq!(victim.read(start), 1000);
     victim.connection.send(Piece::new(vec![1; 10]), false).unwrap();

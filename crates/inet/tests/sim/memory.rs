@@ -1,4 +1,5 @@
-//! Payload of simulated connections: shared bytes whose holders are counted, so that a chunk that is never dropped shows.
+//! Payload of simulated connections: shared bytes with a count of their holders, so that a test notices a chunk that is
+//! never dropped.
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! A queue pair in memory, and hosts that are connected by a cable.
+//! A queue pair in memory, and hosts that are connected by a simulated cable.
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
 
@@ -29,16 +29,19 @@ pub type Cable = Rc<RefCell<VecDeque<Frame>>>;
 
 pub struct MemRx {
     pub cable: Cable,
-    pool: PagePool<Private>,
+    pub pool: PagePool<Private>,
     event: OwnedFd,
-    /// Frames for which there was no page.
+    /// The number of frames for which there was no page.
     pub starved: u64,
+    /// Whether the queue reports that it has too few buffers.
+    pub short: bool,
 }
 
 pub struct MemPoll<'a> {
     cable: &'a Cable,
     napi: Napi<'a, Private>,
     starved: &'a mut u64,
+    short: bool,
 }
 
 impl RxQueue for MemRx {
@@ -46,8 +49,8 @@ impl RxQueue for MemRx {
     type Poll<'a> = MemPoll<'a>;
 
     fn poll<R>(&mut self, f: impl FnOnce(&mut MemPoll<'_>) -> R) -> R {
-        let Self { cable, pool, starved, .. } = self;
-        pool.poll(|napi| f(&mut MemPoll { cable, napi: napi.reborrow(), starved }))
+        let Self { cable, pool, starved, short, .. } = self;
+        pool.poll(|napi| f(&mut MemPoll { cable, napi: napi.reborrow(), starved, short: *short }))
     }
 }
 
@@ -80,27 +83,34 @@ impl Poll for MemPoll<'_> {
         frames
     }
 
+    fn is_short(&self) -> bool {
+        self.short
+    }
+
     fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, Private>) -> R) -> R {
         f(&mut self.napi)
     }
 }
 
-/// Decides which frames get lost.
+/// A function that decides which frames are lost.
 pub type Loses = Box<dyn FnMut(&[u8]) -> bool>;
 
 pub struct MemTx {
     pub cable: Cable,
-    /// Packets that the device has.
+    /// The packets in the device's ring.
     ring: VecDeque<Packet<Private>>,
     sent: usize,
     pub size: usize,
-    /// The device computes checksums and cuts segments (that is, it passes them on).
+    /// Whether the device computes checksums and cuts segments. It simulates this by passing them on.
     pub offloads: bool,
+    /// Whether the device also cuts segments with congestion marks.
+    pub ecn: bool,
     /// Whether the device is done with packets at the next completion.
     pub completes: Rc<RefCell<bool>>,
-    /// Which frames get lost.
+    /// The function that decides which frames are lost.
     pub loses: Loses,
-    event: OwnedFd,
+    /// A descriptor that becomes readable when the device has finished packets.
+    pub event: OwnedFd,
 }
 
 impl TxQueue for MemTx {
@@ -123,13 +133,15 @@ impl TxQueue for MemTx {
     }
 
     fn takes(&self, meta: Meta) -> bool {
-        self.offloads || meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
+        let marked = meta.gso.is_some_and(|gso| gso.ecn);
+        self.offloads && (self.ecn || !marked)
+            || meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
     }
 
     fn flush(&mut self) {
         while let Some(packet) = self.ring.get(self.sent) {
             let frame = Frame { bytes: packet.to_vec(), meta: packet.meta };
-            // A device that computes nothing says nothing of checksums on the other side.
+            // A device without offloads reports nothing about checksums on the other side.
             let meta = if self.offloads { frame.meta } else { Meta::default() };
             if !(self.loses)(&frame.bytes) {
                 self.cable.borrow_mut().push_back(Frame { meta, ..frame });
@@ -190,13 +202,14 @@ pub fn host(number: u8) -> Host<Private> {
 /// A queue pair that receives from one direction and sends into the other.
 pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
     let pool = PoolOptions::new("rx").build(provider(1024), None).unwrap();
-    let rx = MemRx { cable: from.clone(), pool, event: event(), starved: 0 };
+    let rx = MemRx { cable: from.clone(), pool, event: event(), starved: 0, short: false };
     let tx = MemTx {
         cable: to.clone(),
         ring: VecDeque::new(),
         sent: 0,
         size: 256,
         offloads,
+        ecn: true,
         completes: Rc::new(RefCell::new(true)),
         loses: Box::new(|_| false),
         event: event(),
@@ -212,12 +225,13 @@ pub fn stack(host: &Host<Private>, (rx, tx): (MemRx, MemTx), options: StackOptio
     Stack::new(host, rx, tx, pool(), options, Time::ZERO).unwrap()
 }
 
-/// Two hosts, 10.0.0.1 and 10.0.0.2, and the time.
+/// Two hosts, 10.0.0.1 and 10.0.0.2, and the current time.
 pub struct Link {
     pub near: Stack<MemRx, MemTx>,
     pub far: Stack<MemRx, MemTx>,
     pub now: Time,
-    /// What the near host sends from.
+    pub hosts: [Host<Private>; 2],
+    /// The pool from which the near host sends.
     pub near_pool: Arc<SharedPool<Private>>,
 }
 
@@ -229,12 +243,13 @@ impl Link {
     pub fn with(offloads: bool, options: StackOptions) -> Self {
         let (there, back) = (Cable::default(), Cable::default());
         let (near_pool, (rx, tx)) = (pool(), pair(&back, &there, offloads));
-        let near = Stack::new(&host(1), rx, tx, near_pool.clone(), options, Time::ZERO).unwrap();
-        let far = stack(&host(2), pair(&there, &back, offloads), options);
-        Self { near, far, now: Time::from_micros(1_000_000), near_pool }
+        let hosts = [host(1), host(2)];
+        let near = Stack::new(&hosts[0], rx, tx, near_pool.clone(), options, Time::ZERO).unwrap();
+        let far = stack(&hosts[1], pair(&there, &back, offloads), options);
+        Self { near, far, now: Time::from_micros(1_000_000), hosts, near_pool }
     }
 
-    /// Polls both until neither has work.
+    /// Polls both hosts until neither has work.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
             self.now += Duration::from_micros(1);
@@ -247,7 +262,7 @@ impl Link {
         panic!("the stacks do not settle: {:?} {:?}", self.near.stats(), self.far.stats());
     }
 
-    /// Goes on to the next timer of either side, and settles.
+    /// Advances the time to the next timer of either host, and settles.
     pub fn step(&mut self) -> bool {
         let next = [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min();
         let Some(next) = next else { return false };
@@ -256,7 +271,7 @@ impl Link {
         true
     }
 
-    /// Goes on for so long.
+    /// Advances the time by `time`.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min().is_some_and(|t| t < end)
@@ -265,5 +280,36 @@ impl Link {
         }
         self.now = self.now.max(end);
         self.settle();
+    }
+}
+
+/// Sends the fragments of a datagram from the near host to the far one. Each fragment has `cut` bytes of the UDP
+/// datagram.
+pub fn fragments(link: &mut Link, id: u16, port: u16, payload: &[u8], cut: usize) {
+    let mut whole = Vec::new();
+    let udp = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(7, port);
+    udp.write(&mut whole, payload).unwrap();
+    let content = &whole[20..];
+    for (n, part) in content.chunks(cut).enumerate() {
+        let at = n * cut;
+        let ip = etherparse::Ipv4Header {
+            identification: id,
+            more_fragments: at + part.len() < content.len(),
+            fragment_offset: etherparse::IpFragOffset::try_new((at / 8) as u16).unwrap(),
+            ..etherparse::Ipv4Header::new(
+                part.len() as u16,
+                64,
+                etherparse::ip_number::UDP,
+                [10, 0, 0, 1],
+                [10, 0, 0, 2],
+            )
+            .unwrap()
+        };
+        let mut header = ip;
+        header.header_checksum = header.calc_header_checksum();
+        let ethernet = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        let bytes = [&ethernet[..], &header.to_bytes(), part].concat();
+        let meta = netmem_packet::Meta::default();
+        link.far.queues().0.cable.borrow_mut().push_back(Frame { bytes, meta });
     }
 }

@@ -10,7 +10,7 @@ fn cache_of(capacity: usize, magazines: usize) -> Arc<CpuCache> {
     Arc::new(CpuCache::new(capacity, magazines).unwrap())
 }
 
-/// Puts one item in. False: it was refused.
+/// Puts one item in. Returns false if it was refused.
 fn push(cache: &CpuCache, n: usize) -> bool {
     // SAFETY: the model keeps the cache.
     unsafe { CpuCache::push(cache, item(n), |_| unreachable!("it is not closed")) }
@@ -293,7 +293,8 @@ fn reclaim_against_close() {
     });
 }
 
-/// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
+/// ABA: a magazine is popped by one thread at a time, also if the head is taken and pushed again in the middle of a
+/// pop.
 #[test]
 fn list_pop_against_pop_and_push() {
     check(None, || {

@@ -13,8 +13,8 @@ use crate::magazine::{INDEX_AT, Magazine, NEXT_AT, SHIFT};
 use crate::sequence::pair::{LARGEST_ITEM, Popped, Replaced, Turned};
 use std::num::NonZeroUsize;
 
-/// What stands in the place of an item, of a number or of an answer where the sequence did not commit. Items are addresses, and
-/// numbers have 32 bits.
+/// A value in place of an item, a number or an answer: the sequence did not commit. Items are addresses, and numbers
+/// have 32 bits.
 const CLOSED: usize = usize::MAX;
 const EDGE: usize = usize::MAX - 1;
 const OTHER: usize = usize::MAX - 2;
@@ -256,7 +256,7 @@ macro_rules! operations {
 
 operations!(AREA, MM_CID);
 
-/// For older kernels.
+/// The version for older kernels.
 pub(crate) mod cpu_id {
     use super::*;
 
@@ -282,7 +282,7 @@ mod tests {
         assert!((0..100).any(|_| round(area, &gate)), "the thread was moved in each of 100 rounds");
     }
 
-    /// False: the thread was moved.
+    /// Returns false if the thread was moved.
     fn round(area: isize, gate: &Gate) -> bool {
         let magazines: Vec<_> = (1..=3).map(|index| Magazine::new(1, index)).collect();
         let push = |item: usize| {

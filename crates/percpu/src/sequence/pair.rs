@@ -1,4 +1,4 @@
-//! What the sequences of a [`CpuCache`](crate::CpuCache) answer, and which version of them runs: as for the others.
+//! The results of the sequences of a [`CpuCache`](crate::CpuCache), and the choice of the version that runs.
 
 use super::GateClosed;
 use crate::magazine::Magazine;
@@ -40,7 +40,7 @@ pub(crate) enum Replaced {
     NotNeeded,
 }
 
-/// The straight line alone. None: [`pop`] knows why.
+/// The inlined fast path of [`pop`]. If it returns `None`, [`pop`] finds out why.
 ///
 /// # Safety
 ///

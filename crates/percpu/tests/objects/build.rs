@@ -1,9 +1,10 @@
-//! Builds what is in `objects/`, as a user would build it.
+//! Builds the files in `objects/`, as a user would build them.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds one of this crate's examples in a target directory of its own, with these flags for the compiler. The error is what cargo said.
+/// Builds one of this crate's examples in a target directory of its own, with these compiler flags. The error is the
+/// output of cargo.
 pub(crate) fn build(example: &str, arguments: &[&str], flags: &str) -> Result<PathBuf, String> {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("objects");
     let mut cargo = Command::new(env!("CARGO"));
@@ -15,7 +16,7 @@ pub(crate) fn build(example: &str, arguments: &[&str], flags: &str) -> Result<Pa
         concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
     ]);
     cargo.args(["--example", example, "--message-format", "json-render-diagnostics"]).args(arguments);
-    // The objects are built alike, whatever this test is built with.
+    // The objects are always built in the same way, with whatever flags this test was built.
     cargo.env("RUSTFLAGS", flags).env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
     let output = cargo.arg("--target-dir").arg(target).output().expect("cargo runs");
     if !output.status.success() {

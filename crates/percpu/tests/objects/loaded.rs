@@ -1,10 +1,10 @@
-//! A library that has sequences in it, to be loaded and unloaded.
+//! A library that contains sequences, to be loaded and unloaded.
 
 use netmem_percpu::{Counter, Depot, Mode, mode};
 use std::num::NonZeroUsize;
 
-/// Runs each kind of sequence. The caller's thread has then run one of this library last. 1 if the process has sequences, 0 if it has
-/// none, -1 if something went wrong.
+/// Runs each kind of sequence, so that the last sequence of the calling thread is one of this library. Returns 1 if the
+/// process uses sequences, 0 if it uses none, and -1 after an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn run_sequences() -> i32 {
     let (Ok(counter), Ok((depot, mut taker))) = (Counter::new(), Depot::new(4, 8)) else { return -1 };

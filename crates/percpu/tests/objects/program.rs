@@ -1,8 +1,8 @@
-//! A program that counts, and says in which mode and for how many CPUs.
+//! A program that counts, and prints its mode and the number of CPUs.
 
 use netmem_percpu::{Counter, Mode, cpus, mode};
 
-/// Runs also when the process ends because its mode cannot be had, unless exit handlers are left out then.
+/// This also runs when the process ends because its mode is not available, unless exit handlers are skipped then.
 extern "C" fn at_exit() {
     mode();
 }

@@ -1,4 +1,5 @@
-//! The models of a [`SharedPool`]: allocation, return and close from several threads. They run the product, as the others do.
+//! The models of a [`SharedPool`]: allocation, return and close from several threads. They run the product code, as the
+//! other models do.
 
 use super::*;
 use crate::SharedPool;
@@ -9,7 +10,7 @@ fn shared(machine: &Machine, limit: usize) -> SharedPool<Private> {
     options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap()
 }
 
-/// Allocates a page in a thread on `cpu`, writes it and drops it. Whether there was one.
+/// Allocates a page in a thread on `cpu`, writes it and drops it. The thread returns whether it got a page.
 fn use_on(machine: &Arc<Machine>, cpu: usize, pool: &Arc<SharedPool<Private>>) -> JoinHandle<bool> {
     let (machine, pool) = (machine.clone(), pool.clone());
     thread::spawn(move || {
@@ -20,7 +21,8 @@ fn use_on(machine: &Arc<Machine>, cpu: usize, pool: &Arc<SharedPool<Private>>) -
     })
 }
 
-/// Allocation against allocation and return, on one CPU and on two: a page has one user at a time, who sees what the last one wrote.
+/// Allocation against allocation and return, on one CPU and on two. A page has one user at a time, and each user sees
+/// what the last one wrote.
 #[test]
 fn shared_alloc_against_alloc() {
     for cpu in [0, 1] {
@@ -68,7 +70,8 @@ fn alloc_against_reclaim(magazine: usize, cpu: usize) {
         owners_turn();
         let mine = pool.alloc();
         let other = thread.join().unwrap();
-        // With magazines of two, the rest of one may be on this CPU, and it is too early for the other thread to ask again.
+        // With magazines of two pages, the second page may be in a magazine on this CPU, and it is too early for the
+        // other thread to reclaim again.
         assert!(mine.is_some() && (other.is_some() || magazine == 2), "{mine:?}, {other:?}");
         drop((mine, other));
         assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
@@ -103,7 +106,8 @@ fn shared_alloc_against_a_magazine_in_hand() {
     });
 }
 
-/// Return against close: every page comes back once, and one thread frees the pool, after every other's last touch.
+/// Return against close: every page is returned once, and one thread frees the pool, after the last access of every
+/// other thread.
 #[test]
 fn shared_return_against_close() {
     model(|| {
@@ -120,7 +124,8 @@ fn shared_return_against_close() {
     });
 }
 
-/// A full magazine on its way to the depot against close: what it carries keeps the pool, and comes back page by page if it is late.
+/// A full magazine on its way to the depot against close: its pages keep the pool, and are returned one by one if the
+/// magazine is too late.
 #[test]
 fn shared_magazine_against_close() {
     model(|| {

@@ -1,4 +1,4 @@
-//! What several of the tests need.
+//! Helpers that several tests use.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses some of it")]
 
 use netmem_pool::{
@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A domain without a table: the device uses addresses one page above ours.
+/// A domain without a table: the device's addresses are one page above those of this process.
 #[derive(Debug, Default)]
 pub struct Flat {
-    /// Maps that succeed before the first that does not; 0 means that all succeed.
+    /// Maps that succeed before the first one that fails; 0 means that all succeed.
     pub good: u64,
     asked: AtomicU64,
 }
@@ -36,7 +36,7 @@ impl DmaDomain for Flat {
     }
 }
 
-/// A domain that knows what is mapped: addresses are never reused, a page is mapped once at a time, and unmapped once.
+/// A domain that knows what is mapped. Addresses are never reused; a page is mapped once at a time, and unmapped once.
 #[derive(Debug, Default)]
 pub struct Strict(Mutex<(u64, HashMap<u64, usize>, HashSet<usize>)>);
 
@@ -72,7 +72,7 @@ pub fn provider<M: SystemMemory>(pages: usize) -> Arc<RegionProvider<M>> {
     RegionProvider::new(RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap())
 }
 
-/// A pool of private memory, of its own, in a domain that counts.
+/// A pool of private memory with a provider of its own, in a domain that counts.
 pub fn pool(options: PoolOptions, pages: usize) -> (PagePool<Private>, Arc<Counting>) {
     let domain = counting();
     (options.build(provider(pages), Some(domain.clone())).unwrap(), domain)
@@ -82,12 +82,12 @@ pub fn alloc(pool: &mut PagePool<Private>, n: usize) -> Vec<Page<Private>> {
     (0..n).map(|_| pool.alloc().unwrap()).collect()
 }
 
-/// Pages that came back from elsewhere, by whichever way.
+/// Pages that were returned from other CPUs, by any of the ways.
 pub fn elsewhere(stats: PoolStats) -> u64 {
     stats.recycle_ring + stats.recycle_ring_full
 }
 
-/// Everything that went out came back, and what was mapped and is not at home any more was unmapped.
+/// Checks that all pages were returned, and that everything mapped that is not in the pool was unmapped.
 #[track_caller]
 pub fn assert_balanced(stats: PoolStats, domain: &Counting) {
     assert_eq!(stats.inflight(), 0, "{stats:?}");
@@ -95,7 +95,7 @@ pub fn assert_balanced(stats: PoolStats, domain: &Counting) {
     assert_eq!((stats.mapped, stats.unmapped), (domain.maps(), domain.unmaps()), "{stats:?}");
 }
 
-/// Closes a pool of which no page is out, and checks its books.
+/// Closes a pool that has no page in flight, and checks its books.
 #[track_caller]
 pub fn close_balanced(pool: PagePool<Private>, domain: &Counting) -> PoolStats {
     let closed = pool.close();

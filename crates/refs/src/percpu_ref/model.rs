@@ -9,7 +9,7 @@ use loom::sync::atomic::AtomicBool;
 use loom::thread::{self, JoinHandle};
 use netmem_percpu::{check, run_on};
 
-/// An object whose holders look at it and whose last one ends it.
+/// An object that its holders read, and that the last holder destroys.
 struct Object {
     count: PercpuRef,
     alive: UnsafeCell<bool>,

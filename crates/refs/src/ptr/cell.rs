@@ -166,6 +166,19 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
         unsafe { Ref::got(self.shared, C::try_get_live) }
     }
 
+    /// [`try_get_live`](Self::try_get_live), and how often a compare-and-swap had to be repeated: [`Count::try_get_live_counting`].
+    #[inline]
+    pub fn try_get_live_counting(self) -> (Result<Ref<T, C>, Dead>, u32) {
+        let mut retries = 0;
+        let get = |count: &C| {
+            let (got, again) = count.try_get_live_counting();
+            retries = again;
+            got
+        };
+        // SAFETY: released after the section.
+        (unsafe { Ref::got(self.shared, get) }, retries)
+    }
+
     /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this `Borrowed`.
     #[inline]
     pub fn value(self) -> &'g T {

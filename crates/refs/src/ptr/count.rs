@@ -1,4 +1,4 @@
-//! What the smart pointers need of a count.
+//! The operations of a count that the smart pointers need.
 
 use crate::{KillError, NoMemory, PercpuRef, RcuRef, RefCount};
 
@@ -16,7 +16,7 @@ pub(crate) mod sealed {
     note = "the counts are `RefCount`, `RcuRef` and `PercpuRef`; no other type can be one"
 )]
 pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
-    /// Whether a thread may look at the count in a critical section in which it holds no reference. Such an object is
+    /// Whether a thread may access the count in a critical section without holding a reference. Such an object is
     /// released after all sections that are open at its last put.
     const LOOKED_AT_IN_SECTIONS: bool = false;
 
@@ -41,11 +41,19 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
         self.try_get()
     }
 
-    /// Puts a reference. True: it was the last.
+    /// [`try_get_live`](Self::try_get_live), and how often its compare-and-swap had to be repeated. For measurements: only [`RefCount`] has
+    /// one.
+    #[must_use]
+    #[inline]
+    fn try_get_live_counting(&self) -> (bool, u32) {
+        (self.try_get_live(), 0)
+    }
+
+    /// Puts a reference. Returns whether it was the last.
     #[must_use]
     fn put(&self) -> bool;
 
-    /// Puts the initial reference. True: it was the last. To be called once.
+    /// Puts the initial reference. Returns whether it was the last. Must be called once.
     #[must_use]
     fn kill(&self) -> bool {
         self.put()
@@ -84,6 +92,11 @@ impl Count for RefCount {
     }
 
     #[inline]
+    fn try_get_live_counting(&self) -> (bool, u32) {
+        RefCount::try_get_counting(self)
+    }
+
+    #[inline]
     fn put(&self) -> bool {
         RefCount::put(self)
     }
@@ -102,7 +115,7 @@ impl InfallibleCount for RefCount {
 impl sealed::Sealed for RcuRef {}
 
 impl Count for RcuRef {
-    /// A put that lost the race to be the last still looks at the count.
+    /// A put that lost the race to be the last still reads the count.
     const LOOKED_AT_IN_SECTIONS: bool = true;
 
     fn try_one() -> Result<Self, NoMemory> {

@@ -1,4 +1,4 @@
-//! The pointer that an object's life hangs on.
+//! The owning pointer: when it is dropped, the object is killed.
 
 use super::count::InfallibleCount;
 use super::shared::Shared;

@@ -39,11 +39,11 @@ use crate::sync::{AtomicBool, Ordering};
 use std::mem::{needs_drop, offset_of};
 use std::ptr::NonNull;
 
-/// What becomes of the value, if it is not just dropped.
+/// The release callback, which gets the value if it is not just dropped.
 pub(super) type Callback<T> = Box<dyn FnOnce(T) + Send>;
 
 /// The invariant: a holder of a reference may use `count` and `value`. So may a reader that found the object in a cell,
-/// until its section ends. The thread whose put was the last has the object released, once.
+/// until its section ends. The thread whose put was the last releases the object, or defers the release, once.
 #[repr(C)]
 pub(super) struct Shared<T, C> {
     pub(super) count: OwnLine<C>,
@@ -67,7 +67,7 @@ impl<T: Send + 'static, C: Count> Shared<T, C> {
 }
 
 impl<T, C: Count> Shared<T, C> {
-    /// Has readers find the object: from now on it is released after critical sections only.
+    /// Notes that readers can find the object: from now on it is released only after critical sections.
     ///
     /// # Safety
     ///

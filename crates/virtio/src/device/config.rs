@@ -1,8 +1,8 @@
-//! What the device tells about itself in its configuration space ([`crate::net::config`]).
+//! The device's configuration space ([`crate::net::config`]).
 //!
-//! Most of it follows from the device's options. The link status and the request to announce change while the device runs.
-//! vhost-user has a message by which a back end tells of such a change. No front end for network devices takes it, so the
-//! device does not send it: a driver sees a change when it reads the configuration space again.
+//! Most of it follows from the device's options. The link status and the request to announce change while the device
+//! runs. vhost-user has a message by which a back end reports such a change. No front end for network devices accepts
+//! it, so the device does not send it. A driver sees a change when it reads the configuration space again.
 
 use super::Options;
 use crate::net::config::NetConfig;
@@ -35,12 +35,12 @@ impl Config {
         self.link_up.store(up, Relaxed);
     }
 
-    /// The driver is to announce itself.
+    /// Asks the driver to announce itself.
     pub(super) fn ask_to_announce(&self) {
         self.announce.store(true, Relaxed);
     }
 
-    /// The driver has announced itself.
+    /// Records that the driver has announced itself.
     pub(super) fn announced(&self) {
         self.announce.store(false, Relaxed);
     }

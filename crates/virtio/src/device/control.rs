@@ -1,8 +1,9 @@
 //! The control side: vhost-user messages of one front end at a time, each checked and then applied to the shared state.
 //!
-//! `docs/vhost-user.md` has the table of messages. A message that the device cannot follow changes nothing. If the front
-//! end asked for an acknowledgement it gets a non-zero one, and the connection goes on; otherwise it could not know, so the
-//! connection ends. A malformed message always ends the connection.
+//! `docs/vhost-user.md` has the table of messages. If the device cannot carry out a message, the message changes
+//! nothing. If the front end has asked for an acknowledgement, it gets a non-zero one, and the connection goes on. If
+//! not, the front end would not notice the refusal, so the connection ends. A malformed message always ends the
+//! connection.
 
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -26,13 +27,13 @@ use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
 use crate::virtqueue::SplitLayout;
 
-/// How long a front end may take over one message, once it has begun, and over reading an answer.
+/// How long a front end may take to send one message, from its first byte on, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The least and the most that a network's MTU can be: IPv4 asks for 68 bytes.
 const MTU: std::ops::RangeInclusive<u64> = 68..=65535;
 
-/// The protocol features that the device has.
+/// The protocol features that a device can have.
 const PROTOCOL: u64 = protocol::MQ
     | protocol::LOG_SHMFD
     | protocol::RARP
@@ -42,7 +43,8 @@ const PROTOCOL: u64 = protocol::MQ
     | protocol::INFLIGHT_SHMFD
     | protocol::RESET_DEVICE
     | protocol::CONFIGURE_MEM_SLOTS
-    | protocol::STATUS;
+    | protocol::STATUS
+    | protocol::NETMEM_SPLIT;
 
 /// The control side of a device. Clones serve the same device.
 #[derive(Clone, Debug)]
@@ -61,13 +63,13 @@ impl Control {
         self.shared.offered
     }
 
-    /// Serves the front end at the other end of `stream` on this thread, until it goes. Afterwards all rings are
-    /// stopped and none of its memory is mapped, however it went.
+    /// Serves the front end at the other end of `stream` on this thread, until the connection ends. Afterwards all
+    /// rings are stopped and none of its memory is mapped, whatever the cause of the end.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Busy`], or what the front end did wrong. A front end that hangs up between two messages is no
-    /// error.
+    /// [`DeviceError::Busy`], or the error that the front end has made. It is no error if a front end hangs up between
+    /// two messages.
     pub fn handle(&self, stream: UnixStream) -> Result<(), DeviceError> {
         Connected::claim(&self.shared)?.serve(stream)
     }
@@ -77,8 +79,8 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Busy`] while another front end is served; [`DeviceError::Io`] where no thread or descriptor can be
-    /// had. The device goes on in either case. [`Connection::wait`] answers what happens on the connection.
+    /// [`DeviceError::Busy`] while another front end is served; [`DeviceError::Io`] if there is no thread or
+    /// descriptor. The device goes on in both cases. [`Connection::wait`] returns the errors of the connection.
     pub fn serve(&self, stream: UnixStream) -> Result<Connection, DeviceError> {
         let io = |what| move |source| DeviceError::Io { what, source };
         let connected = Connected::claim(&self.shared)?;
@@ -89,13 +91,14 @@ impl Control {
         Ok(Connection { hangup, thread: Some(thread) })
     }
 
-    /// What the front end's memory takes. Waits for the message at hand; a system call for each file.
+    /// The sizes of the front end's memory. Waits until the current message is handled. Costs a system call for each
+    /// file.
     #[must_use]
     pub fn memory_use(&self) -> MemoryUse {
         self.shared.memory().usage()
     }
 
-    /// Changes the link status that drivers read; up at first. Frames pass all the same.
+    /// Changes the link status that drivers read; it is up at first. It does not stop frames.
     pub fn set_link(&self, up: bool) {
         self.shared.config.set_link(up);
     }
@@ -125,7 +128,7 @@ impl Connected {
         match shared.connected.swap(true, Ordering::Acquire) {
             true => Err(DeviceError::Busy),
             false => {
-                // The ports drop what came while there was no front end.
+                // The ports drop frames that arrived while there was no front end.
                 shared.reset();
                 Ok(Self { shared: Arc::clone(shared) })
             }
@@ -140,7 +143,8 @@ impl Connected {
             tracing::warn!("front end dropped: {e}{message}");
             self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
         }
-        // In this order, so that a front end which sees the end of its connection can connect again at once.
+        // The device is released before the connection is closed, so that a front end which sees the end can connect
+        // again at once.
         drop(self);
         line.shutdown();
         result
@@ -196,7 +200,7 @@ impl Drop for Connection {
     }
 }
 
-/// Takes a descriptor of the front end's for events, by `accept`.
+/// Takes an event descriptor of the front end, which `accept` checks.
 fn event<T>(
     ring: u8,
     fd: Option<OwnedFd>,
@@ -205,7 +209,7 @@ fn event<T>(
     fd.map(accept).transpose().map_err(|source| DeviceError::Event { ring: ring.into(), source })
 }
 
-/// A region as the memory table takes it.
+/// Converts a region of a message into one of the memory table.
 fn info(r: &MemoryRegion) -> RegionInfo {
     RegionInfo { guest_addr: r.guest_addr, user_addr: r.user_addr, size: r.size, mmap_offset: r.mmap_offset }
 }
@@ -226,7 +230,7 @@ fn belongs_to(request: Request) -> u64 {
     }
 }
 
-/// One front end's conversation with the device. Knows nothing of sockets.
+/// The session of one front end. It does not depend on sockets.
 #[derive(Debug)]
 pub(crate) struct Session {
     shared: Arc<Shared>,
@@ -261,11 +265,11 @@ impl Session {
         Ok(())
     }
 
-    /// Follows one message. The answer is the message's own, if it has one.
+    /// Carries out one message. Returns the message's answer, if it has one.
     ///
     /// # Errors
     ///
-    /// Why the message cannot be followed. It has changed nothing.
+    /// Why the message cannot be carried out. It has changed nothing.
     pub(crate) fn handle(&mut self, message: Message<OwnedFd>) -> Result<Option<Reply<OwnedFd>>, DeviceError> {
         let needed = belongs_to(message.request());
         if needed & !self.protocol != 0 {
@@ -274,16 +278,16 @@ impl Session {
         match message {
             Message::GetFeatures => return Ok(Some(Reply::Number(self.shared.offered))),
             Message::SetFeatures(features) => self.shared.set_features(features)?,
-            // One connection is one session: there is nothing to set up for it.
+            // One connection is one session, so nothing has to be set up.
             Message::SetOwner => {}
             Message::ResetOwner => self.shared.disable_all(),
             Message::ResetDevice => self.shared.reset_device(),
             Message::SetStatus(0) => self.shared.reset_device(),
             Message::SetStatus(status) => self.shared.set_status(status),
             Message::GetStatus => return Ok(Some(Reply::Number(self.shared.status().into()))),
-            Message::GetProtocolFeatures => return Ok(Some(Reply::Number(PROTOCOL))),
+            Message::GetProtocolFeatures => return Ok(Some(Reply::Number(self.offered_protocol()))),
             Message::SetProtocolFeatures(features) => {
-                let extra = features & !PROTOCOL;
+                let extra = features & !self.offered_protocol();
                 if extra != 0 {
                     return Err(DeviceError::NotOffered { extra, name: protocol::name(extra) });
                 }
@@ -298,8 +302,9 @@ impl Session {
             }
             Message::SetVringAddr { index, addresses: a } => {
                 let used_log = a.log.then_some(a.log_addr);
+                let splits = a.splits && self.protocol & protocol::NETMEM_SPLIT != 0;
                 let (index, parts) = (index as usize, [a.descriptors, a.available, a.used]);
-                self.shared.ring_with(index, |ring, common| ring.set_parts(index, parts, used_log, common))?;
+                self.shared.ring_with(index, |ring, common| ring.set_parts(index, parts, splits, used_log, common))?;
             }
             Message::SetVringBase { index, base } => {
                 let (index, packed) = (index as usize, self.shared.packed());
@@ -323,7 +328,7 @@ impl Session {
                 let err = event(index, fd, Notifier::new)?;
                 self.shared.ring(index.into(), |ring| ring.set_err(err))?;
             }
-            // QEMU enables its rings before it accepts features, and not again, so this does not wait for them.
+            // QEMU enables its rings only once, before it accepts features. So this does not depend on the features.
             Message::SetVringEnable { index, enable } => {
                 self.shared.ring(index as usize, |ring| ring.set_enabled(enable))?;
             }
@@ -334,7 +339,7 @@ impl Session {
                 return Ok(Some(Reply::Config { offset, flags, bytes }));
             }
             Message::SetConfig { offset, bytes, .. } => {
-                // No field can be written. A front end that writes what is there already does no harm.
+                // No field can be written. Writing the value that is there already is accepted.
                 if self.shared.config.read(offset, bytes.len()) != bytes {
                     return Err(DeviceError::ReadOnly { offset, len: bytes.len() });
                 }
@@ -352,7 +357,7 @@ impl Session {
                 self.shared.set_log(log);
                 return Ok(Some(Reply::Empty));
             }
-            // A front end that migrates looks at the log by itself, and need not be told of each write.
+            // A front end that migrates reads the log by itself, so it gets no event for each write.
             Message::SetLogFd(_) => {}
             Message::GetMaxMemSlots => return Ok(Some(Reply::Number(MAX_REGIONS as u64))),
             Message::AddMemReg(region, fd) => {
@@ -365,8 +370,12 @@ impl Session {
         Ok(None)
     }
 
-    /// Maps a file that is not the guest's memory. The limit for memory is one for each such file, too: their pages are
-    /// allocated when the device touches them.
+    fn offered_protocol(&self) -> u64 {
+        if self.shared.options.split_headers { PROTOCOL } else { PROTOCOL & !protocol::NETMEM_SPLIT }
+    }
+
+    /// Maps a file that is not the guest's memory. The limit for memory holds for each such file, too, because their
+    /// pages are allocated when the device touches them.
     fn map(&self, what: &'static str, fd: OwnedFd, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
         self.shared.options.memory_limits().check(bytes)?;
         Mapping::new(what, fd, offset, bytes)
@@ -381,13 +390,14 @@ impl Session {
         Ok(())
     }
 
-    /// The device passes on frames of every length, so an MTU is only compared with the one that it offered.
+    /// The device passes on frames of every length. So an MTU is only compared with the one that the device offered.
     fn check_mtu(&self, mtu: u64) -> Result<(), DeviceError> {
         let most = self.shared.options.mtu.map_or(*MTU.end(), u64::from);
         if (*MTU.start()..=most).contains(&mtu) { Ok(()) } else { Err(DeviceError::Mtu { mtu, most }) }
     }
 
-    /// A region in which a back end keeps what is in flight. It is all zero, and takes no memory before it is used.
+    /// Makes an in-flight region, in which a back end keeps the chains that are in flight. It is all zero, and takes no
+    /// memory before it is used.
     fn make_inflight(&self, asked: Inflight) -> Result<Reply<OwnedFd>, DeviceError> {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "making an in-flight region", source: e.into() };
         let Inflight { queues, queue_size, .. } = asked;

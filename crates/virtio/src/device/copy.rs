@@ -1,4 +1,4 @@
-//! Frames into the buffers of chains, and out of them.
+//! Copies of frames into the buffers of chains, and out of them.
 
 use netmem_pool::foreign::{copy_in, copy_out};
 
@@ -23,7 +23,7 @@ pub(super) fn scatter(parts: [&[u8]; 2], buffers: &[Buffer<'_>]) {
     }
 }
 
-/// Reads the bytes of `buffers` into `into`, as far as there is room; says how many.
+/// Copies the bytes of `buffers` into `into`, as far as there is room. Returns how many.
 pub(super) fn gather(buffers: &[Buffer<'_>], into: &mut [u8]) -> usize {
     let mut at = 0;
     for b in buffers {

@@ -13,13 +13,13 @@ use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Side, eac
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
 
-/// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs` is given the number of
-/// pairs that are to be in use, and returns the answer. If it returns none, the command stays in the ring, and `set_pairs` is
-/// asked again in the next pass.
+/// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs` is given the number
+/// of pairs that are to be in use, and returns the answer. If it returns `None`, the command stays in the ring, and
+/// `set_pairs` is called again in the next pass.
 ///
 /// # Errors
 ///
-/// What the driver did wrong. The answers before that are published.
+/// The rule that the driver has broken. The answers before that are published.
 pub(super) fn command(
     q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
@@ -50,7 +50,7 @@ fn answer<S: Side>(
         let lent = q.lend(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
         let Some(head) = lent else { break };
         let answer = DriverFault::answer(head.id(), buffers.iter().position(|b| b.write))?;
-        // The longest command that is followed has 4 bytes, and is recognised by its length.
+        // The longest command that is carried out has 4 bytes, and is recognised by its length.
         let mut text = [0; 5];
         let len = gather(&buffers[..answer], &mut text);
         let verdict = match text[..len] {

@@ -1,14 +1,14 @@
-//! What ends a connection of the device, or its start: [`DeviceError`].
+//! [`DeviceError`]: errors that end a connection of the device, or that keep the device from starting.
 
 use super::port::PortError;
 use crate::notify::NotifyError;
 use crate::vhost_user::{LineError, Request};
 
-/// What a front end sent that the device does not accept, or what it could not do for it.
+/// Why the device has refused a message of the front end, or could not carry it out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The device was to be divided among no workers, or among more than it has queue pairs.
+    /// The device cannot be divided among no workers, or among more workers than it has queue pairs.
     #[error("{asked} workers asked for, 1 to {max} are possible: one for each queue pair")]
     Workers {
         /// Workers asked for.
@@ -16,7 +16,7 @@ pub enum DeviceError {
         /// Queue pairs.
         max: usize,
     },
-    /// The device was asked to have no queue pairs, or more than the protocol has ring numbers for.
+    /// A device cannot have no queue pairs, or more than the protocol has ring numbers for.
     #[error("{asked} queue pairs asked for, 1 to {max} are possible")]
     Pairs {
         /// Pairs asked for.
@@ -41,7 +41,7 @@ pub enum DeviceError {
         /// The specification's name of the feature.
         feature: &'static str,
     },
-    /// Something that only stopped rings allow.
+    /// A message that is allowed only while rings are stopped.
     #[error("{what} while ring {ring} runs")]
     Running {
         /// The message.
@@ -76,7 +76,7 @@ pub enum DeviceError {
     NotReady {
         /// The ring.
         ring: usize,
-        /// What was not sent yet.
+        /// What the front end has not sent yet.
         missing: &'static str,
     },
     /// A ring part outside the memory table, or not aligned.
@@ -95,7 +95,7 @@ pub enum DeviceError {
         /// What it is for.
         what: &'static str,
     },
-    /// A file of the front end that is shorter than what is to be mapped of it.
+    /// A file of the front end that is shorter than the range to map.
     #[error("{what}: {len} bytes from byte {offset} of a file of {file} bytes")]
     SharedFile {
         /// What it is for.
@@ -224,7 +224,7 @@ pub enum DeviceError {
         /// The ring.
         ring: usize,
     },
-    /// A message that the device does not know what to do with.
+    /// A message that the device does not support.
     #[error("the message is not supported")]
     Unsupported,
     /// A field of the configuration space that cannot be written.
@@ -243,7 +243,7 @@ pub enum DeviceError {
         /// The most that is possible.
         most: u64,
     },
-    /// A message could not be followed, and the front end had not asked to be told so.
+    /// A message could not be carried out, and the front end had not asked for an acknowledgement.
     #[error("{request} was refused")]
     Refused {
         /// The message.
@@ -252,7 +252,7 @@ pub enum DeviceError {
         #[source]
         why: Box<DeviceError>,
     },
-    /// The connection broke, or what came was not a message of the protocol.
+    /// The connection broke, or the received bytes were no message of the protocol.
     #[error("the vhost-user connection failed")]
     Connection(#[from] LineError),
     /// A system call failed.

@@ -8,7 +8,7 @@ use crate::vhost_user::fuzz::message;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A front end that is connected to a device. When it is dropped it has gone.
+/// A front end that is connected to a device. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct FrontEnd {
     session: Session,
@@ -22,13 +22,13 @@ impl FrontEnd {
         Self { session: Session::new(Arc::clone(&shared)), shared }
     }
 
-    /// Sends a message. Says whether the device followed it.
+    /// Sends a message. Returns whether the device has carried it out.
     pub fn send(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> bool {
         let Some(message) = message(request, payload, fds) else { return false };
         let asked = message.request();
         match self.session.handle(message) {
             Ok(reply) => {
-                // An answer can be sent.
+                // The answer must be one that can be encoded.
                 reply.inspect(|reply| drop(reply.encode(asked)));
                 true
             }

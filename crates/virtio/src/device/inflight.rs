@@ -1,4 +1,4 @@
-//! In-flight state: memory that outlives the device and says which chains it had taken and not given back.
+//! In-flight state: memory that outlives the device, and that records which chains it has taken and not given back.
 //!
 //! The front end asks for the region (`GET_INFLIGHT_FD`), keeps it, and gives it to the back end that follows
 //! (`SET_INFLIGHT_FD`). Per queue, with the specification's names:
@@ -12,16 +12,16 @@
 //!  16  desc_num entries of 16 bytes:  inflight u8 | padding | next u16 (at 6) | counter u64 (at 8)
 //! ```
 //!
-//! Our device takes chains in order and gives them back in order. A chain that it took and did not give back is therefore
-//! always one of those that follow the used index in the available ring, and taking the ring up at the used index takes
-//! each of them exactly once. So a running queue writes no entry, and only keeps `used_idx` right: one store per
-//! publication. Entries matter when the device follows another back end, which may have given chains back out of
-//! order: the chains that are marked in flight are taken first, in the order of their counters, and their marks are
+//! Netmem's device takes chains in order and gives them back in order. If it has taken a chain and not given it back,
+//! the chain follows the used index in the available ring. The next back end starts at the used index, and so takes
+//! each of these chains exactly once. Therefore a running queue writes no entry, and only keeps `used_idx` right: one
+//! store per publication. Entries matter when the device follows another back end, which may have given chains back out
+//! of order: the chains that are marked in flight are taken first, in the order of their counters, and their marks are
 //! cleared as the specification says, so that the device may itself be killed meanwhile.
 //!
-//! The front end can write the region at any time. Every word is read once and checked. A head that is out of range ends
-//! a list, and a mark that lies makes the device give back a chain that the driver did not post; the driver's own front
-//! end did that to it.
+//! The front end can write the region at any time. Every word is read once and checked. A head that is out of range
+//! ends a list, and a false mark makes the device give back a chain that the driver did not post. The driver's own
+//! front end has then harmed the driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ use crate::virtqueue::{PackedDesc, PackedRing, Position, SplitRing};
 const SPLIT: usize = 16;
 /// The same of a packed queue's.
 const PACKED: usize = 32;
-/// What a queue's part of the region is aligned to, as other back ends have it.
+/// The alignment of a queue's part of the region, as other back ends have it.
 const ALIGN: usize = 64;
 const VERSION: u16 = 1;
 
@@ -70,7 +70,7 @@ impl InflightRegion {
         Ok(Self { map: Arc::new(map), queues, queue_size })
     }
 
-    /// The part of queue `index`, for a ring of `size` entries; none if the region has none for it.
+    /// The part of queue `index`, for a ring of `size` entries. `None` if the region has no part for it.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl InflightRegion {
         }
         let bytes = stride(self.queue_size, packed);
         let wrong = |version| DeviceError::InflightRing { ring: index, size, entries: self.queue_size, version };
-        // The format may have changed since the region came.
+        // The ring's format may have changed since the region was received.
         if (index + 1) * bytes > self.map.len {
             return Err(wrong(0));
         }
@@ -147,7 +147,8 @@ impl Part {
             self.version().store(VERSION, Ordering::Release);
             return Vec::new();
         }
-        // The back end ended between showing the driver a batch and clearing the marks of its chains.
+        // The earlier back end ended after it had published a batch and before it had cleared the marks of the batch's
+        // chains.
         let batch = used.wrapping_sub(self.used_idx().load(Ordering::Relaxed));
         if batch <= size {
             let mut head = self.last_batch_head().load(Ordering::Relaxed);
@@ -171,8 +172,8 @@ impl Part {
 #[derive(Debug)]
 pub(crate) struct SplitInflight {
     part: Part,
-    /// The chains of the back end before us that are still to be given back, in their order. They are taken at the positions
-    /// from `start` on, in place of what the available ring has there.
+    /// The chains of the earlier back end that must still be given back, in their order. They are taken at the
+    /// positions from `start` on, in place of the available ring's entries there.
     again: Vec<u16>,
     start: u16,
 }
@@ -187,7 +188,7 @@ impl SplitInflight {
         Self { part, again, start: used }
     }
 
-    /// Whether chains are still to be taken again.
+    /// Whether there are chains left that must be taken again.
     pub(crate) fn has_again(&self) -> bool {
         !self.again.is_empty()
     }
@@ -198,8 +199,8 @@ impl SplitInflight {
         self.again.get(usize::from(at.wrapping_sub(self.start))).copied()
     }
 
-    /// Before the used index goes from `from` to `to`: the chains that go back are linked, so that their marks can be
-    /// cleared by the back end that serves the ring next.
+    /// Called before the used index goes from `from` to `to`. Links the chains that are given back, so that the next
+    /// back end can clear their marks.
     pub(crate) fn before(&self, ring: &SplitRing, from: u16, to: u16) {
         if !self.has_again() {
             return;
@@ -211,7 +212,7 @@ impl SplitInflight {
         }
     }
 
-    /// After the used index went from `from` to `to`; the next chain is at `next`.
+    /// Called after the used index went from `from` to `to`; the next chain is at `next`.
     pub(crate) fn after(&mut self, ring: &SplitRing, from: u16, to: u16, next: u16) {
         if self.has_again() {
             for head in given_back(ring, from, to).filter(|&head| head < self.part.entries) {
@@ -235,9 +236,9 @@ fn given_back(ring: &SplitRing, from: u16, to: u16) -> impl Iterator<Item = u16>
 /// ```text
 ///   0  features u64 | 8 version u16 | 10 desc_num u16
 ///  12  free_head u16        first entry that is free; each names the next one
-///  14  old_free_head u16    the same before the batch at hand
+///  14  old_free_head u16    the same before the current batch
 ///  16  used_idx u16         where the next used descriptor goes, with used_wrap_counter u8 (at 20)
-///  18  old_used_idx u16     the same before the batch at hand, with old_used_wrap_counter u8 (at 21)
+///  18  old_used_idx u16     the same before the current batch, with old_used_wrap_counter u8 (at 21)
 ///  32  desc_num entries of 32 bytes:  inflight u8 | next u16 (at 2) | last u16 | num u16 | counter u64 | id u16 | flags u16
 ///      | len u32 | addr u64
 /// ```
@@ -252,24 +253,24 @@ pub(crate) struct PackedInflight {
     size: u16,
     /// Where the queue begins: the next chain to take, and the next used descriptor.
     start: (Position, Position),
-    /// The chains of the back end before us that are still to be given back, in their order.
+    /// The chains of the earlier back end that must still be given back, in their order.
     again: Vec<Again>,
     /// The free list, of which the region has a copy.
     free_head: u16,
     next: Vec<u16>,
     counter: u64,
-    /// Used descriptors of the batch at hand but the first.
+    /// Used descriptors of the current batch, except the first.
     held: Vec<(Position, PackedDesc)>,
-    /// Entries of the batch at hand.
+    /// Entries of the current batch.
     batch: Vec<u16>,
-    /// The used position behind the batch at hand.
+    /// The used position after the current batch.
     used: Position,
 }
 
 /// A chain that is taken again.
 #[derive(Debug)]
 struct Again {
-    /// Where it is given back.
+    /// The position at which it is given back.
     at: Position,
     entry: u16,
     last: u16,
@@ -310,7 +311,7 @@ impl PackedInflight {
         state
     }
 
-    /// Reads what the back end before us has left. A position or an entry that the ring cannot have is ignored.
+    /// Reads the state that the earlier back end has left. A position or an entry that the ring cannot have is ignored.
     fn recover(&mut self, ring: &PackedRing) {
         let position = |index: usize, wrap: usize| {
             let wrap = u16::from(self.part.at::<AtomicU8>(wrap).load(Ordering::Relaxed) & 1) << 15;
@@ -398,7 +399,7 @@ impl PackedInflight {
         self.half(entry, 2).store(next, Ordering::Relaxed);
     }
 
-    /// Writes the free list's head and the used position, or (`old`) those before the batch at hand.
+    /// Writes the free list's head and the used position, or (`old`) those before the current batch.
     fn store(&self, old: bool) {
         let n = usize::from(old);
         self.part.at::<AtomicU16>(12 + 2 * n).store(self.free_head, Ordering::Relaxed);
@@ -411,7 +412,7 @@ impl PackedInflight {
         self.start
     }
 
-    /// Whether chains are still to be taken again.
+    /// Whether there are chains left that must be taken again.
     pub(crate) fn has_again(&self) -> bool {
         !self.again.is_empty()
     }
@@ -422,12 +423,12 @@ impl PackedInflight {
         self.again.iter().find(|again| again.at == at).map(|again| &again.chain[..])
     }
 
-    /// A used descriptor of the batch at hand, which is not its first.
+    /// Adds a used descriptor to the current batch, which is not its first.
     pub(crate) fn hold(&mut self, at: Position, used: PackedDesc) {
         self.held.push((at, used));
     }
 
-    /// Before the first used descriptor of a batch from `from` to `to` is written: writes the others.
+    /// Called before the first used descriptor of a batch from `from` to `to` is written. Writes the others.
     pub(crate) fn before(&mut self, ring: &PackedRing, from: Position, to: Position) {
         let held = std::mem::take(&mut self.held);
         let ends = held.iter().map(|&(at, _)| at).chain([to]);
@@ -456,8 +457,8 @@ impl PackedInflight {
         self.held.clear();
     }
 
-    /// Keeps copies of the `n` descriptors of the chain at `at`. Returns the first and the last entry; none if there are too
-    /// few, which is so if the driver changes its flags meanwhile.
+    /// Keeps copies of the `n` descriptors of the chain at `at`. Returns the first and the last entry; `None` if there
+    /// are too few, which happens if the driver changes its flags meanwhile.
     fn keep(&mut self, ring: &PackedRing, at: Position, n: u32) -> Option<(u16, u16)> {
         let entry = self.free_head;
         let (mut last, mut free, mut at) = (entry, entry, at);
@@ -480,7 +481,7 @@ impl PackedInflight {
         Some((entry, last))
     }
 
-    /// After the batch was published.
+    /// Called after the batch was published.
     pub(crate) fn after(&mut self) {
         for entry in std::mem::take(&mut self.batch) {
             self.inflight(entry).store(0, Ordering::Release);
@@ -489,8 +490,8 @@ impl PackedInflight {
     }
 }
 
-/// The back end before us ended while it published the used descriptors from `old` to `new`, of which the driver has not
-/// seen the first. The others that are there already must not be taken for ours.
+/// Rolls back a batch. The earlier back end ended while it published the used descriptors from `old` to `new`, and has
+/// not written the first. Those that it has written already must not be taken for descriptors of this back end.
 fn roll_back(ring: &PackedRing, old: Position, new: Position) {
     let size = ring.size();
     for n in 1..new.since(old, size).min(size.into()) {
@@ -569,7 +570,7 @@ mod tests {
         for start in 0..2 * SIZE {
             for shown in [false, true] {
                 let bench = Bench::new();
-                // Chains of one descriptor, one after the other, up to where the batch begins.
+                // Chains of one descriptor each, up to the beginning of the batch.
                 let mut at = Position::START;
                 let mut inflight = bench.inflight();
                 for _ in 0..start {
@@ -632,7 +633,7 @@ mod tests {
             let bench = Bench::new();
             let part = bench.part();
             for at in (0..PACKED + PACKED * usize::from(SIZE)).step_by(2) {
-                // Small numbers, mostly, so that some are believed.
+                // Mostly small numbers, so that some are valid.
                 let value = if random() % 8 == 0 { random() } else { random() % 4 } as u16;
                 part.at::<AtomicU16>(at).store(value, Ordering::Relaxed);
             }

@@ -1,8 +1,9 @@
 //! The dirty log: one bit for each 4 KiB page of guest memory that the device has written.
 //!
-//! A front end that migrates its guest shares the log (`SET_LOG_BASE`) and accepts `VHOST_F_LOG_ALL`. It reads and clears
-//! the bits while the device runs, and copies the pages whose bits were set. The order is therefore: the device writes a
-//! page, then sets its bit. A bit that is set before the write could be cleared, and its page copied, too early.
+//! A front end that migrates its guest shares the log (`SET_LOG_BASE`) and accepts `VHOST_F_LOG_ALL`. It reads and
+//! clears the bits while the device runs, and copies the pages whose bits were set. The order is therefore: the device
+//! writes a page, then sets its bit. If the bit were set before the write, the front end could clear it and copy the
+//! page before the write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -25,7 +26,7 @@ impl DirtyLog {
         Self { map, stats }
     }
 
-    /// The `len` bytes at guest address `addr` were written. One locked instruction per page.
+    /// Notes that the `len` bytes at guest address `addr` were written. One locked instruction per page.
     ///
     /// A page for which the log has no bit is counted ([`Stats::log_misses`]); the front end made the log too small.
     pub(crate) fn mark(&self, addr: u64, len: u64) {

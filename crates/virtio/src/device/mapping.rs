@@ -12,9 +12,9 @@ use super::DeviceError;
 /// end may write there at any time, so every access is atomic and what is read is checked.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Where the bytes asked for begin.
+    /// The first of the requested bytes.
     pub(super) at: *mut u8,
-    /// Bytes asked for.
+    /// The number of requested bytes.
     pub(super) len: usize,
     _map: FileMapping,
 }

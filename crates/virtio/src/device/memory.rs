@@ -14,17 +14,18 @@
 //!
 //! # What a front end can do with its files
 //!
-//! * *It can shorten a file that is not sealed*, and punch holes into every file. Our next access is then a SIGBUS, which
-//!   the process survives with the [handler](netmem_pool::sigbus): the rings stop, and their fault is
+//! * *It can shorten a file that is not sealed*, and punch holes into every file. The device's next access is then a
+//!   SIGBUS, which the process survives with the [handler](netmem_pool::sigbus): the rings stop, and their fault is
 //!   [`MemoryLost`](super::DriverFault::MemoryLost). Seals (`F_SEAL_SHRINK`) are counted, and
 //!   [`Options::require_sealed`](super::Options::require_sealed) refuses memory without them.
-//! * *It can make us pay for its memory.* A page of a memfd or of a file on tmpfs is charged to the memory control group of
-//!   the process that touches it first. A guest that posts buffers which it never wrote has the device touch them first.
-//!   The device writes only to posted buffers, and all of them are in mapped regions. The bound is therefore the number of bytes
-//!   mapped, [`Options::max_memory`](super::Options::max_memory). By default it is [`MAX_BYTES`], which only keeps
-//!   addresses free: a guest's memory may be larger than anything that a device can know, and most of it is charged to others. [`MemoryUse`] says how much the files have grown.
-//! * *It can give us a file that answers slowly*, of a file system of its own making (FUSE). Measuring and mapping such a file,
-//!   and each access, wait for that file system. Only memory that is sealed, which is memfds alone, is free of this.
+//! * *It can make this process allocate its memory.* A page of a memfd or of a file on tmpfs is charged to the memory
+//!   control group of the process that touches it first. If a guest posts buffers which it has never written, the
+//!   device touches them first. The device writes only to posted buffers, and all of them are in mapped regions. The
+//!   bound is therefore the number of bytes mapped, [`Options::max_memory`](super::Options::max_memory). By default it
+//!   is [`MAX_BYTES`], which only keeps addresses free: the device does not know how large a guest's memory may be, and
+//!   most of it is charged to other processes. [`MemoryUse`] says how much the files have grown.
+//! * *It can share a file whose accesses are slow*, of its own file system (FUSE). Measuring and mapping such a file,
+//!   and each access, wait for that file system. Sealed files are memfds, so they do not have this problem.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,12 +46,12 @@ pub const MAX_REGIONS: usize = 509;
 /// in-flight region, each with the one that replaces it.
 pub const MAX_BYTES: u64 = 1 << 44;
 
-/// Where a region lies, as a front end says it.
+/// The place of a region, as the front end describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its first address as descriptors say it.
+    /// Its first address in descriptors (guest address).
     pub guest_addr: u64,
-    /// Its first address as `VHOST_USER_SET_VRING_ADDR` says it.
+    /// Its first address in `VHOST_USER_SET_VRING_ADDR` (user address).
     pub user_addr: u64,
     /// Bytes.
     pub size: u64,
@@ -66,7 +67,7 @@ impl RegionInfo {
     }
 }
 
-/// What memory a device accepts.
+/// The limits of the memory that a device accepts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryLimits {
     /// See [`Options::require_sealed`](super::Options::require_sealed).
@@ -87,7 +88,7 @@ impl MemoryLimits {
     }
 }
 
-/// What a table takes, in bytes unless said otherwise.
+/// The sizes of a table and its files, in bytes if nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryUse {
@@ -97,13 +98,14 @@ pub struct MemoryUse {
     pub mapped: u64,
     /// Regions whose file can be shortened.
     pub unsealed: usize,
-    /// What the files took in memory or on disk when they were mapped. A file counts once, however many regions it has.
+    /// The allocated size of the files, in memory or on disk, when they were mapped. A file counts once, also if it has
+    /// several regions.
     pub allocated_before: u64,
-    /// What they take now. What was added since, the front end and this device have touched first, one or the other.
+    /// Their allocated size now. The pages in the difference were touched first by the front end or by this device.
     pub allocated: u64,
 }
 
-/// Guest addresses and where they are here. The empty one matches no address.
+/// A range of guest addresses, and its place in this process. The empty one matches no address.
 #[derive(Clone, Copy, Debug)]
 struct Window<'t> {
     start: u64,
@@ -168,7 +170,7 @@ impl<'t> View<'t> {
     }
 }
 
-/// A file and what it took when it was first mapped.
+/// A file, and its allocated size when it was first mapped.
 #[derive(Debug)]
 struct Source {
     fd: OwnedFd,
@@ -177,7 +179,7 @@ struct Source {
     before: u64,
 }
 
-/// Bytes that a file takes.
+/// The allocated size of a file, in bytes.
 fn allocated(stat: &rustix::fs::Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
@@ -215,7 +217,7 @@ impl MemoryTable {
         if regions.len() != files.len() {
             return Err(DeviceError::RegionFds { regions: regions.len(), fds: files.len() });
         }
-        // Before the first is mapped, which may take a while.
+        // Checked before the first region is mapped, which may take long.
         for (index, info) in regions.iter().enumerate() {
             check(index, info)?;
             if let Some(a) = regions[..index].iter().position(|other| info.overlaps(other)) {
@@ -277,7 +279,7 @@ impl MemoryTable {
         limits: &MemoryLimits,
     ) -> Result<(), DeviceError> {
         let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        // Asked first: a file that can be sealed answers every question without another process.
+        // Checked first: if a file can be sealed, it is a memfd, and no system call on it waits for another process.
         if limits.require_sealed && !sealed {
             return Err(DeviceError::RegionUnsealed { index });
         }
@@ -298,7 +300,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// One line for a table that can be taken away. It ends the process if there is no handler.
+    /// Logs one line for a table whose memory can be taken away. Without the handler, an access would then end the
+    /// process.
     fn report(&self) {
         let unsealed = self.unsealed();
         let regions = self.regions.len();
@@ -340,7 +343,7 @@ impl MemoryTable {
         self.regions.iter().map(|region| region.info.size).fold(0, u64::saturating_add)
     }
 
-    /// How many accesses have found a page of a region gone. See [`netmem_pool::sigbus`].
+    /// How many accesses found that a page of a region had been taken away. See [`netmem_pool::sigbus`].
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.regions.iter().map(|region| region.map.lost()).sum()
@@ -375,7 +378,7 @@ impl MemoryTable {
         }
     }
 
-    /// For a pass over a queue that has used region `hint` last.
+    /// A view for a pass over a queue that has used region `hint` last.
     #[inline]
     pub(crate) fn view(&self, hint: usize) -> View<'_> {
         let last = if hint < self.regions.len() { self.window(hint) } else { Window::EMPTY };

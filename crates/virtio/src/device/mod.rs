@@ -8,16 +8,17 @@
 //!                     the driver's memory
 //! ```
 //!
-//! A [`NetDevice`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front end
-//! that its [`Control`] serves. One thread serves all pairs, or each [`Worker`] some of them. The driver is not trusted:
-//! whatever it writes is checked on a private copy, and a ring that breaks a rule is stopped and counted ([`DriverFault`],
-//! [`Stats`]) while the others go on.
+//! A [`NetDevice`] has one [`port::Port`] per queue pair and moves frames between them and the rings of the one front
+//! end that its [`Control`] serves. One thread serves all pairs, or each [`Worker`] some of them. The driver is not
+//! trusted: its words are checked on a private copy, and a ring that breaks a rule is stopped and counted
+//! ([`DriverFault`], [`Stats`]) while the others go on.
 
 mod config;
 mod control;
 mod copy;
 mod ctrl;
 mod error;
+mod flow;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
 pub(crate) mod inflight;
@@ -31,9 +32,9 @@ mod run;
 mod rx;
 mod shared;
 mod software;
+mod split;
 mod stats;
 mod tx;
-mod udp;
 mod worker;
 
 use std::sync::Arc;
@@ -61,19 +62,23 @@ pub const MAX_PAIRS: usize = 127;
 pub struct Options {
     /// Queue pairs, 1 to [`MAX_PAIRS`]. Pair `i` has rings `2 i` (to the driver) and `2 i + 1` (from it).
     pub max_pairs: usize,
-    /// Features ([`feature`]) that are not to be offered although the port could do with them.
+    /// Features ([`feature`]) that are not offered, although the port could use them.
     pub withhold: u64,
     /// The MAC address to offer.
     pub mac: Option<[u8; 6]>,
     /// The MTU to offer.
     pub mtu: Option<u16>,
-    /// The speed to tell, in Mbit/s and both directions at once. It limits nothing.
+    /// The speed to report, in Mbit/s, for both directions together. It limits nothing.
     pub speed: Option<u32>,
     /// Whether there is a control queue, ring `2 x max_pairs`. Front ends such as QEMU and DPDK answer control commands
     /// themselves and must not see one here.
     pub serve_control: bool,
-    /// Whether memory is refused whose file can be shortened: files that are not sealed with `F_SEAL_SHRINK`. With the
-    /// [handler](netmem_pool::sigbus) of SIGBUS, shortening stops the rings and ends nothing.
+    /// Whether a driver that asks for it gets frames that are split behind their headers. If not, the device fills every chain in
+    /// order, as foreign devices do.
+    pub split_headers: bool,
+    /// Whether to refuse memory that can be shortened: files that are not sealed with `F_SEAL_SHRINK`. If such memory
+    /// is accepted and shortened, the rings stop, and the process goes on if the [handler](netmem_pool::sigbus) of
+    /// SIGBUS is installed.
     pub require_sealed: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
     /// allocate. By default, and at most, [`memory::MAX_BYTES`].
@@ -89,6 +94,7 @@ impl Default for Options {
             mtu: None,
             speed: None,
             serve_control: false,
+            split_headers: true,
             require_sealed: false,
             max_memory: None,
         }
@@ -131,7 +137,7 @@ impl<P: Port> NetDevice<P> {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Pairs`], or what `port` answers.
+    /// [`DeviceError::Pairs`], or an error of `port`.
     pub fn new(options: Options, port: impl FnMut(usize) -> Result<P, PortError>) -> Result<Self, DeviceError> {
         if !(1..=MAX_PAIRS).contains(&options.max_pairs) {
             return Err(DeviceError::Pairs { asked: options.max_pairs, max: MAX_PAIRS });
@@ -147,14 +153,14 @@ impl<P: Port> NetDevice<P> {
     /// Divides the data side among `count` threads: worker `i` serves the queue pairs `i`, `i + count` and so on, each with its
     /// port, and sleeps by itself. Worker 0 also serves the control queue.
     ///
-    /// A [`Port`] is used by the thread of its worker alone. Ports that share something with each other must take care of it
-    /// themselves: a frame that one worker puts where the port of another one finds it wakes that other one only by its
-    /// descriptor ([`Port::fd`]).
+    /// Only the thread of its worker uses a [`Port`]. Ports that share data must synchronise it themselves. If one
+    /// worker leaves a frame for the port of another worker, that worker is woken only by its port's descriptor
+    /// ([`Port::fd`]).
     ///
     /// # Errors
     ///
     /// [`DeviceError::Workers`]: none, or more than queue pairs. [`DeviceError::Busy`] while a front end is connected.
-    /// [`DeviceError::Io`]: descriptors are short.
+    /// [`DeviceError::Io`]: there are too few descriptors.
     ///
     /// ```no_run
     /// use netmem_virtio::device::{NetDevice, Options, port::Echo};
@@ -194,7 +200,7 @@ impl<P: Port> NetDevice<P> {
         Control::new(Arc::clone(&self.worker.shared))
     }
 
-    /// What the device counts. Cheap to read at any time, from anywhere.
+    /// The device's counters. Any thread can read them at any time, at low cost.
     #[must_use]
     pub fn stats(&self) -> Arc<Stats> {
         Arc::clone(&self.worker.shared.stats)

@@ -1,4 +1,4 @@
-//! One queue pair as the control side sets it up and the data side works on it: its rings, the features, the memory table.
+//! One queue pair: its rings, the features, the memory table. The control side sets it up, and the data side uses it.
 //!
 //! Each pair is behind a lock of its own (see [`super::shared`]). It has its own copy of everything that a pass reads, so
 //! that a pass takes one lock and no message stops a pass over another pair:
@@ -20,13 +20,13 @@ use crate::notify::{Kick, Notifier};
 use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, BASE, MappedRing, Start, is_base};
 use crate::virtqueue::{Desc, MAX_SIZE, Negotiated, PackedRing, SplitRing};
 
-/// What the pairs of one front end have in common, and what a ring is started with.
+/// The data that the pairs of one front end have in common, with which a ring is started.
 #[derive(Debug, Default)]
 pub(super) struct Common {
     /// The features that the driver accepted.
     pub(super) features: Negotiated,
     pub(super) memory: Arc<MemoryTable>,
-    /// Where the pages that the device writes are noted, if the driver accepted `VHOST_F_LOG_ALL`.
+    /// The log of the pages that the device writes, if the driver accepted `VHOST_F_LOG_ALL`.
     pub(super) log: Option<Arc<DirtyLog>>,
     pub(super) inflight: Option<InflightRegion>,
 }
@@ -44,18 +44,21 @@ pub(super) struct Ring {
     size: Option<u16>,
     /// User addresses of descriptor table, available ring and used ring.
     parts: Option<[u64; 3]>,
-    /// Guest address of the used ring, if the writes to it are to be logged.
+    /// Whether frames are split behind their headers.
+    splits: bool,
+    /// Guest address of the used ring, if writes to it must be logged.
     used_log: Option<u64>,
-    /// As the front end said it, or where the ring stopped.
+    /// The ring's position: as the front end has set it, or where the ring has stopped.
     base: Option<u32>,
-    /// Watched by the thread that serves the ring while it is here. A ring without one is polled: its driver sends no notifications.
+    /// The thread that serves the ring watches it. A ring without one is polled, because its driver sends no
+    /// notifications.
     kick: Option<Kick>,
     pub(super) call: Option<Notifier>,
     err: Option<Notifier>,
     enabled: bool,
-    /// The ring ran, and its memory was removed: it goes on when a table has this user address again.
+    /// Set if the ring ran and its memory was removed: the ring goes on when a table has this user address again.
     waits_for: Option<u64>,
-    /// There while the ring runs.
+    /// Set while the ring runs.
     pub(super) queue: Option<AnyDeviceQueue>,
 }
 
@@ -102,34 +105,35 @@ impl Ring {
             Some(region) => region.queue(index, size, packed)?,
             None => None,
         };
-        let start = Start { base, negotiated: common.features, inflight };
+        let start = Start { base, negotiated: common.features, splits: self.splits, inflight };
         self.queue = Some(AnyDeviceQueue::new(at, start));
         self.set_log(common);
         Ok(())
     }
 
-    /// Where the ring stands.
+    /// The ring's position.
     fn base(&self, packed: bool) -> u32 {
         self.base.unwrap_or(if packed { BASE } else { 0 })
     }
 
-    /// Tells a running ring what it logs.
+    /// Sets the log of a running ring.
     fn set_log(&mut self, common: &Common) {
         if let Some(queue) = &mut self.queue {
             queue.set_log(common.log().cloned(), self.used_log);
         }
     }
 
-    /// Asks the driver to notify the device of the next chain, after a look at the ring. Returns whether chains are available
-    /// already; none if the device cannot wait for a notification, because a chain has come since the look, the driver has
-    /// broken the rules (the next pass finds that), or it sends no notifications.
+    /// Looks at the ring, then asks the driver to notify the device of the next chain. Returns whether chains are
+    /// available already. Returns `None` if the device cannot wait for a notification: a chain has become available
+    /// since the look, or the driver has broken a rule (which the next pass finds), or the driver sends no
+    /// notifications.
     pub(super) fn arm(&mut self) -> Option<bool> {
         let Some(queue) = &mut self.queue else { return Some(false) };
         let available = queue.refresh().ok()?;
         (queue.arm().waits() && self.kick.is_some()).then_some(available)
     }
 
-    /// Whether the buffers at hand are too few for the next frame.
+    /// Whether there are too few available buffers for the next frame.
     pub(super) fn starved(&mut self) -> bool {
         self.queue.as_mut().is_some_and(AnyDeviceQueue::starved)
     }
@@ -153,7 +157,7 @@ impl Ring {
         }
     }
 
-    /// The ring goes on in another table, or waits for its memory if the table does not have it.
+    /// Moves the ring to another table. If the table does not have the ring's memory, the ring waits for it.
     fn moves(&mut self, index: usize, common: &Common) {
         let Some(queue) = self.queue.take() else { return };
         match self.map(index, &common.memory, common.features.packed()) {
@@ -166,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// An error if the ring runs, for what can be set only while it does not.
+    /// Returns an error if the ring runs. For parameters that can be set only while it does not.
     fn stopped(&mut self, index: usize, what: &'static str) -> Result<&mut Self, DeviceError> {
         if self.queue.is_some() { Err(DeviceError::Running { what, ring: index }) } else { Ok(self) }
     }
@@ -179,19 +183,20 @@ impl Ring {
         Ok(())
     }
 
-    /// `used_log` is the guest address of the used ring, if the writes to it are to be logged. Only that may change while
-    /// the ring runs.
+    /// `used_log` is the guest address of the used ring, if writes to it must be logged. Only that may change while the
+    /// ring runs.
     pub(super) fn set_parts(
         &mut self,
         index: usize,
         parts: [u64; 3],
+        splits: bool,
         used_log: Option<u64>,
         common: &Common,
     ) -> Result<(), DeviceError> {
-        if self.queue.is_some() && self.parts != Some(parts) {
+        if self.queue.is_some() && (self.parts, self.splits) != (Some(parts), splits) {
             return Err(DeviceError::Running { what: "SET_VRING_ADDR", ring: index });
         }
-        (self.parts, self.used_log) = (Some(parts), used_log);
+        (self.parts, self.splits, self.used_log) = (Some(parts), splits, used_log);
         self.set_log(common);
         Ok(())
     }
@@ -221,7 +226,7 @@ impl Ring {
     }
 
     pub(super) fn set_call(&mut self, call: Option<Notifier>) {
-        // The device may have given buffers back while there was no descriptor; an interrupt too many does no harm.
+        // The device may have given buffers back while there was no descriptor. An additional interrupt does no harm.
         if let (Some(_), Some(call)) = (&self.queue, &call) {
             call.signal();
         }
@@ -236,7 +241,7 @@ impl Ring {
         self.enabled = enabled;
     }
 
-    /// Stops the ring and says where it stopped. Its buffers are not touched again.
+    /// Stops the ring and returns its position. Its buffers are not touched again.
     pub(super) fn get_base(&mut self, packed: bool) -> u32 {
         self.stop();
         self.kick = None;
@@ -254,20 +259,20 @@ pub(super) struct Pair {
     pub(super) memory: Arc<MemoryTable>,
     /// The features that the driver accepted.
     pub(super) features: Negotiated,
-    /// What a frame from the driver may ask for.
+    /// The offloads that a frame from the driver may use.
     pub(super) offloads: Offloads,
-    /// A guest that has moved here, and that the pair's port is to announce.
+    /// A guest that has moved to this host, and that the pair's port must announce.
     pub(super) announce: Option<[u8; 6]>,
     /// Counts the front ends that have left.
     pub(super) left: u64,
     /// `features`, `announce` or `left` have changed since the last pass.
     pub(super) news: bool,
-    /// The rings ask for notifications, because the thread that serves them went to sleep.
+    /// Whether the rings ask for notifications, because the thread that serves them went to sleep.
     pub(super) armed: bool,
 }
 
 impl Pair {
-    /// Whether ring `side` takes part; a running ring that does not is drained without effect.
+    /// Whether ring `side` is enabled. A running ring that is disabled is drained without effect.
     pub(super) fn enabled(&self, side: usize) -> bool {
         self.rings[side].enabled || !self.features.has(feature::VHOST_USER_PROTOCOL)
     }
@@ -291,7 +296,7 @@ impl Pair {
         *self = Self { left: self.left + 1, news: true, ..Self::default() };
     }
 
-    /// Resets the pair of a virtio device whose front end stays: the memory remains.
+    /// Resets the pair, but keeps the memory: the virtio device is reset, and its front end stays connected.
     pub(super) fn reset_device(&mut self) {
         self.rings = Default::default();
         self.set_features(Negotiated::default());
@@ -301,20 +306,20 @@ impl Pair {
         (self.features, self.offloads, self.news) = (features, features.sent(), true);
     }
 
-    /// Tells the running rings what they log.
+    /// Sets the log of the running rings.
     pub(super) fn set_logs(&mut self, common: &Common) {
         for ring in &mut self.rings {
             ring.set_log(common);
         }
     }
 
-    /// Goes on with the memory table that `common` has. Running rings move to it where it holds them; the others wait for a
-    /// table that does, and rings that waited for this one start. `first` is the number of the receive ring.
+    /// Takes the memory table of `common`. Running rings move to it if it has their memory; the others wait for a table
+    /// that has it. Rings whose memory is in this table again start. `first` is the number of the receive ring.
     pub(super) fn set_memory(&mut self, first: usize, common: &Common) {
         let old = std::mem::replace(&mut self.memory, Arc::clone(&common.memory));
         for (side, ring) in self.rings.iter_mut().enumerate() {
             ring.moves(first + side, common);
-            // What fails here waits for the next table.
+            // A ring that fails here waits for the next table.
             if ring.waits_for.is_some() && common.memory.lost() == 0 && ring.start(first + side, common).is_ok() {
                 ring.waits_for = None;
             }
@@ -322,7 +327,7 @@ impl Pair {
         drop(old);
     }
 
-    /// Stops rings that wait for their memory: the table that they found is the whole one.
+    /// Stops rings that wait for their memory: the present table is complete and does not have it.
     pub(super) fn stop_waiting(&mut self, first: usize, stats: &Stats) {
         for (side, ring) in self.rings.iter_mut().enumerate() {
             if let Some(addr) = ring.waits_for {

@@ -1,12 +1,12 @@
-//! The frame by which a host tells a network that a MAC address is behind it now: a reverse ARP request (RFC 903).
+//! The frame by which a host announces that it is the new place of a MAC address: a reverse ARP request (RFC 903).
 
 use crate::net::{MIN_FRAME, VnetHdr};
 
 /// Bytes of the frame in wire form.
 const WIRE: usize = VnetHdr::LEN + MIN_FRAME;
 
-/// A broadcast from `mac` that asks for its own address, in wire form. Switches learn from its source address where the
-/// guest is.
+/// A broadcast from `mac` that asks for its own address, in wire form. Switches learn the guest's new place from its
+/// source address.
 pub(super) fn request(mac: [u8; 6]) -> [u8; WIRE] {
     let fields: [&[u8]; 8] = [
         &VnetHdr::PLAIN.to_bytes(),

@@ -1,6 +1,6 @@
 //! A worker on a thread of its own: polls while there is work, then sleeps until a driver, a port or the control side wakes it.
 //!
-//! An idle device executes nothing. What can make work therefore has a descriptor, or is known beforehand:
+//! An idle device executes nothing. So every cause of work has a descriptor, or its time is known in advance:
 //!
 //! | work | what ends the sleep |
 //! | --- | --- |
@@ -25,7 +25,7 @@ use super::port::Port;
 use super::{DeviceError, Worker};
 use crate::Spin;
 
-/// Passes between two looks at whether the ports still work, in a worker that does not sleep.
+/// Passes between two checks of whether the ports still work, in a worker that does not sleep.
 const LOOK: u32 = 1024;
 
 impl<P: Port> Worker<P> {
@@ -98,8 +98,8 @@ impl<P: Port> Worker<P> {
             PollFd::from_borrowed_fd(waker.awaited(), PollFlags::IN),
             PollFd::from_borrowed_fd(waker.kicks.as_fd(), PollFlags::IN),
         ];
-        // A port that is not waited for can fail as well. The kernel reports that whatever is asked for, but some files wake
-        // a thread up only if it asks for one of the events of incoming data: a tap that is deleted signals input and `PRI`.
+        // A port can also fail while no frames are awaited. The kernel reports a failure in any case, but some files
+        // wake a thread only if it waits for an event of incoming data: a deleted tap signals input and `PRI`.
         for (port, events) in ports.iter().zip(awaited) {
             let left = port.left_frames().filter(|_| events == PollFlags::IN);
             fds.extend(port.fd().into_iter().chain(left).map(|fd| PollFd::from_borrowed_fd(fd, events)));
@@ -108,7 +108,7 @@ impl<P: Port> Worker<P> {
         stats.polls.fetch_add(std::mem::take(&mut self.idle), Ordering::Relaxed);
         stats.sleeps.fetch_add(1, Ordering::Relaxed);
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        // A time that does not fit is for ever.
+        // A time that does not fit the type means for ever.
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let timed_out = match poll(&mut fds, timeout.as_ref()) {
             Ok(ready) => ready == 0,
@@ -117,7 +117,7 @@ impl<P: Port> Worker<P> {
         };
         let [control, kick, ports @ ..] = &fds[..] else { return Ok(()) };
         let ended = |by: &PollFd<'_>| !by.revents().is_empty();
-        // Before the cause: a reader that sees the cause counted sees the thread awake.
+        // Counted before the cause, so that a reader who sees the cause also sees that the thread is awake.
         stats.wakes.fetch_add(1, Ordering::Relaxed);
         if ended(control) {
             stats.woken_by_control.fetch_add(1, Ordering::Relaxed);
@@ -137,12 +137,12 @@ impl<P: Port> Worker<P> {
     }
 }
 
-/// What a pair that asks for notifications waits for.
+/// The events for which a pair waits when it asks for notifications.
 enum Idle {
     /// There is work already, or its driver sends no notifications.
     No,
     UntilKicked,
-    /// The receive ring has buffers: a frame of the port is awaited too.
+    /// The receive ring has buffers, so a frame of the port is awaited, too.
     UntilKickedOrFrame,
 }
 
@@ -154,7 +154,7 @@ fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
     let [receive, transmit] = &mut pair.rings;
     match transmit.arm() {
         Some(false) => {}
-        // The driver has to post receive buffers first, and notifies the device of them.
+        // The driver must post receive buffers first, and will notify the device of them.
         Some(true) if takes && !port.room() => {}
         _ => return Idle::No,
     }

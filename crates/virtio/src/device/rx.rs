@@ -1,8 +1,8 @@
 //! From the port to the driver: frames into posted buffers.
 //!
-//! Buffers are not prefetched. It was tried, for reading and for ownership, 4 to 64 chains ahead: on one core it costs
-//! most of a nanosecond per frame, and across cores the cost is the number of lines that change owners, which no hint
-//! changes.
+//! Buffers are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains ahead. On one core it
+//! costs most of a nanosecond per frame. Between cores the cost is that of the lines that change owners, and
+//! prefetching does not change their number.
 
 use netmem_pool::foreign::copy_in;
 
@@ -10,6 +10,7 @@ use super::DriverFault;
 use super::copy::scatter;
 use super::memory::{MemoryTable, View};
 use super::port::{Port, Posted};
+use super::split;
 use super::stats::{DropReason, Tally};
 use crate::net::{Offloads, VnetHdr};
 use crate::virtqueue::device::{
@@ -18,19 +19,19 @@ use crate::virtqueue::device::{
 
 /// Chains taken in one pass.
 pub(super) const BATCH: u16 = 256;
-/// Bytes after which the used index is published, if not after a group of frames.
+/// The used index is published after so many bytes, or after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
 
-/// Frames that the port has read after which it is published, if they are short. A read is a system call, which a driver that polls
-/// need not wait for more than a few times.
+/// If frames are short and the port has read them itself, the used index is published after so many of them. Each read
+/// is a system call, and a driver that polls should not wait for more than a few.
 const PUBLISH_READS: usize = 8;
 
-/// Bytes of a frame that the driver is sure to read: a cache line.
+/// Bytes of a frame that the driver reads in any case: a cache line.
 const FRONT: usize = 64;
 /// Frames from this length on are copied in two parts.
 const LONG: usize = 256;
 
-/// Room for the walk of one frame's chains, kept to spare an allocation per frame, and for the fronts of a group.
+/// Memory for the chains of one frame, and for the fronts of a group. It is kept, so that no frame needs an allocation.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) buffers: Buffers,
@@ -47,7 +48,7 @@ impl Default for Scratch {
 ///
 /// # Errors
 ///
-/// What the driver did wrong. Everything given back before stays given back, and is published.
+/// The rule that the driver has broken. Chains that were given back before that are published.
 #[inline]
 pub(super) fn receive<P: Port>(
     q: &mut AnyDeviceQueue,
@@ -74,7 +75,10 @@ fn receive_on<S: Side, P: Port>(
         return Ok(());
     }
     let mut memory = q.view(memory);
-    let result = fill(q, &mut memory, port, scratch, tally);
+    let result = match q.splits() {
+        true => split::receive(q, &mut memory, port, scratch, tally),
+        false => fill(q, &mut memory, port, scratch, tally),
+    };
     q.viewed(&memory);
     q.publish();
     result
@@ -103,7 +107,8 @@ fn fill<S: Side, P: Port>(
             break;
         }
         if q.plain() {
-            // What a port reads is copied one frame at a time: the next one is read into place again.
+            // Of a port that reads into buffers, only one frame is copied: the next frame is read into the buffers
+            // again.
             let most = if P::READS { 1 } else { left };
             q.look_ahead(memory, most, Direction::Write, &mut group);
         }
@@ -121,8 +126,8 @@ fn fill<S: Side, P: Port>(
     Ok(())
 }
 
-/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. Returns the chains they took.
-/// The first frame that has to be looked at is the one that [`Port::peek`] shows then.
+/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. Returns the
+/// chains they took. If a frame must be delivered in another way, [`Port::peek`] shows it afterwards.
 fn read_frames<S: Side, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
@@ -190,17 +195,17 @@ fn read_frame<'t, S: Side, P: Port>(
 /// Why a group of frames ended.
 #[derive(PartialEq, Eq)]
 enum End {
-    /// Frames or buffers came to an end, or enough is written for the driver to hear of it.
+    /// There are no more frames or buffers, or enough was written to publish it to the driver.
     Pause,
-    /// The next frame fits no single buffer that is at hand.
+    /// The next frame does not fit the next buffer.
     Look,
 }
 
 /// Copies frames into buffers that hold them whole. Returns how many; their lengths are in `group` then.
 ///
-/// The driver reads the front of a buffer, and a store there waits for it to let go; stores commit in order, so those that
-/// wait should stand together and wait together. Short frames are copied one right after the other. Of long ones the rest
-/// is copied first, for all, and then the fronts.
+/// The driver reads the front of a buffer, so a store there waits until the driver's core gives the line up. Stores
+/// commit in order, so the stores that wait should be next to each other, to wait at the same time. Short frames are
+/// copied one right after the other. Of long ones the rest is copied first, for all, and then the fronts.
 #[inline(always)]
 fn whole_frames<P: Port>(
     port: &mut P,
@@ -243,7 +248,8 @@ fn whole_frames<P: Port>(
     (taken, end)
 }
 
-/// Delivers the next frame into whatever buffers there are. Returns the chains it took, at least 1; 0 if it has to wait.
+/// Delivers the next frame into the available buffers, of any form. Returns the number of chains that it took, at least
+/// 1; 0 if it must wait.
 #[cold]
 fn one<S: Side, P: Port>(
     q: &mut DeviceQueue<S>,
@@ -276,7 +282,7 @@ fn one<S: Side, P: Port>(
     Ok(chains)
 }
 
-/// What became of a frame.
+/// The result of the delivery of a frame.
 enum Fit {
     /// It went into so many chains.
     Done(u16),
@@ -287,8 +293,8 @@ enum Fit {
 }
 
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
-/// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together. The heads
-/// of a frame that waits are dropped, and its chains are lent again.
+/// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together. If a
+/// frame must wait, the heads of its chains are forgotten, and the chains are taken again later.
 fn spread<'t, S: Side>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,

@@ -1,4 +1,4 @@
-//! What the control side and the threads of the data side share, and which locks they take.
+//! The data that the control side and the threads of the data side share, and the locks that they take.
 //!
 //! ```text
 //!   control side (one front end's thread)               data side (each worker a thread)
@@ -8,11 +8,12 @@
 //! ```
 //!
 //! * *A message stops no pass over a pair that it does not concern.* It locks the pair of its ring, and no other.
-//! * *A message waits for one pass at most* of each pair that it concerns. A worker that polls without pause would take the
-//!   mutex again before the waiting thread has woken up, for seconds on a busy machine. So the thread that waits says so
-//!   ([`Cell`]), and the worker leaves the pair out until the thread has had it.
-//! * *A message that concerns all pairs* ([`Shared::every`]) changes those first that no worker is in, and waits for the others
-//!   then. Taken in order, it would follow the worker from pair to pair, and wait for a pass of each.
+//! * *A message waits for one pass at most* of each pair that it concerns. A worker that polls without pause would take
+//!   the mutex again before the waiting thread has woken up; on a busy machine this can last for seconds. So the
+//!   waiting thread sets a mark ([`Cell`]), and the worker leaves the pair out until the thread has had it.
+//! * *A message that concerns all pairs* ([`Shared::every`]) changes those first that no worker is in, and waits for
+//!   the others then. If it took the pairs in order, it could follow the worker from pair to pair, and wait for a pass
+//!   of each.
 //! * *A worker waits for no lock.* A pair that is locked is left out of its pass.
 //! * A thread that holds a pair waits for no lock. The control side takes `front` before a pair.
 //!
@@ -49,7 +50,7 @@ struct Cell {
 }
 
 impl Cell {
-    /// For the control side: the pair, as soon as the pass at hand is over.
+    /// Locks the pair, as soon as the present pass is over. For the control side.
     fn lock(&self) -> MutexGuard<'_, Pair> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let pair = self.pair.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,10 +69,10 @@ impl Cell {
     }
 }
 
-/// What one worker sleeps on, beside its ports.
+/// The descriptors that end a worker's sleep, except those of its ports.
 #[derive(Debug)]
 pub(super) struct Waker {
-    /// Written to end a sleep. No peer has it, so plain reads and writes do not block.
+    /// An eventfd that is written to end a sleep. No peer has it, so plain reads and writes do not block.
     wake: OwnedFd,
     /// The kick descriptors of the worker's rings.
     pub(super) kicks: Kicks,
@@ -94,13 +95,13 @@ impl Waker {
         self.wake.as_fd()
     }
 
-    /// The next sleep ends only by a [`Self::wake`] from now on.
+    /// Clears earlier calls of [`Self::wake`]: only a later one ends the next sleep.
     pub(super) fn clear(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 }
 
-/// What the control side keeps of the front end.
+/// The control side's state of the front end.
 #[derive(Debug, Default)]
 struct Front {
     common: Common,
@@ -112,7 +113,7 @@ struct Front {
 #[derive(Debug)]
 pub(super) struct Shared {
     front: Mutex<Front>,
-    /// The queue pairs, and behind them the control queue if the device serves one.
+    /// The queue pairs, followed by the control queue if the device serves one.
     pairs: Box<[Cell]>,
     /// Rings, the control queue's included.
     pub(super) rings: usize,
@@ -172,8 +173,9 @@ impl Shared {
         features.has(feature::MQ | feature::CTRL_VQ) && n >= usize::from(self.in_use.load(Ordering::Relaxed))
     }
 
-    /// From now on `pairs` queue pairs are in use. False: a worker is in a pass over a pair that is to receive nothing any
-    /// more. The caller asks again later, and answers its driver only then.
+    /// Sets the number of queue pairs in use to `pairs`. Returns false if a worker is in a pass over a pair that must
+    /// not receive any more. The caller then calls again later, and answers its driver only when this has returned
+    /// true.
     pub(super) fn use_pairs(&self, pairs: u16) -> bool {
         self.in_use.store(pairs, Ordering::Relaxed);
         // A worker that takes one of these locks from now on sees the new number.
@@ -234,7 +236,7 @@ impl Shared {
         if ring < rings { Ok(()) } else { Err(DeviceError::NoSuchRing { ring, rings }) }
     }
 
-    /// The same for a change that needs what the rings have in common.
+    /// The same for a change that needs the data that the rings have in common.
     pub(super) fn ring_with<T>(
         &self,
         index: usize,
@@ -254,7 +256,7 @@ impl Shared {
         })
     }
 
-    /// Has `watch` add a kick descriptor of ring `index` to those of the worker that serves it.
+    /// Calls `watch` to add a kick descriptor of ring `index` to those of the worker that serves it.
     ///
     /// # Errors
     ///
@@ -265,7 +267,7 @@ impl Shared {
         Ok(watch(&wakers[self.worker(index, wakers.len())].kicks))
     }
 
-    /// An error if a ring runs, for what can be set only while none does.
+    /// Returns an error if a ring runs. For parameters that can be set only while no ring runs.
     fn all_stopped(&self, what: &'static str) -> Result<(), DeviceError> {
         let mut running = None;
         self.every(|first, pair| {
@@ -332,15 +334,17 @@ impl Shared {
         Ok(())
     }
 
-    /// The pages that the device writes are noted in `log` from now on, as long as the driver accepts `VHOST_F_LOG_ALL`.
+    /// Sets the log in which the device notes the pages that it writes, as long as the driver accepts
+    /// `VHOST_F_LOG_ALL`.
     pub(super) fn set_log(&self, log: DirtyLog) {
         let mut front = self.front();
-        // Dropped when no pass uses it any more: that unmaps.
+        // The old log is dropped, and unmapped, when no pass uses it any more.
         let _old = front.common.log.replace(Arc::new(log));
         self.every(|_, pair| pair.set_logs(&front.common));
     }
 
-    /// Rings that are started from now on take up what `region` says is in flight, and keep it.
+    /// Sets the in-flight region: rings that are started from now on take the chains again that are in flight there,
+    /// and keep the region up to date.
     ///
     /// # Errors
     ///
@@ -352,7 +356,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The port of the first pair announces that the guest with this MAC address is here now.
+    /// Asks the port of the first pair to announce that the guest with this MAC address is on this host now.
     pub(super) fn announce(&self, mac: [u8; 6]) {
         let mut pair = self.pairs[0].lock();
         (pair.announce, pair.news) = (Some(mac), true);
@@ -371,9 +375,9 @@ impl Shared {
         self.replace_memory(memory, |first, pair| pair.stop_waiting(first, &self.stats));
     }
 
-    /// Replaces the memory table by what `change` makes of it, with a region more or less. A running ring whose memory was
-    /// removed waits for it: a front end resizes a region by removing and adding it. Only the front end's thread changes the
-    /// table, so the table stays the same while a region is mapped, and passes go on meanwhile.
+    /// Replaces the memory table by the result of `change`, which adds or removes a region. A running ring whose memory
+    /// was removed waits for it: a front end resizes a region by removing and adding it. Only the front end's thread
+    /// changes the table, so the table stays the same while a region is mapped, and passes go on meanwhile.
     pub(super) fn exchange_memory(
         &self,
         change: impl FnOnce(&MemoryTable) -> Result<MemoryTable, DeviceError>,
@@ -431,7 +435,7 @@ mod tests {
         });
     }
 
-    /// What concerns all pairs is done in every pair that is free before it waits for one that is not.
+    /// A change of all pairs is made in every pair that is free before it waits for a pair that is not.
     #[test]
     fn a_busy_pair_is_the_last() {
         let shared = shared(3);

@@ -1,4 +1,4 @@
-//! What the next hop of a frame does not do: checksums are completed and segments are cut here, in software.
+//! Offloads in software: checksums are completed and segments are cut here if the next hop of a frame does not do so.
 //!
 //! ```text
 //!   driver ──► tx ──► Over::send ──┬── the port takes it ────────────► Port::send
@@ -8,8 +8,8 @@
 //!                                  └── one part after the other ◄───── Port::peek, and Port::consume at the end
 //! ```
 //!
-//! A frame without offloads passes for one comparison. The bytes are private memory on both sides, so that a part is a copy of
-//! headers and payload; nothing is allocated after the first.
+//! A frame without offloads costs one comparison. The bytes are private memory on both sides, so that a part is a copy
+//! of headers and payload; nothing is allocated after the first.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -20,20 +20,20 @@ use super::port::{Port, PortError, Posted};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
 
-/// Frames of a port that are looked at for one that can be delivered.
+/// The most frames of a port that are dropped in search of one that can be delivered.
 const LOOK: usize = 64;
 
-/// A port's frames that are changed on their way, in both directions.
+/// The frames of a port that are being changed, in both directions.
 #[derive(Debug, Default)]
 pub(super) struct Software {
-    /// Towards the driver: the frame that is shown in parts, if there is one. The port has not consumed it.
+    /// Towards the driver: the frame whose parts are being delivered, if there is one. The port has not consumed it.
     rx: Parts,
     /// From the driver.
     tx: Parts,
     counts: Counts,
 }
 
-/// What was done since it was counted.
+/// Counts of the work that was not reported yet.
 #[derive(Debug, Default)]
 struct Counts {
     checksummed: u64,
@@ -48,12 +48,12 @@ impl Software {
         Over { port, software: self, received }
     }
 
-    /// Forgets a frame that was shown in part: the port has dropped it.
+    /// Forgets a frame whose parts were not all delivered, because the port has dropped it.
     pub(super) fn reset(&mut self) {
         self.rx.left = 0;
     }
 
-    /// Adds what was done to what the pass has counted.
+    /// Adds these counts to those of the pass.
     #[inline]
     pub(super) fn settle(&mut self, tally: &mut Tally) {
         let Counts { checksummed, segmented, uncut } = self.counts;
@@ -81,7 +81,7 @@ struct Parts {
     completes: bool,
 }
 
-/// A frame cannot be changed into what the next hop takes.
+/// The frame cannot be changed into frames that the next hop accepts.
 struct Uncut;
 
 impl Parts {
@@ -147,7 +147,7 @@ impl Parts {
         *next += 1;
     }
 
-    /// The part was taken; says whether there is another one.
+    /// Goes to the next part. Returns whether there is one.
     fn advance(&mut self) -> bool {
         self.left -= 1;
         if self.left > 0 {
@@ -157,7 +157,8 @@ impl Parts {
     }
 }
 
-/// Whether the receiver does not take a frame as it is. What makes no sense is left to the receiver, which judges it.
+/// Whether the receiver does not accept a frame as it is. False for a header that makes no sense: the receiver checks
+/// it.
 #[inline]
 fn lacks(to: Offloads, wire: &[u8]) -> bool {
     match wire.split_first_chunk::<{ VnetHdr::LEN }>() {

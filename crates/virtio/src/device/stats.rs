@@ -1,11 +1,11 @@
-//! What the device counts. Readable from any thread at any time; written once per pass, not per frame.
+//! The device's counters. Any thread can read them at any time; they are written once per pass, not per frame.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::DriverFault;
 use super::memory::MemoryTable;
 
-/// Why a frame went no further.
+/// Why a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 #[non_exhaustive]
@@ -46,8 +46,8 @@ impl DropReason {
     ];
 }
 
-/// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are the driver's words: a
-/// received frame went from the port to the driver.
+/// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are meant from the driver's
+/// side: a received frame went from the port to the driver.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Frames from the port to the driver.
@@ -56,6 +56,8 @@ pub struct Stats {
     pub rx_bytes: AtomicU64,
     /// Those of them that the port has put into the driver's buffers itself, without a copy by the device.
     pub rx_in_place: AtomicU64,
+    /// Those of them that were joined to the frame before, of which they are a part then: large receive offload.
+    pub rx_joined: AtomicU64,
     /// Frames from the driver that the port took.
     pub tx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
@@ -67,13 +69,13 @@ pub struct Stats {
     pub segmented: AtomicU64,
     /// Passes over the queues.
     pub polls: AtomicU64,
-    /// Times that a queue had a frame and the driver no buffers for it.
+    /// How often a queue had a frame and the driver had no buffers for it.
     pub starved: AtomicU64,
     /// Nanoseconds in passes that moved frames.
     pub busy_ns: AtomicU64,
     /// Interrupts sent.
     pub calls: AtomicU64,
-    /// Times that a thread in [`super::Worker::run`] went to sleep.
+    /// How often a thread in [`super::Worker::run`] went to sleep.
     pub sleeps: AtomicU64,
     /// Sleeps that have ended; `sleeps` less `wakes` is the number of threads that sleep. Several causes may end a sleep at
     /// once.
@@ -90,13 +92,13 @@ pub struct Stats {
     pub commands: AtomicU64,
     /// Connections that ended in an error.
     pub connection_errors: AtomicU64,
-    /// Messages that the device refused and survived.
+    /// Messages that the device refused, after which the connection went on.
     pub refused: AtomicU64,
     /// Pages that the device wrote and that the front end's dirty log has no bit for.
     pub log_misses: AtomicU64,
     /// Announcements (RARP) that the port took.
     pub announced: AtomicU64,
-    /// Accesses that have found a page of a front end's memory gone. Counted only with the
+    /// Accesses that found that a page of a front end's memory had been taken away. Counted only with the
     /// [handler](netmem_pool::sigbus) of SIGBUS.
     pub memory_lost: AtomicU64,
     /// Regions of the memory table now.
@@ -116,6 +118,7 @@ impl Stats {
             ("rx_frames", &self.rx_frames),
             ("rx_bytes", &self.rx_bytes),
             ("rx_in_place", &self.rx_in_place),
+            ("rx_joined", &self.rx_joined),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
             ("checksummed", &self.checksummed),
@@ -166,7 +169,7 @@ impl Stats {
         self.queue_errors().find(|&(n, _)| n == name).map_or(0, |(_, count)| count)
     }
 
-    /// The memory table is this one now.
+    /// Sets the counters of the memory table to those of this table.
     pub(super) fn set_memory(&self, table: &MemoryTable) {
         self.memory_regions.store(table.len() as u64, Relaxed);
         self.memory_bytes.store(table.mapped(), Relaxed);
@@ -192,6 +195,7 @@ impl Stats {
         add(&self.rx_frames, t.rx_frames);
         add(&self.rx_bytes, t.rx_bytes);
         add(&self.rx_in_place, t.rx_in_place);
+        add(&self.rx_joined, t.joined);
         add(&self.tx_frames, t.tx_frames);
         add(&self.tx_bytes, t.tx_bytes);
         add(&self.checksummed, t.checksummed);
@@ -214,6 +218,7 @@ pub(super) struct Tally {
     pub(super) rx_frames: u64,
     pub(super) rx_bytes: u64,
     pub(super) rx_in_place: u64,
+    pub(super) joined: u64,
     pub(super) tx_frames: u64,
     pub(super) tx_bytes: u64,
     pub(super) checksummed: u64,

@@ -1,4 +1,4 @@
-//! From the driver to the port: chains into frames.
+//! From the driver to the port: frames out of posted chains.
 
 use netmem_pool::foreign::copy_out;
 
@@ -21,7 +21,7 @@ const MIN_TX: usize = 14;
 ///
 /// # Errors
 ///
-/// What the driver did wrong. Everything given back before stays given back, and is published.
+/// The rule that the driver has broken. Chains that were given back before that are published.
 pub(super) fn transmit<P: Port>(
     q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
@@ -72,8 +72,9 @@ fn drain<S: Side, P: Port>(
         let mut taken = whole_frames(port, accepts, group.chains(), wire, tally);
         q.give_back_group_read(&mut group, usize::from(taken));
         if taken < most {
-            // The port is full, or the next chain is of another form, or there is none.
-            if accepts.is_some() && !port.room() || !q.available() {
+            // The port is full, or the next chain is of another form, or there is none. A port that had room when the pass began has it
+            // until a frame is sent.
+            if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
             let Some(head) = chain(q, memory, P::WANTS_BYTES, scratch, wire)? else { break };
@@ -91,7 +92,7 @@ fn drain<S: Side, P: Port>(
     Ok(())
 }
 
-/// Hands frames on that each lie in one buffer, while the port has room. Returns how many.
+/// Hands on frames that are each in one buffer, while the port has room. Returns how many.
 #[inline(always)]
 fn whole_frames<P: Port>(
     port: &mut P,
@@ -144,7 +145,7 @@ fn chain<S: Side>(
     lent
 }
 
-/// Judges a frame of `total` bytes, header included, and hands it on.
+/// Checks a frame of `total` bytes, header included, and hands it on.
 #[inline(always)]
 fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], total: usize, tally: &mut Tally) {
     let Some(offloads) = accepts else { return tally.drop(DropReason::Disabled) };
@@ -169,12 +170,12 @@ fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], tota
     tally.tx_bytes += (total - VnetHdr::LEN) as u64;
 }
 
-/// Judges the header of a frame that asks for offloads, and takes out of it what is ignored.
+/// Checks the header of a frame that asks for offloads, and clears the fields that are ignored.
 #[cold]
 fn header(offloads: Offloads, wire: &mut [u8]) -> Result<(), DropReason> {
     let (bytes, frame) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
-    // Without any offload the header says nothing, and not every driver clears it: DPDK's vectorised transmission sends what a buffer
-    // had there from its last use.
+    // If no offload was negotiated, the header has no meaning, and not every driver clears it: DPDK's vectorised
+    // transmission sends the bytes that a buffer had there from its last use.
     if offloads == Offloads::default() {
         *bytes = VnetHdr::PLAIN.to_bytes();
         return Ok(());

@@ -17,7 +17,7 @@ use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
 use crate::net::ctrl as answer;
 use crate::virtqueue::Negotiated;
 
-/// Passes that moved nothing are counted in [`Stats::polls`] this many at a time, so that idle workers do not write to one
+/// Passes that moved nothing are added to [`Stats::polls`] so many at a time, so that idle workers do not write to one
 /// cache line without pause.
 const IDLE: u64 = 64;
 
@@ -28,17 +28,17 @@ const IDLE: u64 = 64;
 #[derive(Debug)]
 pub struct Worker<P> {
     pub(super) shared: Arc<Shared>,
-    /// Those of all workers.
+    /// The wakers of all workers.
     pub(super) wakers: Arc<[Waker]>,
-    /// Which of the workers this is.
+    /// The number of this worker.
     pub(super) index: usize,
     /// The ports of pairs `index`, `index` + workers, and so on.
     pub(super) ports: Vec<P>,
-    /// What each of them knows of the front end.
+    /// What each of them was told about the front end.
     pub(super) told: Vec<Told>,
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
-    /// What [`sigbus::faults`] said when the worker looked for lost memory.
+    /// The value of [`sigbus::faults`] when the worker last checked for lost memory.
     faults: u64,
     /// Passes that are not in [`Stats::polls`] yet.
     pub(super) idle: u64,
@@ -126,7 +126,7 @@ impl<P: Port> Worker<P> {
         moved
     }
 
-    /// Stops the rings of pairs whose memory is gone, and has the other workers look as well.
+    /// Stops the rings of pairs whose memory was taken away, and wakes the other workers, so that they check theirs.
     #[cold]
     fn look_for_lost(&mut self) {
         let (faults, shared) = (sigbus::faults(), &self.shared);
@@ -147,7 +147,7 @@ impl<P: Port> Worker<P> {
     }
 }
 
-/// What a port has been told of the front end, and what the device does of what the two lack.
+/// What a port was told about the front end, and the offloads that the device does in software for it.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     features: Negotiated,
@@ -253,7 +253,7 @@ fn after(
         tally.calls += 1;
     }
     if let Err(e) = result {
-        // What a page that is gone reads as is no fault of the ring's.
+        // If the memory was taken away, the zeros that were read in its place are no fault of the driver.
         let fault = match memory.lost() {
             0 => e,
             accesses => DriverFault::MemoryLost { accesses },

@@ -7,8 +7,8 @@
 //! * a thread that only polls: after every [`LOOK_EVERY`] polls that found nothing it looks at the socket;
 //! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always looks.
 //!
-//! The word has the number of the connection that has ended. A reconnect counts the connections, so it takes back nothing: a
-//! late look at an old connection does not speak of the new one.
+//! The word has the number of the connection that has ended. Each reconnect has a new number, so the word need not be
+//! reset: if a thread notices the end of an old connection late, that does not concern the new one.
 
 use super::restart::Stop;
 use super::rx::VirtioRx;
@@ -28,13 +28,13 @@ const LOOK_EVERY: u32 = 1 << 16;
 pub(super) struct Quiet(u32);
 
 impl Quiet {
-    /// A poll found so much.
+    /// Counts a poll that found `found` used buffers. Only polls that found none count.
     #[inline]
     pub(super) fn count(&mut self, found: usize) {
         self.0 += u32::from(found == 0);
     }
 
-    /// Whether it is time for a look. Once.
+    /// Whether it is time to look at the socket. True once for each interval.
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         let due = self.0 >= LOOK_EVERY;
@@ -69,7 +69,7 @@ impl<M: PeerMemory> Link<M> {
         !self.ended.is(self.connection.load(Ordering::Acquire))
     }
 
-    /// Looks at the socket of the connection that is locked.
+    /// Looks at the socket of the connection. The caller has locked it.
     pub(super) fn look_at(&self, at: &Attached) -> bool {
         let connected = at.backend.is_connected();
         if !connected {
@@ -86,7 +86,8 @@ impl<M: PeerMemory> Link<M> {
         }
     }
 
-    /// The epoll set of a queue says that a connection has ended. `connection` is that of the queue's ring.
+    /// Records that a queue's epoll set has reported the end of a connection. `connection` is the number of the ring's
+    /// connection.
     #[cold]
     pub(super) fn hung_up(&self, connection: u32) {
         match self.attached.try_lock() {

@@ -1,5 +1,5 @@
-//! Big-packet mode: a buffer is a chain of pages long enough for the longest segment. Its pages are from no pool: a frame
-//! takes the pages that it fills, the others stay in the chain.
+//! Big-packet mode: a buffer is a chain of pages long enough for the longest segment. Its pages are from no pool. A
+//! frame takes the pages that it fills; the others stay in the chain.
 //!
 //! ```text
 //!   page   ├ header 12 B │ frame ├ frame ├ ...  ├ unused
@@ -96,7 +96,7 @@ impl<M: PeerMemory> BigBuffers<M> {
 
 impl<M: PeerMemory> Buffers for BigBuffers<M> {
     type Mem = M;
-    /// The pool has pages to linearise into, and no others.
+    /// The pool has only pages to linearise into.
     type Pools = PagePool<M>;
     type Slot = Chain<M>;
     type Frame = XdpFrame<M>;
@@ -145,7 +145,7 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
         chain.links.first().and_then(|link| link.page.read_at(0).ok()).unwrap_or(PLAIN)
     }
 
-    fn complete(&mut self, chain: &mut Chain<M>, len: u32) -> Option<XdpFrame<M>> {
+    fn complete(&mut self, chain: &mut Chain<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
         let len = len as usize;
         let links = chain.links.drain(..len.div_ceil(self.page_size));
         let mut panics = Panics::default();

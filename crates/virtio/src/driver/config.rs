@@ -1,4 +1,4 @@
-//! What a device tells about itself: the driver's side of its configuration space.
+//! The driver's side of the device's configuration space.
 
 use super::{NetError, VirtioNet};
 use crate::net::config::NetConfig;
@@ -6,11 +6,11 @@ use crate::net::{ctrl, feature};
 use crate::vhost_user::VhostUser;
 use netmem_pool::PeerMemory;
 
-/// Features that say which fields the configuration space has, and nothing about rings and frames. A back end without them
-/// can take the place of one that has them.
+/// Features that say which fields the configuration space has. They do not change rings or frames. So a back end
+/// without them can replace one with them.
 const FIELDS: u64 = feature::MTU | feature::MAC | feature::STATUS | feature::SPEED_DUPLEX | feature::GUEST_ANNOUNCE;
 
-/// Those of the features with a field that are taken of this back end. `control`: whether its control queue is used.
+/// The features of this kind that are accepted from this back end. `control` says whether its control queue is used.
 pub(super) fn fields(backend: &VhostUser, control: bool) -> u64 {
     let read = if backend.has_config() { FIELDS } else { feature::MTU };
     let asked = if control { read } else { read & !feature::GUEST_ANNOUNCE };
@@ -23,14 +23,14 @@ pub(super) fn without_fields(features: u64) -> u64 {
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// What the device tells about itself now: MAC address, MTU, link status, speed. One message, for which the answer is
-    /// waited for.
+    /// Reads the device's configuration: MAC address, MTU, link status, speed. Sends one message, and waits for the
+    /// answer.
     ///
-    /// A back end without a configuration space (`VHOST_USER_PROTOCOL_F_CONFIG`; DPDK's is one) tells nothing: all fields are
-    /// `None`, and the link counts as up. The driver is not told of changes, because no back end for network devices sends
-    /// the message for that. A program that is interested asks again.
+    /// If the back end has no configuration space (`VHOST_USER_PROTOCOL_F_CONFIG`; DPDK's has none), all fields are
+    /// `None`, and the link counts as up. Changes are not reported, because no back end for network devices sends the
+    /// message for them. A program that needs changes calls this again.
     ///
-    /// The program keeps to what is told: the driver does not compare the length of a sent frame with the MTU.
+    /// The program must keep to the MTU: the driver does not compare it with the length of sent frames.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The control queue: one command at a time, each waited for.
+//! The control queue: one command at a time. The driver waits for the answer of each.
 //!
 //! ```text
 //!   command   class u8 | command u8   read by the device
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Bytes for the three parts of a command, each on a place of its own.
+/// Bytes for the three parts of a command, each at its own place.
 pub(super) const BUFFER: usize = 64;
 /// Entries in the ring: a command takes three.
 pub(super) const SIZE: u16 = 4;
@@ -23,7 +23,7 @@ pub(super) const SIZE: u16 = 4;
 pub(super) struct ControlQueue {
     ring: RingQueue<()>,
     buffer: VnetMemory,
-    /// A command was given up on, and the device may still answer it.
+    /// The driver has stopped waiting for a command, and the device may still answer it.
     owed: bool,
 }
 
@@ -40,12 +40,12 @@ impl ControlQueue {
         }
     }
 
-    /// Gives the device a command with up to 16 bytes of argument, and waits for the answer. False: the device refused, or
-    /// broke the ring's rules.
+    /// Gives the device a command with up to 16 bytes of argument, and waits for the answer. Returns false if the
+    /// device refused, or broke a rule of the ring.
     pub(super) fn command(&mut self, class: u8, command: u8, argument: &[u8]) -> Result<bool, NetError> {
         let timeout = NetError::ControlTimeout { seconds: PATIENCE.as_secs() };
         if self.owed {
-            // A late answer would pass for one to this command.
+            // A late answer to that command would be taken for the answer to this one.
             match self.answered() {
                 Err(_) => return Ok(false),
                 Ok(false) => return Err(timeout),

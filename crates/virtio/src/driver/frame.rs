@@ -1,4 +1,4 @@
-//! What happens to a frame of host memory: the program decides, and the handler takes the frame.
+//! The delivery of a frame of host memory: the XDP program decides, and the handler takes the frame.
 
 use super::receive::{Buffers, Frame, Sink};
 use super::stats::RxStats;
@@ -54,7 +54,8 @@ fn deliver<M: PeerMemory, H: Handler<M>>(
     }
     stats.frames += 1;
     stats.bytes += frame.len() as u64;
-    // Compared one by one, in the order of how much it matters: five arms would be a table, and the jump a guess.
+    // The verdicts are compared one by one, those whose speed matters most first. A `match` with five arms would become
+    // a jump table, whose target the processor may predict wrongly.
     let verdict = handler.run(&mut frame);
     if verdict == Verdict::Pass {
         stats.passed += 1;
@@ -79,7 +80,7 @@ fn deliver<M: PeerMemory, H: Handler<M>>(
     Some(frame.into_page())
 }
 
-/// Out of the line of the others.
+/// Not inlined, because it is rare.
 #[inline(never)]
 fn redirect<M: PeerMemory, H: Handler<M>>(handler: &mut H, frame: XdpFrame<M>) {
     handler.redirect(frame.into_packet());

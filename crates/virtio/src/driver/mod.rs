@@ -5,13 +5,14 @@
 //! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
 //!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
 //! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes while others poll.
-//! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`]) and
-//!   whether it is still connected, and goes on with another device: [`VirtioNet::reconnect`].
+//! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`])
+//!   and whether it is still connected, and connects to another device: [`VirtioNet::reconnect`].
 
 mod alive;
 mod big_buffers;
 mod config;
 mod ctrl;
+mod either;
 mod frame;
 mod headers;
 mod options;
@@ -49,12 +50,11 @@ use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::Tables;
 use alive::Ended;
-use big_buffers::BigBuffers;
 use ctrl::ControlQueue;
 use headers::{HEADER_STRIDE, HeaderArray};
 use netmem_pool::{
     AddedMemory, Device, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError,
-    PoolOptions, Provider, Region, RegionError, RegionOptions, SharedPool, TableEntry,
+    PoolOptions, Provider, Region, RegionError, RegionOptions, RegionProvider, SharedPool, TableEntry,
 };
 use options::Supply;
 use page_buffers::BufferLayout;
@@ -69,26 +69,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wait::Alarms;
 
-/// Why a device could not be taken into use, or did not do as told.
+/// Why a device could not be used, or did not do what it was asked to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
     /// The backend.
     #[error(transparent)]
     Backend(#[from] VhostUserError),
-    /// Memory for rings or pages.
+    /// The memory for rings or pages could not be made.
     #[error("no memory for the device's queues")]
     Region(#[from] RegionError),
-    /// A queue's pool.
+    /// A queue's pool could not be made.
     #[error("cannot make a queue's page pool")]
     Pool(#[from] PoolError),
-    /// Memory that the device cannot reach.
+    /// The device cannot reach this memory.
     #[error("the device cannot reach the queues' memory")]
     Map(#[from] MapError),
-    /// An event descriptor.
+    /// An event descriptor could not be made.
     #[error("cannot make an event descriptor")]
     Event(#[from] NotifyError),
-    /// A ring's size.
+    /// The mode cannot use a ring of this size.
     #[error("a ring of {size} entries: it must be a power of two from {min} to {max}")]
     RingSize {
         /// The size asked for.
@@ -98,7 +98,7 @@ pub enum NetError {
         /// The largest there is.
         max: u16,
     },
-    /// Frames longer than the mode can receive.
+    /// The longest frame is longer than the mode can receive.
     #[error("frames of {asked} bytes: {mode} mode receives up to {max}")]
     FrameSize {
         /// The length asked for.
@@ -108,7 +108,7 @@ pub enum NetError {
         /// The longest.
         max: usize,
     },
-    /// Headroom, or a part of a page, that leaves no room for a frame.
+    /// The headroom, or the number of buffers in a page, leaves no room for a frame.
     #[error(
         "{headroom} bytes of headroom and {frame} bytes of a frame do not fit a buffer of {buffer} bytes; ask for less headroom or \
          fewer buffers per page"
@@ -121,58 +121,58 @@ pub enum NetError {
         /// Bytes in a buffer.
         buffer: u32,
     },
-    /// A provider for a mode whose pages are from no pool.
+    /// A provider was given, but the pages of this mode are from no pool.
     #[error("big-packet mode keeps pages of its own and takes no provider")]
     GivenMemory,
-    /// Device memory in a mode that cannot have it.
+    /// This mode cannot have device memory.
     #[error(
-        "device memory takes chains of buffers at DMA addresses, and {mode} mode with these options has none; use small mode \
-         and premapped buffers"
+        "device memory takes chains of buffers at DMA addresses, and {mode} mode with these options has none; use small or \
+         big-packet mode, and premapped buffers"
     )]
     DeviceMemory {
         /// The mode asked for.
         mode: RxMode,
     },
-    /// A device that was given no device memory.
+    /// The device was given no device memory.
     #[error(
         "the device was given no device memory; say `NetOptions::device_memory`, or `NetOptions::late_device_memory`, before it \
          is probed"
     )]
     NoDeviceMemory,
-    /// A back end that takes no memory while it runs.
+    /// The back end accepts no memory while it runs.
     #[error(
         "the backend takes no memory after it was probed (it lacks CONFIGURE_MEM_SLOTS); say `NetOptions::device_memory` \
          before that"
     )]
     NoMemorySlots,
-    /// A back end that has as many regions as it can have.
+    /// The back end has as many regions as it can have.
     #[error("the backend has {slots} regions of memory, and can have no more; unbind device memory that is not needed")]
     MemorySlots {
         /// The most that it can have.
         slots: u64,
     },
-    /// Memory that is to be removed and is in use.
+    /// The memory cannot be removed, because it is in use.
     #[error(
         "{mapped} mappings of the device memory are in use; detach its queues, and drop what was received and is sent"
     )]
     MemoryInUse {
-        /// Pages, and the whole of it if something is sent from it.
+        /// Pages in use. If something is being sent from the memory, all of its pages.
         mapped: usize,
     },
-    /// Fewer pages than were to be set aside for transmit pools.
+    /// There are fewer pages than should be reserved for transmit pools.
     #[error(
         "{asked} pages to send from: the memory has {had}; bring more, or ask for fewer with `NetOptions::tx_pages`"
     )]
     TxPages {
         /// Pages asked for.
         asked: usize,
-        /// Pages there were.
+        /// Pages that the provider had.
         had: usize,
     },
-    /// A transmit pool of a device without pages for it.
+    /// No pages were reserved for transmit pools.
     #[error("no pages were set aside to send from; say `NetOptions::tx_pages` before the device is probed")]
     NoTxPages,
-    /// A host part that cannot be.
+    /// The host part cannot have this size.
     #[error("{asked} bytes of headers: a host part holds between {min} and {max}")]
     HeaderBytes {
         /// Bytes asked for.
@@ -182,7 +182,7 @@ pub enum NetError {
         /// The most.
         max: u16,
     },
-    /// No queue pairs, or none of that number.
+    /// The device cannot have this number of queue pairs.
     #[error("{asked} queue pairs: there must be between 1 and {max}")]
     Pairs {
         /// Pairs asked for.
@@ -190,30 +190,31 @@ pub enum NetError {
         /// Pairs there can be.
         max: u16,
     },
-    /// Features were asked for that are not features of rings.
+    /// The options ask for features that are not features of rings.
     #[error("features {extra:#x} are not features of rings")]
     RingFeatures {
         /// The others.
         extra: u64,
     },
-    /// The device said no on the control queue.
+    /// The device refused the number of queue pairs on the control queue.
     #[error("the device refused to use {pairs} queue pairs")]
     ControlRefused {
         /// Pairs asked for.
         pairs: u16,
     },
-    /// The device did not take it that the program has announced itself.
+    /// The device refused the message that the program has announced itself.
     #[error("the device refused to hear that the program has announced itself to the network")]
     AnnounceRefused,
-    /// The device says nothing on the control queue.
+    /// The device did not answer on the control queue in time.
     #[error("the device did not answer on the control queue for {seconds} s")]
     ControlTimeout {
-        /// How long it was given.
+        /// How long the driver has waited.
         seconds: u64,
     },
 }
 
-/// What the queues and the device's handle share: the connection, and what a queue is made of when it is restarted.
+/// The data that the queues and the device's handle share: the connection, and the values from which a queue is made
+/// when it is restarted.
 pub(crate) struct Link<M: PeerMemory> {
     attached: Mutex<Attached>,
     /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
@@ -223,12 +224,12 @@ pub(crate) struct Link<M: PeerMemory> {
     added: AddedMemory,
     /// Counts the changes of the device memory. Written with `attached` locked.
     memory: AtomicU32,
-    /// What threads that wait for queues are woken by.
+    /// The descriptors that wake threads which wait for queues.
     alarms: Alarms,
     recipe: Recipe<M>,
 }
 
-/// The back end, and what it has of ours.
+/// The back end, and the memory and rings that it was given.
 struct Attached {
     backend: VhostUser,
     /// The memory table that the back end has.
@@ -236,6 +237,9 @@ struct Attached {
     rings: RingMemory,
     /// Rings that the back end has started after a [reconnect](reconnect) and that their queues have not taken yet.
     ready: Vec<Option<RingHandle>>,
+    /// Whether each ring belongs to a queue that receives into device memory. A back end that can split frames is asked to do so
+    /// on such rings.
+    split: Vec<bool>,
 }
 
 /// The memory of all rings of a connection.
@@ -254,8 +258,7 @@ impl RingMemory {
     /// A new ring of a receive or transmit queue.
     fn queue(&self, plan: &Plan, index: usize, alarms: &Alarms) -> Result<RingHandle, NotifyError> {
         let kicks = Some(alarms.of(index));
-        let offset = plan.tables(index).filter(|_| index % 2 == 1);
-        let tables = offset.map(|offset| (offset, self.bus + offset as u64));
+        let tables = plan.tables(index).map(|offset| (offset, self.bus + offset as u64));
         let place = Place { offset: plan.ring(index), size: plan.ring_size, tables };
         RingHandle::new(&self.region, place, plan.negotiated, self.connection, kicks)
     }
@@ -275,14 +278,17 @@ impl RingMemory {
     }
 }
 
-/// What a receive queue of host memory is made of.
+/// The values from which a receive queue of host memory is made.
 struct Recipe<M: PeerMemory> {
-    /// None in big-packet mode, whose queues are not restarted.
-    provider: Option<Arc<dyn Provider<M>>>,
+    provider: Arc<dyn Provider<M>>,
+    /// In big-packet mode, where chains come from.
+    big: Option<Arc<RegionProvider<M>>>,
+    /// Bytes of the longest frame that is received.
+    max_frame: usize,
     domain: Option<Arc<dyn DmaDomain>>,
     layout: BufferLayout,
     header: Header,
-    /// What a received frame's header is believed.
+    /// The fields of a received frame's header that are used.
     offloads: Offloads,
     cache: usize,
     ring_size: u16,
@@ -295,9 +301,11 @@ struct Recipe<M: PeerMemory> {
 }
 
 impl<M: PeerMemory> Recipe<M> {
-    /// The pool of a receive queue, with as many pages at hand as its ring takes.
+    /// The pool of a receive queue, with as many pages as its ring takes. In big-packet mode it has none, because the
+    /// pool is only for linearising.
     fn pool(&self, pair: usize, provider: Arc<dyn Provider<M>>) -> Result<PagePool<M>, PoolError> {
-        let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(usize::from(self.ring_size));
+        let prefill = if self.big.is_some() { 0 } else { usize::from(self.ring_size) };
+        let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(prefill);
         pool.build(provider, self.domain.clone())
     }
 }
@@ -307,7 +315,8 @@ impl<M: PeerMemory> Link<M> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the back end a region of device memory. Its address; `None` if it has the region already.
+    /// Gives the back end a region of device memory. Returns its address; `None` if the back end has the region
+    /// already.
     fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<Option<u64>, NetError> {
         if !self.recipe.split {
             return Err(NetError::NoDeviceMemory);
@@ -359,13 +368,27 @@ impl<M: PeerMemory> Link<M> {
     /// Stops a queue's ring. The back end of an earlier connection has ended.
     fn stop_ring(&self, index: usize, ring: &RingHandle) -> Result<(), VhostUserError> {
         let mut at = self.lock();
+        // Any queue can then take a ring of the new connection.
+        at.split[index] = false;
         if ring.connection() != at.rings.connection { Ok(()) } else { at.backend.stop_ring(index) }
     }
 
-    /// Starts a queue's ring again, which was stopped on that connection. If there is another connection since, its back end
-    /// has started a new ring, which the queue takes, or has taken already.
-    fn restart_ring(&self, index: usize, connection: u32, ring: &RingHandle) -> Result<(), VhostUserError> {
+    /// Whether the back end can split frames behind their headers.
+    fn splits(&self) -> bool {
+        self.lock().backend.splits()
+    }
+
+    /// Starts a queue's ring again, which was stopped on that connection; `split` if the queue receives into device memory. If there
+    /// is another connection since, its back end has started a new ring, which the queue takes, or has taken already.
+    fn restart_ring(
+        &self,
+        index: usize,
+        connection: u32,
+        ring: &RingHandle,
+        split: bool,
+    ) -> Result<(), VhostUserError> {
         let mut at = self.lock();
+        at.split[index] = split;
         if connection != at.rings.connection {
             return Ok(());
         }
@@ -414,9 +437,10 @@ pub struct QueuePair<M: PeerMemory = PeerShared> {
 
 /// A virtio-net device in use.
 ///
-/// `M` is the kind of memory of its receive pages. It follows from the options: [`PeerShared`], whose bytes are copied out
-/// before they are looked at, or [`TrustedPeer`](netmem_pool::TrustedPeer) of a device that the user has declared
-/// [trusted](NetOptions::trust_peer), whose bytes are slices. The driver checks what either of them says about its rings.
+/// `M` is the kind of memory of its receive pages. It follows from the options: [`PeerShared`], whose bytes are copied
+/// out before they are read, or [`TrustedPeer`](netmem_pool::TrustedPeer) of a device that the user has declared
+/// [trusted](NetOptions::trust_peer), whose bytes are slices. The driver checks what either of them says about its
+/// rings.
 pub struct VirtioNet<M: PeerMemory = PeerShared> {
     link: Arc<Link<M>>,
     control: Option<ControlQueue>,
@@ -467,9 +491,10 @@ impl<M: PeerMemory> VirtioNet<M> {
         let asked = options.tx_pages;
         let reserve = (asked > 0).then(|| Reserve::new(supply.provider(), asked)).transpose();
         let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
-        let plan = Plan::new(&options, features);
+        let plan = Plan::new(&options, features, &backend);
         let rings = Arc::new(plan.memory()?);
-        // Pages first: devices that share their region know it by the same addresses then, whatever their rings take.
+        // The pages' region comes first, so that devices which share it have the same addresses for it, also if their
+        // rings differ in size.
         let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
         let table = options.device_memory.iter().cloned().fold(table, MemoryTable::and_device);
         let entries: Vec<TableEntry> = if options.premapped {
@@ -488,7 +513,12 @@ impl<M: PeerMemory> VirtioNet<M> {
 
         let control_index = control_index(&backend);
         let recipe = Recipe {
-            provider: (options.mode != RxMode::Big).then(|| supply.provider()),
+            provider: supply.provider(),
+            big: match &supply {
+                Supply::Own(pages) if options.mode == RxMode::Big => Some(pages.clone()),
+                _ => None,
+            },
+            max_frame: options.max_frame,
             domain: domain.clone(),
             layout,
             header,
@@ -501,7 +531,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         };
         let alarms = Alarms::new(2 * usize::from(pairs))?;
         alarms.watch(backend.socket())?;
-        let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new() });
+        let split = vec![false; 2 * usize::from(pairs)];
+        let attached = Mutex::new(Attached { backend, table: entries, rings, ready: Vec::new(), split });
         let (connection, memory) = (AtomicU32::new(0), AtomicU32::new(0));
         let link = Arc::new(Link { attached, connection, ended: Ended::default(), added, memory, alarms, recipe });
         let plan = &link.recipe.plan;
@@ -509,15 +540,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         for pair in 0..usize::from(pairs) {
             let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
             let ring = link.lock().rings.queue(plan, rx_index, &link.alarms)?;
-            let rx = match (&supply, options.mode) {
-                (Supply::Own(pages), RxMode::Big) => {
-                    let pool = PoolOptions::new(format!("rx{pair}")).cache(options.cache);
-                    let pool = pool.build(pages.clone(), domain.clone())?;
-                    let buffers = BigBuffers::new(pages.clone(), &link.recipe, options.max_frame);
-                    VirtioRx::new_big(ring, buffers, pool, rx_index, link.clone())
-                }
-                _ => VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone()),
-            };
+            let rx = VirtioRx::new(ring, link.recipe.pool(pair, supply.provider())?, rx_index, link.clone());
             let headers = link.lock().rings.headers(plan, pair);
             let memory = match &domain {
                 Some(domain) => Memory::Domain(domain.clone()),
@@ -664,14 +687,16 @@ struct Plan {
     ring_size: u16,
     ring: usize,
     header: usize,
-    /// Bytes of the tables of a transmit ring; 0 if there are none.
+    /// Bytes of the tables of a ring; 0 if there are none.
     tables: usize,
+    /// Whether receive rings have tables, too.
+    rx_tables: bool,
     pairs: usize,
     total: usize,
 }
 
 impl Plan {
-    fn new<M: PeerMemory>(o: &NetOptions<M>, negotiated: Negotiated) -> Self {
+    fn new<M: PeerMemory>(o: &NetOptions<M>, negotiated: Negotiated, backend: &VhostUser) -> Self {
         let size = usize::from(o.ring_size);
         let ring = Place::bytes(negotiated, o.ring_size);
         let header = (size * HEADER_STRIDE).next_multiple_of(Place::ALIGN);
@@ -679,8 +704,14 @@ impl Plan {
         let tables = if negotiated.indirect() { (size * table).next_multiple_of(Place::ALIGN) } else { 0 };
         let pairs = usize::from(o.pairs);
         let control = Place::bytes(negotiated, ctrl::SIZE) + ctrl::BUFFER;
-        let total = pairs * (2 * ring + header + tables) + control;
-        Self { negotiated, ring_size: o.ring_size, ring, header, tables, pairs, total }
+        let rx_tables = o.has_long_chains() && Self::takes_rx_tables(negotiated, backend);
+        let total = pairs * (2 * ring + header + if rx_tables { 2 } else { 1 } * tables) + control;
+        Self { negotiated, ring_size: o.ring_size, ring, header, tables, rx_tables, pairs, total }
+    }
+
+    /// Whether a back end follows tables in a receive ring. DPDK's vhost takes the table itself for a buffer, in a packed ring.
+    fn takes_rx_tables(negotiated: Negotiated, backend: &VhostUser) -> bool {
+        !negotiated.packed() || backend.splits()
     }
 
     /// Memory for all of it.
@@ -696,13 +727,21 @@ impl Plan {
         2 * self.pairs * self.ring + pair * self.header
     }
 
-    /// The tables of transmit ring `index`, if it has any.
+    /// Whether receive rings have tables.
+    fn rx_tables(&self) -> bool {
+        self.tables > 0 && self.rx_tables
+    }
+
+    /// The tables of ring `index`, if it has any. Those of transmit rings come first.
     fn tables(&self, index: usize) -> Option<usize> {
-        (self.tables > 0).then(|| self.headers(self.pairs) + index / 2 * self.tables)
+        let (pair, receives) = (index / 2, index.is_multiple_of(2));
+        let before = if receives { self.pairs + pair } else { pair };
+        (if receives { self.rx_tables() } else { self.tables > 0 })
+            .then(|| self.headers(self.pairs) + before * self.tables)
     }
 
     fn control(&self) -> usize {
-        self.headers(self.pairs) + self.pairs * self.tables
+        self.headers(self.pairs) + self.pairs * if self.rx_tables { 2 } else { 1 } * self.tables
     }
 
     fn control_buffer(&self) -> usize {

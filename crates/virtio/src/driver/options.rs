@@ -1,4 +1,4 @@
-//! What the driver is to make of a device: the options, checked, and what follows from them.
+//! The driver's options: their checks, and the layout of buffers that follows from them.
 
 use super::NetError;
 use super::page_buffers::BufferLayout;
@@ -47,7 +47,7 @@ impl fmt::Display for RxMode {
 /// Which offloads a driver asks its device for. See [`NetOptions::offloads`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
-    /// None: every frame is whole, in both directions.
+    /// No offloads: in both directions every frame has its checksum, and no frame is a large segment.
     None,
     /// Checksums: sent frames may have a [partial](netmem_packet::Checksum::Partial) one, and received frames may too, or a
     /// vouched one.
@@ -60,7 +60,7 @@ pub enum Offload {
 type GivenMemory<M> = (Arc<Region<M>>, Arc<dyn Provider<M>>);
 type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
 
-/// What the driver is to make of a device. Start with [`NetOptions::new`], or with [`NetOptions::trust_peer`].
+/// The driver's options for a device. Start with [`NetOptions::new`], or with [`NetOptions::trust_peer`].
 ///
 /// `M` is the kind of memory of the receive pages, and so of the packets.
 pub struct NetOptions<M: PeerMemory = PeerShared> {
@@ -82,7 +82,8 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) late: bool,
     /// Features of rings that are asked for.
     pub(super) rings: u64,
-    /// Makes a region of memory from the system one of this kind: the user's promise, if it needs one.
+    /// Makes a region of this kind from a region of the system's memory. For a trusted peer it contains the user's
+    /// promise.
     kind: fn(Region<PeerShared>) -> Region<M>,
 }
 
@@ -211,7 +212,7 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Which offloads to ask the device for; [`Offload::All`] unless said otherwise. The device may have less: see
+    /// Which offloads to ask the device for; [`Offload::All`] by default. The device may have fewer: see
     /// [`VirtioNet::features`](super::VirtioNet::features).
     ///
     /// | | sent frames | received frames |
@@ -220,8 +221,8 @@ impl<M: PeerMemory> NetOptions<M> {
     /// | [`Offload::Checksum`] | checksums | checksums, in mergeable and big-packet mode |
     /// | [`Offload::All`] | checksums, segments | checksums and segments, in mergeable mode with a [`max_frame`](Self::max_frame) of more than 1518 and in big-packet mode with the longest frames, which needs a device that has them |
     ///
-    /// Received frames of small mode have none, because a segment fits no buffer and headers are not read. A device with
-    /// device memory has checksums in both directions whatever is said here.
+    /// Received frames of small mode have none, because a segment fits no buffer and headers are not read. A device
+    /// with device memory always has checksums in both directions.
     #[must_use]
     pub fn offloads(mut self, offloads: Offload) -> Self {
         self.offloads = offloads;
@@ -238,7 +239,8 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Buffers in a page in small mode, whatever follows from the headroom. In the other modes buffers are whole pages.
+    /// Buffers in a page in small mode, instead of the number that follows from the headroom. In the other modes
+    /// buffers are whole pages.
     #[must_use]
     pub fn buffers_per_page(mut self, buffers: u16) -> Self {
         self.per_page = Some(u32::from(buffers.max(1)));
@@ -261,7 +263,7 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Whether the memory is locked (`RLIMIT_MEMLOCK`).
+    /// Whether the memory is locked in RAM (`RLIMIT_MEMLOCK`).
     #[must_use]
     pub fn lock(mut self, lock: bool) -> Self {
         self.lock = lock;
@@ -283,8 +285,9 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are from
-    /// no pool. Several devices may: each then reaches the frames of the others, and can transmit them.
+    /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are
+    /// from no pool. Several devices may have the same provider. Each of them can then transmit frames that the others
+    /// have received.
     #[must_use]
     pub fn memory(mut self, region: Arc<Region<M>>, provider: Arc<dyn Provider<M>>) -> Self {
         self.memory = Some((region, provider));
@@ -302,11 +305,19 @@ impl<M: PeerMemory> NetOptions<M> {
 
     /// Puts a region of device memory into the device's memory table, so that queues can be
     /// [restarted](super::VirtioRx::restart_split) with a provider of its pages and frames be
-    /// [sent](super::VirtioTx::into_split) from it. May be said of several.
+    /// [sent](super::VirtioTx::into_split) from it. Can be called for several regions.
     ///
     /// Regions are put there before the first ring starts, because a backend may keep the table that it has then. The
-    /// device must compute checksums and vouch for them, because the driver cannot checksum device memory. All queues of
-    /// such a device are in small mode, the only one with chains.
+    /// device must compute checksums and vouch for them, because the driver cannot checksum device memory. The mode of such a
+    /// device says which frames its queues receive, into either memory:
+    ///
+    /// | mode | received frames | a chain of device memory |
+    /// | --- | --- | --- |
+    /// | small | up to [`max_frame`](Self::max_frame), no segments | a host part and a page |
+    /// | big-packet | large segments, up to 65549 bytes | a host part and as many pages as hold that: 16 of 4 KiB, or one of 64 KiB |
+    ///
+    /// In big-packet mode a chain takes an entry of the ring for each page. Where tables of descriptors were asked for
+    /// ([`ring_features`](Self::ring_features), `INDIRECT_DESC`), it takes one.
     #[must_use]
     pub fn device_memory(mut self, region: Arc<Region<Device>>) -> Self {
         self.device_memory.push(region);
@@ -328,6 +339,11 @@ impl<M: PeerMemory> NetOptions<M> {
         self.late || !self.device_memory.is_empty()
     }
 
+    /// Whether receive queues may have chains of many segments: those of device memory in big-packet mode.
+    pub(super) fn has_long_chains(&self) -> bool {
+        self.mode == RxMode::Big && self.checksums()
+    }
+
     pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
         let min = if self.mode == RxMode::Big { 32 } else { 2 };
         let max = virtqueue::MAX_SIZE;
@@ -340,7 +356,7 @@ impl<M: PeerMemory> NetOptions<M> {
         if self.mode == RxMode::Big && self.memory.is_some() {
             return Err(NetError::GivenMemory);
         }
-        if self.checksums() && (self.mode != RxMode::Small || !self.premapped) {
+        if self.checksums() && (self.mode == RxMode::Mergeable || !self.premapped) {
             return Err(NetError::DeviceMemory { mode: self.mode });
         }
         if self.pairs == 0 {
@@ -413,7 +429,7 @@ impl<M: PeerMemory> NetOptions<M> {
         self.max_frame.max(STANDARD_FRAME).saturating_sub(overhead).min(usize::from(u16::MAX)) as u64
     }
 
-    /// The features that are needed; those that are taken if they can be had.
+    /// The features that the driver needs, and those that it accepts if the device offers them.
     pub(super) fn features(&self, control: bool) -> (u64, u64) {
         let segments = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
         let mut need = feature::VERSION_1 | self.rings;
@@ -473,8 +489,8 @@ impl<M: PeerMemory> Supply<M> {
     }
 }
 
-/// The mask of offsets, multiples of 64 and a power of two in number, that `spare` bytes leave room for; at most 32 of
-/// them, half of the sets of a first-level cache.
+/// The mask of the colours for which `spare` bytes leave room. Colours are offsets in multiples of 64; their number is
+/// a power of two, at most 32, which is half of the sets of a first-level cache.
 fn colours(spare: u32) -> u32 {
     let count = spare / 64 + 1;
     ((1 << count.ilog2().min(5)) - 1) * 64

@@ -27,7 +27,7 @@ pub(crate) struct BufferLayout {
     pub(crate) colour_mask: u32,
     /// Bytes posted, header included.
     pub(crate) len: u32,
-    /// Bytes at the front that the driver does not look at.
+    /// Bytes at the front that the driver does not read.
     pub(crate) unread: u32,
     /// Buffers in a page.
     pub(crate) per_page: u32,
@@ -130,7 +130,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut PageSlot<M>, len: u32) -> Option<XdpFrame<M>> {
+    fn complete(&mut self, slot: &mut PageSlot<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
         let page = slot.page.take()?;
         Some(XdpFrame::new(page, slot.start as usize + VnetHdr::LEN, len as usize - VnetHdr::LEN))
     }
@@ -144,7 +144,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
         debug_assert!(pushed.is_ok());
     }
 
-    /// The page is posted again as it is: it does not go home and come back, and nothing is written that the device reads.
+    /// The page is posted again as it is: it does not return to the pool, and nothing is written that the device reads.
     ///
     /// It must be the page of this slot. A program can have left another page in the frame, or a part of the page.
     #[inline(always)]

@@ -1,9 +1,10 @@
-//! Panics of user code while the driver has pages in hand: of a [domain](netmem_pool::DmaDomain), a
+//! Panics of user code while the driver holds pages: of a [domain](netmem_pool::DmaDomain), a
 //! [provider](netmem_pool::Provider), a log subscriber.
 //!
-//! A queue that stops has pages that its device may still write. A panic that unwound through there would drop them, and they
-//! would go home and be used again. A chain that is completed has several mappings, and a panic over one would leave the others.
-//! Each such call is therefore made by [`Panics::call`], which keeps the panic until the work is done.
+//! A queue that stops has pages that its device may still write. A panic that unwound through there would drop them,
+//! and they would be returned and used again. A chain that is completed has several mappings, and a panic over one
+//! would leave the others. Each such call is therefore made by [`Panics::call`], which keeps the panic until the work
+//! is done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -29,7 +30,7 @@ impl Panics {
         }
     }
 
-    /// Goes on with the first panic, if there was one and this thread does not unwind already.
+    /// Resumes the first panic, if there was one and this thread does not unwind already.
     pub(super) fn resume(self) {
         match self.0 {
             Some(payload) if !std::thread::panicking() => resume_unwind(payload),

@@ -8,9 +8,9 @@
 //!                        └───────── a restart failed ─────────┴──► Stopped
 //! ```
 //!
-//! A polling thread takes the lock of its queue again at once. So that a restart is not left waiting for a moment at which
-//! the lock happens to be free, each queue has two locks: a thread takes `turn`, then `queue`, and lets go of `turn`. A
-//! restart that waits for `queue` holds `turn`, and the polling thread then waits behind it.
+//! A polling thread takes the lock of its queue again at once. With one lock, a restart could wait very long until the
+//! lock happens to be free. So each queue has two locks. A thread takes `turn`, then `queue`, and then releases `turn`.
+//! A restart that waits for `queue` holds `turn`, so the polling thread waits behind it.
 
 use super::restart::{RestartError, Restarted, Stop};
 use super::rx::VirtioRx;
@@ -34,7 +34,7 @@ pub enum EitherRx<M: PeerMemory = PeerShared> {
     Stopped,
 }
 
-/// Stopped: what `std::mem::take` leaves behind.
+/// [`EitherRx::Stopped`], which `std::mem::take` leaves in a queue's place.
 impl<M: PeerMemory> Default for EitherRx<M> {
     fn default() -> Self {
         Self::Stopped
@@ -81,7 +81,7 @@ impl<M: PeerMemory> EitherRx<M> {
     }
 }
 
-/// What a queue is after a restart, and what the caller is told.
+/// The queue after a restart, and the result for the caller.
 fn settle<M: PeerMemory, Q, C, N>(
     outcome: Result<Restarted<N, C>, RestartError<Q, C>>,
     old: impl FnOnce(Q) -> EitherRx<M>,
@@ -97,7 +97,7 @@ fn settle<M: PeerMemory, Q, C, N>(
     }
 }
 
-/// How the pools of a queue stood when they were closed.
+/// The final counters of a queue's pools.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub enum RxClosed {
@@ -128,7 +128,7 @@ pub enum QueuesError {
     /// The queue has stopped, and cannot be used any more.
     #[error("the queue was stopped and could not be started again; probe the device anew to use it")]
     Stopped {
-        /// How its pools stood when they were closed.
+        /// The final counters of its pools.
         closed: Box<RxClosed>,
         /// Why.
         source: NetError,
@@ -139,7 +139,7 @@ pub enum QueuesError {
 }
 
 struct Slot<M: PeerMemory> {
-    /// Held by a thread that waits for the queue. See the module.
+    /// Locked by the thread that waits for the queue. See the module.
     turn: Mutex<()>,
     queue: Mutex<EitherRx<M>>,
     /// What a thread that waits for the queue is woken by.
@@ -189,10 +189,12 @@ pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
     unread: Arc<AtomicU64>,
     header_bytes: u16,
     cache: usize,
+    keeps_receiving: bool,
 }
 
 impl<M: PeerMemory> VirtioRxQueues<M> {
-    /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 42 bytes for headers.
+    /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 114 bytes for headers: enough for TCP
+    /// over both IPs.
     pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
         let slot = |rx: VirtioRx<M>| {
             let set = rx.link().alarms.of(rx.index()).clone();
@@ -203,8 +205,9 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
             link: queues.first().map(|rx| Arc::downgrade(rx.link())),
             slots: queues.into_iter().map(slot).collect(),
             unread: Arc::default(),
-            header_bytes: SplitOptions::UDP_V4,
+            header_bytes: SplitOptions::TCP_V6,
             cache: SplitOptions::CACHE,
+            keeps_receiving: false,
         }
     }
 
@@ -220,6 +223,14 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     #[must_use]
     pub fn cache(mut self, pages: usize) -> Self {
         self.cache = pages;
+        self
+    }
+
+    /// Whether queues that this handle attaches receive frames also when no page of device memory is left. See
+    /// [`SplitOptions::keep_receiving`].
+    #[must_use]
+    pub fn keep_receiving(mut self, keep: bool) -> Self {
+        self.keeps_receiving = keep;
         self
     }
 
@@ -253,13 +264,14 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
 
 impl<M: PeerMemory> Clone for VirtioRxQueues<M> {
     fn clone(&self) -> Self {
-        let Self { slots, link, unread, header_bytes, cache } = self;
+        let Self { slots, link, unread, header_bytes, cache, keeps_receiving } = self;
         Self {
             slots: slots.clone(),
             link: link.clone(),
             unread: unread.clone(),
             header_bytes: *header_bytes,
             cache: *cache,
+            keeps_receiving: *keeps_receiving,
         }
     }
 }
@@ -289,6 +301,7 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
     /// A queue that receives into device memory already is restarted with the new one.
     fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> Result<(), QueuesError> {
         let options = SplitOptions::new(memory).header_bytes(self.header_bytes).cache(self.cache);
+        let options = options.keep_receiving(self.keeps_receiving);
         self.restart(queue, Some(&options))
     }
 
@@ -309,8 +322,8 @@ impl<M: PeerMemory> fmt::Debug for VirtioRxQueues<M> {
 mod tests {
     use super::*;
 
-    /// A restart that waits for a queue is the next to have it, also before a polling thread that lets go of the queue and
-    /// asks for it again at once.
+    /// A restart that waits for a queue is the next to have it, also before a polling thread that releases the queue
+    /// and asks for it again at once.
     #[test]
     fn a_restart_is_next() {
         let slot = Slot::<PeerShared> { turn: Mutex::default(), queue: Mutex::default(), set: Kicks::new().unwrap() };
@@ -322,7 +335,8 @@ mod tests {
                     let _restarted = slot.lock();
                     order.lock().unwrap_or_else(PoisonError::into_inner).push("restart");
                 });
-                // From then on it waits for the queue, and for nothing else. The count is there so that a failure ends.
+                // From then on it waits only for the queue. The number of rounds is bounded, so that the test ends if
+                // it fails.
                 for _ in 0..10_000 {
                     if slot.turn.try_lock().is_err() {
                         break;

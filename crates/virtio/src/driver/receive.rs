@@ -1,20 +1,20 @@
 //! The receive loop, written once for all buffer layouts.
 //!
-//! A receive queue posts *buffers*, each made of one or more *segments*. What a segment is depends on the layout, which is an
-//! implementation of [`Buffers`]:
+//! A receive queue posts *buffers*, each made of one or more *segments*. What a segment is depends on the layout, which
+//! is an implementation of [`Buffers`]:
 //!
 //! ```text
 //!   layout           one buffer                                           file
 //!   PageBuffers      a page, or a part of a page, of the queue's pool     page_buffers.rs    small and mergeable mode
 //!   BigBuffers       a chain of whole pages, from no pool                 big_buffers.rs     big-packet mode
-//!   SplitBuffers     a host part, then a page of device memory            split_buffers.rs   header split
+//!   SplitBuffers     a host part, then pages of device memory             split_buffers.rs   header split
 //! ```
 //!
 //! [`Receive::receive`] works in batches of up to 64 used buffers. For each batch it:
 //!
-//! 1. asks for the cache lines of all buffers of the batch (prefetch);
-//! 2. takes the buffers one by one: judges what the device wrote, syncs the memory for the CPU, reads the header, merges
-//!    further buffers if the header says so, checks the offloads, and delivers the frame to a [`Sink`];
+//! 1. prefetches the cache lines of all buffers of the batch;
+//! 2. takes the buffers one by one: checks what the device wrote, syncs the memory for the CPU, reads the header,
+//!    merges further buffers if the header says so, checks the offloads, and delivers the frame to a [`Sink`];
 //! 3. fills the slots that became free, posts them, and publishes them to the device.
 //!
 //! The device is woken once, after the last batch.
@@ -41,7 +41,7 @@ pub(super) const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0
 /// Which fields of a received frame's header have a meaning, by what was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
-    /// None. The header is not read.
+    /// No field. The header is not read.
     Plain,
     /// The offloads.
     Offloads,
@@ -65,15 +65,26 @@ pub(super) trait Buffers {
     /// A received frame.
     type Frame: Frame;
 
+    /// Whether buffers are described in tables, where the ring has some.
+    const TABLES: bool = false;
+    /// Whether the header says where a frame is split. Where it does not, the header of a usual frame is not kept: a copy in memory, written and
+    /// read in pieces of different sizes, made mergeable mode take a third more time.
+    const SPLIT: bool = false;
+
     /// Bytes in each segment of a buffer, in order. All buffers of a queue are alike.
     fn segments(&self) -> Vec<u32>;
 
-    /// Asks for the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
+    /// Tells the layout that the queue uses this ring from now on.
+    fn started(&mut self, ring: &RingHandle) {
+        let _ = ring;
+    }
+
+    /// Prefetches the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
     fn prefetch(slot: &Self::Slot);
 
     /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each segment whose device
-    /// address is not the one that it had when the slot was filled last. False if there is no memory; what was found by then
-    /// stays in the slot. User code may panic in it, with the same effect.
+    /// address is not the one that it had when the slot was filled last. Returns false if there is too little memory;
+    /// the memory found so far stays in the slot. If user code panics in this call, it stays there, too.
     fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
 
     /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at most the length of a buffer.
@@ -82,8 +93,16 @@ pub(super) trait Buffers {
     /// The virtio-net header in a slot that was synced, which begins with one.
     fn header(&self, slot: &Self::Slot) -> [u8; VnetHdr::LEN];
 
-    /// Takes the frame out of a slot that was synced.
-    fn complete(&mut self, slot: &mut Self::Slot, len: u32) -> Option<Self::Frame>;
+    /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a header. `None` if the header cannot
+    /// be true of it.
+    #[inline(always)]
+    fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
+        let _ = header;
+        Some(len as usize - VnetHdr::LEN)
+    }
+
+    /// Takes the frame out of a slot that was synced. `header` was checked, also by [`frame_len`](Self::frame_len).
+    fn complete(&mut self, slot: &mut Self::Slot, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
 
     /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
     /// of several buffers; the buffers of other layouts hold whole frames.
@@ -98,8 +117,29 @@ pub(super) trait Buffers {
         drop(page);
     }
 
+    /// [`fill`](Self::fill) had no memory. Takes memory out of the slots that are not posted, for the first of them to
+    /// be filled next. Returns whether [`fill`](Self::fill) should be tried again. Each refill calls this once. The
+    /// device has `posted` buffers.
+    #[cold]
+    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut Self::Slot>) -> bool
+    where
+        Self::Slot: 's,
+    {
+        let _ = (posted, slots);
+        false
+    }
+
+    /// Ends a refill in which memory was [collected](Self::collect).
+    fn collected(&mut self) {}
+
     /// Gives up memory that is in no slot. Called before the pools are closed.
     fn clear(&mut self) {}
+
+    /// Gives up memory that is in several slots, which have been recovered or quarantined. `lost` says whether the device may write
+    /// to it for ever.
+    fn surrender(&mut self, lost: bool, pools: &mut Self::Pools, panics: &mut Panics) {
+        let _ = (lost, pools, panics);
+    }
 
     /// The device has stopped, and does not have the memory of this slot: gives the memory back.
     fn recover(&mut self, slot: &mut Self::Slot, panics: &mut Panics) {
@@ -115,7 +155,7 @@ pub(super) trait Buffers {
 pub(super) trait Pools {
     /// Their poll contexts.
     type Napi<'a>;
-    /// How they stood when they were closed.
+    /// Their final counters.
     type Closed;
 
     fn poll<R>(&mut self, f: impl FnOnce(&mut Self::Napi<'_>) -> R) -> R;
@@ -158,8 +198,9 @@ struct Work<B> {
 
 impl<B: Buffers> Receive<B> {
     /// A queue in which nothing is posted yet. [`refill`](Self::refill) posts.
-    pub(super) fn new(ring: RingHandle, buffers: B, header: Header, offloads: Offloads) -> Self {
-        let ring = RingQueue::shaped(ring, &buffers.segments());
+    pub(super) fn new(ring: RingHandle, mut buffers: B, header: Header, offloads: Offloads) -> Self {
+        buffers.started(&ring);
+        let ring = RingQueue::shaped(ring, &buffers.segments(), B::TABLES);
         Self { ring, work: Work { buffers, header, offloads, stats: RxStats::default() } }
     }
 
@@ -190,10 +231,12 @@ impl<B: Buffers> Receive<B> {
         self.posted() >= longest.min(self.ring.queue.holds())
     }
 
-    /// Goes on with a new ring, in which nothing is posted. The memory that was posted stays in its slots, and is posted.
+    /// Takes a new ring, in which no buffer is posted. The memory that was posted stays in its slots, and will be
+    /// posted again.
     #[cold]
     pub(super) fn adopt(&mut self, ring: RingHandle, napi: &mut Napi<'_, B>) {
         self.work.stats.restart(self.ring.queue.unread());
+        self.work.buffers.started(&ring);
         self.ring.replace(ring);
         self.refill(napi);
     }
@@ -214,7 +257,7 @@ impl<B: Buffers> Receive<B> {
         with_queue!(&mut ring.queue, queue => work.refill(queue, napi));
     }
 
-    /// Stops the queue and closes its pools. What the device had comes home; it is quarantined if the device does not
+    /// Stops the queue and closes its pools. Posted pages are returned; they are quarantined if the device does not
     /// confirm that it has stopped. `None` if user code has panicked while this thread unwinds already.
     pub(super) fn stop(
         &mut self,
@@ -245,6 +288,7 @@ impl<B: Buffers> Receive<B> {
             let slots = queue.slots().filter(|&(posted, _)| lost(posted));
             slots.for_each(|(_, slot)| buffers.quarantine(slot, &mut pools, &mut panics));
         });
+        buffers.surrender(confirmed.is_err(), &mut pools, &mut panics);
         let closed = pools.close(&mut panics);
         panics.resume();
         Some(Stopped { closed: closed?, unread, confirmed })
@@ -302,15 +346,16 @@ impl<B: Buffers> Work<B> {
             buffers += used;
             frames += 1;
         };
-        // Also without frames, and after a fault. A slot that found no memory earlier may find some now, and with nothing
-        // posted no frame would come that could trigger another try.
+        // Done also if there were no frames, and after a fault. There may be memory now for slots that found none
+        // earlier. If nothing is posted, no frame arrives that could cause another attempt.
         if queue.has_free() {
             self.refill(queue, napi);
         }
         (frames, outcome)
     }
 
-    /// Takes one frame off the ring; `pending` used buffers are there. Returns how many of them it was made of; none after a fault.
+    /// Takes one frame off the ring, which has `pending` used buffers. Returns how many of them the frame had; `None`
+    /// after a fault.
     #[inline(always)]
     fn frame<F: DriverFormat>(
         &mut self,
@@ -326,7 +371,7 @@ impl<B: Buffers> Work<B> {
             return Some(1);
         }
         self.buffers.sync(slot, len, napi);
-        let mut vouched = 0;
+        let (mut vouched, mut kept) = (0, PLAIN);
         if self.header != Header::Plain {
             let header = self.buffers.header(slot);
             // Without mergeable buffers the number has no meaning, and not every device writes it.
@@ -339,9 +384,16 @@ impl<B: Buffers> Work<B> {
                 return self.unusual(queue, napi, id, len, header, buffers, pending, sink);
             }
             vouched = header[0];
+            if B::SPLIT {
+                kept = header;
+            }
+        }
+        if self.buffers.frame_len(&kept, len).is_none() {
+            self.stats.bad_header += 1;
+            return Some(1);
         }
         // The memory is there, because the slot was posted.
-        let Some(mut frame) = self.buffers.complete(slot, len) else { return Some(1) };
+        let Some(mut frame) = self.buffers.complete(slot, &kept, len) else { return Some(1) };
         if self.offloads.vouches(vouched) {
             frame.meta().checksum = Checksum::Vouched;
         }
@@ -366,11 +418,16 @@ impl<B: Buffers> Work<B> {
         pending: u16,
         sink: &mut impl Sink<B>,
     ) -> Option<u16> {
+        let bytes = header;
         let header = VnetHdr::from_bytes(header);
         if buffers == 1 {
             // Before the memory leaves its slot: if the frame is refused, the memory is posted again as it is.
-            let Some(meta) = self.judge(header, len as usize - VnetHdr::LEN) else { return Some(1) };
-            let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Some(1) };
+            let Some(have) = self.buffers.frame_len(&bytes, len) else {
+                self.stats.bad_header += 1;
+                return Some(1);
+            };
+            let Some(meta) = self.judge(header, have) else { return Some(1) };
+            let Some(mut frame) = self.buffers.complete(queue.buffer(id), &bytes, len) else { return Some(1) };
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
             return Some(1);
@@ -379,7 +436,7 @@ impl<B: Buffers> Work<B> {
             queue.refuse(fault);
             return None;
         }
-        let Some(mut frame) = self.buffers.complete(queue.buffer(id), len) else { return Some(1) };
+        let Some(mut frame) = self.buffers.complete(queue.buffer(id), &bytes, len) else { return Some(1) };
         for _ in 1..buffers {
             let (_, len, slot) = queue.take()?;
             self.buffers.append(slot, len, napi, &mut frame);
@@ -391,8 +448,8 @@ impl<B: Buffers> Work<B> {
         Some(buffers)
     }
 
-    /// The offload information of a frame of `len` bytes. If its header makes no sense, or speaks of what was not negotiated,
-    /// counts that: the frame is to be dropped.
+    /// The offload information of a frame of `len` bytes. If its header makes no sense, or uses a feature that was not
+    /// negotiated, this is counted, and the frame must be dropped.
     fn judge(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
         match self.offloads.check(header, len) {
             Ok(header) => return Some(header.meta()),
@@ -411,13 +468,22 @@ impl<B: Buffers> Work<B> {
     /// Posts every free slot for which there is memory.
     #[inline]
     fn refill<F: DriverFormat>(&mut self, queue: &mut DriverQueue<F, B::Slot>, napi: &mut Napi<'_, B>) {
-        let mut posted = false;
+        let (mut posted, mut collected) = (false, false);
         while queue.has_free() {
             if queue.refill(|slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
+                let in_use = queue.posted();
+                let free = queue.slots().filter(|&(posted, _)| !posted).map(|(_, slot)| slot);
+                if !collected && self.buffers.collect(in_use, free) {
+                    collected = true;
+                    continue;
+                }
                 self.stats.starved += 1;
                 break;
             }
             posted = true;
+        }
+        if collected {
+            self.buffers.collected();
         }
         if posted {
             queue.publish();
@@ -425,7 +491,7 @@ impl<B: Buffers> Work<B> {
     }
 }
 
-/// Asks for the cache line at `addr`. No access: any address will do.
+/// Prefetches the cache line at `addr`. This is no access, so any address is allowed.
 #[inline]
 pub(super) fn prefetch(addr: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
 //! A reconnect: the back end has ended, another one takes its place, and the queues go on with it. Their pools, their
-//! statistics, and the packets that users hold live through it.
+//! statistics, and the packets that users hold stay as they are.
 //!
 //! ```text
 //!   control thread: VirtioNet::reconnect                     a thread that polls queue 0
@@ -25,10 +25,10 @@
 //! Everything that can fail is done by the control thread, before a queue is touched. A reconnect that fails leaves the
 //! queues on their old rings, and can be tried again.
 //!
-//! **A back end that closed the connection and lives.** The end of a connection is the proof that a process has exited. A
-//! process that closes the connection deliberately, or that the driver hung up on because it was silent, may still write. It
-//! has the memory, and can change the bytes of packets in it, as before. It cannot disturb its successor, because the rings
-//! and their event descriptors are new: it sees rings in which nothing moves any more.
+//! **A back end that closed the connection and still runs.** The driver takes the end of the connection for the end of
+//! the process. A process that has closed the connection deliberately, or on which the driver has hung up because it
+//! did not answer, may still write. It has the memory, and can change the bytes of packets in it, as before. It cannot
+//! disturb its successor, because the rings and their event descriptors are new: its rings do not change any more.
 //!
 //! Races:
 //!
@@ -40,7 +40,7 @@
 use super::ctrl::ControlQueue;
 use super::headers::HeaderArray;
 use super::ring::RingHandle;
-use super::{Link, NetError, RingMemory, VirtioNet, config};
+use super::{Link, NetError, Plan, RingMemory, VirtioNet, config};
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::Negotiated;
@@ -52,8 +52,8 @@ use std::sync::atomic::Ordering;
 const WHY: &str = "the queues use since they were probed";
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Goes on with another back end, after [the connection has ended](Self::is_connected) or instead of a live one. The
-    /// queues stay the same values, on whatever threads they are. Each takes its new ring at its next
+    /// Continues with another back end, after [the connection has ended](Self::is_connected) or instead of a live one.
+    /// The queues stay the same values, and stay on their threads. Each takes its new ring at its next
     /// [poll](netmem_packet::RxQueue::poll) or [`complete`](netmem_packet::TxQueue::complete), and then counts one more
     /// [restart](super::RxStats::restarts).
     ///
@@ -98,6 +98,9 @@ impl<M: PeerMemory> VirtioNet<M> {
         }
         let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
         let plan = &link.recipe.plan;
+        if plan.rx_tables() && !Plan::takes_rx_tables(self.features, &backend) {
+            return Err(VhostUserError::NoRxTables.into());
+        }
         let mut at = link.lock();
         let fields = config::fields(&backend, self.control.is_some());
         let features = Negotiated::new(config::without_fields(self.features.bits()) | fields);
@@ -114,7 +117,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         backend.set_memory(&table)?;
         let mut ready = Vec::new();
         for index in 0..2 * pairs {
-            let ring = rings.queue(plan, index, &link.alarms)?;
+            let ring = rings.queue(plan, index, &link.alarms)?.with_splits(at.split[index] && backend.splits());
             backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
             backend.enable_ring(index, self.control.is_some() || index / 2 < usize::from(self.active))?;
             ready.push(Some(ring));
@@ -153,7 +156,7 @@ impl<M: PeerMemory> VirtioNet<M> {
 }
 
 impl<M: PeerMemory> Link<M> {
-    /// Whether the device is connected anew since this ring was made.
+    /// Whether the device was connected again after this ring was made.
     #[inline]
     pub(super) fn has_replaced(&self, ring: &RingHandle) -> bool {
         self.connection.load(Ordering::Acquire) != ring.connection()

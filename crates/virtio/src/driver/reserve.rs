@@ -1,9 +1,9 @@
-//! Pages set aside for transmit pools, out of the memory of the receive pages.
+//! A reserve of pages for transmit pools, out of the memory of the receive pages.
 //!
-//! Receive pools and transmit pools have one region, and so one entry in the device's memory table and one DMA domain. If
-//! they also had one provider, packets that a user keeps could take the last page that could be sent from, and packets that
-//! wait to be sent the last that could be received into. A reserve takes its pages when the device is probed, and then
-//! passes out these only.
+//! Receive pools and transmit pools have one region, and so one entry in the device's memory table and one DMA domain.
+//! If they also had one provider, packets that a user keeps could take the last page that could be sent from, and
+//! packets that wait to be sent the last that could be received into. A reserve takes its pages when the device is
+//! probed, and hands out only these pages.
 
 use super::panics::Panics;
 use netmem_pool::{Memory, Provider, RawPage, Region};
@@ -24,7 +24,7 @@ impl<M: Memory> Reserve<M> {
     ///
     /// # Errors
     ///
-    /// How many pages there were; `from` has them back.
+    /// The number of pages that there were. They are given back to `from`.
     pub(super) fn new(from: Arc<dyn Provider<M>>, count: usize) -> Result<Arc<Self>, usize> {
         let mut this = Self { from, count, pages: Mutex::default() };
         let pages = this.pages.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -33,7 +33,8 @@ impl<M: Memory> Reserve<M> {
             let most = some.len().min(count - pages.len());
             let mut panics = Panics::default();
             let taken = panics.call(|| this.from.take(&mut some[..most]));
-            // Also what the provider passed out before it panicked: the drop of the reserve returns these pages.
+            // This includes the pages that the provider handed out before it panicked: the drop of the reserve returns
+            // them.
             pages.extend(some.into_iter().flatten());
             panics.resume();
             if taken.is_none_or(|taken| taken == 0) {

@@ -4,12 +4,12 @@
 //! ```text
 //!   1  new pools, filled; event descriptors       fails: the queue goes on as it was
 //!   2  GET_VRING_BASE                             fails: what was posted is quarantined, the queue is no more
-//!   3  posted pages go home, old pools close      users' fragments find home later, as ever
+//!   3  posted pages return, old pools close       users' fragments return to them later
 //!   4  the ring's memory is zeroed, and filled
-//!   5  addresses, kick, enable                    fails: stopped again; what was posted goes home or is quarantined
+//!   5  addresses, kick, enable                    fails: stopped again; posted pages are returned or quarantined
 //! ```
 //!
-//! Everything that can fail for want of memory is done first, while the queue still runs.
+//! Everything that can fail because there is too little memory is done first, while the queue still runs.
 
 use super::ring::{Events, RingHandle};
 use super::rx::VirtioRx;
@@ -28,13 +28,13 @@ use std::sync::Arc;
 pub struct Restarted<Q, C> {
     /// The queue as it is now. Its counters begin anew.
     pub queue: Q,
-    /// How its pools from before stood when they were closed.
+    /// The final counters of its earlier pools.
     pub closed: C,
     /// Frames that the device had received and that had not been polled yet. They are lost.
     pub unread: u16,
 }
 
-/// Why a queue was not restarted, and what became of it.
+/// Why a queue was not restarted, and its state now.
 #[derive(thiserror::Error)]
 pub enum RestartError<Q, C> {
     /// Nothing has changed.
@@ -45,10 +45,10 @@ pub enum RestartError<Q, C> {
         /// Why.
         source: NetError,
     },
-    /// It has stopped, and cannot be used any more.
+    /// The queue has stopped, and cannot be used any more.
     #[error("the queue was stopped and could not be started again; probe the device anew to use it")]
     Stopped {
-        /// How its pools from before stood when they were closed.
+        /// The final counters of its earlier pools.
         closed: Box<C>,
         /// Why.
         source: NetError,
@@ -71,7 +71,7 @@ pub(super) struct Stopped<C> {
     pub(super) closed: C,
     /// Frames that were not polled.
     pub(super) unread: u16,
-    /// Whether the device has confirmed it.
+    /// Whether the device has confirmed the stop.
     pub(super) confirmed: Result<(), VhostUserError>,
 }
 
@@ -79,10 +79,12 @@ pub(super) struct Stopped<C> {
 pub(super) trait Stop {
     type Mem: PeerMemory;
     type PoolClosed;
+    /// Whether the queue receives into device memory.
+    const SPLIT: bool;
     fn index(&self) -> usize;
     fn link(&self) -> &Arc<Link<Self::Mem>>;
     fn ring(&self) -> &RingHandle;
-    /// None if it was stopped before.
+    /// `None` if it was stopped before.
     fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;
 }
 
@@ -98,7 +100,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     }
 
     /// Stops the queue and starts it again with another provider of host memory, which lies in the device's memory table; or
-    /// with the one that the device was probed with. Not in big-packet mode, whose pages are from no pool.
+    /// with the one that the device was probed with. Big-packet mode, whose pages are from no pool, takes no other.
     ///
     /// # Errors
     ///
@@ -131,12 +133,14 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
 
 impl<M: PeerMemory> Link<M> {
     fn host_pool(&self, pair: usize, memory: Option<Arc<dyn Provider<M>>>) -> Result<PagePool<M>, NetError> {
-        let own = self.recipe.provider.clone().ok_or(NetError::GivenMemory)?;
-        Ok(self.recipe.pool(pair, memory.unwrap_or(own))?)
+        if memory.is_some() && self.recipe.big.is_some() {
+            return Err(NetError::GivenMemory);
+        }
+        Ok(self.recipe.pool(pair, memory.unwrap_or_else(|| self.recipe.provider.clone()))?)
     }
 }
 
-/// See the module. `pools` makes what the new queue receives into, `start` posts it.
+/// Restarts a queue: see the module. `pools` makes the pools of the new queue, `start` posts their pages.
 fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     mut queue: Q,
     pools: impl FnOnce(&Link<Q::Mem>, usize) -> Result<P, NetError>,
@@ -151,15 +155,16 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     let Some(Stopped { closed, unread, confirmed }) = queue.stop() else {
         unreachable!("a queue that is there runs: what stops it consumes it")
     };
-    // On every way out: a thread that waits for the queue is to see what has become of it.
+    // Done in every case, so that a thread that waits for the queue sees its new state.
     let _wakes = Wakes(&link, index);
     if let Err(source) = confirmed {
         return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
-    let new = start(queue.ring().again(events), pools, index, link.clone());
-    match link.restart_ring(index, connection, new.ring()) {
+    let ring = queue.ring().again(events).with_splits(N::SPLIT && link.splits());
+    let new = start(ring, pools, index, link.clone());
+    match link.restart_ring(index, connection, new.ring(), N::SPLIT) {
         Ok(()) => Ok(Restarted { queue: new, closed, unread }),
-        // The drop of what was to be the queue sees to what it posted.
+        // The drop of the new queue returns or quarantines what it has posted.
         Err(source) => Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() }),
     }
 }

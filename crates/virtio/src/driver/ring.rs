@@ -11,15 +11,15 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The event descriptors of a ring: the one thing that a ring may fail to have when it is made again. The device has the
-/// same open files, so `call` is watched and never read.
+/// The event descriptors of a ring: the only part that can fail when a ring is made again. The device has the same open
+/// files, so `call` is watched and never read.
 pub(crate) struct Events {
     kick: Notifier,
     call: Kick,
 }
 
 impl Events {
-    /// New ones. `kicks` is told when the device signals; without it, the ring is polled only.
+    /// Makes new ones. `kicks` becomes readable when the device signals; without it, the ring is only polled.
     pub(crate) fn new(kicks: Option<&Kicks>) -> Result<Self, NotifyError> {
         let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };
         let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
@@ -63,18 +63,20 @@ pub(crate) struct RingHandle {
     memory: Arc<Region<PeerShared>>,
     /// The number of the connection whose back end runs it.
     connection: u32,
+    /// Whether the back end is told to split frames behind their headers.
+    splits: bool,
 }
 
 impl RingHandle {
     /// Descriptors in a table: as many as the longest packet with payload from device memory has, and one for a header.
     pub(crate) const PER_TABLE: u16 = 2 * netmem_packet::MAX_FRAGS as u16 + 2;
 
-    /// A ring at `place` of `memory`, which must be zero there, as fresh memory is. `connection` is the number of the connection
-    /// whose back end is to run it. `kicks` is told when the device signals.
+    /// A ring at `place` of `memory`, which must be zero there, as fresh memory is. `connection` is the number of the
+    /// connection whose back end is to run it. `kicks` becomes readable when the device signals.
     ///
     /// # Panics
     ///
-    /// If it does not fit there, or its size is no power of two: the caller laid it out.
+    /// If it does not fit there, or its size is no power of two. The caller has computed the layout.
     pub(crate) fn new(
         memory: &Arc<Region<PeerShared>>,
         place: Place,
@@ -88,7 +90,18 @@ impl RingHandle {
             let bytes = usize::from(place.size) * usize::from(Self::PER_TABLE) * Tables::ENTRY;
             assert!(offset.is_multiple_of(Tables::ENTRY) && offset + bytes <= memory.len());
         }
-        Ok(Self { events: Events::new(kicks)?, place, negotiated, memory: memory.clone(), connection })
+        Ok(Self { events: Events::new(kicks)?, place, negotiated, memory: memory.clone(), connection, splits: false })
+    }
+
+    /// The ring, with `splits` for [`splits`](Self::splits).
+    pub(crate) fn with_splits(self, splits: bool) -> Self {
+        Self { splits, ..self }
+    }
+
+    /// Whether the back end puts the headers of each frame into the first segment of a buffer, and what follows them into the others.
+    /// If not, it fills the segments in order.
+    pub(crate) fn splits(&self) -> bool {
+        self.splits
     }
 
     /// A new ring in the place of this one, which the device has stopped.
@@ -97,7 +110,7 @@ impl RingHandle {
             AnyRing::Split(ring) => ring.clear(),
             AnyRing::Packed(ring) => ring.clear(),
         }
-        Self { events, memory: self.memory.clone(), ..*self }
+        Self { events, memory: self.memory.clone(), splits: false, ..*self }
     }
 
     fn base(&self) -> *mut u8 {
@@ -137,18 +150,19 @@ impl RingHandle {
         self.events.call.as_fd()
     }
 
-    /// What the back end is told of the ring.
+    /// The parameters of the ring for the back end.
     pub(crate) fn addresses(&self) -> RingAddresses {
         let (at, size) = (self.base().addr() as u64, self.place.size);
         if self.negotiated.packed() {
             let layout = PackedLayout::new(size);
             let start = u32::from(Position::START.bits());
             let (avail, used) = (at + layout.driver as u64, at + layout.device as u64);
-            // Where the driver is, and where the device is.
-            RingAddresses { size, desc: at, avail, used, base: start | start << 16 }
+            // The positions of the driver and of the device.
+            RingAddresses { size, desc: at, avail, used, base: start | start << 16, splits: self.splits }
         } else {
             let layout = SplitLayout::new(size);
-            RingAddresses { size, desc: at, avail: at + layout.avail as u64, used: at + layout.used as u64, base: 0 }
+            let (avail, used) = (at + layout.avail as u64, at + layout.used as u64);
+            RingAddresses { size, desc: at, avail, used, base: 0, splits: self.splits }
         }
     }
 
@@ -166,9 +180,11 @@ pub(crate) struct RingQueue<B> {
 }
 
 impl<B: Default> RingQueue<B> {
-    /// A queue whose buffers all consist of writable segments of these lengths.
-    pub(crate) fn shaped(handle: RingHandle, lens: &[u32]) -> Self {
-        Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens), handle }
+    /// A queue whose buffers all consist of writable segments of these lengths, described in tables if the ring has tables and `tables`
+    /// says so.
+    pub(crate) fn shaped(handle: RingHandle, lens: &[u32], tables: bool) -> Self {
+        let tables = handle.tables().filter(|_| tables);
+        Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens, tables), handle }
     }
 
     /// A queue whose buffers each have their own segments.
@@ -178,7 +194,7 @@ impl<B: Default> RingQueue<B> {
 }
 
 impl<B> RingQueue<B> {
-    /// Goes on with another ring, in which nothing is posted. Buffers stay in their slots.
+    /// Takes another ring, in which no buffer is posted. Buffers stay in their slots.
     pub(crate) fn replace(&mut self, handle: RingHandle) {
         self.queue.replace(handle.words(), handle.tables());
         self.handle = handle;
@@ -198,8 +214,8 @@ impl<B> RingQueue<B> {
         }
     }
 
-    /// Asks the device for a signal when it gives the next buffer back, and looks whether it has done so already. Then the queue
-    /// is not armed.
+    /// Asks the device for a signal when it gives the next buffer back, and looks whether it has done so already. If
+    /// so, the queue is not armed.
     pub(crate) fn arm(&mut self) -> Armed {
         self.queue.arm()
     }

@@ -34,40 +34,41 @@ macro_rules! each {
 
 /// A receive queue. See [`RxQueue::poll`].
 ///
-/// Dropping it stops the ring: once the device has confirmed, posted pages come home; if it does not, they are
-/// quarantined.
+/// Dropping it stops the ring: once the device has confirmed that, posted pages are returned to their pool; if it does
+/// not, they are quarantined.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioRx<M: PeerMemory = PeerShared> {
     pool: Option<PagePool<M>>,
     ring: Ring<M>,
     index: usize,
     quiet: Quiet,
+    /// The queue is [short](Poll::is_short) if fewer buffers are posted than this: a quarter of those that were posted
+    /// at first.
+    reserve: usize,
     link: Arc<Link<M>>,
 }
 
 impl<M: PeerMemory> VirtioRx<M> {
     pub(super) fn new(ring: RingHandle, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let buffers = PageBuffers::new(&link.recipe, &pool);
-        let rx = Receive::new(ring, buffers, link.recipe.header, link.recipe.offloads);
-        Self::filled(Ring::Pages(rx), pool, index, link)
+        let recipe = &link.recipe;
+        let ring = match &recipe.big {
+            Some(pages) => {
+                let buffers = BigBuffers::new(pages.clone(), recipe, recipe.max_frame);
+                Ring::Big(Receive::new(ring, buffers, Header::Offloads, recipe.offloads))
+            }
+            None => {
+                let buffers = PageBuffers::new(recipe, &pool);
+                Ring::Pages(Receive::new(ring, buffers, recipe.header, recipe.offloads))
+            }
+        };
+        Self::filled(ring, pool, index, link)
     }
 
-    /// In big-packet mode the pool is there for linearising only.
-    pub(super) fn new_big(
-        ring: RingHandle,
-        buffers: BigBuffers<M>,
-        pool: PagePool<M>,
-        index: usize,
-        link: Arc<Link<M>>,
-    ) -> Self {
-        let rx = Receive::new(ring, buffers, Header::Offloads, link.recipe.offloads);
-        Self::filled(Ring::Big(rx), pool, index, link)
-    }
-
-    /// A queue is full before its first poll.
+    /// Buffers are posted before the first poll.
     fn filled(ring: Ring<M>, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let mut this = Self { pool: Some(pool), ring, index, quiet: Quiet::default(), link };
+        let mut this = Self { pool: Some(pool), ring, index, quiet: Quiet::default(), reserve: 0, link };
         this.poll(|RxPoll { ring, napi, .. }| each!(ring, rx => rx.refill(napi)));
+        this.reserve = each!(&this.ring, rx => rx.posted()).div_ceil(4);
         this
     }
 
@@ -91,7 +92,7 @@ impl<M: PeerMemory> VirtioRx<M> {
         }
     }
 
-    /// Goes on with the ring of the device's new connection.
+    /// Takes the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
         let Self { pool: Some(pool), ring, index, link, .. } = self else { return };
@@ -108,6 +109,7 @@ impl<M: PeerMemory> VirtioRx<M> {
 impl<M: PeerMemory> Stop for VirtioRx<M> {
     type Mem = M;
     type PoolClosed = PoolClosed;
+    const SPLIT: bool = false;
 
     fn index(&self) -> usize {
         self.index
@@ -125,7 +127,7 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
         let pool = self.pool.take()?;
         let mut stopped = each!(&mut self.ring, rx => rx.stop(pool, &self.link, self.index))?;
         if let Ring::Big(rx) = &self.ring {
-            // Quarantined pages from no pool are accounted for beside those of the pool.
+            // Quarantined pages from no pool are counted in addition to those of the pool.
             stopped.closed.stats.alloc_slow += rx.buffers().lost();
             stopped.closed.stats.quarantined += rx.buffers().lost();
         }
@@ -160,6 +162,7 @@ impl<M: PeerMemory> Wait for VirtioRx<M> {
 pub struct RxPoll<'a, M: PeerMemory = PeerShared> {
     ring: &'a mut Ring<M>,
     quiet: &'a mut Quiet,
+    reserve: usize,
     napi: Napi<'a, M>,
 }
 
@@ -181,9 +184,9 @@ impl<M: PeerMemory> RxQueue for VirtioRx<M> {
         if self.quiet.is_due() {
             self.link.look();
         }
-        let Self { pool, ring, quiet, .. } = self;
+        let Self { pool, ring, quiet, reserve, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
-        pool.poll(|napi| f(&mut RxPoll { ring, quiet, napi: napi.reborrow() }))
+        pool.poll(|napi| f(&mut RxPoll { ring, quiet, reserve: *reserve, napi: napi.reborrow() }))
     }
 }
 
@@ -194,6 +197,11 @@ impl<M: PeerMemory> Poll for RxPoll<'_, M> {
         let frames = each!(self.ring, rx => rx.receive(&mut self.napi, budget, &mut Frames(handler)));
         self.quiet.count(frames);
         frames
+    }
+
+    #[inline]
+    fn is_short(&self) -> bool {
+        each!(&*self.ring, rx => rx.posted()) < self.reserve
     }
 
     fn with_napi<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {

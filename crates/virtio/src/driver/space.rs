@@ -1,5 +1,5 @@
-//! Which address a transmit queue's device knows a fragment by: of the pages in its DMA domain the one they are mapped at,
-//! of others one that they are mapped at for as long as the device has them.
+//! The addresses of fragments for a transmit queue's device. A page in the device's DMA domain has its address already.
+//! Any other page is mapped for as long as the device has the packet.
 //!
 //! ```text
 //!   same domain      frag.dma_addr()                            synced
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(super) enum Memory<M: PeerMemory> {
     /// As this domain maps it. Kept so that no other can have its identity.
     Domain(Arc<dyn DmaDomain>),
-    /// By this process's addresses, in this region.
+    /// By this process's addresses, within this region.
     Plain(Arc<Region<M>>),
 }
 
@@ -31,7 +31,7 @@ struct Place {
 
 pub(super) struct Space<M: PeerMemory> {
     memory: Memory<M>,
-    /// What `memory` comes down to: the identity of its domain, or the addresses of its region.
+    /// A short form of `memory`, for a fast comparison: the identity of its domain, or the addresses of its region.
     domain: usize,
     within: Range<usize>,
     needs_sync: bool,
@@ -82,7 +82,7 @@ impl<M: PeerMemory> Space<M> {
         }
     }
 
-    /// The CPU is done with the bytes of a packet of this domain, the device is about to read them. Returns a panic of the
+    /// Syncs the bytes of a packet of this domain for the device, which is about to read them. Returns a panic of the
     /// domain, which the caller resumes when the packet has left its slot.
     #[inline]
     pub(super) fn sync(&self, packet: &Packet<M>) -> Result<(), Panics> {
@@ -97,8 +97,8 @@ impl<M: PeerMemory> Space<M> {
         panics.call(|| packet.fragments().filter(|f| f.len() > 0).for_each(sync)).ok_or(panics)
     }
 
-    /// Maps what is of another domain, and syncs all, for the packet that is to be posted in `slot`. All is unmapped again, last
-    /// first, if a fragment cannot be mapped.
+    /// Maps the fragments of other domains and syncs all fragments, for the packet that will be posted in `slot`. If a
+    /// fragment cannot be mapped, those that were mapped are unmapped again, the last one first.
     pub(super) fn map(&mut self, packet: &Packet<M>, slot: u16) -> Result<(), MapError> {
         if self.places.is_empty() {
             self.places = (0..self.slots).map(|_| Vec::new()).collect();
@@ -124,7 +124,7 @@ impl<M: PeerMemory> Space<M> {
                 domain.sync_for_device(place.dma, frag.len(), Direction::ToDevice);
             }
         }
-        // The packet's from here on.
+        // From here on the mappings belong to the packet.
         new.queued = true;
         Ok(())
     }
@@ -141,7 +141,8 @@ impl<M: PeerMemory> Space<M> {
         self.out > 0
     }
 
-    /// The device is done with the packet in `slot`. All of it is unmapped, last first, also if the domain panics over a fragment.
+    /// Unmaps the fragments of the packet in `slot`, which the device has completed: the last one first, and all of
+    /// them also if the domain panics over one.
     #[cold]
     pub(super) fn release(&mut self, slot: u16) {
         let (Memory::Domain(domain), Some(places)) = (&self.memory, self.places.get_mut(usize::from(slot))) else {
@@ -157,7 +158,7 @@ impl<M: PeerMemory> Space<M> {
         panics.resume();
     }
 
-    /// The device is done with everything.
+    /// Unmaps the fragments of all packets. The device has completed or lost them.
     pub(super) fn release_all(&mut self) {
         let mut panics = Panics::default();
         for slot in 0..self.places.len() as u16 {
@@ -167,7 +168,7 @@ impl<M: PeerMemory> Space<M> {
     }
 }
 
-/// A slot whose packet is not queued yet: what was mapped for it is unmapped if it never is.
+/// A slot whose packet is not queued yet. If it is never queued, the drop of this value unmaps its fragments.
 struct Unqueued<'s, M: PeerMemory> {
     space: &'s mut Space<M>,
     slot: u16,

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// A transmit queue that also sends from device memory: a [`VirtioTx`](super::VirtioTx) that
-/// [holds](DeviceFrag::holder) something for every fragment that it did not get as a page. See [`SplitTxQueue`].
+/// [holds](DeviceFrag::holder) something for every fragment that is not a page. See [`SplitTxQueue`].
 ///
 /// A holder is dropped when the device is done with the frame, by the call that [completes](TxQueue::complete) it. The others are
 /// dropped when the queue is dropped, after its ring was stopped.
@@ -38,8 +38,8 @@ struct Known {
 }
 
 impl Known {
-    /// Whether all of these bytes are in one region of device memory: an address is the caller's word, and the device would
-    /// send what it finds there.
+    /// Whether all of these bytes are in one region of device memory. The caller chooses the address, and the device
+    /// would send any bytes at that address.
     fn has(&self, dma: u64, len: u32) -> bool {
         let within = |r: &Range<u64>| r.contains(&dma) && u64::from(len) <= r.end - dma;
         len > 0 && self.ranges.iter().any(within)
@@ -47,8 +47,8 @@ impl Known {
 }
 
 impl<M: PeerMemory> VirtioTx<M> {
-    /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. `H` is what keeps a
-    /// fragment's memory until the device has read it.
+    /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. A value of type `H`
+    /// keeps a fragment's memory alive until the device has read it.
     pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
         let holders = (0..self.slots()).map(|_| Vec::new()).collect();
         VirtioSplitTx { tx: self, holders, known: Known::default() }
@@ -100,6 +100,13 @@ impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
         let slot = self.tx.send_with(head, payload.iter().map(|f| (f.dma, f.len)))?;
         self.holders[usize::from(slot)].extend(payload.drain(..).map(|frag| frag.holder));
         Ok(())
+    }
+
+    fn room_split(&self, head: &Packet<M>, payload: &[DeviceFrag<H>]) -> Room {
+        if payload.len() > MAX_FRAGS || !payload.iter().all(|f| self.known.has(f.dma, f.len)) {
+            return Room::Never;
+        }
+        self.tx.room_with(head, payload.len())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the driver counts.
+//! The driver's counters.
 
 pub use crate::virtqueue::fault::DeviceFault;
 use std::fmt;
@@ -31,13 +31,16 @@ pub struct RxStats {
     pub bad_header: u64,
     /// Frames dropped because their virtio-net header asks for an offload that was not negotiated.
     pub not_negotiated: u64,
-    /// Times that the queue stayed shorter because there was no page to post.
+    /// Frames whose payload was dropped because there was no page for it: see
+    /// [`SplitOptions::keep_receiving`](super::SplitOptions::keep_receiving).
+    pub payload_dropped: u64,
+    /// How often fewer buffers were posted than possible, because there was no page.
     pub starved: u64,
-    /// Times that the queue went on with a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    /// How often the queue took the ring of a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
     /// Buffers that the device had filled before such a restart and that had not been polled. Their frames are lost.
     pub unread: u64,
-    /// What stopped the queue. A restart clears it.
+    /// The fault that stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
 }
 
@@ -49,14 +52,14 @@ impl RxStats {
         self.stopped = Some(error);
     }
 
-    /// The queue leaves this ring for one of a new connection.
+    /// Counts that the queue leaves this ring for one of a new connection.
     pub(crate) fn restart(&mut self, unread: u16) {
         self.restarts += 1;
         self.unread += u64::from(unread);
         self.stopped = None;
     }
 
-    /// The counters that speak of errors, by name, and only those that are not zero.
+    /// The counters of errors that are not zero, by name.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("aborted", self.aborted),
@@ -64,6 +67,7 @@ impl RxStats {
             ("short", self.short),
             ("bad_header", self.bad_header),
             ("not_negotiated", self.not_negotiated),
+            ("payload_dropped", self.payload_dropped),
             ("starved", self.starved),
             ("unread", self.unread),
         ]
@@ -89,13 +93,13 @@ pub struct TxStats {
     pub wrong_domain: u64,
     /// Frames refused because they need an offload that the device does not offer.
     pub no_offload: u64,
-    /// Frames that the device is done with.
+    /// Frames that the device has completed.
     pub completed: u64,
-    /// Times that the queue went on with a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    /// How often the queue took the ring of a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
     /// Frames that the device had not confirmed before such a restart. It may have sent them, or not.
     pub unconfirmed: u64,
-    /// What stopped the queue. A restart clears it.
+    /// The fault that stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
 }
 

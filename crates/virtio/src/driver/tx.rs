@@ -1,8 +1,8 @@
 //! The transmit queue: packets given to the device, and dropped when it is done with them.
 //!
-//! A packet's head carries the virtio-net header in its own headroom where it may be written; else the header comes from
-//! an array beside the ring, as a segment of its own. Packets of the device's DMA domain take the straight line through
-//! [`send`](TxQueue::send); those of another are mapped on the way.
+//! The virtio-net header is written into the headroom of the packet's head, if that page may be written. Otherwise the
+//! header is in an array beside the ring, as a separate segment. Packets of the device's DMA domain take the fast path
+//! of [`send`](TxQueue::send); packets of another domain are mapped first.
 
 use super::Link;
 use super::alive::Quiet;
@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 /// A transmit queue. See [`TxQueue`].
 ///
-/// A packet of another DMA domain, a redirected one for instance, is mapped in this device's when it is sent, if that
-/// covers it, and unmapped when the device is done with it.
+/// A packet of another DMA domain, for instance a redirected one, is mapped in this device's domain when it is sent, if
+/// that domain covers its memory. It is unmapped when the device has completed it.
 ///
-/// Dropping it stops the ring, unmaps and drops what the device still has: a device that does not stop may read pages that
-/// are in use again, and writes none.
+/// Dropping the queue stops the ring, and unmaps and drops the packets that the device still has. If the device does
+/// not stop, it may read pages that are in use again, but it does not write to them.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// The packets that the device has.
@@ -36,7 +36,7 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
     pub(super) link: Arc<Link<M>>,
 }
 
-/// What a transmit queue has beside its ring.
+/// The parts of a transmit queue except its ring.
 struct Outlet<M: PeerMemory> {
     headers: HeaderArray,
     space: Space<M>,
@@ -101,14 +101,30 @@ impl<M: PeerMemory> VirtioTx<M> {
         with_queue!(&mut self.ring.queue, queue => self.outlet.send_with(queue, packet, payload))
     }
 
-    /// Whether the device was connected anew: then [`adopt`](Self::adopt) is due.
+    /// Whether there is room for a packet and `more` fragments of payload.
+    pub(super) fn room_with(&self, packet: &Packet<M>, more: usize) -> Room {
+        let Outlet { stats, space, .. } = &self.outlet;
+        let n = segments(packet) + more;
+        let (ever, now) = with_queue!(&self.ring.queue, queue => (queue.ever_fits(n), queue.fits(n)));
+        let never = stats.stopped.is_some()
+            || self.outlet.lacks_offload(packet.meta)
+            || !ever
+            || packet.fragments().any(|f| space.reach(f) == Reach::Never);
+        match now {
+            _ if never => Room::Never,
+            false => Room::Later,
+            true => Room::Now,
+        }
+    }
+
+    /// Whether the device has a new connection. Then [`adopt`](Self::adopt) must be called.
     #[inline(always)]
     pub(super) fn is_replaced(&self) -> bool {
         self.link.has_replaced(self.handle())
     }
 
-    /// Goes on with the ring of the device's new connection. Takes back what the old device had confirmed, as
-    /// [`reap`](Self::reap) does, and drops what it had not. Returns how many frames were confirmed.
+    /// Takes the ring of the device's new connection. Takes back the packets that the old device had confirmed, as
+    /// [`reap`](Self::reap) does, and drops the others. Returns how many frames were confirmed.
     #[cold]
     pub(super) fn adopt(&mut self, done: impl FnMut(u16)) -> usize {
         let Some((handle, headers)) = self.link.take_tx_ring(self.index) else { return 0 };
@@ -137,7 +153,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         0
     }
 
-    /// Takes back what the device is done with, and tells `done` of each slot before its packet is dropped.
+    /// Takes back completed packets. Calls `done` with each slot before its packet is dropped.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: impl FnMut(u16)) -> Result<usize, DeviceFault> {
         if self.quiet.is_due() {
@@ -150,8 +166,14 @@ impl<M: PeerMemory> VirtioTx<M> {
 }
 
 impl<M: PeerMemory> Outlet<M> {
+    /// Queues a packet. `held` gets it when the device's header is in front of it.
     #[inline(always)]
-    fn send<F: DriverFormat>(&mut self, queue: &mut Queue<F, M>, packet: Packet<M>) -> Result<(), Packet<M>> {
+    fn send<F: DriverFormat, R>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        packet: Packet<M>,
+        held: impl FnOnce(&Packet<M>) -> R,
+    ) -> Result<R, Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);
         }
@@ -159,21 +181,23 @@ impl<M: PeerMemory> Outlet<M> {
             self.stats.no_offload += 1;
             return Err(packet);
         };
-        // Checked before anything is written: a packet that is refused comes back as it was.
+        // Checked before anything is written, so that a refused packet is returned unchanged.
         let Some(vacant) = queue.vacant(segments(&packet)) else {
             self.stats.full += 1;
             return Err(packet);
         };
         if !packet.fragments().all(|f| self.space.address(f).is_some()) {
-            return self.send_mapped(queue, vacant, packet);
+            return self.send_mapped(queue, vacant, packet, held);
         }
         let len = packet.len();
-        // Put in its place first: a packet that has just got its header, in small pieces, is not to be moved, in large ones.
+        // The packet is put in its place before its header is written. If it were moved after that, the move would read
+        // in large pieces what was just written in small ones, and the processor would stall.
         let slot = vacant.slot();
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
+        let held = held(packet);
         if let Err(panic) = self.space.sync(packet) {
-            return unsent(queue.buffer(slot), in_place, panic);
+            return unsent(queue.buffer(slot), in_place, panic).map(|()| held);
         }
         // The usual packet: one fragment, which has the header, too.
         if in_place && packet.frags().is_empty() {
@@ -183,22 +207,23 @@ impl<M: PeerMemory> Outlet<M> {
             queue.post(vacant, |packet| apart.into_iter().chain(fragments(packet).map(|frag| self.segment(frag))));
         }
         self.count(len);
-        Ok(())
+        Ok(held)
     }
 
-    /// A packet that is of another DMA domain, at least in part.
+    /// Sends a packet that is of another DMA domain, at least in part.
     #[cold]
     #[inline(never)]
-    fn send_mapped<F: DriverFormat>(
+    fn send_mapped<F: DriverFormat, R>(
         &mut self,
         queue: &mut Queue<F, M>,
         vacant: Vacant,
         mut packet: Packet<M>,
-    ) -> Result<(), Packet<M>> {
+        held: impl FnOnce(&Packet<M>) -> R,
+    ) -> Result<R, Packet<M>> {
         let slot = vacant.slot();
         let header = VnetHdr::of(packet.meta).to_bytes();
         let len = packet.len();
-        // Before the head is mapped, so that the header is, too.
+        // The header is written before the head is mapped, so that it is mapped, too.
         let in_place = packet.prepend(&header);
         if let Err(error) = self.space.map(&packet, slot) {
             tracing::debug!(%error, "a packet cannot be mapped");
@@ -209,6 +234,7 @@ impl<M: PeerMemory> Outlet<M> {
             }
             return Err(packet);
         }
+        let held = held(&packet);
         *queue.buffer(slot) = Some(packet);
         let apart = self.apart(slot, in_place, header);
         queue.post(vacant, |packet| {
@@ -217,7 +243,7 @@ impl<M: PeerMemory> Outlet<M> {
         });
         self.stats.mapped += 1;
         self.count(len);
-        Ok(())
+        Ok(held)
     }
 
     /// See [`VirtioTx::send_with`].
@@ -298,7 +324,7 @@ impl<M: PeerMemory> Outlet<M> {
         Segment::read(self.space.known(frag), frag.len() as u32)
     }
 
-    /// The header of a frame; none if it asks for something that was not negotiated.
+    /// The header of a frame. `None` if the frame needs a feature that was not negotiated.
     #[inline(always)]
     fn header(&self, meta: Meta) -> Option<[u8; VnetHdr::LEN]> {
         match needs(meta) {
@@ -307,7 +333,7 @@ impl<M: PeerMemory> Outlet<M> {
         }
     }
 
-    /// Whether a frame asks for something that was not negotiated.
+    /// Whether a frame needs a feature that was not negotiated.
     #[inline(always)]
     fn lacks_offload(&self, meta: Meta) -> bool {
         meta != Meta::default() && !self.negotiated.has(needs(meta))
@@ -321,7 +347,7 @@ impl<M: PeerMemory> Outlet<M> {
     }
 }
 
-/// The fragments of the packet in a slot that are not empty: a descriptor of no bytes is an error to many devices.
+/// The fragments of the packet in a slot that are not empty. Many devices treat a descriptor of no bytes as an error.
 #[inline(always)]
 fn fragments<M: PeerMemory>(packet: &Option<Packet<M>>) -> impl Iterator<Item = &Frag<M>> {
     filled(packet).fragments().filter(|f| f.len() > 0)
@@ -333,8 +359,8 @@ fn filled<M: PeerMemory>(packet: &Option<Packet<M>>) -> &Packet<M> {
     packet.as_ref().expect("the packet was put into its slot before it is posted")
 }
 
-/// The domain panicked over the packet in a slot, which is not posted yet: empties the slot and goes on with the panic. Returns
-/// the packet if this thread unwinds already.
+/// Handles a panic of the domain over the packet in a slot, which is not posted yet: empties the slot and resumes the
+/// panic. Returns the packet if this thread unwinds already.
 #[cold]
 #[inline(never)]
 fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Panics) -> Result<(), Packet<M>> {
@@ -348,7 +374,8 @@ fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Pa
     Err(packet)
 }
 
-/// A packet that the device is done with. It is dropped with this, also by a panic of user code (a domain, a holder's release).
+/// A packet that the device has completed. It is dropped with this value, also by a panic of user code (a domain, a
+/// holder's release).
 struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>);
 
 impl<M: PeerMemory> Drop for Sent<'_, M> {
@@ -362,22 +389,15 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
     type Mem = M;
 
     fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
-        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet))
+        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet, |_| ()))
+    }
+
+    fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {
+        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet, |packet| packet.head().clone()))
     }
 
     fn room(&self, packet: &Packet<M>) -> Room {
-        let Outlet { stats, space, .. } = &self.outlet;
-        let n = segments(packet);
-        let (ever, now) = with_queue!(&self.ring.queue, queue => (queue.ever_fits(n), queue.fits(n)));
-        let never = stats.stopped.is_some()
-            || self.outlet.lacks_offload(packet.meta)
-            || !ever
-            || packet.fragments().any(|f| space.reach(f) == Reach::Never);
-        match now {
-            _ if never => Room::Never,
-            false => Room::Later,
-            true => Room::Now,
-        }
+        self.room_with(packet, 0)
     }
 
     #[inline]
@@ -416,7 +436,7 @@ impl<M: PeerMemory> Drop for VirtioTx<M> {
         if let Err(error) = self.link.stop_ring(self.index, self.handle()) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
-        // Before the packets are dropped: their pages may be allocated again at once.
+        // Done before the packets are dropped, because their pages may be allocated again at once.
         self.outlet.space.release_all();
     }
 }
@@ -427,7 +447,7 @@ impl<M: PeerMemory> fmt::Debug for VirtioTx<M> {
     }
 }
 
-/// The most segments of a packet: one for each fragment, and one for a header that may need a place of its own.
+/// The most segments of a packet: one for each fragment, and one for a header that is not in the packet.
 #[inline(always)]
 fn segments<M: PeerMemory>(packet: &Packet<M>) -> usize {
     packet.frags().len() + 2

@@ -1,4 +1,4 @@
-//! Waiting for queues: what a sleeping thread is woken by, and when a queue may be slept for.
+//! Waiting for queues: the events that wake a sleeping thread, and the cases in which a thread must not sleep.
 //!
 //! ```text
 //!   queue's epoll set   call eventfd of its ring     the device has given something back, and was asked to tell
@@ -16,15 +16,16 @@
 //!
 //! # When a queue does not wait
 //!
-//! `arm` answers [`Armed::Work`], and the owner is to poll, if
+//! `arm` returns [`Armed::Work`], which means that the owner must poll, if
 //!
 //! * the ring has something to take;
-//! * the device was connected anew, or the connection has ended since the last call (once: the next call waits, for a
+//! * the device has a new connection, or the connection has ended since the last call (once: the next call waits, for a
 //!   reconnect);
 //! * the device has done something wrong and the queue has stopped: its `stats` say so;
-//! * a receive queue has fewer buffers posted than the longest frame takes, for want of pages. Pages that come home from other
-//!   threads do not wake the owner, and the device could wait for buffers while the driver waits for frames. An owner that polls posts
-//!   the pages as they come home. A queue that lacks pages, but has enough buffers for a frame, waits: the frame wakes it.
+//! * a receive queue has fewer buffers posted than the longest frame takes, because it lacks pages. Pages that are
+//!   returned from other threads do not wake the owner, and the device could wait for buffers while the driver waits
+//!   for frames. An owner that polls posts the pages as they are returned. A queue that lacks pages, but has enough
+//!   buffers for a frame, waits: the frame wakes it.
 
 use super::Link;
 use super::queues::{EitherRx, VirtioRxQueues};
@@ -40,6 +41,7 @@ use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{PeerMemory, PeerShared};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::MutexGuard;
 
 /// The epoll sets of a device's queues, by queue index.
 #[derive(Debug)]
@@ -78,14 +80,14 @@ impl Alarms {
         (0..self.sets.len()).for_each(|queue| self.wake(queue));
     }
 
-    /// Is told when the back end at the other end of `socket` closes the connection. Ends when `socket` is closed.
+    /// Wakes the threads when the back end closes the connection `socket`. Ends when `socket` is closed.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
         self.sets.iter().try_for_each(|set| set.watch_hang_up(socket))
     }
 }
 
 impl<M: PeerMemory> Link<M> {
-    /// Arms a queue: see the module. `polls`: whether the owner is to poll for another reason.
+    /// Arms a queue: see the module. `polls` says whether the owner must poll for another reason.
     fn arm<B>(&self, queue: usize, ring: &mut RingQueue<B>, polls: bool) -> Armed {
         let hung_up = self.alarms.of(queue).clear();
         if hung_up {
@@ -96,7 +98,7 @@ impl<M: PeerMemory> Link<M> {
         }
         ring.notify();
         let armed = ring.arm();
-        // After the set was cleared: a reconnect publishes the connection, then wakes the set.
+        // Checked after the set was cleared, because a reconnect publishes the connection and then wakes the set.
         if armed == Armed::Waits && self.has_replaced(ring.handle()) {
             ring.disarm();
             return Armed::Work;
@@ -104,7 +106,7 @@ impl<M: PeerMemory> Link<M> {
         armed
     }
 
-    /// The same of a receive queue. One that has stopped, or that lacks pages for the next frame, does not wait.
+    /// The same for a receive queue. A queue that has stopped, or that lacks pages for the next frame, is not armed.
     pub(super) fn arm_receive<B: Buffers<Mem = M>>(&self, queue: usize, rx: &mut Receive<B>) -> Armed {
         let polls = rx.stats().stopped.is_some() || !rx.can_receive();
         self.arm(queue, rx.ring_mut(), polls)
@@ -129,8 +131,8 @@ impl<M: PeerMemory> AsFd for VirtioTx<M> {
     }
 }
 
-/// See [`Wait`]. The work of a transmit queue is packets that the device is done with: what
-/// [`complete`](TxQueue::complete) takes back, and so room for others. Arming flushes the queue first.
+/// See [`Wait`]. The work of a transmit queue is packets that the device has completed, which
+/// [`complete`](TxQueue::complete) takes back. This makes room for others. Arming flushes the queue first.
 impl<M: PeerMemory> Wait for VirtioTx<M> {
     fn arm(&mut self) -> Armed {
         self.flush();
@@ -162,7 +164,8 @@ impl<H, M: PeerMemory> Wait for VirtioSplitTx<H, M> {
 }
 
 impl<M: PeerMemory> EitherRx<M> {
-    /// [`Wait::arm`] of the queue as it is now. A queue that has stopped answers [`Armed::Work`]: its owner is to look.
+    /// [`Wait::arm`] of the queue as it is now. A queue that has stopped returns [`Armed::Work`], so that its owner
+    /// polls it and sees this.
     pub fn arm(&mut self) -> Armed {
         match self {
             Self::Host(rx) => rx.arm(),
@@ -181,7 +184,7 @@ impl<M: PeerMemory> EitherRx<M> {
     }
 }
 
-/// A queue of [`VirtioRxQueues`], to be waited for: from [`VirtioRxQueues::wait`].
+/// A queue of [`VirtioRxQueues`], to be waited for, and to be polled by a stack: from [`VirtioRxQueues::wait`].
 ///
 /// Its thread sleeps without the queue's lock, so a control thread can restart the queue meanwhile; that wakes the thread. The
 /// descriptor stays valid through every restart.
@@ -200,6 +203,13 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     }
 }
 
+impl<M: PeerMemory> QueueWait<M> {
+    /// Locks the queue.
+    pub(super) fn lock(&self) -> Option<MutexGuard<'_, EitherRx<M>>> {
+        self.queues.get(self.queue)
+    }
+}
+
 impl<M: PeerMemory> AsFd for QueueWait<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
@@ -209,11 +219,11 @@ impl<M: PeerMemory> AsFd for QueueWait<M> {
 /// Each call locks the queue.
 impl<M: PeerMemory> Wait for QueueWait<M> {
     fn arm(&mut self) -> Armed {
-        self.queues.get(self.queue).map_or(Armed::Work, |mut rx| rx.arm())
+        self.lock().map_or(Armed::Work, |mut rx| rx.arm())
     }
 
     fn disarm(&mut self) {
-        if let Some(mut rx) = self.queues.get(self.queue) {
+        if let Some(mut rx) = self.lock() {
             rx.disarm();
         }
     }

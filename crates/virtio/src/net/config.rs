@@ -1,4 +1,4 @@
-//! The configuration space: what a device tells about itself beside its queues.
+//! The configuration space: the properties that a device reports.
 //!
 //! ```text
 //!  0 mac                  6 bytes   feature MAC
@@ -9,7 +9,7 @@
 //! 16 duplex               u8        feature SPEED_DUPLEX, 0 = half, 1 = full; all ones: unknown
 //! ```
 //!
-//! Integers are little endian. The fields behind these belong to hashes and RSS, which Netmem does not have.
+//! Integers are little endian. The fields after these are for hashes and RSS, which Netmem does not support.
 
 use super::feature;
 
@@ -23,7 +23,7 @@ const ANNOUNCE: u16 = 2;
 /// The least MTU that a device may have (5.1.4.1).
 const MIN_MTU: u16 = 68;
 
-/// What a device tells about itself.
+/// The properties of a device in its configuration space.
 ///
 /// A field is `None` (the link: up) if its feature was not negotiated, and if its value is out of the range that the
 /// specification gives it.
@@ -47,7 +47,7 @@ pub struct NetConfig {
 }
 
 impl Default for NetConfig {
-    /// Nothing is known, and the link is up.
+    /// All fields are unknown, and the link is up.
     fn default() -> Self {
         Self { mac: None, link_up: true, announce: false, max_pairs: None, mtu: None, speed: None, full_duplex: None }
     }
@@ -67,7 +67,7 @@ impl NetConfig {
         ends.into_iter().find(|(bit, _)| features & bit != 0).map_or(0, |(_, end)| end)
     }
 
-    /// Reads what a device wrote. Bytes that are missing are not believed, nor are fields without their feature.
+    /// Reads the bytes of a device. Fields with missing bytes, or without their feature, are ignored.
     #[must_use]
     pub(crate) fn read(features: u64, bytes: &[u8]) -> Self {
         let mut space = [0; LEN];
@@ -80,7 +80,7 @@ impl NetConfig {
         let speed = u32::from_le_bytes([space[12], space[13], space[14], space[15]]);
         let status = if has(feature::STATUS) { u16_at(6) } else { LINK_UP };
         Self {
-            // A group address is no device's own.
+            // A device cannot have a group address.
             mac: Some(mac).filter(|mac| has(feature::MAC) && mac[0] & 1 == 0 && *mac != [0; 6]),
             link_up: status & LINK_UP != 0,
             announce: has(feature::STATUS) && features & feature::GUEST_ANNOUNCE != 0 && status & ANNOUNCE != 0,

@@ -1,4 +1,4 @@
-//! What can go wrong between the driver and a back end.
+//! The errors between the driver and a back end.
 
 use super::line::LineError;
 use super::message::Request;
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong between the driver and a back end.
+/// An error between the driver and a back end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VhostUserError {
@@ -53,6 +53,12 @@ pub enum VhostUserError {
         /// How long it was waited for.
         seconds: f64,
     },
+    /// Another back end does not follow the tables of descriptors that receive queues have.
+    #[error(
+        "the backend may not follow tables of descriptors in packed receive rings, which the queues have since they were \
+         probed; connect to a device of this project, or probe again"
+    )]
+    NoRxTables,
     /// The back end does not answer.
     #[error(
         "the backend did not answer {message} for {seconds} s; is it stuck, or something other than a vhost-user back end?"
@@ -60,7 +66,7 @@ pub enum VhostUserError {
     Silent {
         /// The message.
         message: Request,
-        /// How long it was given.
+        /// How long the driver has waited.
         seconds: f64,
     },
     /// The back end accepted the connection and closed it without an answer.
@@ -69,12 +75,12 @@ pub enum VhostUserError {
          does it speak vhost-user as something else than a back end?"
     )]
     Busy,
-    /// The back end hung up, or answers something else.
+    /// The back end hung up, or its answer was not the expected one.
     #[error("the backend failed at {message} ({source}); does it speak vhost-user as a back end?")]
     Message {
-        /// The message it failed at.
+        /// The message that failed.
         message: Request,
-        /// What came back.
+        /// The answer, or the error in its place.
         source: LineError,
     },
     /// The back end understood a message, and refuses what it asks for.
@@ -131,7 +137,7 @@ pub enum VhostUserError {
     },
 }
 
-/// What to do about a failed system call: of a process that has no descriptors left, no advice but one helps.
+/// The advice for a failed system call. If the process has no descriptors left, only advice about that helps.
 pub(crate) fn advice(source: &io::Error, otherwise: &'static str) -> &'static str {
     match Errno::from_io_error(source) {
         Some(Errno::MFILE) => {

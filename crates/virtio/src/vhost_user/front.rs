@@ -1,7 +1,7 @@
-//! The front end: how the driver reaches a device in another process, or in this one.
+//! The front end: the driver's connection to a device in another process, or in this one.
 //!
-//! The order of the messages is the one that QEMU uses, because back ends are written for it. The features are acknowledged
-//! once, all together: a back end may take the first `SET_FEATURES` for the driver's whole choice.
+//! The order of the messages is the one that QEMU uses, because back ends are written for it. The features are
+//! acknowledged once, all together: a back end may take the first `SET_FEATURES` as the driver's final choice.
 //!
 //! ```text
 //! connect    GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
@@ -9,9 +9,9 @@
 //! then       SET_MEM_TABLE; for each ring SET_VRING_CALL, _NUM, _BASE, _ADDR, _KICK, _ENABLE; SET_STATUS
 //! ```
 //!
-//! A message that belongs to a protocol feature is left out where the back end lacks the feature; a back end without any
-//! protocol features serves one queue pair. Every wait is [bounded](super::line): a back end that does not answer is an
-//! error and the end of the connection.
+//! A message that belongs to a protocol feature is left out if the back end lacks the feature. A back end without any
+//! protocol features serves one queue pair. Every wait is [bounded](super::line): if a back end does not answer, this
+//! is an error and the end of the connection.
 
 use super::VhostUserError;
 use super::line::{Line, LineError};
@@ -28,13 +28,14 @@ use std::time::Duration;
 /// How long a back end may take to accept a connection, and to answer a message.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// The protocol features that are taken where the back end has them.
+/// The protocol features that are accepted if the back end has them.
 const WANTED: u64 = protocol::MQ
     | protocol::REPLY_ACK
     | protocol::MTU
     | protocol::CONFIG
     | protocol::STATUS
-    | protocol::CONFIGURE_MEM_SLOTS;
+    | protocol::CONFIGURE_MEM_SLOTS
+    | protocol::NETMEM_SPLIT;
 
 /// Most queue pairs that a back end can name: rings have 16-bit numbers.
 const MAX_PAIRS: u64 = 1 << 15;
@@ -47,15 +48,17 @@ mod status {
     pub(super) const FEATURES_OK: u8 = 8;
 }
 
-/// Where a ring lies, for the back end: addresses of this process.
+/// The place of a ring, for the back end, in addresses of this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingAddresses {
     pub(crate) size: u16,
     pub(crate) desc: u64,
     pub(crate) avail: u64,
     pub(crate) used: u64,
-    /// Where the back end begins: an index, or the two positions of a packed ring.
+    /// The position at which the back end begins: an index, or the two positions of a packed ring.
     pub(crate) base: u32,
+    /// Whether the back end must split frames behind their headers. It must be [able](VhostUser::splits) to.
+    pub(crate) splits: bool,
 }
 
 /// A connection to a vhost-user back end.
@@ -68,7 +71,7 @@ pub struct VhostUser {
     control_queue: bool,
     /// The device status as it was set last.
     status: u8,
-    /// Which rings are enabled, so that a ring that is started again is enabled or not as it was.
+    /// Which rings are enabled, so that a ring which is started again has the same state as before.
     enabled: Vec<bool>,
 }
 
@@ -87,7 +90,7 @@ impl VhostUser {
     ///
     /// # Errors
     ///
-    /// [`VhostUserError`]: no back end connected, or what connected is none.
+    /// [`VhostUserError`]: no back end connected, or the process that connected is none.
     pub fn accept(listener: &Listener, limit: Duration) -> Result<Self, VhostUserError> {
         Self::over(listener.accept(limit)?, false)
     }
@@ -116,7 +119,7 @@ impl VhostUser {
         this.offered = this.number(Message::GetFeatures)?;
         if this.offered & feature::VHOST_USER_PROTOCOL != 0 {
             let take = this.number(Message::GetProtocolFeatures)? & WANTED;
-            // Not confirmed: whether the back end confirms messages is what this one tells it.
+            // This message is not confirmed, because it is the one that turns confirmations on.
             this.tell(Message::SetProtocolFeatures(take))?;
             this.protocol = take;
         }
@@ -149,12 +152,18 @@ impl VhostUser {
         self.control_queue && self.offered & feature::CTRL_VQ != 0
     }
 
+    /// Whether the back end can put the headers of a frame into the first segment of a buffer, and the payload into the others. Only our
+    /// own device can.
+    pub(crate) fn splits(&self) -> bool {
+        self.has(protocol::NETMEM_SPLIT)
+    }
+
     /// Whether a protocol feature is in use.
     pub(crate) fn has(&self, bit: u64) -> bool {
         self.protocol & bit != 0
     }
 
-    /// Says which of `features` is not offered, if one is not, and `why` it is needed.
+    /// Returns an error if one of `features` is not offered. The error says `why` it is needed.
     pub(crate) fn require(&self, features: u64, why: &'static str) -> Result<(), VhostUserError> {
         match features & !self.offered {
             0 => Ok(()),
@@ -165,9 +174,9 @@ impl VhostUser {
         }
     }
 
-    /// Takes `features`, or says which of them is not offered and `why` it is needed. Once in a connection. `mtu` is the
-    /// longest packet that the driver receives, in bytes. Where `features` has the MTU, the back end is told of it, or of its
-    /// own MTU if that is shorter.
+    /// Negotiates `features`. If one is not offered, the error says `why` it is needed. Called once in a connection.
+    /// `mtu` is the longest packet that the driver receives, in bytes. Where `features` has the MTU, the back end is
+    /// told of it, or of its own MTU if that is shorter.
     pub(crate) fn negotiate(&mut self, features: u64, why: &'static str, mtu: u64) -> Result<(), VhostUserError> {
         self.require(features, why)?;
         self.add_status(status::ACKNOWLEDGE | status::DRIVER)?;
@@ -191,8 +200,8 @@ impl VhostUser {
         self.has(protocol::CONFIG)
     }
 
-    /// Reads the configuration space as far as `features` give it fields. A back end that has none, or refuses, tells
-    /// nothing.
+    /// Reads the configuration space as far as `features` give it fields. If a back end has none, or refuses, there are
+    /// no bytes.
     pub(crate) fn config(&mut self, features: u64) -> Result<NetConfig, VhostUserError> {
         let (request, len) = (Request::GET_CONFIG, NetConfig::len(features));
         if !self.has_config() || len == 0 {
@@ -200,7 +209,7 @@ impl VhostUser {
         }
         match self.ask(Message::GetConfig { offset: 0, size: len as u32, flags: 0 })? {
             Reply::Config { offset: 0, bytes, .. } if bytes.len() == len => Ok(NetConfig::read(features, &bytes)),
-            // An answer that is a number, or none, is a refusal.
+            // If the answer is a number, or there is none, the back end has refused.
             Reply::Number(_) | Reply::Empty => Ok(NetConfig::default()),
             Reply::Config { offset, .. } if offset != 0 => {
                 let (field, value) = ("offset", offset.into());
@@ -214,7 +223,7 @@ impl VhostUser {
         }
     }
 
-    /// Says that the rings are set up.
+    /// Tells the back end that the rings are set up.
     pub(crate) fn ready(&mut self) -> Result<(), VhostUserError> {
         self.add_status(status::DRIVER_OK)
     }
@@ -243,7 +252,7 @@ impl VhostUser {
         if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.number(Message::GetMaxMemSlots) } else { Ok(0) }
     }
 
-    /// Adds a region to what the back end has. It must have [slots](Self::memory_slots).
+    /// Adds a region to the back end's memory. The back end must have [slots](Self::memory_slots).
     pub(crate) fn add_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
         entry.fd().map_or(Ok(()), |fd| self.tell(Message::AddMemReg(region(entry), fd)))
     }
@@ -253,8 +262,8 @@ impl VhostUser {
         self.tell(Message::RemMemReg(region(entry)))
     }
 
-    /// Sets a ring up. Back ends allocate a ring when they hear of its call descriptor, and start it with its kick
-    /// descriptor, hence the order.
+    /// Sets a ring up. Back ends allocate a ring when they get its call descriptor, and start it when they get its kick
+    /// descriptor; hence the order.
     pub(crate) fn start_ring(
         &mut self,
         index: usize,
@@ -264,8 +273,8 @@ impl VhostUser {
     ) -> Result<(), VhostUserError> {
         let number = u8::try_from(index).map_err(|_| VhostUserError::RingNumber { index })?;
         let index = u32::from(number);
-        let RingAddresses { size, desc, avail, used, base } = at;
-        let addresses = VringAddresses { descriptors: desc, used, available: avail, log_addr: 0, log: false };
+        let RingAddresses { size, desc, avail, used, base, splits } = at;
+        let addresses = VringAddresses { descriptors: desc, used, available: avail, log_addr: 0, log: false, splits };
         self.tell(Message::SetVringCall { index: number, fd: Some(call) })?;
         self.tell(Message::SetVringNum { index, num: size.into() })?;
         self.tell(Message::SetVringBase { index, base })?;
@@ -293,7 +302,7 @@ impl VhostUser {
         self.enable_ring(index, enabled)
     }
 
-    /// Lets a ring's buffers be used, or not.
+    /// Enables or disables a ring: whether the back end may use its buffers.
     pub(crate) fn enable_ring(&mut self, index: usize, enable: bool) -> Result<(), VhostUserError> {
         if self.enabled.len() <= index {
             self.enabled.resize(index + 1, false);
@@ -316,7 +325,7 @@ impl VhostUser {
         self.line.is_open()
     }
 
-    /// The socket, to be told when the back end hangs up.
+    /// The socket, to watch for its end.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.line.socket()
     }
@@ -353,7 +362,7 @@ impl VhostUser {
         reply.map_err(|e| self.failed(request, e))
     }
 
-    /// Ends the connection: after an error the two may not understand each other any more.
+    /// Ends the connection, because after an error the two sides may not agree any more on where a message begins.
     fn failed(&self, message: Request, source: LineError) -> VhostUserError {
         self.line.shutdown();
         match source {
@@ -366,7 +375,7 @@ impl VhostUser {
     }
 }
 
-/// A region as the back end is told of it.
+/// A region in the form of a message to the back end.
 fn region(e: &TableEntry) -> MemoryRegion {
     let (guest_addr, size) = (e.bus(), e.len() as u64);
     MemoryRegion { guest_addr, size, user_addr: e.user_addr(), mmap_offset: e.file_offset() }

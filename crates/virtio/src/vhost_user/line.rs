@@ -1,7 +1,8 @@
 //! One connected socket of vhost-user: messages go out and come in, each within a time limit.
 //!
-//! A peer may stop reading, stop writing, or write one byte a second. The limit is therefore on a message as a whole. The
-//! calls use `MSG_DONTWAIT` and `poll`, so the socket's own flags, which it may share with another process, do not matter.
+//! A peer may stop reading, stop writing, or write one byte a second. The limit is therefore for a whole message. The
+//! calls use `MSG_DONTWAIT` and `poll`, so the socket's own flags, which it may share with another process, do not
+//! matter.
 //!
 //! After an error the two sides no longer agree on where a message begins, and a late answer could be taken for one to a
 //! later question. An error therefore ends the connection: the socket is shut down.
@@ -34,7 +35,7 @@ pub enum LineError {
     /// The peer closed the connection within a message.
     #[error("the peer closed the connection in the middle of a message")]
     CutOff,
-    /// The peer sent descriptors, and this process may not have that many.
+    /// The peer sent descriptors, and this process cannot have so many.
     #[error(
         "this process has too few file descriptors left to receive those of the peer; \
          raise the limit (`ulimit -n`, or LimitNOFILE of the service)"
@@ -76,11 +77,11 @@ impl Line {
         self.ended_by(self.send_all(frame, Instant::now() + self.limit))
     }
 
-    /// Receives an answer that is due: the time limit begins now. No answer that the driver asks for has a descriptor.
+    /// Receives an expected answer: the time limit begins now. No answer that the driver asks for has a descriptor.
     ///
-    /// Descriptors that come all the same are not installed in this process: the kernel drops them, and the answer is
-    /// refused. To close a descriptor can take as long as the peer likes, because a FUSE file's `close` waits for the process
-    /// that serves the file system.
+    /// If an answer has descriptors nevertheless, they are not installed in this process: the kernel drops them, and
+    /// the answer is refused. The reason is that the peer could make a `close` take very long: a FUSE file's `close`
+    /// waits for the process that serves the file system.
     pub(crate) fn recv(&self) -> Result<Packet, LineError> {
         let packet = self.packet(None, Instant::now() + self.limit);
         self.ended_by(packet.and_then(|packet| packet.ok_or(LineError::Closed)))
@@ -96,7 +97,7 @@ impl Line {
             Ok(packet.map(|packet| Packet { fds, ..packet }))
         });
         match packet {
-            // A peer that dies with our answers unread resets the connection.
+            // If a peer ends before it has read all answers, the connection is reset.
             Err(LineError::Closed) => Ok(None),
             packet => self.ended_by(packet),
         }
@@ -166,7 +167,7 @@ impl Line {
         Ok(Some(packet))
     }
 
-    /// Fills `buffer`, or as much of it as comes before the end of the connection. Answers how many bytes came.
+    /// Fills `buffer`, or a part of it if the connection ends before. Returns how many bytes were received.
     fn fill(
         &self,
         buffer: &mut [u8],
@@ -218,7 +219,7 @@ impl Line {
         Ok(filled)
     }
 
-    /// Waits until the socket can be read or written, the peer has gone, or the time is over.
+    /// Waits until the socket can be read or written, the peer has closed it, or the time is over.
     fn wait(&self, events: PollFlags, deadline: Option<Instant>) -> Result<(), LineError> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

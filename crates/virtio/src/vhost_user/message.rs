@@ -30,8 +30,12 @@ const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In the payload of `SET_VRING_KICK`, `_CALL` and `_ERR`: no descriptor comes with it.
+/// In the payload of `SET_VRING_KICK`, `_CALL` and `_ERR`: the message has no descriptor.
 const NO_FD: u64 = 1 << 8;
+/// Flags of a ring's addresses: writes to the used ring are logged; frames are split behind their headers, which needs
+/// [`protocol::NETMEM_SPLIT`].
+const LOG: u32 = 1;
+const SPLITS: u32 = 1 << 31;
 
 /// Protocol feature bits, as masks.
 pub(crate) mod protocol {
@@ -53,10 +57,12 @@ pub(crate) mod protocol {
         PAGEFAULT = 8, CONFIG = 9, BACKEND_SEND_FD = 10, HOST_NOTIFIER = 11, INFLIGHT_SHMFD = 12, RESET_DEVICE = 13,
         INBAND_NOTIFICATIONS = 14, CONFIGURE_MEM_SLOTS = 15, STATUS = 16, XEN_MMAP = 17, SHARED_OBJECT = 18,
         DEVICE_STATE = 19, GET_VRING_BASE_INFLIGHT = 20, GPA_ADDRESSES = 21, SHMEM = 22,
+        // Netmem's own bit. The specification assigns bits in ascending order, and is far from this one.
+        NETMEM_SPLIT = 62,
     }
 }
 
-/// What a front end's message asks for, by the specification's number. It prints as the specification's name.
+/// The kind of a front end's message, by the specification's number. It prints as the specification's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request(pub u32);
 
@@ -183,7 +189,7 @@ pub enum Malformed {
         /// Its value.
         value: u64,
     },
-    /// An answer to another question.
+    /// The answer to another message.
     #[error("{got} was answered instead")]
     WrongAnswer {
         /// The message that was answered.
@@ -191,7 +197,7 @@ pub enum Malformed {
     },
 }
 
-/// A message as it came, before its payload is looked at.
+/// A received message, before its payload is decoded.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) request: Request,
@@ -218,7 +224,7 @@ impl Packet {
         }
     }
 
-    /// Whether the front end wants to hear how the message went, also if it has no answer of its own.
+    /// Whether the front end wants an acknowledgement, also if the message has no answer of its own.
     pub(crate) fn needs_reply(&self) -> bool {
         self.flags & NEED_REPLY != 0
     }
@@ -352,7 +358,7 @@ impl Reader {
         Malformed::Field { request: self.request, field, value }
     }
 
-    /// All bytes and all descriptors have been taken, and no more than that.
+    /// Checks that all bytes and all descriptors have been taken, and no more than that.
     fn done(self) -> Result<(), Malformed> {
         if self.at != self.payload.len() {
             return Err(Malformed::Size { request: self.request, size: self.payload.len() });
@@ -386,6 +392,9 @@ pub(crate) struct VringAddresses {
     /// Where writes to the used ring are logged, if [`Self::log`].
     pub(crate) log_addr: u64,
     pub(crate) log: bool,
+    /// Whether the back end must split frames behind their headers. Only Netmem's drivers ask for it, and only Netmem's
+    /// devices do it.
+    pub(crate) splits: bool,
 }
 
 /// The shared record of buffers in flight: what a front end asks for, and what a back end has made.
@@ -467,12 +476,12 @@ pub(crate) enum Message<F> {
     RemMemReg(MemoryRegion),
     SetStatus(u8),
     GetStatus,
-    /// A message that is not understood. Its payload was not looked at, and its descriptors are closed.
+    /// A message that is not supported. Its payload was not decoded, and its descriptors are closed.
     Other(Request),
 }
 
 impl<F> Message<F> {
-    /// What the message asks for.
+    /// The kind of the message.
     pub(crate) fn request(&self) -> Request {
         match self {
             Self::GetFeatures => Request::GET_FEATURES,
@@ -511,7 +520,7 @@ impl<F> Message<F> {
 }
 
 impl<F: AsFd> Message<F> {
-    /// The message as it is sent. `need_reply`: the back end is to say how it went, which it does where
+    /// The message as it is sent. `need_reply` asks the back end for an acknowledgement, which it sends if
     /// [`protocol::REPLY_ACK`] was negotiated.
     pub(crate) fn encode(&self, need_reply: bool) -> Frame<'_> {
         let mut f = Frame::new(self.request(), if need_reply { NEED_REPLY } else { 0 });
@@ -543,7 +552,7 @@ impl<F: AsFd> Message<F> {
             Self::GetVringBase { index } => f.u32s([*index, 0]),
             Self::SetVringEnable { index, enable } => f.u32s([*index, u32::from(*enable)]),
             Self::SetVringAddr { index, addresses: a } => {
-                f.u32s([*index, u32::from(a.log)]);
+                f.u32s([*index, if a.log { LOG } else { 0 } | if a.splits { SPLITS } else { 0 }]);
                 f.u64s([a.descriptors, a.used, a.available, a.log_addr]);
             }
             Self::SetVringKick { index, fd } | Self::SetVringCall { index, fd } | Self::SetVringErr { index, fd } => {
@@ -574,7 +583,8 @@ impl<F: AsFd> Message<F> {
 }
 
 impl Message<OwnedFd> {
-    /// The message that came. Its lengths and its number of descriptors are right; what its numbers mean is not checked.
+    /// Decodes a received message. Its lengths and its number of descriptors are checked; the meaning of its numbers is
+    /// not.
     pub(crate) fn decode(packet: Packet) -> Result<Self, Malformed> {
         let (request, flags) = (packet.request, packet.flags);
         if flags & REPLY != 0 {
@@ -603,7 +613,8 @@ impl Message<OwnedFd> {
             Request::SET_VRING_ADDR => {
                 let (index, flags) = (r.u32(), r.u32());
                 let [descriptors, used, available, log_addr] = [r.u64(), r.u64(), r.u64(), r.u64()];
-                let addresses = VringAddresses { descriptors, used, available, log_addr, log: flags & 1 != 0 };
+                let (log, splits) = (flags & LOG != 0, flags & SPLITS != 0);
+                let addresses = VringAddresses { descriptors, used, available, log_addr, log, splits };
                 Self::SetVringAddr { index, addresses }
             }
             Request::SET_VRING_BASE => Self::SetVringBase { index: r.u32(), base: r.u32() },
@@ -683,13 +694,13 @@ impl Message<OwnedFd> {
 /// The back end's answer to a message.
 #[derive(Debug)]
 pub(crate) enum Reply<F> {
-    /// A number that was asked for, or how a message went: 0 for "done", anything else for "refused".
+    /// A number that was asked for, or an acknowledgement: 0 for "done", any other number for "refused".
     Number(u64),
     /// To `GET_VRING_BASE`.
     VringBase { index: u32, base: u32 },
     /// To `GET_CONFIG`. At most [`MAX_CONFIG`] bytes.
     Config { offset: u32, flags: u32, bytes: Vec<u8> },
-    /// To `GET_INFLIGHT_FD`. Without a descriptor where the back end keeps no record (a size of 0).
+    /// To `GET_INFLIGHT_FD`. Without a descriptor if the back end keeps no record (a size of 0).
     Inflight(Inflight, Option<F>),
     /// To `SET_LOG_BASE`; to `GET_CONFIG`, a refusal.
     Empty,
@@ -790,7 +801,12 @@ mod tests {
             (Request::SET_LOG_BASE, words(&[4096, 64]), 1, "SetLogBase { size: 4096, offset: 64"),
             (Request::SET_LOG_FD, vec![], 1, "SetLogFd"),
             (Request::SET_VRING_NUM, halves(&[3, 256]), 0, "SetVringNum { index: 3, num: 256 }"),
-            (Request::SET_VRING_ADDR, address, 0, "descriptors: 13, used: 14, available: 15, log_addr: 16, log: true"),
+            (
+                Request::SET_VRING_ADDR,
+                address,
+                0,
+                "descriptors: 13, used: 14, available: 15, log_addr: 16, log: true, splits: false",
+            ),
             (Request::SET_VRING_BASE, halves(&[3, 7]), 0, "SetVringBase { index: 3, base: 7 }"),
             (Request::GET_VRING_BASE, halves(&[3, 0]), 0, "GetVringBase { index: 3 }"),
             (Request::SET_VRING_KICK, words(&[3]), 1, "SetVringKick { index: 3, fd: Some"),

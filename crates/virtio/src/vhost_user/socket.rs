@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a connection to a full queue is not tried again.
+/// The pause between two attempts to connect to a listener whose queue is full.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Connects to the socket at `path`.
@@ -47,8 +47,9 @@ fn try_connect(path: &Path) -> Result<UnixStream, Errno> {
     Ok(UnixStream::from(socket))
 }
 
-/// Whether the socket at `path` is left over from a process that is gone. A connection would tell, but would also take a place
-/// in a live listener's queue. A datagram socket cannot be connected to a listener: the error says whether there is one.
+/// Whether the socket at `path` is left over from a process that has ended. A connection would show this, but would
+/// also take a place in a live listener's queue. So a datagram socket is connected: this always fails, and the error
+/// says whether there is a listener.
 fn is_stale(path: &Path) -> bool {
     let probe = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -57,7 +58,7 @@ fn is_stale(path: &Path) -> bool {
     probe() == Err(Errno::CONNREFUSED)
 }
 
-/// A listening socket. Its path is removed when it is dropped, unless the path is another file's by then.
+/// A listening socket. Its path is removed when it is dropped, unless another file has the path by then.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixListener,
@@ -112,7 +113,7 @@ impl Listener {
             match self.listener.accept() {
                 Ok((stream, _)) => return Ok(stream),
                 Err(e) => match Errno::from_io_error(&e) {
-                    // None yet, or one that has gone again.
+                    // There is no connection yet, or it has ended already.
                     Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                     _ => return Err(failed(e)),
                 },

@@ -8,13 +8,15 @@
 //! ```
 //!
 //! * *A chain is given back once.* [`Head`] can neither be copied nor cloned, and `give_back` takes it by value.
-//! * *A chain is not forgotten.* Lending does not move the queue: a caller walks ahead with a [cursor](DeviceQueue::cursor)
-//!   of its own. If a head is dropped, its chain is still the next one, and the next pass finds it again.
+//! * *A chain is not forgotten.* Lending does not move the queue: a caller walks ahead with a
+//!   [cursor](DeviceQueue::cursor) of its own. If a head is dropped, its chain stays available, and the next pass finds
+//!   it again.
 //! * *No address outlives a pass.* A [`Buffer`] borrows the memory table ([`View`]).
-//! * *Nothing that the driver wrote is believed.* Every word is read once, into a private copy, and the
-//!   [judge](super::fault) checks the copy. After a fault the caller does not touch the ring again.
+//! * *Nothing that the driver wrote is trusted.* Every word is read once, into a private copy, and the functions of
+//!   [`fault`](super::fault) check the copy. After a fault the caller does not touch the ring again.
 //!
-//! The format is the only generic: [`Side`] is what differs between split and packed rings. Everything else is written once.
+//! The format is the only generic: [`Side`] has the differences between split and packed rings. Everything else is
+//! written once.
 //!
 //! # In order
 //!
@@ -28,6 +30,7 @@ use std::sync::Arc;
 use netmem_pool::foreign::copy_out;
 
 use super::Armed;
+pub(crate) use super::fault::Direction;
 use super::fault::{ChainJudge, DriverFault};
 use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated, SplitRing};
 use crate::device::inflight::Part;
@@ -41,27 +44,16 @@ mod split;
 pub(crate) use self::packed::{BASE, MappedRing, PackedSide, is_base};
 pub(crate) use self::split::SplitSide;
 
-/// What the buffers of a chain must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// Only readable ones: a frame from the driver.
-    Read,
-    /// Only writable ones: room for a frame to the driver.
-    Write,
-    /// Readable ones, then writable ones: a command and its answer.
-    ReadThenWrite,
-}
-
 /// A piece of the driver's memory, of the table that is borrowed for `'t`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer<'t> {
-    /// Where it is in this process.
+    /// Its address in this process.
     pub(crate) host: *mut u8,
     /// Bytes.
     pub(crate) len: usize,
     /// Whether the device writes it.
     pub(crate) write: bool,
-    /// Its address as the driver says it.
+    /// Its guest address, from the descriptor.
     guest: u64,
     table: PhantomData<&'t MemoryTable>,
 }
@@ -74,7 +66,7 @@ impl<'t> Buffer<'t> {
     }
 }
 
-/// Room for the buffers of a chain, kept between passes to spare an allocation. It has no buffers then.
+/// Room for the buffers of a chain. It is kept between passes to save an allocation, and is empty then.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Vec<Buffer<'static>>);
 
@@ -90,7 +82,7 @@ impl Buffers {
     /// Takes the room back. The buffers are forgotten, because no address outlives its pass.
     pub(crate) fn put(&mut self, mut room: Vec<Buffer<'_>>) {
         room.clear();
-        // The elements, of which there are none, get another lifetime; the allocation stays.
+        // The lifetime of the elements is changed. There are none, and the allocation stays.
         self.0 = room.into_iter().map(|b| Buffer { table: PhantomData, ..b }).collect();
     }
 }
@@ -99,9 +91,9 @@ impl Buffers {
 #[derive(Debug)]
 #[must_use = "the chain stays the queue's next one until its head is given back"]
 pub(crate) struct Head<A> {
-    /// Where the chain is. Heads are given back in the order of their positions.
+    /// The chain's position. Heads are given back in the order of their positions.
     at: A,
-    /// What the driver calls the chain.
+    /// The driver's id of the chain.
     id: u16,
     /// By how much the chain moves the queue's position: its descriptors in a packed ring, 1 in a split ring.
     span: u16,
@@ -115,7 +107,7 @@ impl<A> Head<A> {
         self.bytes as usize
     }
 
-    /// What the driver calls the chain.
+    /// The driver's id of the chain.
     pub(crate) fn id(&self) -> u16 {
         self.id
     }
@@ -130,26 +122,26 @@ pub(crate) struct Link<A> {
     index: u16,
     /// Where the chain begins.
     at: A,
-    /// What the driver calls the chain, as far as this descriptor says it: in a packed ring the last one counts.
+    /// The driver's id of the chain in this descriptor. In a packed ring, the id in the last descriptor counts.
     id: u16,
     /// Descriptors of the chain so far, as in [`Head`].
     span: u16,
 }
 
-/// Chains that are looked at together: their cache lines are waited for together, too.
+/// The most chains that are looked at together, so that the thread waits for their cache lines at the same time.
 pub(crate) const GROUP: usize = 64;
 
 /// A chain of one buffer that lies in one region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
-    /// Where the buffer is in this process.
+    /// The buffer's address in this process.
     pub(crate) host: *mut u8,
     /// Bytes in the buffer; when the chain is given back, bytes written.
     pub(crate) len: u32,
     id: u16,
 }
 
-/// The next chains of a queue, as far as each is one buffer in one region: room for [`DeviceQueue::look_ahead`].
+/// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::look_ahead`] fills it.
 #[derive(Debug)]
 pub(crate) struct Group {
     chains: [Whole; GROUP],
@@ -168,7 +160,7 @@ impl Group {
     }
 }
 
-/// What differs between the formats.
+/// The operations that differ between the formats.
 pub(crate) trait Side: std::fmt::Debug + Sized {
     /// A ring in memory.
     type Ring: std::fmt::Debug;
@@ -177,13 +169,13 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
 
     /// Takes over a ring.
     fn new(ring: Self::Ring, start: Start) -> Self;
-    /// The ring lies elsewhere now.
+    /// Tells it that the ring is at other addresses now.
     fn moved(self, ring: Self::Ring) -> Self;
     /// Entries of the ring.
     fn size(&self) -> u16;
-    /// What `GET_VRING_BASE` answers.
+    /// The answer to `GET_VRING_BASE`.
     fn base(&self) -> u32;
-    /// Looks at what the driver has made available. Whether there is a chain.
+    /// Reads what the driver has made available. Returns whether there is a chain.
     fn refresh(&mut self) -> Result<bool, DriverFault>;
     /// Whether there is a chain at `next`.
     fn available(&self) -> bool;
@@ -191,7 +183,7 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     fn next(&self) -> Self::At;
     /// The place behind a chain.
     fn behind(&self, at: Self::At, span: u16) -> Self::At;
-    /// The first descriptor of the chain at `at`; none if the driver has made none available there.
+    /// The first descriptor of the chain at `at`. `None` if the driver has made none available there.
     fn first(&self, at: Self::At) -> Result<Option<Link<Self::At>>, DriverFault>;
     /// The descriptor that follows one with [`DESC_NEXT`].
     fn follow(&self, link: &Link<Self::At>) -> Result<Link<Self::At>, DriverFault>;
@@ -199,15 +191,17 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     fn id(&self, last: &Link<Self::At>) -> Result<u16, DriverFault>;
     /// See [`DeviceQueue::look_ahead`]. `kind` is what the flags of a descriptor must be.
     fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize;
-    /// The next chain goes back; the driver sees it after `publish`.
+    /// Gives the next chain back. The driver sees it after `publish`.
     fn give_back(&mut self, id: u16, span: u16, len: u32);
-    /// The same of several chains of one descriptor each.
+    /// The same for several chains of one descriptor each.
     fn give_back_group(&mut self, chains: &[Whole]);
-    /// The same of chains that were only read, and may be batched: `id` is the last one's, and `span` what all move the position by.
+    /// The same for chains that were only read, and may be batched. `id` is that of the last chain, and `span` is the
+    /// number by which all of them move the position.
     fn give_back_read(&mut self, id: u16, span: u16);
     /// See [`DeviceQueue::publish`].
     fn publish(&mut self);
-    /// The same with in-flight state, and notes in the dirty log. Whether chains are still to be taken again.
+    /// The same with in-flight state, and with notes in the dirty log. Returns whether there are chains left that must
+    /// be taken again.
     fn publish_watched(&mut self, log: Option<&Logged>) -> bool;
     /// See [`DeviceQueue::should_notify`].
     fn should_notify(&mut self) -> bool;
@@ -215,17 +209,17 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     fn arm(&mut self) -> Armed;
     /// See [`DeviceQueue::disarm`].
     fn disarm(&mut self);
-    /// The event or flag for the driver was written.
+    /// Notes in the dirty log that the event or flag for the driver was written.
     fn log_event(&self, log: &Logged);
     /// Remembers that no chain is available at `at`.
     fn starve(&mut self, at: Self::At);
-    /// Whether there is still none; as of the last `refresh`.
+    /// Whether there is still none, as of the last `refresh`.
     fn starved(&mut self) -> bool;
     /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the table has `entries`.
     fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc;
 }
 
-/// Where the dirty log notes what a queue writes.
+/// The dirty log of a queue's writes.
 #[derive(Debug)]
 pub(crate) struct Logged {
     pub(crate) log: Arc<DirtyLog>,
@@ -233,12 +227,14 @@ pub(crate) struct Logged {
     pub(crate) used: Option<u64>,
 }
 
-/// What a queue is started with.
+/// The parameters with which a queue is started.
 #[derive(Debug)]
 pub(crate) struct Start {
-    /// Where to begin, as `SET_VRING_BASE` says it; in-flight state takes precedence over it.
+    /// The position of `SET_VRING_BASE` at which to begin. In-flight state takes precedence over it.
     pub(crate) base: u32,
     pub(crate) negotiated: Negotiated,
+    /// Whether frames are split behind their headers.
+    pub(crate) splits: bool,
     pub(crate) inflight: Option<Part>,
 }
 
@@ -248,11 +244,13 @@ pub(crate) struct DeviceQueue<S> {
     side: S,
     negotiated: Negotiated,
     header: usize,
-    /// There while the front end wants to know which pages the device writes.
+    /// See [`Self::splits`].
+    splits: bool,
+    /// Set while the front end wants to know which pages the device writes.
     logged: Option<Logged>,
     /// Whether there is in-flight state.
     kept: bool,
-    /// Whether chains of the back end before us are still to be taken again.
+    /// Whether there are chains of the earlier back end that must be taken again.
     again: bool,
     /// Whether there is `logged` or `kept`, for the hot paths to test.
     watched: bool,
@@ -267,11 +265,13 @@ pub(crate) struct DeviceQueue<S> {
 impl<S: Side> DeviceQueue<S> {
     /// Takes over `ring`.
     pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
-        let (negotiated, kept) = (start.negotiated, start.inflight.is_some());
+        let (negotiated, kept, splits) = (start.negotiated, start.inflight.is_some(), start.splits);
         let mut queue = Self {
             side: S::new(ring, start),
             negotiated,
             header: negotiated.header_len(),
+            // Header split needs a header of full length. Netmem's own drivers have no shorter (legacy) one.
+            splits: splits && negotiated.header_len() == VnetHdr::LEN && !negotiated.mergeable(),
             logged: None,
             kept,
             again: kept,
@@ -290,7 +290,7 @@ impl<S: Side> DeviceQueue<S> {
         Self { side: self.side.moved(ring), ..self }
     }
 
-    /// From now on the device's writes are noted in `log`, or no longer. `used` is the guest address of the used ring.
+    /// Sets or removes the log in which the device's writes are noted. `used` is the guest address of the used ring.
     pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
         self.logged = log.map(|log| Logged { log, used });
         self.watch();
@@ -308,20 +308,26 @@ impl<S: Side> DeviceQueue<S> {
         self.header
     }
 
-    /// What driver and device agreed on.
+    /// The features that driver and device have negotiated.
     #[inline(always)]
     pub(crate) fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
 
-    /// Whether a frame may be copied into or out of a single buffer without more ado: its header is the usual one, nothing
-    /// is logged, and no chain is to be taken again.
+    /// Whether the headers of each frame go to the first buffer of a chain, and what follows them to the others.
+    #[inline(always)]
+    pub(crate) fn splits(&self) -> bool {
+        self.splits
+    }
+
+    /// Whether a frame may simply be copied into or out of a single buffer: its header has the usual form, nothing is
+    /// logged, and no chain must be taken again.
     #[inline(always)]
     pub(crate) fn plain(&self) -> bool {
         self.plain
     }
 
-    /// Where the queue stands, as `GET_VRING_BASE` answers it.
+    /// The queue's position, as the answer to `GET_VRING_BASE`.
     pub(crate) fn base(&self) -> u32 {
         self.side.base()
     }
@@ -331,32 +337,32 @@ impl<S: Side> DeviceQueue<S> {
         self.side.size()
     }
 
-    /// Looks at what the driver has made available, and says whether there is a chain. One load.
+    /// Reads what the driver has made available, and returns whether there is a chain. One load.
     #[inline]
     pub(crate) fn refresh(&mut self) -> Result<bool, DriverFault> {
         self.side.refresh()
     }
 
-    /// Whether there is a next chain; as of the last [`Self::refresh`].
+    /// Whether there is a next chain, as of the last [`Self::refresh`].
     #[inline(always)]
     pub(crate) fn available(&self) -> bool {
         self.side.available()
     }
 
-    /// How a pass over this queue reaches memory.
+    /// The view by which a pass over this queue reaches memory.
     #[inline]
     pub(crate) fn view<'t>(&self, memory: &'t MemoryTable) -> View<'t> {
         memory.view(self.region)
     }
 
-    /// The pass is over.
+    /// Ends a pass over this queue, which used the view `memory`.
     #[inline]
     pub(crate) fn viewed(&mut self, memory: &View<'_>) {
         self.region = memory.index();
     }
 
-    /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain that is anything
-    /// else, wrong ones too, ends it. Only for a [plain](Self::plain) queue.
+    /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain of
+    /// another form, also a wrong one, ends it. Only for a [plain](Self::plain) queue.
     #[inline(always)]
     pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
         let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
@@ -370,7 +376,7 @@ impl<S: Side> DeviceQueue<S> {
         group.found = 0;
     }
 
-    /// The same of chains that were only read, see [`give_back_read`](Self::give_back_read).
+    /// The same for chains that were only read, see [`give_back_read`](Self::give_back_read).
     #[inline(always)]
     pub(crate) fn give_back_group_read(&mut self, group: &mut Group, taken: usize) {
         if self.batches() {
@@ -386,14 +392,14 @@ impl<S: Side> DeviceQueue<S> {
         }
     }
 
-    /// Where to begin lending.
+    /// The cursor at which lending begins.
     #[inline]
     pub(crate) fn cursor(&self) -> S::At {
         self.side.next()
     }
 
-    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. None if the driver has
-    /// made no chain available there.
+    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
+    /// the driver has made no chain available there.
     ///
     /// At most as many descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes
     /// several.
@@ -460,7 +466,7 @@ impl<S: Side> DeviceQueue<S> {
         }
     }
 
-    /// The first `len` bytes of `buffers` were written.
+    /// Notes that the first `len` bytes of `buffers` were written.
     pub(crate) fn wrote(&self, buffers: &[Buffer<'_>], len: usize) {
         let Some(Logged { log, .. }) = &self.logged else { return };
         let mut left = len;
@@ -497,7 +503,7 @@ impl<S: Side> DeviceQueue<S> {
         self.negotiated.in_order() && !self.watched
     }
 
-    /// Shows the driver everything given back so far.
+    /// Lets the driver see all chains that were given back so far.
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         if self.watched {
@@ -529,7 +535,7 @@ impl<S: Side> DeviceQueue<S> {
         armed
     }
 
-    /// The device polls from now on.
+    /// Asks the driver for no notifications: the device polls from now on.
     pub(crate) fn disarm(&mut self) {
         self.side.disarm();
         self.log_event();
@@ -541,19 +547,19 @@ impl<S: Side> DeviceQueue<S> {
         }
     }
 
-    /// Remembers that the chains up to `cursor`, where there is none, are too few.
+    /// Records that the chains up to `cursor`, where there is none, are too few.
     pub(crate) fn starve(&mut self, cursor: S::At) {
         self.side.starve(cursor);
     }
 
-    /// Whether nothing has come since [`Self::starve`]; as of the last [`Self::refresh`].
+    /// Whether no chain has become available since [`Self::starve`], as of the last [`Self::refresh`].
     #[inline(always)]
     pub(crate) fn starved(&mut self) -> bool {
         self.side.starved()
     }
 }
 
-/// Appends the buffer of a descriptor that was judged.
+/// Appends the buffer of a checked descriptor.
 #[inline]
 fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
     let Some(host) = memory.translate(d.addr, d.len) else { return pieces(memory, index, d, out) };
@@ -562,7 +568,7 @@ fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<
     Ok(())
 }
 
-/// The same of a buffer in several regions whose guest addresses meet.
+/// The same for a buffer in several regions whose guest addresses are adjacent.
 #[cold]
 fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
     let (mut addr, mut left) = (d.addr, d.len);
@@ -614,7 +620,7 @@ impl AnyDeviceQueue {
         }
     }
 
-    /// The same queue at other addresses. None if `ring` is of another format.
+    /// The same queue at other addresses. `None` if `ring` is of another format.
     pub(crate) fn moved(self, ring: AnyRing) -> Option<Self> {
         match (self, ring) {
             (Self::Split(q), AnyRing::Split(ring)) => Some(Self::Split(q.moved(ring))),

@@ -1,21 +1,21 @@
-//! The driver's end of a virtqueue: buffers are posted to the device in batches and come back in batches.
+//! The driver's end of a virtqueue: buffers are posted to the device, and taken back from it, in batches.
 //!
-//! A queue owns its buffers by *slot*. A buffer stays in its slot while the device has it, and may stay there afterwards: a
-//! buffer that is posted again unchanged costs no store that the device would have to see, except the entry that makes it
-//! available.
+//! A queue owns its buffers by *slot*. A buffer stays in its slot while the device has it, and may stay there
+//! afterwards: if a buffer is posted again unchanged, the only store that the device must see is the entry that makes
+//! it available.
 //!
 //! There are two kinds of queues:
 //!
 //! * A [*shaped*](DriverQueue::shaped) one, for receiving: every buffer consists of the same writable segments (one page, a
-//!   chain of pages, a host part and a device page). [`refill`](DriverQueue::refill) posts all free slots that the caller can
-//!   fill, oldest first.
+//!   chain of pages, a host part and device pages). They are a chain of descriptors, or a table in [`Tables`] where the caller
+//!   has one for each slot. [`refill`](DriverQueue::refill) posts all free slots that the caller can fill, oldest first.
 //! * A [free](DriverQueue::new) one, for sending and for commands: each buffer has its own segments.
 //!   [`post`](DriverQueue::post) puts one into the slot that is [`vacant`](DriverQueue::vacant). Several segments become a
 //!   chain of descriptors, or a table in [`Tables`] where that was negotiated.
 //!
-//! Nothing that the driver wrote is read back from the ring: heads, addresses and positions have private copies. What the
-//! device writes is read once, for a group of buffers at a time, and judged by [`fault`](super::fault); after a fault the caller
-//! stops the queue.
+//! Nothing that the driver wrote is read back from the ring: heads, addresses and positions have private copies. The
+//! device's words are read once, for a group of buffers at a time, and checked by [`fault`](super::fault). After a
+//! fault the caller stops the queue.
 //!
 //! User code runs between two operations, and may panic. A slot counts as posted only after it was exposed, and an address is
 //! written to the ring after the last call of user code in a batch. So a panic leaves no slot exposed twice, and no slot that
@@ -36,8 +36,8 @@ use std::collections::VecDeque;
 
 /// The most buffers that one [`refill`](DriverQueue::refill) step posts.
 const BATCH: usize = 64;
-/// Used buffers that are read from the ring and not taken yet, at most. More than a batch and the longest frame, so that a frame
-/// that begins in a batch is seen whole.
+/// The most used buffers that are read from the ring and not taken yet. This is more than a batch and the longest
+/// frame, so that a frame that begins in a batch is read completely.
 pub(crate) const LOOK: u16 = 2 * BATCH as u16;
 
 /// A part of a buffer.
@@ -85,8 +85,8 @@ impl Tables {
         Self { words: base.cast(), addr, per_slot }
     }
 
-    /// Writes `segments` into the table of `slot`: their addresses, and what `rest` makes of the others words of the
-    /// descriptor, given its number and whether it is the last. Returns the table's address and length in bytes.
+    /// Writes `segments` into the table of `slot`: their addresses, and the other word of each descriptor, which `rest`
+    /// returns for the descriptor's number and whether it is the last. Returns the table's address and length in bytes.
     fn write(
         &self,
         slot: u16,
@@ -106,6 +106,24 @@ impl Tables {
         }
         (self.addr + (first * Self::ENTRY) as u64, u32::from(n) * Self::ENTRY as u32)
     }
+
+    /// Writes the first `n` of a slot's addresses into its table, which was written before. Not inline: queues whose buffers are one segment
+    /// have no tables, and their loop stays short.
+    #[inline(never)]
+    fn set_addrs(&self, slot: u16, addrs: &[u64], n: u16) {
+        let first = usize::from(slot) * usize::from(self.per_slot);
+        for (n, addr) in addrs.iter().take(self.per_slot.min(n).into()).enumerate() {
+            // SAFETY: the type's invariant; `n` is below `per_slot`.
+            unsafe { &*self.words.add(2 * (first + n)) }.store(addr.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// The address and the bytes of the table of `slot`, which has `entries`.
+    #[inline(always)]
+    fn place(&self, slot: u16, entries: usize) -> (u64, u32) {
+        let first = usize::from(slot) * usize::from(self.per_slot);
+        (self.addr + (first * Self::ENTRY) as u64, (entries * Self::ENTRY) as u32)
+    }
 }
 
 /// The words of a ring in either format.
@@ -117,15 +135,22 @@ pub(crate) enum AnyRing {
     Packed(PackedRing),
 }
 
-/// What both formats are made with.
+/// The parameters with which both formats are made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     negotiated: Negotiated,
-    /// Descriptors of each slot in a shaped queue; 0 in a free one.
+    /// Descriptors of each slot in the ring of a shaped queue: 1 where it has a table. 0 in a free one.
     per_slot: u16,
 }
 
-/// The segments that every buffer of a shaped queue has, and where they are.
+impl Setup {
+    /// The tables, if the queue is to use them.
+    fn tables(self, shape: &Shape, tables: Option<Tables>) -> Option<Tables> {
+        tables.filter(|_| usize::from(self.per_slot) != shape.lens.len() || self.per_slot == 0)
+    }
+}
+
+/// The segments of every buffer of a shaped queue, and their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Shape {
     /// The bytes of each segment.
@@ -139,6 +164,11 @@ impl Shape {
     fn addrs(&self, slot: u16) -> &[u64] {
         let n = self.lens.len();
         &self.addrs[usize::from(slot) * n..][..n]
+    }
+
+    /// The segments of a slot.
+    fn segments(&self, slot: u16) -> impl Iterator<Item = Segment> {
+        self.addrs(slot).iter().zip(&self.lens).map(|(&addr, &len)| Segment { addr, len, writable: true })
     }
 
     /// The flags of segment `i`, without those of a format.
@@ -187,7 +217,7 @@ impl Free {
         usize::from(position) & (self.ids.len() - 1)
     }
 
-    /// Up to `most` of the oldest, which lie next to each other. None if none is free.
+    /// Up to `most` of the oldest, which are next to each other. Empty if none is free.
     #[inline(always)]
     fn oldest(&self, most: usize) -> &[u16] {
         let oldest = &self.ids[self.place(self.head)..];
@@ -209,7 +239,7 @@ impl Free {
         Some(self.ids[self.place(if self.oldest_first { self.head } else { self.tail.wrapping_sub(1) })])
     }
 
-    /// The [next](Self::next) is taken.
+    /// Takes the [next](Self::next).
     #[inline(always)]
     fn taken(&mut self) {
         if self.oldest_first {
@@ -257,8 +287,8 @@ impl Found {
         self.entries[usize::from(self.head.wrapping_add(i) % LOOK)]
     }
 
-    /// Adds what `next` finds, which is given the numbers from 0 on, until that is nothing, or there is no room, or there are `most`.
-    /// Returns how many were added.
+    /// Calls `next` with the numbers from 0 on and adds what it returns, until it returns nothing, there is no room, or
+    /// `most` were added. Returns how many were added.
     #[inline(always)]
     fn fill(&mut self, most: u16, mut next: impl FnMut(u16) -> Option<(u16, u32)>) -> u16 {
         let (most, tail, entries) = (most.min(LOOK - self.len()), self.tail, &mut *self.entries);
@@ -273,7 +303,7 @@ impl Found {
         n
     }
 
-    /// Takes the first, which the caller knows to be there.
+    /// Takes the first. The caller knows that there is one.
     #[inline(always)]
     fn pop(&mut self) -> (u16, u32) {
         debug_assert!(self.len() > 0, "a buffer that is pending is taken");
@@ -283,18 +313,21 @@ impl Found {
     }
 }
 
-/// Where buffers are used in order: the slots that the device has, in the order in which they were made available.
+/// For buffers that are used in order: the slots that the device has, in the order in which they were made available.
 struct Order {
     slots: VecDeque<u16>,
     /// The last buffer of a batch of which only a part was found yet, and its length.
     batch: Option<(u16, u32)>,
 }
 
-/// A ring format, seen from the driver: how buffers are described to the device and how used ones are found. Slots are the
-/// queue's; what is not judged here is judged there.
+/// A ring format, seen from the driver: how buffers are described to the device and how used ones are found. The queue
+/// owns the slots, and checks what the format does not check.
 pub(crate) trait DriverFormat: Sized {
     /// The words.
     type Ring;
+
+    /// Entries of a ring.
+    fn entries(ring: &Self::Ring) -> u16;
 
     /// A format on `ring`, which is all zero. It wants no notifications.
     fn new(ring: Self::Ring, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self;
@@ -308,12 +341,12 @@ pub(crate) trait DriverFormat: Sized {
     /// Descriptors that a buffer of `segments` takes, or None if no buffer can have so many.
     fn takes(&self, segments: usize) -> Option<usize>;
 
-    /// Makes shaped buffers available at the next [`publish`](Self::publish): the slot of each, and whether its addresses have changed
-    /// since it was made available last.
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape);
+    /// Makes shaped buffers available at the next [`publish`](Self::publish). For each it is given the slot, and how
+    /// many of its addresses, from the first on, may have changed since it was last made available.
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape);
 
-    /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of `segments`, and makes it available at the
-    /// next [`publish`](Self::publish). The caller has seen that there is room.
+    /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of `segments`, and makes it
+    /// available at the next [`publish`](Self::publish). The caller has checked that there is room.
     fn post(&mut self, slot: u16, segments: impl Iterator<Item = Segment>, free: &mut Free);
 
     /// Lets the device see what was made available.
@@ -326,23 +359,23 @@ pub(crate) trait DriverFormat: Sized {
     /// device has `unread` more buffers than those that were found before. Those before a fault are found.
     fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault>;
 
-    /// Where buffers are used in order: the next used entry, if there is one, and for how many buffers it can stand. The device
-    /// has `unread` more buffers than those that were found before.
+    /// For buffers that are used in order: the next used entry, if there is one, and the number of buffers for which it
+    /// can stand. The device has `unread` more buffers than those that were found before.
     fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault>;
 
-    /// The position in the ring moves behind the buffer in `slot`, which was found in a [`batch`](Self::batch).
+    /// Moves the position in the ring behind the buffer in `slot`, which was found in a [`batch`](Self::batch).
     fn skip(&mut self, slot: u16);
 
-    /// The slot whose buffer the ring calls `id`.
+    /// The slot of the buffer with this `id` in the ring.
     fn slot(&self, id: u32) -> Result<u16, DeviceFault>;
 
-    /// What the ring calls the buffer in `slot`.
+    /// The id in the ring of the buffer in `slot`.
     fn id(&self, slot: u16) -> u16;
 
-    /// The buffer in `slot`, which was found, is done with.
+    /// Frees the descriptors of the buffer in `slot`, which the device has used.
     fn release(&mut self, slot: u16, free: &mut Free);
 
-    /// Asks for an interrupt at the next used entry that was not read, and looks whether it is there.
+    /// Asks for an interrupt at the next used entry that was not read, and looks whether it is there already.
     fn arm(&mut self) -> Armed;
 
     /// See [`DriverQueue::disarm`].
@@ -353,25 +386,26 @@ struct Slot<B> {
     buffer: B,
     /// Whether the device has it.
     posted: bool,
-    /// Whether the addresses have changed since they were last written to the ring.
-    changed: bool,
+    /// How many of the addresses, from the first on, may have changed since they were last written to the ring.
+    changed: u16,
 }
 
 /// The addresses of the buffer that [`DriverQueue::refill`] is about to post.
 pub(crate) struct Segments<'q> {
     /// Those of all slots.
     addrs: &'q mut [u64],
-    /// Where those of this slot begin.
+    /// The index of the first address of this slot.
     first: usize,
-    changed: &'q mut bool,
+    changed: &'q mut u16,
 }
 
 impl Segments<'_> {
-    /// Segment `i` is at `addr`. To be said of each that is elsewhere than when its slot was filled last.
+    /// Sets the address of segment `i`. Must be called for each segment whose address differs from when its slot was
+    /// last filled.
     #[inline(always)]
     pub(crate) fn set(&mut self, i: usize, addr: u64) {
         self.addrs[self.first + i] = addr;
-        *self.changed = true;
+        *self.changed = (*self.changed).max(i as u16 + 1);
     }
 }
 
@@ -382,15 +416,16 @@ pub(crate) struct DriverQueue<F, B> {
     slots: Box<[Slot<B>]>,
     free: Free,
     shape: Shape,
-    /// Bytes that a buffer of a shaped queue holds; of a free one, whose lengths are not judged, the most that a length can be.
+    /// The bytes of a buffer of a shaped queue. In a free queue, whose lengths are not checked, the largest possible
+    /// length.
     have: u32,
     /// Buffers that the device has.
     posted: u16,
     /// Those of them that it has used, as far as the ring was read.
     found: Found,
-    /// What the device did wrong after them.
+    /// The fault that was found after them.
     fault: Option<DeviceFault>,
-    /// Only where buffers are used in order.
+    /// Set only if buffers are used in order.
     order: Option<Order>,
 }
 
@@ -407,10 +442,12 @@ impl Vacant {
 
 impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
     /// A queue on `ring`, which is all zero, whose buffers all consist of writable segments of these lengths. It has a slot for
-    /// each buffer that fits into the ring.
-    pub(crate) fn shaped(ring: F::Ring, negotiated: Negotiated, lens: &[u32]) -> Self {
+    /// each buffer that fits into the ring. Buffers of several segments are described in `tables`, if there are any, and then take one
+    /// entry of the ring.
+    pub(crate) fn shaped(ring: F::Ring, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
         let shape = Shape { lens: lens.into(), addrs: Box::default() };
-        Self::made(ring, Setup { negotiated, per_slot: lens.len() as u16 }, shape, None)
+        let per_slot = if tables.is_some() { 1 } else { lens.len() as u16 };
+        Self::made(ring, Setup { negotiated, per_slot }, shape, tables)
     }
 
     /// A queue on `ring`, which is all zero, whose buffers each have their own segments. Buffers of several are described in
@@ -420,15 +457,15 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
     }
 
     fn made(ring: F::Ring, setup: Setup, mut shape: Shape, tables: Option<Tables>) -> Self {
-        let format = F::new(ring, setup, &shape, tables);
-        let size = format.size();
+        let size = F::entries(&ring);
         let count = size / setup.per_slot.max(1);
         let shaped = setup.per_slot > 0;
-        // Where completions come in order, a driver of a split ring has to use descriptors in the order of the table.
+        // With in-order use, a driver of a split ring must use descriptors in the order of the table.
         let free = Free::new(count, shaped || setup.negotiated.in_order());
         shape.addrs = vec![0; usize::from(count) * shape.lens.len()].into();
+        let format = F::new(ring, setup, &shape, setup.tables(&shape, tables));
         let have = if shaped { shape.lens.iter().sum() } else { u32::MAX };
-        let slot = |_| Slot { buffer: B::default(), posted: false, changed: false };
+        let slot = |_| Slot { buffer: B::default(), posted: false, changed: 0 };
         let slots = (0..count).map(slot).collect();
         let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: None };
         let order = setup.negotiated.in_order().then(order);
@@ -437,13 +474,13 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
 }
 
 impl<F: DriverFormat, B> DriverQueue<F, B> {
-    /// Goes on with another ring, which is all zero: that of a new connection, or the old one after it was cleared. Nothing is
-    /// posted there. Buffers stay in their slots, and the next [`refill`](Self::refill) describes those of a shaped queue
-    /// to the device.
+    /// Takes another ring, which is all zero: that of a new connection, or the old one after it was cleared. No buffer
+    /// is posted there. Buffers stay in their slots, and the next [`refill`](Self::refill) describes those of a shaped
+    /// queue to the device.
     pub(crate) fn replace(&mut self, ring: F::Ring, tables: Option<Tables>) {
-        self.format = F::new(ring, self.setup, &self.shape, tables);
+        self.format = F::new(ring, self.setup, &self.shape, self.setup.tables(&self.shape, tables));
         for slot in &mut self.slots {
-            (slot.posted, slot.changed) = (false, true);
+            (slot.posted, slot.changed) = (false, self.shape.lens.len() as u16);
         }
         (self.posted, self.found, self.fault) = (0, Found::new(), None);
         if let Some(order) = &mut self.order {
@@ -481,15 +518,15 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.free.len() > 0
     }
 
-    /// Posts up to a batch of buffers of a shaped queue, in the slots that have been free for the longest time. `fill` is given
-    /// what is in the slot and says where the segments are that have moved since the slot was last filled. If it has no memory
-    /// it answers false, and the step ends. Returns how many buffers were posted; the device sees them after
-    /// [`publish`](Self::publish).
+    /// Posts up to a batch of buffers of a shaped queue, in the slots that have been free for the longest time. `fill`
+    /// is given what is in the slot and says where the segments are that have moved since the slot was last filled. If
+    /// it has no memory it returns false, and the step ends. Returns how many buffers were posted; the device sees them
+    /// after [`publish`](Self::publish).
     ///
-    /// Buffers first, ring after: the stores that wait for the device to let go of a cache line are then next to each other
-    /// and wait together.
+    /// First all buffers are filled, then the ring is written. So the stores that wait until the device's core gives a
+    /// cache line up are next to each other, and wait at the same time.
     ///
-    /// If `fill` panics, nothing of the batch is posted, and the next call continues with what is in the slots.
+    /// If `fill` panics, no buffer of the batch is posted, and the next call continues with the contents of the slots.
     #[inline(always)]
     pub(crate) fn refill(&mut self, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
         let Self { format, slots, free, shape, order, .. } = self;
@@ -537,8 +574,8 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         if self.fits(segments) { self.free.next().map(Vacant) } else { None }
     }
 
-    /// Posts the buffer in the vacant slot. `segments` tells its segments: one at least, and not more than there is room for. The
-    /// device sees it after [`publish`](Self::publish).
+    /// Posts the buffer in the vacant slot. `segments` are its segments: at least one, and at most as many as there is
+    /// room for. The device sees it after [`publish`](Self::publish).
     #[inline(always)]
     pub(crate) fn post<'q, I: Iterator<Item = Segment>>(
         &'q mut self,
@@ -554,8 +591,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         }
     }
 
-    /// Lets the device see what was posted. A device that polls needs no more; one that sleeps is
-    /// [notified](Self::should_notify).
+    /// Lets the device see the posted buffers. A device that sleeps must also be [notified](Self::should_notify).
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         self.format.publish();
@@ -569,8 +605,8 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.format.should_notify()
     }
 
-    /// How many buffers the device has used and [`take`](Self::take) has not given back; of more than [`LOOK`], so many. A fault is
-    /// told after the buffers before it were taken.
+    /// How many buffers the device has used and [`take`](Self::take) has not given back; at most [`LOOK`]. A fault is
+    /// reported after the buffers before it were taken.
     #[inline(always)]
     pub(crate) fn pending(&mut self) -> Result<u16, DeviceFault> {
         self.look();
@@ -593,8 +629,8 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.fault = seen.err();
     }
 
-    /// The same where buffers are used in order: a used entry stands for the buffers up to the one that it names, of which all
-    /// others were used completely.
+    /// The same for buffers that are used in order: a used entry stands for all buffers up to the one that it names.
+    /// All of them but the named one were used completely.
     #[inline(never)]
     fn look_in_order(&mut self) -> Result<(), DeviceFault> {
         let Self { format, found, order: Some(order), posted, have, .. } = self else { return Ok(()) };
@@ -632,7 +668,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     pub(crate) fn unread(&mut self) -> u16 {
         self.look();
         let posted = self.posted;
-        // What does not fit is read into a list of its own, and is not taken any more.
+        // Buffers that do not fit are read into a separate list, and are not taken any more.
         let found = std::mem::replace(&mut self.found, Found::new());
         let (mut unread, mut last) = (found.len(), found.len());
         while last == LOOK {
@@ -645,14 +681,14 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         unread
     }
 
-    /// The buffer of the `i`th pending one: for prefetches.
+    /// The `i`th pending buffer, for prefetches.
     #[inline(always)]
     pub(crate) fn peek(&self, i: u16) -> &B {
         &self.slots[usize::from(self.found.get(i).0)].buffer
     }
 
-    /// Takes the next [pending](Self::pending) buffer back: its slot, how many bytes the device has written to it, both judged, and
-    /// the buffer. The slot is free then. None after a [fault](Self::outcome).
+    /// Takes the next [pending](Self::pending) buffer back: its slot, how many bytes the device has written to it, and
+    /// the buffer. Slot and length were checked. The slot is then free. Returns `None` after a [fault](Self::outcome).
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<(u16, u32, &mut B)> {
         let (number, len) = self.found.pop();
@@ -673,13 +709,14 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         }
     }
 
-    /// What the caller found wrong with what is in a buffer. A fault in the ring that was found before comes first.
+    /// Records a fault that the caller has found in the contents of a buffer. A fault in the ring that was found before
+    /// takes precedence.
     #[cold]
     pub(crate) fn refuse(&mut self, fault: DeviceFault) {
         self.fault.get_or_insert(fault);
     }
 
-    /// What the device did wrong, as far as it was found.
+    /// The fault of the device, if one was found.
     pub(crate) fn outcome(&self) -> Result<(), DeviceFault> {
         self.fault.map_or(Ok(()), Err)
     }
@@ -699,7 +736,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     }
 }
 
-/// A queue in the format that was negotiated. A caller looks once a poll which it is.
+/// A queue in the negotiated format. A caller checks the format once a poll.
 pub(crate) enum AnyDriverQueue<B> {
     /// On a split ring.
     Split(DriverQueue<Split, B>),
@@ -707,7 +744,7 @@ pub(crate) enum AnyDriverQueue<B> {
     Packed(DriverQueue<Packed, B>),
 }
 
-/// Evaluates an expression on the queue, whichever format it has.
+/// Evaluates an expression on the queue of either format.
 macro_rules! with_queue {
     ($any:expr, $queue:ident => $e:expr) => {
         match $any {
@@ -720,10 +757,10 @@ pub(crate) use with_queue;
 
 impl<B: Default> AnyDriverQueue<B> {
     /// See [`DriverQueue::shaped`].
-    pub(crate) fn shaped(ring: AnyRing, negotiated: Negotiated, lens: &[u32]) -> Self {
+    pub(crate) fn shaped(ring: AnyRing, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
         match ring {
-            AnyRing::Split(ring) => Self::Split(DriverQueue::shaped(ring, negotiated, lens)),
-            AnyRing::Packed(ring) => Self::Packed(DriverQueue::shaped(ring, negotiated, lens)),
+            AnyRing::Split(ring) => Self::Split(DriverQueue::shaped(ring, negotiated, lens, tables)),
+            AnyRing::Packed(ring) => Self::Packed(DriverQueue::shaped(ring, negotiated, lens, tables)),
         }
     }
 

@@ -1,30 +1,30 @@
-//! The judge: every check of a word that the peer wrote.
+//! The checks of all words that the peer writes.
 //!
-//! The peer may write anything at any time. A caller reads each word once and hands the copy to a function of this file,
-//! which answers with a value that is safe to use, or with a fault. This is the only place that makes a [`DeviceFault`] (what
-//! a device did to our driver) or a [`DriverFault`] (what a driver did to our device). After a fault the queue is stopped.
+//! The peer may write anything at any time. A caller reads each word once and hands the copy to a function of this
+//! file, which returns a value that is safe to use, or a fault. Only this file makes a [`DeviceFault`] (a device has
+//! broken a rule of our driver's ring) or a [`DriverFault`] (a driver has broken a rule of our device's ring). After a
+//! fault the queue is stopped.
 
-use super::device::Direction;
 use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 
-/// What a device did to one ring. The driver stops the queue: nothing that the device says about the ring can be believed
-/// after it.
+/// A rule of a ring that the device has broken. The driver stops the queue, because it cannot trust any later statement
+/// of the device about the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {
-    /// A head that is none of the ring's chains.
+    /// The device has used an id that is no chain of the ring.
     #[error("the device used buffer {id}, and there is none of that number")]
     BadId {
         /// The number it gave.
         id: u32,
     },
-    /// A head that the device does not have: used twice, or never posted.
+    /// The device has used a chain that it does not have: it was used twice, or never posted.
     #[error("the device used buffer {id}, which it did not have")]
     NotPosted {
         /// The number it gave.
         id: u16,
     },
-    /// More bytes than the buffer has.
+    /// The device claims more bytes than the buffer has.
     #[error("the device wrote {len} bytes into a buffer of {have}")]
     BadLength {
         /// Bytes it claims.
@@ -32,7 +32,7 @@ pub enum DeviceFault {
         /// Bytes there are.
         have: u32,
     },
-    /// A used index that runs ahead of what was posted.
+    /// The used index is ahead of the posted buffers.
     #[error("the device used {by} buffers and had {posted}")]
     IndexJump {
         /// How far the index moved.
@@ -40,13 +40,13 @@ pub enum DeviceFault {
         /// Buffers that were posted.
         posted: u16,
     },
-    /// A frame of no buffers, or of more than a frame can have.
+    /// A frame's header counts no buffers, or more than a frame can have.
     #[error("the device claims a frame of {buffers} buffers")]
     BadBufferCount {
         /// The count in the header.
         buffers: u16,
     },
-    /// A frame of which only a part was given.
+    /// The device has used only a part of a frame's buffers.
     #[error("the device claims a frame of {buffers} buffers and used {used}")]
     MissingBuffers {
         /// The count in the header.
@@ -71,33 +71,34 @@ impl DeviceFault {
     }
 }
 
-/// What the driver checks.
+/// The driver's checks.
 impl DeviceFault {
-    /// The device has used `by` more buffers, and had `posted`.
+    /// Checks that the device, which had `posted` buffers, may have used `by` more.
     #[inline(always)]
     pub(crate) fn ahead(by: u16, posted: u16) -> Result<u16, Self> {
         if by <= posted { Ok(by) } else { Err(Self::IndexJump { by, posted }) }
     }
 
-    /// The device has used buffer `id`, which is the one in `slot`, of which there are `slots`.
+    /// Checks the id of a used buffer: it must be one of `slots` slots.
     #[inline(always)]
     pub(crate) fn id(id: u32, slot: u32, slots: u16) -> Result<u16, Self> {
         if slot < u32::from(slots) { Ok(slot as u16) } else { Err(Self::BadId { id }) }
     }
 
-    /// The device has written `len` bytes into a buffer of `have`.
+    /// Checks that `len` bytes, which the device claims to have written, fit a buffer of `have` bytes.
     #[inline(always)]
     pub(crate) fn length(len: u32, have: u32) -> Result<u32, Self> {
         if len <= have { Ok(len) } else { Err(Self::BadLength { len, have }) }
     }
 
-    /// The device has used buffer `id`; `posted` is what the driver has of it, if it was posted.
+    /// Checks that used buffer `id` was posted; `posted` is the driver's record of it.
     #[inline(always)]
     pub(crate) fn posted<T>(id: u16, posted: Option<T>) -> Result<T, Self> {
         posted.ok_or(Self::NotPosted { id })
     }
 
-    /// A frame's header claims `buffers`, of which a frame can have `most`; the device has used `used` so far.
+    /// Checks the number of buffers in a frame's header: `buffers`, of at most `most`; the device has used `used` so
+    /// far.
     #[inline]
     pub(crate) fn buffers(buffers: u16, most: usize, used: u16) -> Result<u16, Self> {
         if buffers == 0 || usize::from(buffers) > most {
@@ -107,7 +108,7 @@ impl DeviceFault {
     }
 }
 
-/// What a driver did to one ring. The ring is stopped and counted; the others go on.
+/// A rule of a ring that the driver has broken. The ring is stopped and counted; the others go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverFault {
@@ -124,15 +125,15 @@ pub enum DriverFault {
     /// A chain's head is not a descriptor of the ring.
     #[error("chain head {head} in a ring of {size}")]
     HeadOutOfRange {
-        /// What the available ring says.
+        /// The value in the available ring.
         head: u16,
         /// Entries of the ring.
         size: u16,
     },
-    /// A chain goes on at something that is not a descriptor of the ring.
+    /// The next descriptor of a chain is not in the ring.
     #[error("descriptor {next} follows in a ring of {size}")]
     NextOutOfRange {
-        /// What the descriptor says.
+        /// The value in the descriptor.
         next: u16,
         /// Entries of the ring.
         size: u16,
@@ -223,7 +224,8 @@ pub enum DriverFault {
         /// The part's address.
         addr: u64,
     },
-    /// Pages of the memory table are gone: the front end shortened a file, punched a hole into it, or filled its file system.
+    /// Pages of the memory table were taken away: the front end has shortened a file, punched a hole into it, or filled
+    /// its file system.
     #[error("{accesses} accesses have found pages of the memory table gone")]
     MemoryLost {
         /// How many accesses.
@@ -252,7 +254,7 @@ impl DriverFault {
         "unfinished",
     ];
 
-    /// Which of [`Self::NAMES`] it is.
+    /// Its index in [`Self::NAMES`].
     #[must_use]
     pub fn index(&self) -> usize {
         match self {
@@ -276,50 +278,63 @@ impl DriverFault {
     }
 }
 
-/// What the device checks.
+/// The device's checks.
 impl DriverFault {
-    /// The driver's index is `to`; the device is at `from`. How many chains may be taken.
+    /// Checks the driver's index `to`; the device is at `from`. Returns how many chains may be taken.
     #[inline(always)]
     pub(crate) fn ahead(from: u16, to: u16, size: u16) -> Result<u16, Self> {
         let ahead = to.wrapping_sub(from);
         if ahead <= size { Ok(ahead) } else { Err(Self::AvailJump { from, to, size }) }
     }
 
-    /// A chain begins at `head`.
+    /// Checks the head of a chain.
     #[inline(always)]
     pub(crate) fn head(head: u16, size: u16) -> Result<u16, Self> {
         if head < size { Ok(head) } else { Err(Self::HeadOutOfRange { head, size }) }
     }
 
-    /// A chain goes on at `next`.
+    /// Checks the next descriptor of a chain.
     #[inline(always)]
     pub(crate) fn next(next: u16, size: u16) -> Result<u16, Self> {
         if next < size { Ok(next) } else { Err(Self::NextOutOfRange { next, size }) }
     }
 
-    /// Descriptor `id` has `len` bytes at `addr`; `found` is where they are, if they are in the memory table.
+    /// Checks that descriptor `id`, with `len` bytes at `addr`, is in the memory table. `found` is the result of the
+    /// translation.
     #[inline(always)]
     pub(crate) fn inside<T>(id: u16, addr: u64, len: u32, found: Option<T>) -> Result<T, Self> {
         found.ok_or(Self::OutsideTable { id, addr, len })
     }
 
-    /// A chain of a packed ring of `size` entries has `span` descriptors, and began `span - 1` before descriptor `id`.
+    /// Checks the length of a chain in a packed ring of `size` entries: it has `span` descriptors up to descriptor
+    /// `id`.
     pub(crate) fn span(id: u16, span: u16, size: u16) -> Result<u16, Self> {
         if span <= size { Ok(span) } else { Err(Self::ChainTooLong { head: id, size }) }
     }
 
-    /// Behind descriptor `id`, which does not end its chain, there is `next`, if it is available.
+    /// Checks that descriptor `id`, which does not end its chain, has a next one that is available.
     pub(crate) fn finished<T>(id: u16, next: Option<T>) -> Result<T, Self> {
         next.ok_or(Self::Unfinished { id })
     }
 
-    /// The command at `head` has `answer` for its answer.
+    /// Checks that the command at `head` has room for its answer.
     pub(crate) fn answer<T>(head: u16, answer: Option<T>) -> Result<T, Self> {
         answer.ok_or(Self::NoAnswerByte { head })
     }
 }
 
-/// Judges the descriptors of one chain in their order, copies of which the device's queue has read.
+/// The kind of a chain, which says how its buffers must be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Only readable ones: a frame from the driver.
+    Read,
+    /// Only writable ones: room for a frame to the driver.
+    Write,
+    /// Readable ones, then writable ones: a command and its answer.
+    ReadThenWrite,
+}
+
+/// Checks the descriptors of one chain in their order. The device's queue has read copies of them.
 #[derive(Debug)]
 pub(crate) struct ChainJudge {
     /// For messages.
@@ -327,7 +342,7 @@ pub(crate) struct ChainJudge {
     /// Entries of the ring, and the most buffers of a chain.
     size: u16,
     direction: Direction,
-    /// Whether a writable buffer has come.
+    /// Whether there was a writable buffer already.
     writing: bool,
     buffers: u16,
     bytes: u64,
@@ -340,7 +355,7 @@ impl ChainJudge {
         Self { head, size, direction, writing: direction == Direction::Write, buffers: 0, bytes: 0 }
     }
 
-    /// The next buffer is that of `d`, which is descriptor `id` or in its table.
+    /// Checks the next buffer, that of `d`, which is descriptor `id` or in its table.
     #[inline]
     pub(crate) fn buffer(&mut self, id: u16, d: &Desc) -> Result<(), DriverFault> {
         if self.buffers == self.size {
@@ -363,7 +378,8 @@ impl ChainJudge {
         Ok(())
     }
 
-    /// The chain ends with the indirect table of `d`, which is descriptor `id`. How many descriptors it has.
+    /// Checks the indirect table of `d`, which is descriptor `id` and ends the chain. Returns how many descriptors the
+    /// table has.
     pub(crate) fn table(&self, id: u16, d: &Desc, negotiated: bool) -> Result<u16, DriverFault> {
         if !negotiated {
             return Err(DriverFault::Indirect { id });
@@ -378,7 +394,7 @@ impl ChainJudge {
         Ok(entries as u16)
     }
 
-    /// The next buffer is that of `d`, in the table of descriptor `id`.
+    /// Checks the next buffer, that of `d`, in the table of descriptor `id`.
     ///
     /// `WRITE` is ignored where buffers are only read: reading one that the driver calls writable does no harm, and
     /// DPDK's virtio_user (22.11 to 24.11) leaves the flag in some entries of the tables that it transmits from packed rings.

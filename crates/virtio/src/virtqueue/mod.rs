@@ -4,19 +4,21 @@
 //! sections 2.7 and 2.8):
 //!
 //! * [split](SplitRing): a table of descriptors, and two rings of indices into it, one for each direction;
-//! * [packed](PackedRing): one ring of descriptors, which both sides write. Wrap counters in the flags say whose turn it is.
+//! * [packed](PackedRing): one ring of descriptors, which both sides write. Wrap counters in the flags say which side
+//!   may use a descriptor.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `split.rs`, `packed.rs` | the words of a ring as they lie in memory |
 //! | `device.rs`, `device/` | the device's end of a queue |
 //! | `driver.rs`, `driver/` | the driver's end of a queue, in both formats |
-//! | `negotiated.rs` | the features that driver and device agreed on, as a value that answers questions |
-//! | `event.rs` | when a notification is due, and why none is lost |
-//! | `fault.rs` | the judge: every check of a word that the peer wrote |
+//! | `negotiated.rs` | the features that driver and device have negotiated, as a value |
+//! | `event.rs` | when a notification must be sent, and why none is lost |
+//! | `fault.rs` | the checks of all words that the peer writes |
 //! | `sync.rs` | the atomics, so that loom can replace them |
 //! | `model.rs` | loom's models of `arm` against `publish` |
 
+#[cfg(feature = "device")]
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod event;

@@ -1,9 +1,9 @@
 //! Loom's models of `arm` against `publish`, on the queues that the driver and the device run: both formats, flags and event
 //! indices, either end asleep. The theory is in `event.rs`.
 //!
-//! One end publishes two entries, and asks after each or after both whether the peer wants to be notified. The other end arms,
-//! takes what is there, and arms again. What must never be: it waits, and there is work, and no notification came since it last
-//! began to arm.
+//! One end publishes two entries, and asks after each or after both whether the peer wants to be notified. The other
+//! end arms, takes what is there, and arms again. The forbidden state: it waits, there is work, and it has got no
+//! notification since it last began to arm.
 //!
 //! | change | fails |
 //! | --- | --- |
@@ -25,7 +25,7 @@ const SIZE: u16 = 2;
 /// Entries that are published in a model.
 const ENTRIES: u16 = 2;
 
-/// A notification: set by one end, forgotten by the other before it arms.
+/// A notification: one end sets it, and the other end clears it before it arms.
 struct Bell(AtomicBool);
 
 impl Bell {
@@ -46,7 +46,7 @@ impl Bell {
     }
 }
 
-/// What differs between the formats: the words of a ring, and its two ends.
+/// The differences between the formats: the words of a ring, and its two ends.
 trait Format {
     type Driver: DriverFormat;
     type Device: Device;
@@ -83,7 +83,7 @@ struct DeviceEnd<S: Side> {
 
 impl<S: Side> DeviceEnd<S> {
     fn new(ring: S::Ring, base: u32, negotiated: Negotiated) -> Self {
-        let mut side = S::new(ring, Start { base, negotiated, inflight: None });
+        let mut side = S::new(ring, Start { base, negotiated, inflight: None, splits: false });
         side.disarm();
         Self { at: side.next(), side }
     }
@@ -100,7 +100,7 @@ impl<S: Side + 'static> Device for DeviceEnd<S> {
     }
 
     fn arm(&mut self) -> Armed {
-        // As the device does: what the last look has found is work.
+        // As in the device: a chain that the last look has found is work.
         let armed = if self.side.refresh().unwrap() { Armed::Work } else { self.side.arm() };
         if armed == Armed::Work {
             self.side.disarm();
@@ -193,7 +193,7 @@ fn post<F: DriverFormat>(driver: &mut DriverQueue<F, u8>) {
     driver.publish();
 }
 
-/// Arms until the end waits or has taken all entries. True: it waits.
+/// Arms until the end waits or has taken all entries. Returns whether it waits.
 fn sleeps(bell: &Bell, mut arm: impl FnMut() -> Armed, mut take: impl FnMut() -> u16) -> bool {
     let mut taken = 0;
     while taken < ENTRIES {
@@ -208,8 +208,8 @@ fn sleeps(bell: &Bell, mut arm: impl FnMut() -> Armed, mut take: impl FnMut() ->
     false
 }
 
-/// At most three preemptions: without a bound, the packed device takes minutes. The races are between loads and stores that pass
-/// each other, which takes none.
+/// At most three preemptions: without a bound, the packed device takes minutes. The races are between loads and stores
+/// that are reordered, which needs no preemption.
 fn model(f: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(3));

@@ -1,9 +1,9 @@
-//! The features that driver and device agreed on.
+//! The features that driver and device have negotiated.
 
 use crate::net::{Offloads, VnetHdr, feature};
 use std::fmt;
 
-/// The features that driver and device agreed on, as a value that answers what may be used.
+/// The features that driver and device have negotiated, as a value with a method for each question.
 ///
 /// ```
 /// use netmem_virtio::net::feature;
@@ -82,13 +82,13 @@ impl Negotiated {
         if self.0 & (feature::VERSION_1 | feature::MRG_RXBUF) != 0 { VnetHdr::LEN } else { VnetHdr::LEGACY_LEN }
     }
 
-    /// What the header of a frame from the device may say.
+    /// The offloads that the header of a frame from the device may use.
     #[must_use]
     pub const fn received(self) -> Offloads {
         Offloads::received(self.0)
     }
 
-    /// What the header of a frame from the driver may say.
+    /// The offloads that the header of a frame from the driver may use.
     #[must_use]
     pub const fn sent(self) -> Offloads {
         Offloads::sent(self.0)

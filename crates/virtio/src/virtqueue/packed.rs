@@ -6,12 +6,12 @@
 //!   device event structure 4 bytes           written by the device:  offset and wrap u16 | flags u16
 //! ```
 //!
-//! Both sides go around the ring, each with a [`Position`]. A descriptor's flags say whose it is: the driver sets `AVAIL` to
-//! its wrap counter and `USED` to the inverse, and the device sets both to its wrap counter.
+//! Both sides go around the ring, each with a [`Position`]. A descriptor's flags say which side has it: the driver sets
+//! `AVAIL` to its wrap counter and `USED` to the inverse, and the device sets both to its wrap counter.
 //!
-//! The flags share a word of 64 bits with length and id. One load with acquire ordering reads the three, and then the address
-//! may be read; one store with release ordering writes them, after the address. The peer may be hostile: every word is read
-//! once. This file judges nothing; see [`fault`](super::fault).
+//! The flags share a word of 64 bits with length and id. One load with acquire ordering reads the three, and then the
+//! address may be read; one store with release ordering writes them, after the address. The peer may be hostile: every
+//! word is read once. This file checks no values; see [`fault`](super::fault).
 
 use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -135,7 +135,7 @@ impl PackedDesc {
     }
 }
 
-/// What one side says about the notifications that it wants: a 4-byte event suppression structure.
+/// The notifications that one side wants: a 4-byte event suppression structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     /// With [`Self::AT`]: the descriptor that asks for a notification when it changes, as [`Position::bits`].
@@ -270,7 +270,7 @@ impl PackedRing {
 
     #[inline]
     fn words(&self, offset: u16) -> [&AtomicU64; 2] {
-        // The offset may be of a position that the peer wrote. A sound one takes the branch that falls through.
+        // The offset may come from a position that the peer wrote. The common case, a valid offset, falls through.
         let at = 2 * usize::from(if offset < self.size { offset } else { 0 });
         // SAFETY: *mapped*; the offset is below `size`, and a descriptor is two words.
         unsafe { [&*self.desc.add(at), &*self.desc.add(at + 1)] }
@@ -333,7 +333,7 @@ impl PackedRing {
         word.store((u32::from(e.position) | u32::from(e.flags) << 16).to_le(), Ordering::Relaxed);
     }
 
-    /// What the driver says of the interrupts that it wants.
+    /// The interrupts that the driver wants.
     #[inline]
     #[must_use]
     pub fn driver_event(&self) -> Event {
@@ -341,14 +341,14 @@ impl PackedRing {
         Self::event(unsafe { &*self.driver })
     }
 
-    /// Sets what the driver says.
+    /// Sets the interrupts that the driver wants.
     #[inline]
     pub fn set_driver_event(&self, event: Event) {
         // SAFETY: *mapped*.
         Self::set_event(unsafe { &*self.driver }, event);
     }
 
-    /// What the device says of the notifications that it wants.
+    /// The notifications that the device wants.
     #[inline]
     #[must_use]
     pub fn device_event(&self) -> Event {
@@ -356,7 +356,7 @@ impl PackedRing {
         Self::event(unsafe { &*self.device })
     }
 
-    /// Sets what the device says.
+    /// Sets the notifications that the device wants.
     #[inline]
     pub fn set_device_event(&self, event: Event) {
         // SAFETY: *mapped*.
@@ -403,7 +403,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Where it is.
+    /// Its position.
     #[inline(always)]
     pub(crate) fn position(&self) -> Position {
         // Of either pair of flags, this one is equal to the wrap counter.
@@ -418,7 +418,7 @@ impl Cursor<'_> {
         PackedDesc { addr: u64::from_le(addr.load(Ordering::Relaxed)), ..rest }
     }
 
-    /// See [`PackedRing::used_desc`]. None if its two flags are not those of the cursor.
+    /// See [`PackedRing::used_desc`]. `None` if its two flags are not those of the cursor.
     #[inline(always)]
     pub(crate) fn used_desc(&self) -> Option<PackedDesc> {
         let d = PackedRing::read(self.words()[1]);

@@ -6,8 +6,8 @@
 //!   used ring          6 + 8 x size      written by the device:  flags u16 | idx u16 | ring[size] { id u32, len u32 } | avail_event u16
 //! ```
 //!
-//! The peer may be another process, and hostile: every word is read and written as an atomic, once, and the reader checks
-//! its copy. This file judges nothing; see [`fault`](super::fault).
+//! The peer may be another process, and hostile: every word is read and written as an atomic, once, and the reader
+//! checks its copy. This file checks no values; see [`fault`](super::fault).
 
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;

@@ -2,12 +2,13 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod back;
-#[path = "../../../../tests/peers/debian13.rs"]
+#[path = "../shared/debian13.rs"]
 pub mod debian13;
 pub mod hostile;
-#[path = "../../../../tests/skip.rs"]
+#[path = "../shared/skip.rs"]
 pub mod skip;
 pub mod split;
+pub mod tcp;
 pub mod testpmd;
 
 use std::collections::BTreeMap;
@@ -199,7 +200,7 @@ pub fn common_memory(pages: usize) -> impl Fn(RxMode) -> NetOptions {
     move |mode| NetOptions::new(mode).memory(Arc::clone(supply.region()), supply.clone())
 }
 
-/// Everything that went out came back, or was quarantined; what was mapped was unmapped.
+/// Every page was returned, or was quarantined; what was mapped was unmapped.
 #[track_caller]
 pub fn assert_closed(closed: &PoolClosed, quarantined: u64) {
     let s = closed.stats;

@@ -30,6 +30,11 @@ impl Testpmd {
 
     /// Starts it with one port, which sends back what it receives, as `options` say. `commands` are lines for its console.
     pub fn run(dpdk: Dpdk, vdev: &str, options: &str, commands: &str) -> Option<Self> {
+        Self::of_ports(dpdk, &[vdev], &format!("--port-topology=loop {options}"), commands)
+    }
+
+    /// Starts it with these ports.
+    pub fn of_ports(dpdk: Dpdk, vdevs: &[&str], options: &str, commands: &str) -> Option<Self> {
         if std::thread::available_parallelism().unwrap().get() < 2 {
             skip("dpdk-testpmd needs two CPUs");
             return None;
@@ -51,9 +56,10 @@ impl Testpmd {
                 command.arg("-d").arg(root.path("usr/lib/x86_64-linux-gnu/dpdk/pmds-25.0"));
             }
         }
+        let ports: String = vdevs.iter().map(|vdev| format!("--vdev={vdev} ")).collect();
         let arguments = format!(
-            "-l 0,1 --main-lcore 0 --no-pci --no-telemetry --no-huge -m 256 --no-shconf --file-prefix=netmem-{} --vdev={vdev} \
-             -- -i --total-num-mbufs=8192 --nb-cores=1 --port-topology=loop {options}",
+            "-l 0,1 --main-lcore 0 --no-pci --no-telemetry --no-huge -m 256 --no-shconf --file-prefix=netmem-{} {ports}\
+             -- -i --total-num-mbufs=8192 --nb-cores=1 {options}",
             std::process::id()
         );
         command.args(arguments.split_whitespace());
@@ -76,13 +82,20 @@ impl Testpmd {
         // It may have ended already, if there is no testpmd: it then says nothing below.
         let _ = writeln!(child.stdin.as_mut().unwrap(), "{commands}\nstart");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        if !lines.any(|line| line.contains("packet forwarding - ports=1")) {
+        // "io packet forwarding - ports=1 - cores=1", or with "with retry" in between.
+        let ports = format!(" - ports={} - ", vdevs.len());
+        if !lines.any(|line| line.contains("packet forwarding") && line.contains(&ports)) {
             skip("dpdk-testpmd does not start");
             return None;
         }
         // What it says later is read, so that it never waits for us.
         std::thread::spawn(move || lines.for_each(|line| println!("testpmd: {line}")));
         Some(Self(child))
+    }
+
+    /// Gives lines to its console.
+    pub fn command(&mut self, lines: &str) {
+        writeln!(self.0.stdin.as_mut().unwrap(), "{lines}").unwrap();
     }
 }
 

@@ -1,37 +1,61 @@
-//! What device memory was built to reach.
+//! The goals of device memory.
 
-use crate::bench::goals::{Target, judge};
-use crate::bench::report::{Goal, Row};
-use crate::stats::Spread;
+use super::segments;
+use crate::bench::goals::{Which, ratio};
+use crate::bench::report::Row;
+use crate::goals::{Goal, Target, judge};
 
-/// All goals whose rows were measured: per byte, on both sides together, at the same pace.
+/// All goals: CPU time per byte of both sides together, at the same pace.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
-    let ratio = |section, over, own| ratio(rows, section, over, own);
+    let ratio = |section, over, own| {
+        let row = |name: &str| Which::named(name).section(section);
+        ratio(rows, &row(over), &row(own))
+    };
     let receive = ratio("receive: both", "percpuref+locked_map", "percpuref+ranges");
     let transmit = ratio("transmit: both", "refcount+ranges", "percpuref+ranges");
+    let stream_receive = ratio("stream receive: both", "percpuref+locked_map", "percpuref+ranges");
+    let stream_transmit = ratio("stream transmit: both", "refcount+ranges", "percpuref+ranges");
     let targets = [
         Target::least(2, "receive, both sides: percpuref+locked_map / percpuref+ranges >= 1", receive, "x", 1.0),
         Target::least(2, "transmit, both sides: refcount+ranges / percpuref+ranges >= 1", transmit, "x", 1.0),
+        Target::least(
+            2,
+            "stream receive, both sides: percpuref+locked_map / percpuref+ranges >= 1",
+            stream_receive,
+            "x",
+            1.0,
+        ),
+        Target::least(
+            2,
+            "stream transmit, both lanes: refcount+ranges / percpuref+ranges >= 1",
+            stream_transmit,
+            "x",
+            1.0,
+        ),
     ];
+    let [short, whole, long] = segments::JUDGED;
+    let of_segments = segments::SECTIONS.as_chunks::<2>().0.iter().flat_map(|&[cost, rate]| {
+        let row = |section, len| Which::named(segments::name(len, segments::ORDER)).section(section);
+        let over = |section, len| self::ratio(rows, &row(section, long), &row(section, len));
+        [
+            Target::most(2, format!("{cost}: {long} bytes / {short} bytes <= 1.1"), over(cost, short), "x", 1.1),
+            Target::least(2, format!("{rate}: {long} bytes / {whole} bytes >= 3"), over(rate, whole), "x", 3.0),
+        ]
+    });
+    let targets = targets.into_iter().chain(of_segments);
     judge(targets, percpu)
-}
-
-/// How many times as much one variant takes as the other, in a section.
-fn ratio(rows: &[Row], section: &str, over: &str, own: &str) -> Option<Spread> {
-    let row = |name| rows.iter().find(|row| row.head.section == section && row.head.name == name);
-    row(own)?.under(row(over)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Head, Sample};
+    use crate::bench::goals::tests::{measured, row};
+    use crate::bench::report::Head;
 
     #[test]
     fn each_direction_has_its_own_before() {
         let row = |section, name: &str, value| {
-            let head = Head { name: name.into(), section, threads: 2, unit: "ms", ..Head::default() };
-            Row::new(head, "rseq", vec![Sample { value, ..Sample::default() }], None)
+            row(Head { name: name.into(), section, threads: 2, ..Head::default() }, &[value])
         };
         let rows = [
             row("receive: both", "percpuref+ranges", 2.0),
@@ -40,8 +64,7 @@ mod tests {
             row("transmit: both", "percpuref+ranges", 2.0),
             row("transmit: both", "refcount+ranges", 1.0),
         ];
-        let got: Vec<_> = goals(&rows, "rseq").iter().map(|g| (g.value.median, g.reached)).collect();
-        assert_eq!(got, [(1.5, true), (0.5, false)]);
-        assert!(goals(&rows[..1], "rseq").is_empty());
+        assert_eq!(measured(&goals(&rows, "rseq")), [(2, 1.5, true), (2, 0.5, false)]);
+        assert!(measured(&goals(&rows[..1], "rseq")).is_empty());
     }
 }

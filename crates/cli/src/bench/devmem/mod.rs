@@ -1,4 +1,4 @@
-//! The suite `devmem`: device memory end to end, received into and sent from, on the embedded device.
+//! The suite `devmem`: receives into device memory and sends from it, end to end, with the embedded device.
 //!
 //! ```text
 //!            first CPU, one thread, in turns                          second CPU
@@ -6,38 +6,51 @@
 //!   transmit Device::poll ◄─ VirtioSplitTx ◄─ Sender::send_again ◄─── ring ◄─ Sender::message
 //! ```
 //!
-//! Four flows; a message is 4 MB as a sequence of datagrams of 1472 bytes. Variants are the binding's count and the socket's
-//! tokens: `refcount+locked_map` is what was, `percpuref+ranges` what is.
+//! There are four flows. A message is 4 MB, sent as a sequence of datagrams of 1472 bytes. A variant is a count for the
+//! binding and a kind of tokens for the socket: `refcount+locked_map` is the old way, `percpuref+ranges` the way of
+//! today.
 //!
-//! All of it is the product's: device, driver, header split, flow table, mailboxes, bindings with either count, senders; and with
-//! `ranges` the socket as it is. With `locked_map` the socket hands out datagrams without a token, and ids come from
-//! [`netmem_bench::tokens::Locked`], for 16 datagrams under one hold of the lock, as good as such a socket can be; pages go home
-//! by the same put. In `transmit` no token takes part: rows that differ in tokens alone are the same work twice, and show what
-//! chance does.
+//! Everything but `locked_map` is the code of the product: device, driver, header split, flow table, mailboxes,
+//! bindings with either count, senders, and with `ranges` the socket. With `locked_map` the socket hands out datagrams
+//! without a token. The ids come from [`netmem_bench::tokens::Locked`], which takes its lock once for 16 datagrams, as
+//! well as such a socket could do it. Pages are returned by the same put. `transmit` uses no tokens: rows that differ
+//! only in their tokens do the same work twice, and show the noise of the measurement.
 //!
-//! The embedded device shares the network's thread whatever CPUs there are, so that every machine measures the same. Its passes
-//! count for throughput, and for nobody's CPU time. CPU time is that of turns in which there was something to do; it is
-//! taken at a pace that all variants can keep, [`cell`] says how. [`rig`] is what is connected with what, [`receive`] and
-//! [`transmit`] are the two directions, [`ways`] the two kinds of tokens, and [`goals`] what it is all for.
+//! Streams are measured with the same variants, also with 4 flows and messages of 4 MB: see [`streams`]. [`segments`]
+//! measures what a segment of a stream costs, by its length. Both have the parts in [`lane`] and [`peer`].
+//!
+//! The embedded device always shares the network's thread, also if there are more CPUs, so that every machine measures
+//! the same. The time of its passes counts for throughput, but is left out of all CPU time. CPU time is that of turns
+//! in which there was something to do. It is measured at a pace that all variants can keep: see [`cell`]. [`rig`]
+//! connects the parts, [`receive`] and [`transmit`] are the two directions, [`ways`] the two kinds of tokens, and
+//! [`goals`] the goals.
 
 mod cell;
 mod goals;
+mod lane;
+mod peer;
 mod receive;
+mod resident;
 mod rig;
+mod segments;
 mod source;
+mod streams;
 mod transmit;
 mod ways;
 
 use super::error::BenchError;
 use super::plan::Plan;
 use super::pool::Books;
-use super::report::{Base, Goal, Head, Row, compare};
+use super::report::{Base, Head, Row, compare};
 use super::rounds::{Cell, Skipped};
+use crate::goals::Goal;
 use cell::{EndToEnd, Pace, Traffic};
 use netmem::refs::{PercpuRef, RefCount};
 use receive::Receiving;
 use rig::Memory;
+use segments::Segments;
 use std::sync::Arc;
+use streams::StreamCell;
 use transmit::Transmitting;
 use ways::{LockedMap, Ranges};
 
@@ -47,42 +60,68 @@ const FLOWS: usize = 4;
 const PAYLOAD: u64 = 1472;
 /// Datagrams of a message of 4 MB.
 const MESSAGE: u64 = 4_000_000u64.div_ceil(PAYLOAD);
+/// If a value takes less time than this, the run is only a test: streams move parts of messages, and are hardly warm.
+const WHOLE_NS: u64 = 5_000_000;
 
-/// A direction's names.
+/// A direction: its names, and the unit in which it moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Receive,
     Transmit,
+    StreamReceive,
+    StreamTransmit,
 }
 
 impl Direction {
     fn short(self) -> &'static str {
         match self {
-            Self::Receive => "rx",
-            Self::Transmit => "tx",
+            Self::Receive | Self::StreamReceive => "rx",
+            Self::Transmit | Self::StreamTransmit => "tx",
         }
     }
 
-    /// Sections: throughput, network, application, both, loss.
-    fn sections(self) -> [&'static str; 5] {
+    fn is_stream(self) -> bool {
+        matches!(self, Self::StreamReceive | Self::StreamTransmit)
+    }
+
+    /// Bytes of the unit in which traffic is counted: a datagram, or a part of a stream.
+    fn unit(self) -> u64 {
+        if self.is_stream() { streams::UNIT } else { PAYLOAD }
+    }
+
+    /// The sections: throughput, CPU time of the network, of the application and of both, and for datagrams the loss.
+    /// Streams are sent on the CPU of their stack, so when sending, two CPUs do the same work.
+    fn sections(self) -> &'static [&'static str] {
         match self {
             Self::Receive => {
-                ["receive: throughput", "receive: network", "receive: application", "receive: both", "receive: loss"]
+                &["receive: throughput", "receive: network", "receive: application", "receive: both", "receive: loss"]
             }
-            Self::Transmit => [
+            Self::Transmit => &[
                 "transmit: throughput",
                 "transmit: network",
                 "transmit: application",
                 "transmit: both",
                 "transmit: loss",
             ],
+            Self::StreamReceive => &[
+                "stream receive: throughput",
+                "stream receive: network",
+                "stream receive: application",
+                "stream receive: both",
+            ],
+            Self::StreamTransmit => &[
+                "stream transmit: throughput",
+                "stream transmit: first lane",
+                "stream transmit: second lane",
+                "stream transmit: both",
+            ],
         }
     }
 
     /// The rows of a variant.
     fn heads(self, variant: &str) -> Vec<Head> {
-        let units = [("Gb/s", "4 flows"), ("ms", "GB"), ("ms", "GB"), ("ms", "GB"), ("%", "datagrams")];
-        let head = |(section, (unit, per))| Head {
+        let units = [("b/s", "4 flows"), ("ns", "GB"), ("ns", "GB"), ("ns", "GB"), ("%", "datagrams")];
+        let head = |(&section, (unit, per))| Head {
             name: variant.to_owned(),
             section,
             threads: 2,
@@ -91,7 +130,7 @@ impl Direction {
             direction: Some(self.short()),
             ..Head::default()
         };
-        self.sections().into_iter().zip(units).map(head).collect()
+        self.sections().iter().zip(units).map(head).collect()
     }
 }
 
@@ -105,28 +144,50 @@ pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
         if enough {
             cells.push(EndToEnd::cell(variant, heads, direction, pace.clone(), make));
         } else {
-            let why = "the network and the application each take a CPU of their own; allow two threads".to_owned();
-            cells.push(Box::new(Skipped { heads, why }) as Box<dyn Cell>);
+            cells.push(Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Cell>);
         }
     };
     let pace = Arc::new(Pace::default());
     let rig = || (memory.clone(), books.clone());
     add(Direction::Receive, &pace, BEFORE, make(rig(), Receiving::<RefCount, LockedMap<_>>::new));
-    add(Direction::Receive, &pace, "percpuref+locked_map", make(rig(), Receiving::<PercpuRef, LockedMap<_>>::new));
-    add(Direction::Receive, &pace, "refcount+ranges", make(rig(), Receiving::<RefCount, Ranges<_>>::new));
-    add(Direction::Receive, &pace, "percpuref+ranges", make(rig(), Receiving::<PercpuRef, Ranges<_>>::new));
+    add(Direction::Receive, &pace, MAP_AFTER, make(rig(), Receiving::<PercpuRef, LockedMap<_>>::new));
+    add(Direction::Receive, &pace, COUNT_BEFORE, make(rig(), Receiving::<RefCount, Ranges<_>>::new));
+    add(Direction::Receive, &pace, AFTER, make(rig(), Receiving::<PercpuRef, Ranges<_>>::new));
     let pace = Arc::new(Pace::default());
     add(Direction::Transmit, &pace, BEFORE, make(rig(), Transmitting::<RefCount>::new));
-    add(Direction::Transmit, &pace, "percpuref+locked_map", make(rig(), Transmitting::<PercpuRef>::new));
-    add(Direction::Transmit, &pace, "refcount+ranges", make(rig(), Transmitting::<RefCount>::new));
-    add(Direction::Transmit, &pace, "percpuref+ranges", make(rig(), Transmitting::<PercpuRef>::new));
+    add(Direction::Transmit, &pace, MAP_AFTER, make(rig(), Transmitting::<PercpuRef>::new));
+    add(Direction::Transmit, &pace, COUNT_BEFORE, make(rig(), Transmitting::<RefCount>::new));
+    add(Direction::Transmit, &pace, AFTER, make(rig(), Transmitting::<PercpuRef>::new));
+    if enough {
+        for direction in [Direction::StreamReceive, Direction::StreamTransmit] {
+            cells.push(Box::new(StreamCell::new(direction, &memory)));
+        }
+        for cell in Segments::cells(&memory) {
+            cells.push(Box::new(cell));
+        }
+    } else {
+        let skip = |heads: Vec<Head>| Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Cell>;
+        let streams =
+            [Direction::StreamReceive, Direction::StreamTransmit].map(|d| StreamCell::new(d, &memory).heads());
+        cells.extend(streams.map(skip));
+        cells.extend(Segments::cells(&memory).iter().map(|cell| skip(cell.heads())));
+    }
     cells
 }
 
-/// What the others are compared with.
+/// The variant that the others are compared with.
 const BEFORE: &str = "refcount+locked_map";
+/// The new count with the old tokens, the old count with the new tokens, and both new.
+const MAP_AFTER: &str = "percpuref+locked_map";
+const COUNT_BEFORE: &str = "refcount+ranges";
+const AFTER: &str = "percpuref+ranges";
+/// In the order in which they are measured.
+const VARIANTS: [&str; 4] = [BEFORE, MAP_AFTER, COUNT_BEFORE, AFTER];
 
-/// What connects a variant, when its turn has come.
+/// Why nothing is measured with one thread.
+const WHY: &str = "the network and the application each take a CPU of their own; allow two threads";
+
+/// Connects a variant. Called when the variant is prepared.
 type Make = Box<dyn FnOnce() -> Result<Box<dyn Traffic>, BenchError>>;
 
 fn make<T: Traffic + 'static>(
@@ -138,6 +199,6 @@ fn make<T: Traffic + 'static>(
 
 /// Compares the rows with each other, and with the goals.
 pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
-    compare(rows, |head| (head.unit == "ms").then_some(Base { name: BEFORE, called: "before" }));
+    compare(rows, |head| (head.unit == "ns").then_some(Base { name: BEFORE, called: "before" }));
     goals::goals(rows, percpu)
 }

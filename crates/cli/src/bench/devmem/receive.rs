@@ -1,4 +1,4 @@
-//! Receiving: the network polls device and queue, the application its sockets.
+//! Receiving: the network's thread polls device and queue, the application's thread its sockets.
 
 use super::cell::{Outcome, STEP, Traffic};
 use super::rig::{Memory, Rig, unavailable};
@@ -10,20 +10,20 @@ use crate::bench::lab::{Lab, cpu_time};
 use crate::bench::pool::Books;
 use netmem::VirtioNet;
 use netmem::device::{Connection, NetDevice};
-use netmem::virtio::driver::{EitherRx, RxClosed, VirtioRxQueues};
+use netmem::virtio::driver::{EitherRx, RxClosed, SplitOptions, VirtioRxQueues};
 use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, Netdev, SocketOptions, TokenRange};
 use quanta::Clock;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Frames that a poll takes at most.
+/// The largest number of frames that a poll takes.
 const BUDGET: usize = 64;
-/// Nanoseconds after which what has not come will not come.
+/// Nanoseconds to wait for datagrams that do not come.
 const PATIENCE: u64 = 20_000_000_000;
-/// Looks for nothing after which losses are counted.
+/// Looks that find nothing before the missing datagrams are counted as lost.
 const IDLE: u32 = 256;
 
-/// A flow at the application.
+/// A flow on the application's side.
 struct Flow<W> {
     way: W,
     /// Tokens of the message that is being received.
@@ -38,7 +38,7 @@ pub(super) struct Receiving<C: BindingCount, W> {
     device: NetDevice<Flows>,
     clock: Clock,
     books: Books,
-    _net: VirtioNet,
+    net: VirtioNet,
     _connection: Connection,
     _binding: Binding<C>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Receiving<C: BindingCount, W> {
 impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
     pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
         let Rig { pair, net, device, connection, binding, .. } = Rig::<C>::new(memory)?;
-        let mut queues = Netdev::new(VirtioRxQueues::new([pair.rx]));
+        let mut queues = Netdev::new(VirtioRxQueues::new([pair.rx]).header_bytes(SplitOptions::UDP_V4));
         queues.attach(&binding, &[0]).map_err(unavailable)?;
         let table = FlowTable::<C>::default();
         let mut flows = Vec::with_capacity(FLOWS);
@@ -56,15 +56,16 @@ impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
             flows.push(Flow { way, held: Vec::with_capacity(MESSAGE as usize) });
         }
         let (queue, clock) = (table.queue(&binding), Clock::new());
-        let (books, _net, _connection, _binding) = (books.clone(), net, connection, binding);
-        Ok(Self { flows, queue, queues, device, clock, books, _net, _connection, _binding })
+        let (books, _connection, _binding) = (books.clone(), connection, binding);
+        Ok(Self { flows, queue, queues, device, clock, books, net, _connection, _binding })
     }
 }
 
-/// What the application tells when it has ended.
+/// What the application's thread reports.
 #[derive(Default)]
 struct Told {
-    /// Datagrams that came, or were dropped in front of a mailbox that was full: all there are, when nothing is under way.
+    /// Datagrams that were received, and datagrams that were dropped because a mailbox was full. When nothing is in
+    /// flight, these are all.
     accounted: AtomicU64,
     received: AtomicU64,
     freed: AtomicU64,
@@ -74,7 +75,7 @@ struct Told {
 impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
     fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
         let Self { flows, queue, queues, device, clock, .. } = self;
-        // Nothing restarts it during a run, so it is locked once.
+        // The queue is locked once, because nothing restarts it during a run.
         let mut rx = queues.queues_mut().get(0);
         let Some(rx) = rx.as_mut().and_then(|rx| rx.split()) else {
             return Err(BenchError::NoPage("a queue in device memory"));
@@ -112,18 +113,19 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
             network_ns,
             application_ns: told.busy_ns.into_inner(),
             lost_ns: timed.lost_ns,
+            features: self.net.features(),
         })
     }
 }
 
-/// How many of all datagrams may have been sent by now.
+/// The number of datagrams that may have been sent by now.
 pub(super) fn due(datagrams: u64, now_ns: u64, pace_ns: Option<f64>) -> u64 {
     let steps = |pace| (now_ns as f64 / pace) as u64 / STEP + 1;
     pace_ns.map_or(datagrams, |pace| datagrams.min(steps(pace) * STEP))
 }
 
-/// The application: receives from each flow in turn, and gives a message back when it is complete; in the end, what there is of
-/// one.
+/// The application: receives from each flow in turn. When a message is complete, its tokens are given back; at the end,
+/// also those of an incomplete message.
 fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: &AtomicBool) {
     let dropped = |flows: &[Flow<W>]| flows.iter().map(|f| f.way.socket().stats().queue_full).sum::<u64>();
     let dropped_before = dropped(flows);
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!((memory.stats().in_use, books.outstanding(), books.stats().inflight()), (0, 0, 0));
     }
 
-    /// Proves MEM-3 and POOL-5 as far as books say: tokens of either kind bring all pages home.
+    /// Proves MEM-3 and POOL-5 as far as counters can: with tokens of either kind, all pages are returned.
     #[test]
     fn what_comes_is_given_back() {
         books_balance::<RefCount, LockedMap<_>>();

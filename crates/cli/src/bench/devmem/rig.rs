@@ -1,4 +1,4 @@
-//! What a variant's two sides stand on: a device, a driver, a binding.
+//! What both sides of a variant use: a device, a driver, a binding.
 
 use super::source::Flows;
 use crate::bench::error::BenchError;
@@ -13,24 +13,24 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
-/// Pages of device memory: a message of each flow that is being received, full mailboxes, and what rings and caches have.
-const PAGES: usize = 20480;
+/// Pages of device memory: enough for a message of each flow, for full mailboxes, rings and caches.
+pub(super) const PAGES: usize = 20480;
 /// Pages of host memory, for headers that are sent.
-const HEADER_PAGES: usize = 2048;
+pub(super) const HEADER_PAGES: usize = 2048;
 
-/// The file that stands in for a device's memory: one for all variants, whose contents nobody here looks at.
+/// The file that stands in for a device's memory. All variants share it, and no code here looks at its contents.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     file: OnceLock<OwnedFd>,
 }
 
 impl Memory {
-    fn file(&self) -> Result<OwnedFd, BenchError> {
+    pub(super) fn file(&self) -> Result<OwnedFd, BenchError> {
         if self.file.get().is_none() {
             let file = memfd_create("netmem-bench", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
             let file = file.map_err(unavailable)?;
             ftruncate(&file, (PAGES * PAGE_SIZE) as u64).map_err(unavailable)?;
-            // Nobody else is here who could have been faster.
+            // Only this thread sets the file, so it was not set in between.
             let _ = self.file.set(file);
         }
         let file = self.file.get().map(OwnedFd::try_clone);
@@ -38,17 +38,17 @@ impl Memory {
     }
 }
 
-/// All that is connected. The binding goes last.
+/// The connected parts. The binding is dropped last.
 pub(super) struct Rig<C: BindingCount> {
     pub(super) pair: QueuePair,
-    /// Kept: the driver's end of the connection.
+    /// Keeps the driver's end of the connection open.
     pub(super) net: VirtioNet,
     pub(super) device: NetDevice<Flows>,
     pub(super) connection: Connection,
     pub(super) binding: Binding<C>,
 }
 
-/// What this machine or its memory does not allow.
+/// The error for something that this machine or its memory does not allow.
 pub(super) fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
     BenchError::Unavailable { what: "device memory", why: format!("{:#}", anyhow::Error::new(error)) }
 }

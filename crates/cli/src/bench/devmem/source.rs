@@ -1,4 +1,4 @@
-//! What the device's port sends: datagrams of each flow in turn, as many as are due.
+//! What the device's port sends: the datagrams that are due, from each flow in turn.
 
 use super::{FLOWS, PAYLOAD};
 use netmem::device::port::{ALL_OFFLOADS, Gen, Port, PortError};
@@ -6,17 +6,17 @@ use netmem::virtio::net::VnetHdr;
 
 /// Bytes of Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 42;
-/// Where the destination port is in a frame, and the checksum.
+/// Offsets of the destination port and of the checksum in a frame.
 const PORT: usize = 36;
 const CHECKSUM: usize = 40;
 
-/// The port of the first flow; the others have the next.
+/// The port of the first flow. The other flows have the ports behind it.
 pub(super) const FIRST_PORT: u16 = 9000;
 
-/// The port: it swallows what the driver sends.
+/// The port. It discards what the driver sends.
 pub(super) struct Flows {
     frames: [Box<[u8]>; FLOWS],
-    /// Datagrams sent, and how many may be.
+    /// Datagrams that were sent, and the number that may be sent.
     pub(super) sent: u64,
     pub(super) due: u64,
 }
@@ -30,7 +30,7 @@ impl Flows {
             wire.extend_from_slice(pattern.frame());
             let port = FIRST_PORT + flow as u16;
             wire[at + PORT..at + PORT + 2].copy_from_slice(&port.to_be_bytes());
-            // Vouched for by the device, as if it had summed it.
+            // The device vouches for the checksum, as if it had verified it.
             wire[at + CHECKSUM..at + CHECKSUM + 2].fill(0);
             wire.into()
         };

@@ -1,7 +1,7 @@
-//! Sending: the application makes datagrams of parts of the binding, the network hands them to the device.
+//! Sending: the application makes datagrams of parts of the binding, and the network's thread hands them to the device.
 //!
-//! Each datagram holds the binding from the application's CPU on; what is with the device does so by itself, from the network's to
-//! its completion there.
+//! Each datagram holds the binding from the moment the application makes it. A frame that the device has holds the
+//! binding by itself: that hold begins and ends on the network's CPU.
 
 use super::cell::{Outcome, STEP, Traffic};
 use super::receive::due;
@@ -21,26 +21,26 @@ use std::hint::spin_loop;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Datagrams on their way from the application.
+/// The largest number of datagrams in flight from the application to the network.
 const RING: usize = 1024;
-/// Nanoseconds after which what has not gone will not go.
+/// Nanoseconds to wait for datagrams that are not sent.
 const PATIENCE: u64 = 20_000_000_000;
 
-/// A datagram, and of which flow.
+/// The number of a flow, and a datagram of it.
 type Datagram<C> = (usize, Message<C>);
 
 /// The variant.
 pub(super) struct Transmitting<C: BindingCount> {
     tx: VirtioSplitTx<BindingRef<C>>,
-    /// Of each flow, one at the application and one at the network.
+    /// For each flow, one sender of the application and one of the network.
     makers: Vec<Sender<C>>,
     senders: Vec<Sender<C>>,
     device: NetDevice<Flows>,
     clock: Clock,
-    /// The queue pair's other half, which nothing comes to.
+    /// The receive half of the queue pair. It receives nothing.
     rx: Option<VirtioRx>,
     books: Books,
-    _net: VirtioNet,
+    net: VirtioNet,
     _connection: Connection,
     _binding: Binding<C>,
 }
@@ -60,8 +60,8 @@ impl<C: BindingCount> Transmitting<C> {
         let senders = || (0..FLOWS as u16).map(sender).collect::<Result<Vec<_>, _>>();
         let (makers, senders) = (senders()?, senders()?);
         let (tx, rx, clock) = (tx.into_split(), Some(rx), Clock::new());
-        let (books, _net, _connection, _binding) = (books.clone(), net, connection, binding);
-        Ok(Self { tx, makers, senders, device, clock, rx, books, _net, _connection, _binding })
+        let (books, _connection, _binding) = (books.clone(), connection, binding);
+        Ok(Self { tx, makers, senders, device, clock, rx, books, net, _connection, _binding })
     }
 }
 
@@ -110,12 +110,13 @@ impl<C: BindingCount> Traffic for Transmitting<C> {
             network_ns,
             application_ns: busy_ns.into_inner(),
             lost_ns: timed.lost_ns,
+            features: self.net.features(),
         })
     }
 }
 
-/// Sends what has come from the application, a step at most, and tells the device; how many datagrams there were. One that there
-/// is no room for comes next.
+/// Sends the datagrams that the application has made, up to [`STEP`] of them, and notifies the device. Returns how many
+/// there were. A datagram that found no room is sent by the next call.
 fn send<C: BindingCount>(
     tx: &mut VirtioSplitTx<BindingRef<C>>,
     senders: &mut [Sender<C>],
@@ -132,7 +133,7 @@ fn send<C: BindingCount>(
                 *waiting = Some((flow, message));
                 break;
             }
-            // It never gets there, and is missed.
+            // The datagram is lost, and the count at the end shows that.
             Err(_) => break,
         }
     }
@@ -142,8 +143,8 @@ fn send<C: BindingCount>(
     sent
 }
 
-/// The application: makes datagrams of messages that lie one after the other, those of each flow in turn, half a step at a
-/// time. Nanoseconds of CPU time that it took.
+/// The application: makes datagrams of messages that lie one after another, from each flow in turn, half a step at a
+/// time. Returns the nanoseconds of CPU time that this took.
 fn make<C: BindingCount>(
     makers: &mut [Sender<C>],
     mut out: Producer<Datagram<C>>,
@@ -165,7 +166,8 @@ fn make<C: BindingCount>(
         for at in made..made + turn {
             let first = flow as u64 * MESSAGE * PAYLOAD;
             let offset = first + (at / FLOWS as u64 % MESSAGE) * PAYLOAD;
-            // It is the binding's owner that is here, and there is room; what fails is missed in the end.
+            // The binding's owner is alive and the ring has room, so this does not fail. If it did, the count at the
+            // end would show that.
             if let Ok(message) = makers[flow].message(&[(offset, PAYLOAD as u32)]) {
                 let _ = out.push((flow, message));
             }
@@ -203,7 +205,8 @@ mod tests {
         assert_eq!((memory.stats().in_use, books.outstanding()), (0, 0));
     }
 
-    /// Proves MEM-8 as far as books say: whatever is made is sent, and nothing holds the binding then.
+    /// Proves MEM-8 as far as counters can: every datagram that is made is sent, and nothing holds the binding
+    /// afterwards.
     #[test]
     fn what_is_made_is_sent() {
         all_go::<RefCount>();

@@ -1,24 +1,25 @@
-//! The two kinds of tokens, at a socket's two ends.
+//! The two kinds of tokens, on the receiving and the returning side of a socket.
 
 use netmem_bench::tokens::{self, BATCH, Locked, Receive, Return};
+use netmem_devmem::stream::{DeviceStream, StreamFragment, StreamReturner};
 use netmem_devmem::{BindingCount, BindingRef, Fragment, Returner, Socket, Token, TokenRange};
 use std::hint::black_box;
 
 /// A socket with tokens of some kind.
 pub(super) trait Way<C: BindingCount>: Send {
-    /// Over a socket that will receive from that binding alone.
+    /// Wraps a socket that will receive from this binding alone.
     fn new(socket: Socket<C>, binding: &BindingRef<C>) -> Self;
 
-    /// Receives up to 16 datagrams, and adds their tokens; how many there were.
+    /// Receives up to 16 datagrams, and appends their tokens. Returns how many there were.
     fn receive(&mut self, held: &mut Vec<TokenRange>) -> usize;
 
-    /// Gives tokens back, at most 128; how many were freed.
+    /// Gives up to 128 tokens back. Returns how many fragments were freed.
     fn give_back(&self, tokens: &[TokenRange]) -> usize;
 
     fn socket(&self) -> &Socket<C>;
 }
 
-/// The socket as it is.
+/// The tokens of the socket itself.
 pub(super) struct Ranges<C: BindingCount> {
     socket: Socket<C>,
     returner: Returner<BindingRef<C>>,
@@ -53,7 +54,7 @@ impl<C: BindingCount> Way<C> for Ranges<C> {
     }
 }
 
-/// The socket's datagrams without tokens, and ids from a map under a lock.
+/// The socket's datagrams without tokens, and ids from a map behind a lock.
 pub(super) struct LockedMap<C: BindingCount> {
     socket: Socket<C>,
     map: Locked<false, BindingRef<C>>,
@@ -61,8 +62,8 @@ pub(super) struct LockedMap<C: BindingCount> {
 
 impl<C: BindingCount> Way<C> for LockedMap<C> {
     fn new(socket: Socket<C>, binding: &BindingRef<C>) -> Self {
-        // SAFETY: what is received below comes from `recv_bare`, with a count of its page; the flow table's one queue receives
-        // into this binding.
+        // SAFETY: the packets received below come from `recv_bare`, each with a count on its page; the flow table's one
+        // queue receives into this binding.
         let map = unsafe { Locked::over(vec![binding.clone()].into()) };
         Self { socket, map }
     }
@@ -90,5 +91,107 @@ impl<C: BindingCount> Way<C> for LockedMap<C> {
 
     fn socket(&self) -> &Socket<C> {
         &self.socket
+    }
+}
+
+/// A stream with tokens of some kind.
+pub(super) trait StreamWay<C: BindingCount> {
+    /// The half that gives tokens back, on another thread.
+    type Back: StreamBack;
+
+    /// Wraps a stream that receives from this binding alone.
+    fn new(stream: &DeviceStream<C>, binding: &BindingRef<C>) -> Self;
+
+    fn back(&self) -> Self::Back;
+
+    /// Receives up to 16 fragments, and calls `f` with the bytes and the tokens of each. Returns how many there were.
+    fn receive(&mut self, stream: &mut DeviceStream<C>, f: impl FnMut(u64, TokenRange)) -> usize;
+}
+
+/// Gives tokens back.
+pub(super) trait StreamBack: Send {
+    /// Gives up to 128 tokens back. Returns how many fragments were freed.
+    fn give_back(&self, tokens: &[TokenRange]) -> usize;
+}
+
+impl<C: BindingCount> StreamBack for StreamReturner<C> {
+    fn give_back(&self, tokens: &[TokenRange]) -> usize {
+        StreamReturner::give_back(self, tokens).unwrap_or(0)
+    }
+}
+
+/// The tokens of the stream itself.
+pub(super) struct StreamRanges<C: BindingCount>(StreamReturner<C>);
+
+impl<C: BindingCount> StreamWay<C> for StreamRanges<C> {
+    type Back = StreamReturner<C>;
+
+    fn new(stream: &DeviceStream<C>, _: &BindingRef<C>) -> Self {
+        Self(stream.returner())
+    }
+
+    fn back(&self) -> StreamReturner<C> {
+        self.0.clone()
+    }
+
+    fn receive(&mut self, stream: &mut DeviceStream<C>, mut f: impl FnMut(u64, TokenRange)) -> usize {
+        let mut places = [const { StreamFragment::Empty }; BATCH];
+        let n = stream.recv(&mut places).unwrap_or(0);
+        for place in black_box(&places[..n]) {
+            if let StreamFragment::Device { len, tokens, .. } = place {
+                f((*len).into(), *tokens);
+            }
+        }
+        n
+    }
+}
+
+/// The stream's fragments without tokens, and ids from a map behind a lock.
+pub(super) struct StreamLocked<C: BindingCount>(LockedBack<C>);
+
+/// The half that gives tokens back.
+pub(super) struct LockedBack<C: BindingCount> {
+    map: Locked<false, BindingRef<C>>,
+    returner: StreamReturner<C>,
+}
+
+impl<C: BindingCount> StreamBack for LockedBack<C> {
+    fn give_back(&self, tokens: &[TokenRange]) -> usize {
+        let freed = Return::give_back(&self.map, tokens);
+        self.returner.give_back_bare(freed as u32);
+        freed
+    }
+}
+
+impl<C: BindingCount> StreamWay<C> for StreamLocked<C> {
+    type Back = LockedBack<C>;
+
+    fn new(stream: &DeviceStream<C>, binding: &BindingRef<C>) -> Self {
+        // SAFETY: the fragments received below come from `recv_bare`, each with a count on its page; the stack's one
+        // queue receives into this binding.
+        let map = unsafe { Locked::over(vec![binding.clone()].into()) };
+        Self(LockedBack { map, returner: stream.returner() })
+    }
+
+    fn back(&self) -> LockedBack<C> {
+        LockedBack { map: self.0.map.clone(), returner: self.0.returner.clone() }
+    }
+
+    fn receive(&mut self, stream: &mut DeviceStream<C>, mut f: impl FnMut(u64, TokenRange)) -> usize {
+        let mut places = [const { StreamFragment::Empty }; BATCH];
+        let n = stream.recv_bare(&mut places).unwrap_or(0);
+        let (mut pages, mut ids) = ([tokens::Fragment { binding: 0, index: 0 }; BATCH], [0; BATCH]);
+        for (page, place) in pages.iter_mut().zip(black_box(&places[..n])) {
+            if let StreamFragment::Device { tokens, .. } = place {
+                page.index = tokens.start;
+            }
+        }
+        self.0.map.receive(&pages[..n], &mut ids[..n]);
+        for (id, place) in ids.iter().zip(&places[..n]) {
+            if let StreamFragment::Device { len, .. } = place {
+                f((*len).into(), Token(*id).into());
+            }
+        }
+        n
     }
 }

@@ -1,4 +1,4 @@
-//! The pools that are measured, and what all of them counted in the end.
+//! The pools that are measured, and the sum of what they counted.
 
 use crate::bench::error::BenchError;
 use netmem::pool::{MemoryTable, Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider};
@@ -8,13 +8,13 @@ use std::error::Error;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The kind of memory that a back end writes into, as receive queues have it.
+/// The kind of memory that a device writes into, as in receive queues.
 pub(super) type M = PeerShared;
 
-/// Pages in the array cache of every pool that has one: what `PoolOptions` says if nobody else does.
+/// Pages in the array cache of every pool that has one: the default of `PoolOptions`.
 pub(super) const CACHE: usize = 512;
 
-/// What pools have counted that are closed.
+/// The counters of the pools that have been closed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books(Arc<Mutex<Entries>>);
 
@@ -30,7 +30,7 @@ impl Books {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a pool counted that was closed.
+    /// Adds the counters of a closed pool.
     pub(crate) fn enter(&self, closed: &PoolClosed) {
         let mut entries = self.entries();
         entries.stats += closed.stats;
@@ -41,24 +41,25 @@ impl Books {
         self.entries().stats
     }
 
-    /// Pages that did not come back.
+    /// Pages that were not returned.
     pub(crate) fn outstanding(&self) -> u64 {
         self.entries().outstanding
     }
 
-    /// What the first pool's pages are made of.
+    /// The backing of the first pool's pages.
     pub(crate) fn backing(&self) -> String {
         self.entries().backing.clone().unwrap_or_else(|| "none".into())
     }
 
     /// A pool over `pages` pages of its own, mapped for a device as virtio's are.
     pub(super) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
-        // Nobody looks into the pages. Large ones need not be there: it is descriptors and addresses that are passed on.
+        // The contents of the pages are not used. Large pages need not be populated, because only descriptors and
+        // addresses are passed on.
         let region = RegionOptions::new(pages).order(order).populate(order == 0).build::<M>().map_err(unavailable)?;
         self.over(options, RegionProvider::new(region), |provider| provider.region().clone())
     }
 
-    /// The same, for every thread.
+    /// The same, as a pool that every thread can use.
     pub(super) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
         let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
         let provider = RegionProvider::new(region);
@@ -89,7 +90,7 @@ impl Books {
     }
 }
 
-/// A pool for every thread that enters what it counted when it goes.
+/// A pool that every thread can use. When it is dropped, it enters its counters into the books.
 #[derive(Debug)]
 pub(super) struct Everyones {
     pool: ManuallyDrop<SharedPool<M>>,
@@ -115,16 +116,16 @@ fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
     BenchError::Unavailable { what: "a pool", why: format!("{:#}", anyhow::Error::new(error)) }
 }
 
-/// A pool that enters what it counted when it goes.
+/// A pool that enters its counters into the books when it is dropped.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// `None` once it has gone.
+    /// `None` once the pool is closed.
     pool: Option<PagePool<M>>,
     books: Books,
 }
 
 impl Pool {
-    /// Runs `f` in the poll context. `None` if `f` says so.
+    /// Runs `f` in the poll context. Returns what `f` returns.
     #[inline(always)]
     pub(super) fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> Option<R>) -> Option<R> {
         self.pool.as_mut()?.poll(f)

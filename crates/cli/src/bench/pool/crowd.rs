@@ -1,7 +1,8 @@
-//! What it costs when every thread takes pages and gives them back, by itself and at the same time as the others.
+//! The cost of allocating and returning pages when every thread does both, alone and at the same time as the others.
 //!
-//! Each thread takes a page and drops it, then the next, as the row `in_context` does on one thread. What is timed is the mean of all
-//! threads: if the cost does not depend on how many they are, the rows of one thread and of many are equal.
+//! Each thread takes a page and drops it, then the next, as the row `in_context` does on one thread. The value is the
+//! mean time of all threads. If the cost does not depend on the number of threads, the rows of one thread and of many
+//! threads are equal.
 
 use super::apart;
 use super::books::{Books, Everyones};
@@ -14,16 +15,16 @@ use netmem::PoolOptions;
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 
-/// Pages that a pool for every thread has.
+/// Pages of a pool that every thread can use.
 const PAGES: usize = 4096;
 
-/// What threads share, and take something out of.
+/// A stock of buffers that the threads share.
 pub(super) trait Stock: Sync + Send {
-    /// Takes something and gives it back, as often as a block has operations. False: there was nothing.
+    /// Takes a buffer and gives it back, as often as a block has operations. `false` if the stock was empty.
     fn block(&self) -> bool;
 }
 
-/// A stock and how many threads use it.
+/// A stock, and how many threads use it.
 pub(super) struct Crowd<S> {
     name: &'static str,
     stock: S,
@@ -46,7 +47,7 @@ impl<S: Stock> Work for Crowd<S> {
     }
 }
 
-/// Netmem's pool for every thread.
+/// Netmem's pool that every thread can use.
 pub(super) struct Shared(Everyones);
 
 impl Shared {
@@ -68,7 +69,7 @@ impl Stock for Shared {
     }
 }
 
-/// The same, 64 pages at a time: magazines are exchanged.
+/// The same, 64 pages at a time, so that magazines are exchanged.
 pub(super) struct Bursts(Everyones);
 
 impl Bursts {

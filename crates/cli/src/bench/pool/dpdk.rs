@@ -9,7 +9,7 @@ use std::process::Command;
 
 #[derive(Clone)]
 pub(super) struct Dpdk {
-    /// The most threads that anything is measured with.
+    /// The largest number of threads that is measured.
     threads: usize,
     peer: Peer,
 }
@@ -19,7 +19,7 @@ impl Dpdk {
         Self { threads, peer: Peer::new("DPDK") }
     }
 
-    /// Has `what` measured, with as many other threads as there are to be.
+    /// Work that measures `what` with this many other threads.
     pub(super) fn work(&self, lab: &Lab, what: &'static str, others: usize) -> Result<Asked, BenchError> {
         let start = || start(lab.cpus(self.threads));
         self.peer.work(start, move |operations| format!("{what} {operations} {others}"))
@@ -29,15 +29,16 @@ impl Dpdk {
 fn start(cpus: &[usize]) -> Result<Running, String> {
     let dir = tempfile::Builder::new().prefix("netmem-dpdk.").tempdir().map_err(|e| format!("a directory: {e}"))?;
     let flags = ["--cflags", "--libs", "libdpdk"].map(OsString::from);
-    // Not its own words, which go over several lines.
+    // The message of pkg-config is replaced, because it has several lines.
     let flags = tool("pkg-config", flags).map_err(|_| "libdpdk is not installed (Debian: libdpdk-dev, pkg-config)")?;
     let program = build(dir.path(), netmem_bench::DPDK_POOL, &flags)?;
-    // Without huge pages DPDK refuses to do without files, unless it is told to share none. When it runs, its directory goes.
+    // Without huge pages DPDK still needs files, unless it is told to share no memory. The directory of the program is
+    // removed when the program runs.
     launch(&program, cpus, true).or_else(|_| launch(&program, cpus, false))
 }
 
 fn launch(program: &Path, cpus: &[usize], huge: bool) -> Result<Running, String> {
-    // Their threads are numbered as ours are, wherever they run.
+    // DPDK's threads have the numbers of ours, and run on the same CPUs.
     let lcores: Vec<_> = cpus.iter().enumerate().map(|(thread, cpu)| format!("{thread}@{cpu}")).collect();
     let note = (!huge).then(|| "DPDK found no huge pages, and ran without (vm.nr_hugepages=128)".into());
     let mut command = Command::new(program);

@@ -1,11 +1,14 @@
-//! What the pool was built to reach.
+//! The goals of the pool.
 
-use crate::bench::goals::{Target, judge, ratio};
-use crate::bench::report::{Goal, Row};
+use crate::bench::goals::{Which, ratio};
+use crate::bench::report::Row;
+use crate::goals::{Goal, Target, judge};
 
-/// All goals whose rows were measured.
+/// All goals.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
-    let ratio = |over: &str, n: usize, own: &str, m: usize| ratio(rows, (over, n), (own, m));
+    let ratio = |over: &str, n: usize, own: &str, m: usize| {
+        ratio(rows, &Which::named(over).threads(n), &Which::named(own).threads(m))
+    };
     let mut targets = vec![
         Target::most(1, "in_context / limit <= 1.5", ratio("in_context", 1, "limit", 1), "x", 1.5),
         Target::least(1, "dpdk_mbuf / in_context >= 2.5", ratio("dpdk_mbuf", 1, "in_context", 1), "x", 2.5),
@@ -13,7 +16,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         Target::most(2, "remote / floor_spsc <= 1.25", ratio("remote", 2, "floor_spsc", 2), "x", 1.25),
         Target::least(2, "locked_ring / remote >= 2.5", ratio("locked_ring", 2, "remote", 2), "x", 2.5),
     ];
-    // All threads take pages and give them back.
+    // Goals of the rows in which all threads take pages and give them back.
     targets.push(Target::most(1, "shared / in_context <= 2", ratio("shared", 1, "in_context", 1), "x", 2.0));
     targets.push(Target::most(2, "shared x2 / shared <= 1.1", ratio("shared", 2, "shared", 1), "x", 1.1));
     targets.push(Target::least(2, "array_queue / shared >= 5", ratio("array_queue", 2, "shared", 2), "x", 5.0));
@@ -30,18 +33,14 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Head, Sample};
+    use crate::bench::goals::tests::{measured, row};
+    use crate::bench::report::Head;
 
     #[test]
     fn as_many_goals_as_there_are_rows_for() {
-        let row = |name: &str, threads, value| {
-            let head = Head { name: name.into(), threads, unit: "ns", ..Head::default() };
-            Row::new(head, "rseq", vec![Sample { value, ..Sample::default() }], None)
-        };
+        let row = |name: &str, threads, value| row(Head { name: name.into(), threads, ..Head::default() }, &[value]);
         let mut rows = vec![row("limit", 1, 2.0), row("in_context", 1, 3.0), row("remote", 2, 10.0)];
-        let reached = |rows: &[Row]| -> Vec<_> {
-            goals(rows, "rseq").iter().map(|g| (g.threads, g.value.median, g.reached)).collect()
-        };
+        let reached = |rows: &[Row]| measured(&goals(rows, "rseq"));
         assert_eq!(reached(&rows), [(1, 1.5, true)]);
         rows.extend([
             row("floor_spsc", 2, 8.0),

@@ -1,7 +1,7 @@
-//! The kernel's own page pool at work: live XDP frames, which a program drops.
+//! The kernel's own page pool: live XDP frames that a program drops.
 //!
-//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the program on each, and recycles
-//! what it drops, 64 frames at a time. Needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
+//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the program on each, and
+//! recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
 use super::BATCH;
 use crate::bench::error::BenchError;
@@ -23,7 +23,7 @@ struct Instruction(u8, u8, i16, i32);
 /// `return XDP_DROP`: a 64-bit move of an immediate to register 0, exit.
 static PROGRAM: [Instruction; 2] = [Instruction(0xb7, 0, 0, XDP_DROP), Instruction(0x95, 0, 0, 0)];
 
-/// `union bpf_attr` for `BPF_PROG_LOAD`, as far as it is used here.
+/// The fields of `union bpf_attr` for `BPF_PROG_LOAD` that are used here.
 #[repr(C)]
 #[derive(Default)]
 struct Load {
@@ -57,9 +57,9 @@ struct TestRun {
 
 /// # Safety
 ///
-/// `attributes` is what `command` takes, and its addresses are of what the command says.
+/// `attributes` has the type that `command` requires, and its addresses point to the data that the command expects.
 unsafe fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees what the command needs.
     match unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) } {
         -1 => Err(io::Error::last_os_error()),
         done => Ok(done),
@@ -70,7 +70,7 @@ fn address<T: ?Sized>(of: &T) -> u64 {
     (&raw const *of).cast::<u8>().addr() as u64
 }
 
-/// The program, loaded.
+/// The loaded program.
 pub(super) struct LiveFrames(OwnedFd);
 
 impl LiveFrames {
@@ -81,14 +81,14 @@ impl LiveFrames {
             insns: address(&PROGRAM),
             license: address(c"Dual MIT/GPL"),
         };
-        // SAFETY: program and license are static, and what the command takes.
+        // SAFETY: program and license are static, and the attributes are those that the command takes.
         let loaded = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
         let fd = loaded.map_err(|e| unavailable("an XDP program cannot be loaded", &e))?;
         // SAFETY: the kernel has just opened it for us.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
-    /// Has `frames` frames dropped.
+    /// Runs the program on `frames` frames. It drops each.
     fn drop_frames(&self, frames: u32) -> io::Result<()> {
         let mut frame = [0u8; 64];
         frame[..14].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 1, 0x52, 0x54, 0, 0, 0, 2, 8, 0]);
@@ -101,7 +101,7 @@ impl LiveFrames {
             batch_size: BATCH as u32,
             ..TestRun::default()
         };
-        // SAFETY: the frame is alive, and read only.
+        // SAFETY: the kernel only reads the frame, which is alive during the call.
         unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) }.map(drop)
     }
 }
@@ -120,7 +120,7 @@ impl Work for LiveFrames {
     }
 
     fn least(&self) -> u64 {
-        // A run makes its pool first, and fills it.
+        // Each run first makes its pool and fills it, so it must be long.
         1_000_000 / BATCH
     }
 }

@@ -1,8 +1,9 @@
-//! The suite `pool`: what taking a page and giving it back costs, in the poll context and from other CPUs.
+//! The suite `pool`: the cost of allocating and returning a page, in the poll context and from other CPUs.
 //!
-//! [`solo`] is what one thread does, and what others do in its place; [`pipeline`] has one thread take pages that others drop;
-//! [`mod@crowd`] has every thread take pages and drop them. [`starved`] needs a page when all of them are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of
-//! them are [timings](super::timing) of blocks of 64 operations; [`books`] has the pools, and [`goals`] are what they were built to reach.
+//! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread takes pages and
+//! others drop them. In [`mod@crowd`] every thread takes pages and drops them. In [`starved`] a thread needs a page
+//! while all pages are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of them are
+//! [timings](super::timing) of blocks of 64 operations. [`books`] has the pools, and [`goals`] has their goals.
 
 mod books;
 mod crowd;
@@ -17,9 +18,10 @@ pub(super) use books::Books;
 
 use super::error::BenchError;
 use super::plan::Plan;
-use super::report::{Base, Goal, Head, PacketCost, Row, compare};
+use super::report::{Base, Head, PacketCost, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::{BATCH, Timing};
+use crate::goals::Goal;
 use books::{CACHE, Pool};
 use crowd::Crowd;
 use dpdk::Dpdk;
@@ -31,7 +33,7 @@ use solo::Alone;
 use starved::Starved;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Keeps the compiler from making one operation of a pop and a push, and costs no instruction.
+/// Keeps the compiler from merging a pop and a push into one operation. Costs no instruction.
 #[inline(always)]
 fn apart() {
     compiler_fence(Ordering::SeqCst);
@@ -46,7 +48,7 @@ pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
         cells.extend(every_thread(books, &dpdk, threads));
     }
     if plan.most() == 1 {
-        // The same rows, of the fewest threads that they could have.
+        // These rows are skipped. Their heads are for two threads, the fewest that they can have.
         let mut heads: Vec<_> = other_cpus(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()).collect();
         heads.extend(every_thread(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()));
         let why = "one thread takes pages and another drops them, each on a CPU of its own".into();
@@ -60,7 +62,7 @@ fn head(name: &str, section: &'static str, threads: usize, per: &'static str) ->
     Head { name: name.into(), section, threads, per, unit: "ns", ..Head::default() }
 }
 
-/// Work of one thread that needs nothing.
+/// Work of one thread that needs no pool.
 fn plain<F>(name: &'static str, section: &'static str, make: impl FnOnce() -> F + 'static) -> Box<dyn Cell>
 where
     F: FnMut(u64) -> bool + Send + 'static,
@@ -83,7 +85,7 @@ where
     Timing::cell(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
 }
 
-/// A page by order, out of the cache or without one.
+/// Takes and drops a page of this order, with a cache or without one.
 fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dyn Cell> {
     let books = books.clone();
     let head = Head { order: Some(order), ..head(name, "slow path", 1, "page") };
@@ -91,7 +93,7 @@ fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dy
     Timing::cell(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
 }
 
-/// Makes something on books of its own.
+/// Makes something with its own handle of the books.
 fn on<S>(books: &Books, make: fn(&Books) -> Result<S, BenchError>) -> impl FnOnce() -> Result<S, BenchError> + 'static
 where
     S: 'static,
@@ -100,7 +102,7 @@ where
     move || make(&books)
 }
 
-/// Something that so many threads take pages from and give them back to.
+/// A stock that this many threads take pages from and give pages back to.
 fn crowd<S: crowd::Stock + 'static>(
     name: &'static str,
     threads: usize,
@@ -125,7 +127,7 @@ fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>
     ]
 }
 
-/// A page, as one thread takes it and gives it back.
+/// The rows in which one thread takes a page and gives it back.
 fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
     let asked = |name: &'static str| {
         let dpdk = dpdk.clone();
@@ -171,7 +173,7 @@ fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Cell>> {
     ]
 }
 
-/// A pipeline with so many threads.
+/// A pipeline with this number of threads.
 fn piped<S: Source + 'static>(
     name: &str,
     section: &'static str,
@@ -204,7 +206,7 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, solo::whole)))),
         piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, solo::whole)))),
         piped("locked_ring", "other CPUs", threads, move || Ok(LockedPool::new(pages as u32))),
-        // As many as can be on their way, and a batch that is being made.
+        // As many pages as can be in flight, and one more batch.
         piped("floor_forward", "other CPUs", threads, move || Ok(Forward::new((pipeline::RING + 32) * (threads - 1)))),
         piped("floor_spsc", "other CPUs", threads, move || Ok(SpscPool::new(pages))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
@@ -221,8 +223,8 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
     cells
 }
 
-/// Rows of one thread that takes pages, and several on the same other CPU that drop them: a thread that is preempted in the middle of a
-/// return makes the next one wait, if returns take a lock.
+/// Rows of one thread that takes pages, and several threads that drop them, all on the same other CPU. If returning a
+/// page takes a lock, a thread that is preempted in the middle of a return makes the next thread wait.
 fn sharing(books: &Books, droppers: usize) -> [Box<dyn Cell>; 2] {
     let pages = pipeline::pages(droppers);
     let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");
@@ -234,7 +236,8 @@ fn sharing(books: &Books, droppers: usize) -> [Box<dyn Cell>; 2] {
     ]
 }
 
-/// Rows of two threads by pages in a magazine; 0 is to have none. The pool's own choice is `remote`.
+/// Rows of two threads, by the number of pages in a magazine; 0 means no magazines. The row `remote` has the pool's own
+/// choice.
 fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
     let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
     let titled = |name: &str, section, magazine| Head {
@@ -247,7 +250,7 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
             Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, solo::whole))
         })
     };
-    // Without magazines, as few pages as with the smallest.
+    // Without magazines, the pool has as few pages as with the smallest magazine.
     let starved = move |books: Books, magazine: usize| {
         let pages = magazine.max(4) - 1;
         Timing::cell(titled("starved", "starved", magazine), move |_| {
@@ -263,7 +266,7 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
     by_size.chain([again_and_again])
 }
 
-/// Puts what packets have to pay beside the rows, compares them with each other, and with the goals.
+/// Adds the cost per packet to the rows, and compares the rows with each other and with the goals.
 pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     for measured in rows.iter_mut().filter_map(|row| row.measured.as_mut()) {
         measured.packet = Some(PacketCost::of(measured));

@@ -1,14 +1,14 @@
-//! Pages that one thread takes and others drop.
+//! Pages that one thread allocates and other threads drop.
 //!
 //! ```text
 //!   first CPU                                  each of the other CPUs
 //!   take 32 ──► ring of 1024, one each ──────► drop up to 32
 //!      ▲                                          │
-//!      └──────────── whatever way home ◄──────────┘
+//!      └──────────── any return path ◄────────────┘
 //! ```
 //!
-//! What is timed is the first thread, from empty rings to empty rings: every page that was taken meanwhile was dropped. Rings,
-//! batches and the loops around them are the same for all that are compared.
+//! The time is the first thread's, from empty rings to empty rings: every page that was taken in that time was dropped.
+//! Rings, batches and the loops around them are the same for all variants.
 
 use super::BATCH as BLOCK;
 use super::books::{M, Pool};
@@ -26,27 +26,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Places in a ring.
 pub(super) const RING: usize = 1024;
-/// Pages that are passed on at a time.
+/// Pages that are passed on together.
 const BATCH: usize = 32;
-/// Pages that a pool has: the same for any number of droppers, or their working set would be measured, as long as each of
-/// them can have some in its hands.
+/// Pages of a pool. The number does not depend on the number of droppers as long as each dropper can have some:
+/// otherwise the size of the working set would be measured.
 pub(super) fn pages(droppers: usize) -> usize {
     (4 * RING).max(256 * droppers)
 }
 
-/// What is taken.
+/// A source of buffers.
 pub(super) trait Source: Send {
     type Item: Send;
 
-    /// Fills as many places as there is something for; says how many.
+    /// Fills as many places as there are buffers. Returns how many.
     fn fill(&mut self, places: WriteChunkUninit<'_, Self::Item>) -> usize;
 
-    /// What each of `droppers` threads does with what comes through its ring.
+    /// What each of `droppers` threads does with the buffers from its ring.
     fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, Self::Item>) + Send + use<Self>> {
         vec![|items: ReadChunk<'_, Self::Item>| items.into_iter().for_each(drop); droppers]
     }
 
-    /// Is called once for every turn in which there is nothing to do.
+    /// Called in every turn in which the first thread has nothing to do.
     fn idle(&mut self) {
         spin_loop();
     }
@@ -74,7 +74,8 @@ impl<T: Send, F: Fn(Page<M>) -> T + Send> Source for Pages<F> {
     }
 }
 
-/// Pages of a pool that is polled all the time, mostly for nothing: an empty poll for each page, and for each idle turn.
+/// Pages of a pool that is polled all the time, mostly without need: one empty poll for each page, and one for each
+/// idle turn.
 pub(super) struct Busy<F>(pub(super) Pages<F>);
 
 impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Busy<F> {
@@ -96,7 +97,7 @@ impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Busy<F> {
     }
 }
 
-/// Pages of a pool that come back in bulk, which their droppers ask for.
+/// Pages of a pool that the droppers return in bulk.
 pub(super) struct Bulky<F>(pub(super) Pages<F>);
 
 impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Bulky<F> {
@@ -118,7 +119,7 @@ impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Bulky<F> {
     }
 }
 
-/// Pages that do not come back: their dropper looks at each one's count.
+/// Pages that are not returned: the dropper only looks at the count of each.
 impl Source for Forward {
     type Item = FloorPage;
 
@@ -132,7 +133,7 @@ impl Source for Forward {
     }
 }
 
-/// Pages with a plain ring from each dropper as their way home.
+/// Pages that each dropper returns by a plain ring of its own.
 impl Source for SpscPool {
     type Item = FloorPage;
 
@@ -146,7 +147,7 @@ impl Source for SpscPool {
     }
 }
 
-/// Pages with a locked ring as their way home.
+/// Pages that are returned by a locked ring.
 impl Source for LockedPool {
     type Item = LockedPage;
 
@@ -166,13 +167,13 @@ impl Source for Malloc {
     }
 }
 
-/// One source, and so many that drop what comes of it.
+/// A source, and this many threads that drop its buffers.
 pub(super) struct Pipeline<S> {
     source: S,
     droppers: usize,
     /// What a dropper does while its ring is empty.
     idle: fn(),
-    /// The CPU of each dropper, who are numbered from 1.
+    /// The CPU of each dropper. Droppers are numbered from 1.
     place: fn(usize) -> usize,
 }
 
@@ -182,7 +183,7 @@ impl<S: Source> Pipeline<S> {
         Self { source, droppers, idle: spin_loop, place: |dropper| dropper }
     }
 
-    /// For droppers that share the second CPU: one whose ring is empty lets another one run.
+    /// For droppers that share the second CPU: a dropper with an empty ring yields to another one.
     pub(super) fn sharing(source: S, droppers: usize) -> Self {
         Self { source, droppers, idle: std::thread::yield_now, place: |_| 1 }
     }
@@ -206,11 +207,11 @@ impl<S: Source> Work for Pipeline<S> {
     }
 }
 
-/// Sends so many in turn, and waits until all of them are dropped. `false` if nobody drops them any more.
+/// Sends `left` buffers, to each ring in turn, and waits until all of them are dropped. `false` if a dropper has ended.
 fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u64) -> bool {
     let mut at = 0;
     while left > 0 {
-        // Whose ring is full is behind, and passed over.
+        // A full ring is skipped, because its dropper is behind.
         at = if at + 1 < rings.len() { at + 1 } else { 0 };
         let ring = &mut rings[at];
         let want = BATCH.min(usize::try_from(left).unwrap_or(BATCH));
@@ -238,7 +239,7 @@ fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u6
     })
 }
 
-/// Drops what comes until nothing more will.
+/// Drops buffers from a ring until the sender has ended and the ring is empty.
 pub(super) fn drop_all<T>(
     mut ring: Consumer<T>,
     mut dropper: impl FnMut(ReadChunk<'_, T>),
@@ -246,7 +247,7 @@ pub(super) fn drop_all<T>(
     idle: fn(),
 ) {
     loop {
-        // Before the look into the ring: what was sent before the end is seen.
+        // The flag is read before the ring: everything that was sent before the end is then seen in the ring.
         let last = ended.load(Ordering::Acquire);
         match ring.slots().min(BATCH) {
             0 if last => return,
@@ -272,7 +273,7 @@ mod tests {
         assert!(timed.ns > 0);
     }
 
-    /// More droppers than most machines that test this have CPUs. Proves POOL-5: every page is back in the end.
+    /// More droppers than most machines that run this test have CPUs. Proves POOL-5: every page is returned in the end.
     #[test]
     fn whatever_is_taken_is_dropped_by_some_of_many() {
         let books = Books::default();
@@ -287,7 +288,7 @@ mod tests {
         runs(SpscPool::new(256));
         runs(Malloc);
         let stats = books.stats();
-        // Counted ones, and those to warm up.
+        // The counted blocks, and those of the warm-up.
         assert_eq!((stats.allocated(), stats.inflight()), (5 * 21 * BLOCK, 0));
         assert_eq!(books.outstanding(), 0);
     }

@@ -1,6 +1,7 @@
-//! What one thread does in its poll context, and what others do in its place.
+//! Work of one thread in its poll context, and the same work in other designs.
 //!
-//! Each function makes the work of a row: blocks of 64 operations, a poll each, as a driver that is given 64 frames has it.
+//! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in a driver that
+//! receives 64 frames.
 
 use super::books::{M, Pool};
 use super::{BATCH, apart};
@@ -12,7 +13,7 @@ use netmem_bench::{LockedPage, LockedPool};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-/// Work of one thread: does so many blocks, and says whether it could.
+/// Work of one thread: does this many blocks, and returns whether it could.
 pub(super) struct Alone<F> {
     name: &'static str,
     blocks: F,
@@ -43,9 +44,9 @@ pub(super) fn buffer() -> Buffer {
     Box::new([const { MaybeUninit::uninit() }; 2048])
 }
 
-/// The limit: an array of as many pointers as a pool's cache has places, popped and pushed.
+/// The limit: pointers are popped from an array and pushed back. The array has as many places as a pool's cache.
 ///
-/// It knows when it is empty and when it is full, as every cache must, and nothing else.
+/// It checks whether it is empty and whether it is full, as every cache must, and does nothing else.
 pub(super) fn limit(capacity: usize) -> impl FnMut(u64) -> bool {
     struct Array {
         len: usize,
@@ -73,7 +74,7 @@ pub(super) fn limit(capacity: usize) -> impl FnMut(u64) -> bool {
     }
 }
 
-/// One operation after the other, each with the poll context.
+/// One operation after another in the poll context.
 fn each(mut pool: Pool, mut one: impl FnMut(&mut Napi<'_, M>) -> Option<()>) -> impl FnMut(u64) -> bool {
     move |blocks| (0..blocks).all(|_| pool.poll(|napi| (0..black_box(BATCH)).try_for_each(|_| one(napi))).is_some())
 }
@@ -138,7 +139,8 @@ pub(super) fn malloc() -> impl FnMut(u64) -> bool {
     }
 }
 
-/// The page as it is. A function's own type, and no pointer to one, which would be called for every page.
+/// Returns the page unchanged. This is a function item and not a function pointer, which would be called for every
+/// page.
 pub(super) fn whole(page: Page<M>) -> Page<M> {
     page
 }
@@ -156,7 +158,7 @@ pub(super) fn split(mut page: Page<M>) -> (Page<M>, Page<M>) {
     (page, rest)
 }
 
-/// A page taken, made two of, and both dropped.
+/// A page is allocated, made into two parts, and both are dropped.
 pub(super) fn parts<T>(pool: Pool, parts: impl Fn(Page<M>) -> T) -> impl FnMut(u64) -> bool {
     each(pool, move |napi| {
         let parts = parts(napi.alloc()?);
@@ -167,9 +169,9 @@ pub(super) fn parts<T>(pool: Pool, parts: impl Fn(Page<M>) -> T) -> impl FnMut(u
     })
 }
 
-/// A redirect whose target is down.
+/// A redirect to a target that is down, so it always fails.
 ///
-/// A call, as it would be through a device's operations, and nothing that the compiler could see to fail.
+/// It is a call, as through a device's operations, and the compiler cannot see that it fails.
 #[inline(never)]
 fn redirect<T>(frame: T, target: &mut bool) -> Result<(), T> {
     if *black_box(target) {
@@ -202,7 +204,7 @@ pub(super) fn refused(mut pool: Pool, in_context: bool) -> impl FnMut(u64) -> bo
     }
 }
 
-/// The same with pages that only know the locked way home.
+/// The same with pages that have only the locked return path.
 pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
     let mut held: [Option<LockedPage>; BATCH as usize] = [const { None }; _];
     move |blocks| {
@@ -224,7 +226,7 @@ mod tests {
     use super::*;
     use netmem::PoolOptions;
 
-    /// Every kind of work can go on for ever: what it takes it gives back.
+    /// Every kind of work can go on for ever, because it returns what it takes.
     #[test]
     fn nothing_is_kept() {
         let books = Books::default();
@@ -248,7 +250,7 @@ mod tests {
         assert_eq!((stats.allocated(), stats.inflight(), books.outstanding()), (7 * 1000 * BATCH, 0, 0));
     }
 
-    /// The two rows differ in the way that pages take, and in nothing else. Proves POOL-3.
+    /// The two rows differ only in the path on which pages return. Proves POOL-3.
     #[test]
     fn a_refused_frame_goes_into_the_cache_in_the_poll_context_only() {
         for (in_context, cached) in [(true, 640), (false, 0)] {

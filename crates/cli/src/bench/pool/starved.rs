@@ -1,4 +1,4 @@
-//! An allocation that finds no page at hand: all of them lie in another CPU's magazine, which they do not fill.
+//! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU, which is not full.
 
 use super::BATCH;
 use super::books::{M, Pool};
@@ -12,11 +12,12 @@ use std::hint::spin_loop;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// A pool takes back what CPUs hold at most every 100 us. Who comes after this long need not wait for that.
+/// A pool reclaims the pages that CPUs hold at most every 100 us. An allocation that comes after this pause does not
+/// wait for that limit.
 const PAUSE: Duration = Duration::from_micros(120);
 
-/// A pool of so few pages that one magazine holds all of them. They are dropped on the second CPU; then the first asks for one,
-/// until it gets it.
+/// A pool with so few pages that one magazine holds all of them. They are dropped on the second CPU. Then the first CPU
+/// allocates until it gets one.
 pub(super) struct Starved {
     pool: Pool,
     pages: usize,
@@ -24,12 +25,12 @@ pub(super) struct Starved {
 }
 
 impl Starved {
-    /// For the first time in a while.
+    /// Each measured allocation comes after a pause, so the pool may reclaim at once.
     pub(super) fn new(pool: Pool, pages: usize) -> Self {
         Self { pool, pages, pause: PAUSE }
     }
 
-    /// Again and again.
+    /// Each measured allocation follows at once, so the pool may have to wait before it reclaims.
     pub(super) fn without_pause(pool: Pool, pages: usize) -> Self {
         Self { pool, pages, pause: Duration::ZERO }
     }
@@ -61,7 +62,7 @@ impl Work for Starved {
 }
 
 impl Starved {
-    /// Sends all pages to where they are dropped, and waits until they are. `false` if nobody drops them.
+    /// Sends all pages to the other CPU, and waits until they are dropped there. `false` if the thread there has ended.
     fn all_dropped_there(&mut self, ring: &mut Producer<Page<M>>) -> bool {
         let mut out = Vec::with_capacity(self.pages);
         while out.len() < self.pages {
@@ -91,15 +92,13 @@ impl Starved {
 mod tests {
     use super::super::books::Books;
     use super::*;
-    use crate::bench::plan::Plan;
     use netmem::PoolOptions;
 
-    /// No page is stranded: every one that was dropped elsewhere is had again, and had to be reclaimed. Proves POOL-4.
+    /// No page is stranded: every page that was dropped on the other CPU can be allocated again, after a reclaim.
+    /// Proves POOL-4.
     #[test]
     fn a_starved_pool_gets_its_pages_back() {
-        let (threads, cpus) = (vec![1], crate::cpus::allowed());
-        let duration = Duration::from_millis(1);
-        let lab = Lab::new(&Plan { suites: Vec::new(), threads, cpus, duration, runs: 1, budget: None });
+        let lab = Lab::for_tests();
         let books = Books::default();
         let pool = books.pool(PoolOptions::new("test").magazine(8), 7, 0).unwrap();
         let mut work = Starved::new(pool, 7);

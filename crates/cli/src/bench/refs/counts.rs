@@ -1,8 +1,8 @@
-//! The counts, each behind the same face.
+//! The reference counts, behind one trait.
 //!
-//! What is asked of all of them is what a lookup does: a get that may be refused (except of `Arc`, which cannot refuse),
-//! and a put that says whether it was the last. Both answers are looked at, by a branch that is never taken; only the plain
-//! increment, which is the limit, asks nothing.
+//! Each count does what a lookup does: a get that may be refused (except for `Arc`, which cannot refuse), and a put
+//! that returns whether it was the last. A branch that is never taken checks both results. Only the plain increment,
+//! which is the limit, has no results.
 
 use super::rcu;
 use crate::bench::error::BenchError;
@@ -13,40 +13,40 @@ use std::sync::{Arc, Weak};
 
 /// A count that is measured.
 pub(super) trait Variant: Send + Sync + Sized {
-    /// As results name it.
+    /// The name in results.
     const NAME: &'static str;
 
-    /// What a block of operations has open around it.
+    /// What is open around a block of operations, such as a guard.
     type Batch;
 
-    /// One reference is held from the beginning.
+    /// A new count with one reference.
     fn new() -> Result<Self, BenchError>;
 
     /// Runs a block.
     fn batch<R>(block: impl FnOnce(&Self::Batch) -> R) -> R;
 }
 
-/// As gets and puts in pairs are measured: no put is the last.
+/// A count whose gets and puts are measured in pairs: no put is the last.
 pub(super) trait Count: Variant {
-    /// Whether one is shared by all threads; otherwise each thread has its own.
+    /// Whether all threads share one count. Otherwise each thread has its own.
     const SHARED: bool = true;
 
-    /// One get and one put. `false` if the get was refused or the put told that it was the last: the count is broken.
+    /// One get and one put. `false` if the get was refused or the put was the last: then the count is broken.
     fn pair(&self, batch: &Self::Batch) -> bool;
 }
 
-/// As the put that ends it is measured.
+/// A count whose last put is measured.
 pub(super) trait Last: Variant {
-    /// One whose next put is the last.
+    /// A count whose next put is the last.
     fn last() -> Result<Self, BenchError> {
         Self::new()
     }
 
-    /// Puts it. `false` if that was not the last: the count is broken. Memory stays allocated.
+    /// The last put. `false` if it was not the last: then the count is broken. Memory stays allocated.
     fn put(&mut self, batch: &Self::Batch) -> bool;
 }
 
-/// What most need: nothing is open around their operations.
+/// Counts whose operations need no critical section around them.
 macro_rules! variant {
     ($count:ty, $name:literal, $new:expr) => {
         impl Variant for $count {
@@ -65,17 +65,19 @@ macro_rules! variant {
     };
 }
 
-/// Keeps the compiler from making one operation of a get and a put, and costs no instruction.
+/// Prevents the compiler from merging a get and a put into one operation. It costs no instruction.
 #[inline(always)]
 fn apart() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The limit: memory that is loaded, incremented and stored, in one instruction without a lock, on a line of each thread's
-/// own. The accesses are relaxed atomics so that they stay what they are; on x86-64 that is `inc` and `dec` of memory.
+/// The limit: memory is loaded, incremented and stored by one instruction without a lock prefix. Each thread has a
+/// cache line of its own. The accesses are relaxed atomics, so that the compiler keeps them: on x86-64 they are `inc`
+/// and `dec` of memory.
 ///
-/// On one counter, what it takes says more about the processor than on 64: some hand a stored value on to the next load of
-/// the same address in a register (about half a nanosecond for the pair), others through the store buffer (three).
+/// With one counter the result says more about the processor than with 64. Some processors pass a stored value to the
+/// next load of the same address in a register (about half a nanosecond for the pair), others through the store buffer
+/// (three).
 pub(super) struct Plain(AtomicU64);
 
 impl Plain {
@@ -109,7 +111,7 @@ impl Last for Plain {
     }
 }
 
-/// `Arc`, cloned and dropped. Its counts are on a line of their own, for what it holds is a line.
+/// `Arc`, cloned and dropped. Its counts have a cache line of their own, because its content is a cache line.
 pub(super) struct Strong(Arc<Line>);
 
 #[repr(align(64))]
@@ -129,7 +131,7 @@ impl Count for Strong {
     }
 }
 
-/// A weak reference keeps the memory, so that freeing it is not part of the put.
+/// A weak reference keeps the memory allocated, so that the put does not include freeing it.
 pub(super) struct StrongLast {
     held: Option<Arc<Line>>,
     _memory: Weak<Line>,
@@ -147,7 +149,7 @@ impl Last for StrongLast {
     }
 }
 
-/// `RefCount`, whose get is a compare-and-swap loop.
+/// `RefCount`. Its get is a compare-and-swap loop.
 pub(super) struct Swapped(RefCount);
 
 variant!(Swapped, "refcount", Self(RefCount::new(1)));
@@ -170,7 +172,7 @@ impl Last for Swapped {
     }
 }
 
-/// `RcuRef`, a guard for every operation: what somebody pays who looks up, and drops much later.
+/// `RcuRef` with a guard for every operation: the cost of a lookup whose reference is dropped much later.
 pub(super) struct Guarded(RcuRef);
 
 variant!(Guarded, "rcuref", Self(RcuRef::new(1)));
@@ -193,7 +195,7 @@ impl Last for Guarded {
     }
 }
 
-/// `RcuRef`, a guard for a block of 64 pairs: what somebody pays who works in batches, as packets come.
+/// `RcuRef` with a guard for a block of 64 pairs: the cost for code that works in batches, as for packets.
 pub(super) struct Batched(RcuRef);
 
 impl Variant for Batched {
@@ -232,7 +234,7 @@ impl Last for Batched {
 pub(super) struct PerCpu(PercpuRef);
 
 impl PerCpu {
-    /// Ends its life as a per-CPU count, and puts the reference held from the beginning.
+    /// Ends the count's life as a per-CPU count, and puts the initial reference.
     pub(super) fn kill(&self) -> Result<(), BenchError> {
         self.0.kill().map(|_last| ()).map_err(unavailable)
     }

@@ -1,5 +1,5 @@
-//! What ending a per-CPU count takes: every CPU that runs a thread of the program is interrupted, and every slot is added
-//! up.
+//! The cost of ending a per-CPU count: it interrupts every CPU that runs a thread of the program, and adds up all
+//! slots.
 
 use super::counts::{Count, PerCpu, Variant};
 use super::{BATCH, OwnLine};
@@ -10,13 +10,13 @@ use crate::bench::rounds::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts that are killed, one after the other, for one value.
+/// Counts that are killed, one after another, for one value.
 const KILLS: u64 = 64;
-/// And before, to warm up.
+/// Counts that are killed before, as warm-up.
 const WARM: u64 = KILLS / 16;
 
-/// So many threads that run, one of which kills while the others get and put a count that stays alive; and so many other
-/// counts alive.
+/// This many running threads, and this many other counts that are alive. One thread kills counts, while the others get
+/// and put a count that stays alive.
 pub(super) struct Kill {
     head: Head,
     others: usize,
@@ -49,7 +49,8 @@ impl Cell for Kill {
             if thread > 0 {
                 return (0..blocks * BATCH as u64).all(|_| black_box(&others[0]).pair(&()));
             }
-            // The first thread's blocks are kills; when none are left to kill, it waits for nobody else's count.
+            // The blocks of the first thread are kills. When no count is left, the first thread does nothing, because
+            // no other thread waits for its work.
             for _ in 0..blocks {
                 let Some(count) = doomed.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                 if count.kill().is_err() {
@@ -58,7 +59,7 @@ impl Cell for Kill {
             }
             true
         };
-        // The others have no number of their own to reach: they run as long as the first does.
+        // The other threads have no number of blocks: they run as long as the first thread does.
         let mut blocks = vec![0; self.head.threads];
         blocks[0] = KILLS;
         let timed = lab.crew(&blocks, &work)?;

@@ -1,4 +1,4 @@
-//! The put that ends a count.
+//! The last put of a count.
 
 use super::BATCH;
 use super::counts::Last;
@@ -9,10 +9,10 @@ use crate::bench::rounds::Cell;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Counts that are ended, one after the other, for one value: as many lines as fit into a second-level cache.
+/// Counts that are ended, one after another, for one value: as many cache lines as fit into a second-level cache.
 const MANY: usize = 4096;
 
-/// One variant. Counts are made before the time, and freed after.
+/// One variant. Counts are made before the timed part and freed after it.
 pub(super) struct FinalPut<C>(PhantomData<C>);
 
 impl<C: Last> FinalPut<C> {
@@ -26,7 +26,7 @@ fn drive<C: Last>(counts: &mut [Own<C>]) -> bool {
     counts.chunks_mut(BATCH).all(|block| C::batch(|batch| block.iter_mut().all(|count| count.0.put(batch))))
 }
 
-/// On a line of its own, and to be changed: each has one owner.
+/// A value on a cache line of its own that can be changed, because it has one owner.
 #[repr(align(64))]
 struct Own<C>(C);
 

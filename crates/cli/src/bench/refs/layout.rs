@@ -1,8 +1,8 @@
-//! Where the count of an object lies: beside members that others read all the time, or on a line of its own.
+//! The place of an object's count: next to members that other threads read all the time, or on a cache line of its own.
 //!
-//! The object is like the kernel's `dst_entry`, the entry of a route: a few members, written once, are read for every packet
-//! by every CPU. One thread gets and puts the count; all others read. A count beside the members takes their line away from
-//! every reader, once per get and once per put.
+//! The object is like the kernel's `dst_entry`, the entry of a route: a few members are written once and read for every
+//! packet by every CPU. One thread gets and puts the count; all others read the members. If the count is next to the
+//! members, each get and each put takes the cache line away from every reader.
 
 use super::counts::Count;
 use super::{BATCH, OwnLine};
@@ -13,7 +13,7 @@ use crate::bench::rounds::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
-/// What is read of the object: as a route's device, metrics, expiry and flags.
+/// Members that are read for each packet, like a route's device, metrics, expiry and flags.
 const READ: usize = 4;
 
 /// An object in one of the layouts.
@@ -24,7 +24,7 @@ pub(super) trait Object<C>: Send + Sync {
     fn count(&self) -> &C;
 }
 
-/// Members and count on one line.
+/// Members and count on one cache line.
 #[repr(C, align(128))]
 pub(super) struct Beside<C> {
     members: [AtomicU64; READ],
@@ -50,7 +50,7 @@ impl<C: Count> Object<C> for Beside<C> {
     }
 }
 
-/// The count on a line of its own, behind the members'.
+/// The count on a cache line of its own, behind the members.
 #[repr(C, align(128))]
 pub(super) struct Alone<C> {
     members: [AtomicU64; READ],
@@ -130,7 +130,7 @@ fn read<C: Count, O: Object<C>>(object: &O, blocks: u64) -> bool {
             for member in object.members() {
                 sum = sum.wrapping_add(member.load(Ordering::Relaxed));
             }
-            // Every read reads: what was loaded for the one before is not kept.
+            // Keeps the compiler from reusing the values of the read before.
             compiler_fence(Ordering::SeqCst);
         }
     }

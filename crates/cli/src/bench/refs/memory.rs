@@ -1,4 +1,4 @@
-//! What a count takes of memory.
+//! The memory of a count.
 
 use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
@@ -6,7 +6,7 @@ use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
 
-/// Bytes of one count: those in the object, and those elsewhere.
+/// Bytes of one count: in the object, and elsewhere.
 pub(super) struct Memory {
     name: &'static str,
     bytes: usize,
@@ -14,7 +14,7 @@ pub(super) struct Memory {
 
 /// A cell for each count.
 pub(super) fn all() -> Vec<Memory> {
-    // Both counts of an `Arc`, and the pointer that somebody needs to have for its put.
+    // The two counts of an `Arc`. The pointer that the holder needs for its put is not included.
     let arc = 2 * size_of::<usize>();
     let list = [
         ("plain", size_of::<u64>()),
@@ -38,6 +38,6 @@ impl Cell for Memory {
     }
 
     fn measure(&mut self, _lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        Ok(vec![Sample { value: self.bytes as f64, ..Sample::default() }])
+        Ok(vec![Sample::of(self.bytes as f64)])
     }
 }

@@ -1,8 +1,8 @@
-//! The suite `refs`: what a get and a put cost, alone and as threads share more.
+//! The suite `refs`: the cost of a get and a put, for one thread and for several threads that share a count.
 //!
-//! [`counts`] puts every count behind the same face. Measured are [`pairs`] of a get and a put, [`retries`] of the
-//! compare-and-swap loop, the [`last`] put, the [`layout`] of an object with a count, a [`kill`], and [`memory`]; [`goals`]
-//! are what the counts were built to reach.
+//! [`counts`] puts every count behind one trait. The suite measures [`pairs`] of a get and a put, [`retries`] of the
+//! compare-and-swap loop, the [`last`] put, the [`layout`] of an object with a count, a [`kill`], and [`memory`].
+//! [`goals`] has the goals.
 
 mod counts;
 mod goals;
@@ -16,9 +16,10 @@ mod retries;
 use super::lab::Lab;
 use super::peer::{self, Peer, Running};
 use super::plan::Plan;
-use super::report::{Base, Goal, Head, Row, compare};
+use super::report::{Base, Head, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::Timing;
+use crate::goals::Goal;
 use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
 use last::FinalPut;
@@ -27,7 +28,8 @@ use netmem_refs::{OwnLine, rcu};
 use pairs::Pairs;
 use retries::Retries;
 
-/// Pairs in a block: what a guard is held for by those that batch it, and the number of counters used in turn.
+/// Pairs in a block. Variants with a guard for a batch hold it for one block. It is also the number of counters that
+/// are used in turn.
 const BATCH: usize = 64;
 
 /// Everything that the suite measures.
@@ -88,7 +90,7 @@ fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
     ]);
 }
 
-/// The row of a counter in C, in which an add is a sequence without a gate: the floor under `percpuref`.
+/// A counter in C. Its add is a sequence without a gate, which is the lower limit for `percpuref`.
 fn c_sequence() -> Box<dyn Cell> {
     let head = Head {
         name: "c_sequence".into(),

@@ -8,14 +8,15 @@ use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
 use std::hint::black_box;
 
-/// Counters, each on a line of its own, and all of them away from everybody else's: processors fetch lines in pairs.
+/// Counters, each on a cache line of its own. The array is aligned to two lines, because processors fetch lines in
+/// pairs.
 #[repr(align(128))]
 struct Counters<C, const N: usize>([OwnLine<C>; N]);
 
 /// One variant with so many threads.
 pub(super) struct Pairs<C, const N: usize> {
     head: Head,
-    /// One for all threads, or one for each.
+    /// One set for all threads, or one for each thread.
     sets: Vec<Counters<C, N>>,
     blocks: u64,
 }
@@ -34,15 +35,15 @@ impl<C: Count, const N: usize> Pairs<C, N> {
         Ok(Counters(counts))
     }
 
-    /// Pairs of thread `thread`, which starts at a place of its own: in step with each other, threads would meet at every
-    /// counter or at none.
+    /// The pairs of thread `thread`. Each thread starts at another counter: otherwise the threads would run in step,
+    /// and meet at every counter or at none.
     fn work(&self, thread: usize, blocks: u64) -> bool {
         let set = &self.sets[thread % self.sets.len()];
         drive(black_box(set), thread * N / self.head.threads, blocks)
     }
 }
 
-/// `blocks` blocks of 64 pairs. The compiler sees every variant's operations, and neither counters nor numbers.
+/// `blocks` blocks of 64 pairs. The compiler sees the operations of the variant, but not the counters nor their number.
 #[inline(never)]
 fn drive<C: Count, const N: usize>(set: &Counters<C, N>, start: usize, blocks: u64) -> bool {
     let (before, after) = set.0.split_at(start.min(N));

@@ -1,4 +1,4 @@
-//! How often the compare-and-swap loop of a get has to try again.
+//! How often the compare-and-swap loop of a get retries.
 
 use super::{BATCH, OwnLine};
 use crate::bench::error::BenchError;
@@ -9,7 +9,7 @@ use netmem_refs::RefCount;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So many threads on one count.
+/// This many threads on one count.
 pub(super) struct Retries {
     head: Head,
     count: OwnLine<RefCount>,
@@ -35,7 +35,7 @@ impl Retries {
     }
 }
 
-/// Pairs; `None` if they do not balance, else the number of retries.
+/// Does pairs. `None` if they do not balance, else the number of retries.
 #[inline(never)]
 fn drive(count: &RefCount, blocks: u64) -> Option<u64> {
     let mut retries = 0;
@@ -64,7 +64,7 @@ impl Cell for Retries {
     }
 
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        // All that was done is counted, what came before and after somebody's own time included: it is a ratio.
+        // The value is a ratio, so all operations are counted, also those before and after the timed part of a thread.
         let (retried, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = |_: usize, blocks: u64| {
             let Some(retries) = drive(black_box(&self.count), blocks) else { return false };
@@ -74,10 +74,13 @@ impl Cell for Retries {
         };
         let blocks = vec![self.blocks; self.head.threads];
         let timed = lab.crew(&blocks, &work)?.ok_or_else(|| self.unbalanced())?;
+        let done = done.into_inner();
         Ok(vec![Sample {
-            value: retried.into_inner() as f64 / done.into_inner().max(1) as f64,
-            tsc: None,
+            value: retried.into_inner() as f64 / done.max(1) as f64,
             lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
+            elapsed_ns: timed.iter().map(|t| t.ns).max(),
+            operations: Some(done),
+            ..Sample::default()
         }])
     }
 }

@@ -1,4 +1,4 @@
-//! One thread receives, 16 fragments at a time; it gives them back itself, or all others do.
+//! One thread receives 16 fragments at a time. Either this thread returns them, or all other threads do.
 
 use super::order::{Order, PAGES};
 use crate::bench::error::BenchError;
@@ -12,13 +12,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Batches that are out at a time, on one thread or with all returners together: 1024 fragments.
+/// Batches that are in flight at a time, on one thread or for all returners together: 1024 fragments.
 const OUT: usize = 64;
 
 /// The tokens of fragments that were received together.
 type Batch = [u32; BATCH];
 
-/// A way, and who gives back. Every run is one of a socket of its own.
+/// A kind of tokens, and the threads that give fragments back. Every run uses a socket of its own.
 pub(super) struct Circuit<T> {
     way: &'static str,
     order: Arc<Order>,
@@ -33,7 +33,7 @@ impl<T: Tokens> Circuit<T> {
 }
 
 impl<T: Tokens> Work for Circuit<T> {
-    /// Before it counts, every page has been received once.
+    /// Every page is received once before the timed part.
     fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
         let (receiver, returner) = T::open(&self.order.bindings);
         let mut batches = self.order.batches();
@@ -74,7 +74,7 @@ fn give_back(returner: &impl Return, tokens: &Batch) -> u64 {
     returner.give_back(&tokens.map(|start| TokenRange { start, count: 1 })) as u64
 }
 
-/// Gives back what it received so many batches ago.
+/// One thread that gives a batch back after [`OUT`] further batches.
 struct Alone<R, G> {
     receiver: R,
     returner: G,
@@ -83,7 +83,7 @@ struct Alone<R, G> {
 }
 
 impl<R: Receive, G: Return> Alone<R, G> {
-    /// How many fragments were freed.
+    /// Returns how many fragments were freed.
     fn run<'a>(&mut self, batches: impl Iterator<Item = &'a [Fragment]>) -> u64 {
         let mut freed = 0;
         for fragments in batches {
@@ -98,7 +98,7 @@ impl<R: Receive, G: Return> Alone<R, G> {
     }
 }
 
-/// Hands what it received to others, in turn.
+/// Sends the batches that it received to the other threads in turn.
 struct Sender<R> {
     receiver: R,
     rings: Vec<Producer<Batch>>,
@@ -106,13 +106,13 @@ struct Sender<R> {
 }
 
 impl<R: Receive> Sender<R> {
-    /// Returns when all has been taken, or nobody is there to take it.
+    /// Returns when all batches have been taken, or when a thread that takes them has ended.
     fn run<'a>(&mut self, batches: impl Iterator<Item = &'a [Fragment]>) {
         let mut tokens = [0; BATCH];
         for fragments in batches {
             self.receiver.receive(fragments, &mut tokens);
             loop {
-                // Whose ring is full is behind, and passed over.
+                // A full ring is skipped, because its returner is behind.
                 self.at = if self.at + 1 < self.rings.len() { self.at + 1 } else { 0 };
                 let ring = &mut self.rings[self.at];
                 if ring.push(tokens).is_ok() {
@@ -132,11 +132,12 @@ impl<R: Receive> Sender<R> {
     }
 }
 
-/// Gives back what comes until nothing more will; says how many fragments were freed.
+/// Gives back the batches from a ring until the sender has ended and the ring is empty. Returns how many fragments were
+/// freed.
 fn give_all_back(mut ring: Consumer<Batch>, returner: &impl Return, ended: &AtomicBool) -> u64 {
     let mut freed = 0;
     loop {
-        // Before the look into the ring: what was sent before the end is seen.
+        // The flag is read before the ring: everything that was sent before the end is then seen in the ring.
         let last = ended.load(Ordering::Acquire);
         match ring.pop() {
             Ok(tokens) => freed += give_back(returner, &tokens),
@@ -160,7 +161,8 @@ mod tests {
         }
     }
 
-    /// More returners than most machines that test this have CPUs. Proves MEM-6: as much is freed as was received.
+    /// More returners than most machines that run this test have CPUs. Proves MEM-6: as many fragments are freed as
+    /// were received.
     #[test]
     fn all_that_is_received_is_given_back_by_somebody() {
         for order in [(Sequence::InOrder, 1), (Sequence::Mixed, 8)] {

@@ -1,17 +1,21 @@
-//! What tokens by range were built to reach.
+//! The goals of tokens by range.
 
 use super::order::Sequence;
 use super::section;
-use crate::bench::goals::{Target, judge};
-use crate::bench::report::{Goal, Row};
-use crate::stats::Spread;
+use crate::bench::goals::{Which, ratio};
+use crate::bench::report::Row;
+use crate::goals::{Goal, Target, judge};
 
-/// All goals whose rows were measured: with two threads against the locks, and flat over bindings with any number.
+/// All goals: with two threads against the locks, and flat over bindings with any number.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
+    // A kind of tokens, with this number of threads and bindings.
+    let row = |sequence: Sequence, threads, way: &str, bindings| {
+        Which::named(format!("{way}{}", sequence.suffix())).threads(threads).bindings(bindings)
+    };
     let mut targets = Vec::new();
     for sequence in [Sequence::InOrder, Sequence::Mixed] {
         for bindings in [1, 8] {
-            let over = |way| ratio(rows, sequence, 2, (way, bindings), ("ranges", bindings));
+            let over = |way| ratio(rows, &row(sequence, 2, way, bindings), &row(sequence, 2, "ranges", bindings));
             let setting = section(sequence, bindings);
             let map = format!("{setting}: locked_map / ranges >= 1.5");
             targets.push(Target::least(2, map, over("locked_map"), "x", 1.5));
@@ -25,37 +29,30 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     threads.dedup();
     for sequence in [Sequence::InOrder, Sequence::Mixed] {
         for &n in &threads {
-            let flat = format!("{}: ranges, 8 bindings / 1 binding <= 1.1", sequence.name());
-            targets.push(Target::most(n, flat, ratio(rows, sequence, n, ("ranges", 8), ("ranges", 1)), "x", 1.1));
+            let what = format!("{}: ranges, 8 bindings / 1 binding <= 1.1", sequence.name());
+            let flat = ratio(rows, &row(sequence, n, "ranges", 8), &row(sequence, n, "ranges", 1));
+            targets.push(Target::most(n, what, flat, "x", 1.1));
         }
     }
     judge(targets, percpu)
 }
 
-/// How many times as much one way takes as the other, each with its number of bindings.
-fn ratio(rows: &[Row], sequence: Sequence, threads: usize, over: (&str, u32), own: (&str, u32)) -> Option<Spread> {
-    let row = |(way, bindings): (&str, u32)| {
-        let name = format!("{way}{}", sequence.suffix());
-        let of = |row: &&Row| (row.head.threads, row.head.bindings) == (threads, Some(bindings));
-        rows.iter().filter(of).find(|row| row.head.name == name)
-    };
-    row(own)?.under(row(over)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Head, Sample};
+    use crate::bench::goals::tests::row;
+    use crate::bench::report::Head;
+    use crate::goals::Verdict;
 
     #[test]
     fn rows_are_held_against_those_of_their_own_kind() {
         let row = |name: &str, threads, bindings, value| {
-            let head = Head { name: name.into(), threads, bindings: Some(bindings), unit: "ns", ..Head::default() };
-            Row::new(head, "rseq", vec![Sample { value, ..Sample::default() }], None)
+            row(Head { name: name.into(), threads, bindings: Some(bindings), ..Head::default() }, &[value])
         };
         let mut rows = vec![row("ranges", 2, 1, 10.0), row("ranges", 2, 8, 12.0), row("locked_map", 1, 1, 90.0)];
         let got = |rows: &[Row]| -> Vec<_> {
-            goals(rows, "rseq").into_iter().map(|g| (g.goal, g.threads, g.value.median, g.reached)).collect()
+            let measured = goals(rows, "rseq").into_iter().filter_map(|goal| Some((goal.value?.median, goal)));
+            measured.map(|(median, g)| (g.goal, g.threads, median, g.verdict == Verdict::Reached)).collect()
         };
         let flat = "in order: ranges, 8 bindings / 1 binding <= 1.1".to_owned();
         assert_eq!(got(&rows), [(flat.clone(), 2, 1.2, false)]);

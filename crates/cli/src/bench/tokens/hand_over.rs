@@ -1,13 +1,13 @@
-//! No tokens at all: what it costs to get from one thread to another.
+//! No tokens: the cost of passing a batch from one thread to another.
 
 use netmem_bench::tokens::{Fragment, Niovs, Receive, Return, Tokens};
 use netmem_devmem::TokenRange;
 use std::sync::Arc;
 
-/// A way that does nothing.
+/// A kind of tokens that does nothing.
 pub(super) struct HandOver;
 
-/// Either side of it.
+/// The receiving or the returning side.
 #[derive(Clone)]
 pub(super) struct Nothing;
 

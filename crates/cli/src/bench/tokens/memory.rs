@@ -1,7 +1,7 @@
-//! What pages and sockets take, and how long it takes until a socket has its first fragment.
+//! The memory of pages and sockets, and the time until a socket has its first fragment.
 //!
-//! Memory is what the process has more of afterwards, by the kernel's books: allocators' rounding is in it, and so are tables
-//! that are mapped and were never touched not.
+//! The memory is the increase of the process's memory as the kernel counts it. It includes the rounding of allocators.
+//! It does not include tables that are mapped and were never touched.
 
 use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
@@ -11,19 +11,20 @@ use netmem_bench::tokens::{BATCH, Fragment, Niovs, Receive, Tokens};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Pages of a device of 80 GB, 4 KiB each. The old ways number the first 2^24 only; no others are received.
+/// Pages of a device of 80 GB, 4 KiB each. The old kinds of tokens number only the first 2^24, and no other pages are
+/// received.
 const DEVICE: u32 = 20_000_000;
-/// So many sockets receive from it.
+/// Sockets that receive from the device.
 const SOCKETS: usize = 256;
-/// Of which all pages are received: 1 GiB.
+/// Pages of the device that are all received: 1 GiB.
 const PART: u32 = 1 << 18;
 
-/// What all ways receive from.
+/// The memory that all variants receive from.
 pub(super) fn device() -> Arc<Niovs> {
     Niovs::with_first(DEVICE, PART)
 }
 
-/// A way's memory.
+/// The memory of a variant.
 pub(super) struct Memory<T> {
     way: &'static str,
     device: Arc<Niovs>,
@@ -61,10 +62,11 @@ impl<T: Tokens> Cell for Memory<T> {
     fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
         let bindings = [self.device.clone()];
         let timed = lab.alone(|| lab.time(|| sockets::<T>(&bindings)).0)?;
-        let of = |value| Sample { value, ..Sample::default() };
+        let of = Sample::of;
         let each = |n: u64| n as f64 / SOCKETS as f64;
         let tsc = lab.tsc.then(|| each(timed.ticks));
-        let set_up = Sample { value: each(timed.ns), tsc, lost_ns: timed.lost_ns };
+        let (value, elapsed_ns, operations) = (each(timed.ns), Some(timed.ns), Some(SOCKETS as u64));
+        let set_up = Sample { value, tsc, lost_ns: timed.lost_ns, elapsed_ns, operations, ..Sample::default() };
         Ok(vec![set_up, of(self.page), of(self.socket)])
     }
 }
@@ -80,7 +82,7 @@ fn all_pages<T: Tokens>(bindings: &[Arc<Niovs>]) -> (T::Receiver, T::Returner) {
     (receiver, returner)
 }
 
-/// Sockets that have received a fragment each.
+/// Sockets that have received one fragment each.
 fn sockets<T: Tokens>(bindings: &[Arc<Niovs>]) -> Vec<(T::Receiver, T::Returner)> {
     let socket = |n| {
         let (mut receiver, returner) = T::open(bindings);
@@ -90,12 +92,12 @@ fn sockets<T: Tokens>(bindings: &[Arc<Niovs>]) -> Vec<(T::Receiver, T::Returner)
     (0..SOCKETS as u32).map(socket).collect()
 }
 
-/// Bytes that what `make` makes takes.
+/// The number of bytes that the value of `make` uses.
 fn taken<M>(make: impl FnOnce() -> M) -> Result<f64, BenchError> {
-    // What others gave back would be used again, and not be seen to be taken.
+    // Memory that was freed before would be used again, and would not be counted.
     netmem_refs::rcu::flush();
     #[cfg(target_env = "gnu")]
-    // SAFETY: gives free memory back, and nothing else.
+    // SAFETY: the call gives free memory back to the system, and does nothing else.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -106,7 +108,8 @@ fn taken<M>(make: impl FnOnce() -> M) -> Result<f64, BenchError> {
     Ok(bytes)
 }
 
-/// Bytes of this process that are in memory and of no file. Counted when asked, as `statm` is not.
+/// Bytes of this process that are in memory and belong to no file. The kernel counts them at the time of the call;
+/// `statm` would be late.
 fn anonymous() -> Result<u64, BenchError> {
     const FILE: &str = "/proc/self/smaps_rollup";
     let unavailable = |why: String| BenchError::Unavailable { what: "memory", why };

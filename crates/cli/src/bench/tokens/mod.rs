@@ -1,13 +1,13 @@
-//! The suite `tokens`: what it costs a socket to receive a fragment of device memory and to give it back.
+//! The suite `tokens`: the cost for a socket of receiving a fragment of device memory and giving it back.
 //!
 //! ```text
 //!   order of pages ──► receiver ── 16 tokens ──► ring of each returner ──► returner      two threads or more
 //!                         └──────► 64 batches that are out ──────► itself                one thread
 //! ```
 //!
-//! `netmem_bench::tokens` has the ways in which a token finds its page; [`hand_over`] is none, only the way from thread to
-//! thread. [`circuit`] is measured for each, over the [`order`] of pages; [`memory`] is what pages and sockets take, and
-//! [`goals`] are what netmem's way was built to reach.
+//! `netmem_bench::tokens` has the ways in which a token finds its page. [`hand_over`] has no tokens, and only passes
+//! batches from thread to thread. [`circuit`] measures each way over an [`order`] of pages, [`memory`] measures the
+//! memory of pages and sockets, and [`goals`] has the goals of netmem's way.
 
 mod circuit;
 mod goals;
@@ -16,9 +16,10 @@ mod memory;
 mod order;
 
 use super::plan::Plan;
-use super::report::{Base, Goal, Head, Row, compare};
+use super::report::{Base, Head, Row, compare};
 use super::rounds::Cell;
 use super::timing::Timing;
+use crate::goals::Goal;
 use circuit::Circuit;
 use hand_over::HandOver;
 use memory::Memory;
@@ -53,7 +54,7 @@ pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
     cells
 }
 
-/// A way, with so many threads.
+/// The cell of a kind of tokens, with this number of threads.
 fn cell<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads: usize) -> Box<dyn Cell> {
     let order = order.clone();
     let head = Head {

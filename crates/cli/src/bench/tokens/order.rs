@@ -1,19 +1,19 @@
-//! Which pages are received, in which order.
+//! The pages that are received, and their order.
 
 use netmem_bench::tokens::{BATCH, Fragment, Niovs};
 use std::sync::Arc;
 
 /// Pages in circulation, of all bindings together.
 pub(super) const PAGES: u32 = 16 * 1024;
-/// As often are pages mixed before an order comes again.
+/// How often the pages are mixed before the sequence repeats.
 const PASSES: u32 = 16;
 
 /// How the pages of a binding follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sequence {
-    /// As a pool hands out what came home in bulk: neighbours share lines of counts.
+    /// The order in which a pool hands out pages that were returned in bulk: neighbours share cache lines of counts.
     InOrder,
-    /// As after a long time, at worst: nothing that comes next is near.
+    /// The worst order after a long time: the next page is never near the last one.
     Mixed,
 }
 
@@ -25,7 +25,7 @@ impl Sequence {
         }
     }
 
-    /// What it adds to a row's name.
+    /// The suffix of a row's name.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::InOrder => "",
@@ -34,7 +34,7 @@ impl Sequence {
     }
 }
 
-/// Bindings, and their pages in the order in which they come: each once, then each once more.
+/// Bindings, and their pages in the order in which they are received: each page once, then each once more.
 pub(super) struct Order {
     pub(super) sequence: Sequence,
     pub(super) bindings: Vec<Arc<Niovs>>,
@@ -65,7 +65,7 @@ impl Order {
         self.bindings.len() as u32
     }
 
-    /// A batch after the other, without end.
+    /// One batch after another, without end.
     pub(super) fn batches(&self) -> impl Iterator<Item = &[Fragment]> {
         self.fragments.chunks(BATCH).cycle()
     }

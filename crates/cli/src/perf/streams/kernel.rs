@@ -1,4 +1,4 @@
-//! The end that is the kernel's: sockets of this process, behind the tap.
+//! The kernel's end: sockets of this process, behind the tap.
 
 use super::plan::Proto;
 use super::{LOOK, PATIENCE, Watch};
@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Instant;
 
-/// Which end it is.
+/// The end: source or target.
 #[derive(Debug)]
 pub(super) enum End {
     Source(SocketAddr),
@@ -22,7 +22,7 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    /// Opens it at an address of the kernel's, on any port; says on which.
+    /// Opens the socket at an address of the kernel, on any free port. Returns the address with the port.
     pub(super) fn open(proto: Proto, at: SocketAddr) -> anyhow::Result<(Self, SocketAddr)> {
         let (socket, at) = match proto {
             Proto::Tcp => {
@@ -42,7 +42,7 @@ impl Listening {
     }
 }
 
-/// Runs until the run is over and the flows have ended: a thread for each.
+/// Runs one thread for each flow, until the run is over and the flows have ended.
 pub(super) fn run(watch: &Watch, flows: u16, end: End) -> anyhow::Result<()> {
     match end {
         End::Target(Listening::Tcp(listener)) => targets(watch, flows, &listener),
@@ -114,7 +114,7 @@ fn source(watch: &Watch, to: SocketAddr) -> anyhow::Result<()> {
         while !watch.is_over() {
             match socket.send_to(&message, to) {
                 Ok(_) => {}
-                // The tap's queue is full, or the target is not there yet.
+                // The tap's queue is full, or the target does not listen yet.
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
                 Err(e) => return Err(e).context("sending datagrams"),
             }

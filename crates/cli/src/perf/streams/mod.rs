@@ -5,21 +5,23 @@
 //!   tap         stack ── pair 0 ── tap ── the kernel's sockets
 //! ```
 //!
-//! [`plan`] checks what was asked, [`ours`] and [`kernel`] are the two kinds of ends, [`cpu`] reads what CPUs did, and [`report`] shows
-//! all of it. The main thread samples counters at the beginning and the end of a run; the ends take no part in that.
+//! [`plan`] checks the arguments, [`ours`] and [`kernel`] are the two kinds of ends, and [`report`] shows the results.
+//! The main thread samples counters at the beginning and at the end of a run. The ends take no part in that.
 
-mod cpu;
 mod kernel;
 mod ours;
 mod plan;
 mod report;
 
 use crate::args::PerfArgs;
-use crate::host::{Books, HostOptions, Pools, with_device, with_queues};
+use crate::cpus::take_pinned;
+use crate::host::{Books, HostOptions, Stacks, with_device};
 use crate::link::AskedLink;
+use crate::load::{Cpus, Meter};
 use crate::output;
+use crate::report::Done;
+use crate::signals::Interrupted;
 use anyhow::Context;
-use cpu::Cpus;
 use netmem::QueuePair;
 use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
 use netmem::virtio::Spin;
@@ -33,9 +35,9 @@ use std::time::{Duration, Instant};
 
 /// The target's port.
 const PORT: u16 = 5201;
-/// How long flows may take to begin, and to end.
+/// The longest time that is waited for all flows to begin, and again for all of them to end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often threads look whether the run is over.
+/// How often threads check whether the run is over.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What the threads of a run share.
@@ -52,20 +54,24 @@ struct Watch {
     bytes: Vec<AtomicU64>,
     /// Nanoseconds that the source's and the target's thread have spent in polls that found nothing.
     empty_ns: [AtomicU64; 2],
+    /// Set while a target on our stack has connections. The source stays alive until then, because its last
+    /// acknowledgement may get lost with its rings.
+    target_open: AtomicBool,
 }
 
 impl Watch {
     fn new(plan: &Plan) -> Self {
         let bytes = (0..plan.flows).map(|_| AtomicU64::new(0)).collect();
         let (over, begun, empty_ns) = Default::default();
-        Self { proto: plan.proto, size: plan.size, over, begun, bytes, empty_ns }
+        let target_open = AtomicBool::new(matches!(plan.between, Between::Ours));
+        Self { proto: plan.proto, size: plan.size, over, begun, bytes, empty_ns, target_open }
     }
 
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Flow `n` has received bytes.
+    /// Counts bytes that flow `flow` has received.
     fn count(&self, flow: usize, bytes: usize) {
         if let Some(count) = self.bytes.get(flow)
             && count.fetch_add(bytes as u64, Ordering::Relaxed) == 0
@@ -83,7 +89,7 @@ impl Watch {
     }
 }
 
-/// Sets the flag when it is dropped, however that happens.
+/// Sets the flag when it is dropped, also in a panic.
 struct Over<'a>(&'a Watch);
 
 impl Drop for Over<'_> {
@@ -92,32 +98,49 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Does what was asked.
+/// Runs the measurement.
 pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     let link = plan.link.map(AskedLink::new);
     let (mut samples, mut books) = (Vec::new(), Books::default());
+    let run = || match &plan.between {
+        Between::Ours => {
+            let mut ends = Cross::cable().into_iter();
+            let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
+            over(&plan, link.as_ref(), 2, |_| ends.next().ok_or_else(missing), stop)
+        }
+        Between::Tap { name, .. } => {
+            let mut taps = Tap::open(name, 1, true)?.into_iter();
+            let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
+            over(&plan, link.as_ref(), 1, |_| taps.next().ok_or_else(missing), stop)
+        }
+    };
+    let (meter, mut interrupted) = (Meter::new(), false);
+    drop(take_pinned());
     for _ in 0..plan.runs {
-        let (sample, ended) = match &plan.between {
-            Between::Ours => {
-                let mut ends = Cross::cable().into_iter();
-                let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
-                over(&plan, link.as_ref(), 2, |_| ends.next().ok_or_else(missing), stop)?
+        match run() {
+            Err(error) if error.is::<Interrupted>() => {
+                interrupted = true;
+                break;
             }
-            Between::Tap { name, .. } => {
-                let mut taps = Tap::open(name, 1, true)?.into_iter();
-                let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-                over(&plan, link.as_ref(), 1, |_| taps.next().ok_or_else(missing), stop)?
+            done => {
+                let (sample, ended) = done?;
+                samples.push(sample);
+                books.allocated += ended.allocated;
             }
-        };
-        samples.push(sample);
-        books.allocated += ended.allocated;
+        }
     }
-    let report = Report::new(&plan, &samples, link.as_ref().map(AskedLink::report), books);
-    if plan.json { output::json(&report) } else { output::print(&report.to_string()) }
+    let done = Done::new(&meter, take_pinned(), interrupted);
+    let report = Report::new(&plan, &samples, done, link.as_ref().map(AskedLink::report), books);
+    if plan.json {
+        output::json(&report)?
+    } else {
+        output::print(&report.to_string())?
+    }
+    if interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// A run with these ports, or with a bad link before the first.
+/// A run with these ports, or with a bad link before the first port.
 fn over<P: Port>(
     plan: &Plan,
     link: Option<&AskedLink>,
@@ -138,26 +161,28 @@ fn once<P: Port>(
     stop: &AtomicBool,
 ) -> anyhow::Result<(Sample, Books)> {
     let at = |last| Address { addr: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)), prefix_len: 24 };
-    let host = |address| HostOptions {
+    let host = |address, pages| HostOptions {
         addresses: vec![address],
         mtu: plan.mtu,
-        pages: plan::PAGES,
+        pages,
+        restored: 0,
+        device_threads: 1,
         spin: Spin::NONE,
         device_cpu: Some(plan.cpus.device),
     };
     let watch = Watch::new(plan);
-    let device = host(at(1));
+    let device = host(at(1), usize::from(pairs) * plan::PAGES);
     let (result, _) = with_device(port, pairs, &device, |net, pairs, _| {
         std::thread::scope(|scope| {
             let over = Over(&watch);
             let mut pairs = pairs.into_iter();
             let mut pair = || pairs.next().context("the device has too few queues");
             let ours = |scope, name, cpu, pair: QueuePair<_>, address, end: ours::End| {
-                let (options, spin, watch) = (host(address), plan.spin, &watch);
-                let pools = Pools::new(net, plan::PAGES)?;
+                let (spin, watch) = (plan.spin, &watch);
+                let mut stacks = Stacks::new(net, vec![pair], &host(address, plan::PAGES))?;
                 spawn(scope, name, cpu, move || {
-                    let run = |running: &mut crate::host::Running| ours::run(running, watch, end, spin);
-                    with_queues(pair, pools, &options, run).map(|((), books)| books)
+                    stacks.run(|_, running| ours::run(running, watch, end, spin))?;
+                    stacks.close()
                 })
             };
             let flows = plan.flows;
@@ -213,7 +238,7 @@ fn spawn<'s, T: Send + 's>(
     Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")
 }
 
-/// Waits until every flow has received something, and then for the time of the run.
+/// Waits until every flow has received bytes, and then for the time of the run.
 fn measure<T>(
     plan: &Plan,
     watch: &Watch,
@@ -222,7 +247,9 @@ fn measure<T>(
 ) -> anyhow::Result<Sample> {
     let wait = |until: Instant, done: &dyn Fn() -> bool| -> anyhow::Result<bool> {
         loop {
-            anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted");
+            if stop.load(Ordering::Relaxed) {
+                return Err(Interrupted.into());
+            }
             anyhow::ensure!(!ends.iter().any(ScopedJoinHandle::is_finished), "an end has ended before its time");
             let left = until.saturating_duration_since(Instant::now());
             if done() || left.is_zero() {

@@ -1,4 +1,4 @@
-//! The ends that are netmem's: a stack with a task for each flow.
+//! The ends on our stack, which has a task for each flow.
 
 use super::plan::{PAGES, Proto};
 use super::{LOOK, PATIENCE, PORT, Watch};
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 /// Datagrams that a flow sends before the next one has its turn.
 const TURN: usize = 8;
 
-/// Which end it is.
+/// The end: source or target.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     Source { to: SocketAddr, flows: u16 },
     Target,
 }
 
-/// What a task of a source has, and why its life is long enough: the run joins the thread.
+/// The pages that a task of a source sends from. They outlive the task, because the run joins the thread.
 type Payload = Rc<[Frag<Mem>]>;
 
 /// Runs until the run is over and the flows have ended.
@@ -53,7 +53,10 @@ pub(super) fn run(running: &mut Running, watch: &Watch, end: End, spin: Duration
         if watch.is_over() {
             let by = *ends.get_or_insert(begin + PATIENCE);
             // A target has closed when the source has acknowledged its FIN.
-            let closed = matches!(end, End::Source { .. }) || stack.connections() == 0;
+            let closed = match end {
+                End::Source { .. } => !watch.target_open.load(Ordering::Acquire),
+                End::Target => stack.connections() == 0,
+            };
             if flows.are_over(end) && closed || begin > by {
                 break;
             }
@@ -69,13 +72,16 @@ pub(super) fn run(running: &mut Running, watch: &Watch, end: End, spin: Duration
         }
         pause.turn(work, &mut [stack], sleep.into())?;
     }
+    if matches!(end, End::Target) {
+        watch.target_open.store(false, Ordering::Release);
+    }
     let failed = flows.failed;
     drop((flows, listener, udp));
     stack.poll(clock.now());
     failed.map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("a flow of the source")))
 }
 
-/// Pages to send from, again and again.
+/// Pages to send from, used again and again.
 fn payload(running: &mut Running) -> anyhow::Result<Payload> {
     let pool = &running.pool;
     let pages: Option<Vec<_>> = (0..PAGES).map(|_| Some(pool.alloc()?.freeze())).collect();
@@ -87,7 +93,7 @@ struct Flows<'w> {
     tasks: Tasks<'w>,
     watch: &'w Watch,
     accepted: usize,
-    /// The first flow that did not end in order.
+    /// The error of the first flow that did not end in order.
     failed: Option<SocketError>,
 }
 
@@ -96,7 +102,7 @@ impl<'w> Flows<'w> {
         Self { tasks: Tasks::new(), watch, accepted: 0, failed: None }
     }
 
-    /// Whether all has been said. A target of datagrams hears of no end.
+    /// Whether all flows have ended. A target of datagrams is not told of an end.
     fn are_over(&self, end: End) -> bool {
         match (end, self.watch.proto) {
             (End::Target, Proto::Tcp) => self.tasks.is_empty() && self.accepted > 0,
@@ -162,7 +168,7 @@ async fn stream_source(mut stream: Conn, watch: &Watch, payload: Payload) -> Res
     Ok(())
 }
 
-/// Takes what comes, and counts it.
+/// Receives bytes, and counts them.
 async fn stream_target(mut stream: Conn, watch: &Watch, flow: usize) -> Result<(), SocketError> {
     let mut places: [Fragment<Mem>; 32] = Default::default();
     loop {
@@ -193,7 +199,7 @@ async fn datagram_source(
         match socket.send_fragment_to(page.slice(0..watch.size.min(page.len())), to) {
             Ok(()) => {}
             Err(SocketError::WouldBlock) => poll_fn(|cx| socket.poll_writable(cx)).await,
-            // The target is not there yet, or no more.
+            // The target does not listen yet, or no longer.
             Err(SocketError::Refused) => {}
             Err(error) => return Err(error),
         }
@@ -201,7 +207,7 @@ async fn datagram_source(
     Ok(())
 }
 
-/// Gives the other flows a turn: the one that runs first would always find the room.
+/// Lets the other flows run: otherwise the flow that runs first would always find the room.
 async fn let_others() {
     let mut waited = false;
     poll_fn(|cx| {
@@ -211,7 +217,7 @@ async fn let_others() {
     .await;
 }
 
-/// The target of datagrams: one socket, and flows by their senders.
+/// The target of datagrams: one socket. Flows are told apart by their senders.
 struct Datagrams {
     socket: UdpSocket<Mem>,
     flows: HashMap<SocketAddr, usize>,
@@ -222,7 +228,7 @@ impl Datagrams {
         Self { socket, flows: HashMap::new() }
     }
 
-    /// Takes the datagrams that are there; says how many.
+    /// Receives the datagrams that are there. Returns how many.
     fn receive(&mut self, watch: &Watch) -> usize {
         let mut places: [Fragment<Mem>; 4] = Default::default();
         let mut taken = 0;

@@ -1,10 +1,11 @@
-//! What is asked of the ends, checked.
+//! The checked arguments for the ends.
 
-use super::cpu::Share;
 use super::report::CpuRow;
 use crate::args::{AllocArg, BadArgument, DeviceArg, PerfArgs, PortArg, ProtoArg, XdpArg};
 use crate::cpus::{self, Placement};
+use crate::load::Share;
 use netmem::packet::link::LinkOptions;
+use netmem::virtio::Spin;
 use netmem_inet::Address;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -24,7 +25,7 @@ pub(super) enum Proto {
     Udp,
 }
 
-/// What is at the two ends.
+/// The stacks of the two ends.
 #[derive(Clone, Debug)]
 pub(super) enum Between {
     Ours,
@@ -58,11 +59,16 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(args: &PerfArgs) -> Result<Self, BadArgument> {
         let proto = if args.proto == ProtoArg::Udp { Proto::Udp } else { Proto::Tcp };
-        let frames = args.mode.is_some() || args.alloc != AllocArg::Both || args.xdp != XdpArg::Pass;
+        let frames = args.mode.is_some()
+            || args.alloc != [AllocArg::Pool, AllocArg::Page, AllocArg::Frags]
+            || args.xdp != XdpArg::Pass;
         if frames || args.consumer.is_some() || args.queues != [1] || !args.rate.is_empty() || args.against.is_some() {
             return BadArgument::new(
                 "--mode, --alloc, --xdp, --consumer, --queues, --rate and --against are for frames; leave out --proto",
             );
+        }
+        if args.check {
+            return BadArgument::new("--check is for goals, and measurements with --proto have none");
         }
         if args.device != DeviceArg::Embedded || args.fd.is_some() {
             return BadArgument::new("--proto: the stacks are on the embedded device; leave out --device and --fd");
@@ -103,6 +109,7 @@ impl Plan {
             }
             (None, Some(_)) => return BadArgument::new("--addr is the address of netmem's end behind --port tap:NAME"),
         };
+        let cpus = Placement::new(args.cpus, None, &cpus::online(), &cpus::allowed())?;
         Ok(Self {
             proto,
             between,
@@ -112,13 +119,13 @@ impl Plan {
             duration: args.duration.unwrap_or(Duration::from_secs(1)),
             runs: args.runs.unwrap_or(3),
             link: args.link,
-            cpus: Placement::new(args.cpus, None, &cpus::online(), &cpus::allowed())?,
-            spin: args.spin.unwrap_or_default().poll_for().unwrap_or(Duration::MAX),
+            cpus,
+            spin: spin(args.spin, cpus),
             json: args.json,
         })
     }
 
-    /// Who is the source and who the target.
+    /// The names of the source's and the target's stack.
     pub(super) fn ends(&self) -> [&'static str; 2] {
         match self.between {
             Between::Ours => ["netmem", "netmem"],
@@ -127,13 +134,14 @@ impl Plan {
         }
     }
 
-    /// Where source and target run.
+    /// The CPUs of source and target.
     fn places(&self) -> [usize; 2] {
         let Placement { net, app, .. } = self.cpus;
         if let Between::Tap { reverse: true, .. } = self.between { [app, net] } else { [net, app] }
     }
 
-    /// The CPUs that take part, with what they did. `idle` is the part of the time that source and target spent in empty polls.
+    /// The CPUs that take part, and their shares. `idle` is the part of the time that source and target spent in empty
+    /// polls.
     pub(super) fn shares(&self, shares: &BTreeMap<usize, Share>, idle: [f64; 2]) -> Vec<CpuRow> {
         let [source, target] = self.places();
         let mut rows: BTreeMap<usize, (Vec<&'static str>, f64)> = BTreeMap::new();
@@ -152,7 +160,15 @@ impl Plan {
     }
 }
 
-/// The kernel's address beside ours: the one that it would send from.
+/// How long a stack polls. If the user did not set it, a stack that shares its CPU with another thread sleeps at once:
+/// otherwise it would keep the CPU until the scheduler takes it away.
+fn spin(asked: Option<Spin>, cpus: Placement) -> Duration {
+    let alone = cpus.net != cpus.app && cpus.net != cpus.device && cpus.app != cpus.device;
+    let spin = asked.unwrap_or(if alone { Spin::Forever } else { Spin::NONE });
+    spin.poll_for().unwrap_or(Duration::MAX)
+}
+
+/// The kernel's address next to ours: the address that the kernel would send from.
 fn neighbor(address: Address) -> Result<IpAddr, BadArgument> {
     let to = SocketAddr::new(address.addr, 9);
     let any = if address.addr.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -191,6 +207,14 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_polls_where_it_is_alone() {
+        let alone = Placement { net: 0, app: 1, device: 2 };
+        assert_eq!(spin(None, alone), Duration::MAX);
+        assert_eq!(spin(None, Placement { device: 1, ..alone }), Duration::ZERO);
+        assert_eq!(spin(Some(Spin::Forever), Placement { device: 1, ..alone }), Duration::MAX);
+    }
+
+    #[test]
     fn defaults_and_bounds() {
         let tcp = plan("tcp").unwrap();
         assert_eq!((tcp.flows, tcp.size, tcp.runs, tcp.duration), (1, 65536, 3, Duration::from_secs(1)));
@@ -207,6 +231,7 @@ mod tests {
             ("tcp --port gen", "tap:NAME"),
             ("tcp --port tap:x", "--addr"),
             ("tcp --addr 10.0.0.2/24", "--port tap:NAME"),
+            ("tcp --check", "goals"),
             ("tcp --reverse", "tap:NAME"),
             ("tcp --runs 0", "at least one run"),
             ("tcp --port tap:x --addr 192.0.2.77/30", "no address in this network"),

@@ -1,11 +1,13 @@
-//! What runs between two ends have shown: kperf's table for people, and one object for machines.
+//! The results of flows between two ends: a table like that of kperf, and one JSON object for programs.
 
-use super::cpu::Share;
 use super::plan::{Between, Plan};
 use crate::host::Books;
 use crate::link::LinkReport;
+use crate::load::Share;
 use crate::machine::Machine;
+use crate::report::{Done, SCHEMA};
 use crate::stats::Spread;
+use crate::units::{show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt;
@@ -14,15 +16,15 @@ use std::time::Duration;
 /// One run.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    /// Of each flow, as they were received.
+    /// The received bytes of each flow.
     pub(super) bytes: Vec<u64>,
     pub(super) elapsed: Duration,
     pub(super) cpus: Vec<CpuRow>,
 }
 
 impl Sample {
-    fn gbps(&self, bytes: u64) -> f64 {
-        bytes as f64 * 8.0 / self.elapsed.as_nanos().max(1) as f64
+    fn bits_per_s(&self, bytes: u64) -> f64 {
+        bytes as f64 * 8e9 / self.elapsed.as_nanos().max(1) as f64
     }
 }
 
@@ -35,13 +37,13 @@ pub(super) struct CpuRow {
     pub(super) share: Share,
 }
 
-/// A flow, in all runs together.
+/// A flow, for all runs together.
 #[derive(Debug, Serialize)]
 struct Flow {
     flow: usize,
     bytes: u64,
-    us: u64,
-    gbps: f64,
+    elapsed_ns: u64,
+    bits_per_s: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -71,6 +73,16 @@ struct Row {
     flows: Vec<Flow>,
     /// Means of the runs, in percent.
     cpus: Vec<CpuRow>,
+    /// Run by run.
+    samples: Vec<Run>,
+}
+
+/// One run of a row.
+#[derive(Debug, Serialize)]
+struct Run {
+    bits_per_s: f64,
+    bytes: u64,
+    elapsed_ns: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -79,20 +91,22 @@ struct Pool {
     leaked: u64,
 }
 
-/// All of it.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
+    schema: u32,
     netmem: &'static str,
     command: &'static str,
     machine: Machine,
     params: Params,
+    done: Done,
     variants: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<LinkReport>,
     pool: Pool,
 }
 
-/// Mean, and deviation of a sample (0 if there is one value).
+/// The mean and the sample standard deviation (0 for one value).
 fn mean(values: &[f64]) -> (f64, f64) {
     let n = values.len().max(1) as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -101,12 +115,16 @@ fn mean(values: &[f64]) -> (f64, f64) {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, samples: &[Sample], link: Option<LinkReport>, books: Books) -> Self {
-        let rates: Vec<f64> = samples.iter().map(|sample| sample.gbps(sample.bytes.iter().sum())).collect();
-        let us = samples.iter().map(|sample| sample.elapsed.as_micros() as u64).sum::<u64>();
+    pub(super) fn new(plan: &Plan, samples: &[Sample], done: Done, link: Option<LinkReport>, books: Books) -> Self {
+        let rates: Vec<f64> = samples.iter().map(|sample| sample.bits_per_s(sample.bytes.iter().sum())).collect();
+        let elapsed_ns = samples.iter().map(|sample| sample.elapsed.as_nanos() as u64).sum::<u64>();
         let flow = |flow| {
             let bytes = samples.iter().map(|sample| sample.bytes[flow]).sum::<u64>();
-            Flow { flow, bytes, us, gbps: bytes as f64 * 8.0 / (us.max(1) as f64 * 1e3) }
+            Flow { flow, bytes, elapsed_ns, bits_per_s: bytes as f64 * 8e9 / elapsed_ns.max(1) as f64 }
+        };
+        let run = |sample: &Sample| {
+            let bytes = sample.bytes.iter().sum();
+            Run { bits_per_s: sample.bits_per_s(bytes), bytes, elapsed_ns: sample.elapsed.as_nanos() as u64 }
         };
         let cpus = samples.first().map_or(&[][..], |sample| &sample.cpus).iter().enumerate();
         let cpus = cpus.map(|(n, row)| {
@@ -117,19 +135,21 @@ impl Report {
         let (rate_mean, deviation) = mean(&rates);
         let row = Row {
             name: format!("{}-{source}-{target}", plan.proto),
-            unit: "Gb/s",
+            unit: "b/s",
             rate: Spread::of(rates.iter().copied()),
             mean: rate_mean,
             deviation,
             runs: samples.len(),
             flows: (0..usize::from(plan.flows)).map(flow).collect(),
             cpus: cpus.collect(),
+            samples: samples.iter().map(run).collect(),
         };
         let port = match &plan.between {
             Between::Ours => None,
             Between::Tap { name, .. } => Some(format!("tap:{name}")),
         };
         Self {
+            schema: SCHEMA,
             netmem: env!("CARGO_PKG_VERSION"),
             command: "perf",
             machine: Machine::new("unknown".into()),
@@ -144,9 +164,10 @@ impl Report {
                 runs: plan.runs,
                 link: plan.link.map(|link| link.to_string()),
             },
+            done,
             variants: vec![row],
             link,
-            // A run with pages that did not come back is an error.
+            // If pages were not returned, the run was an error, so nothing has leaked here.
             pool: Pool { allocated: books.allocated, leaked: 0 },
         }
     }
@@ -175,24 +196,33 @@ impl fmt::Display for Report {
         )?;
         for row in &self.variants {
             let flows = row.flows.iter().map(|flow| {
-                vec![flow.flow.to_string(), flow.bytes.to_string(), flow.us.to_string(), format!("{:.3}", flow.gbps)]
+                let [time, rate] = [show(flow.elapsed_ns as f64, "ns"), show(flow.bits_per_s, "b/s")];
+                vec![flow.flow.to_string(), flow.bytes.to_string(), time, rate]
             });
-            writeln!(f, "{}\n", table(&["flow", "bytes", "us", "Gb/s"], flows, 0))?;
+            writeln!(f, "{}\n", table(&["flow", "bytes", "time", "rate"], flows, 0))?;
             writeln!(
                 f,
-                "all: {:.3} Gb/s, deviation {:.3} ({} runs, {:.3}..{:.3})\n",
-                row.mean, row.deviation, row.runs, row.rate.min, row.rate.max
+                "all: mean {}, deviation {}; median {} of {} runs\n",
+                show(row.mean, "b/s"),
+                show(row.deviation, "b/s"),
+                show_spread(&row.rate, "b/s"),
+                row.runs
             )?;
             let cpus = row.cpus.iter().map(|cpu| {
-                let Share { usr, sys, idle, irq, softirq } = cpu.share;
-                let shares = [usr, sys, idle, irq, softirq].map(|share| format!("{share:.1}"));
+                let Share { usr, sys, idle, irq, softirq, steal } = cpu.share;
+                let shares = [usr, sys, idle, irq, softirq, steal].map(|share| format!("{share:.1}"));
                 [&[cpu.cpu.to_string(), cpu.roles.join(", ")], &shares[..]].concat()
             });
-            writeln!(f, "{}", table(&["CPU", "what", "usr %", "sys %", "idle %", "irq %", "softirq %"], cpus, 2))?;
+            writeln!(
+                f,
+                "{}",
+                table(&["CPU", "what", "usr %", "sys %", "idle %", "irq %", "softirq %", "steal %"], cpus, 2)
+            )?;
         }
         if let Some(link) = &self.link {
             writeln!(f, "{link}")?;
         }
+        writeln!(f, "{}", self.done.lines())?;
         write!(f, "pages: {} lent, {} did not come back", self.pool.allocated, self.pool.leaked)
     }
 }

@@ -1,29 +1,29 @@
-//! A memory cache that speaks memcached's text protocol. Values are in pages that the device reaches: a GET sends them without a copy.
+//! A memory cache that speaks memcached's text protocol. Values are in pages that the device can read, so a GET sends
+//! them without a copy.
 
 mod protocol;
 mod store;
 
-use super::{Service, Shared};
-use crate::host::tasks::{Conn, Task, receive, send, write};
-use crate::host::{Mem, Running};
+use super::Service;
+use super::client::{Client, End};
+use crate::host::Mem;
 use netmem::pool::SharedPool;
 use netmem::{Frag, Page};
-use netmem_inet::{Fragment, SocketError};
+use netmem_inet::Fragment;
 use protocol::{Answers, Output, Session};
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use store::{Memory, Store};
 
-/// Bytes of keys and values, and what each item takes beside them.
+/// The most bytes of all items: keys, values, and a fixed number of bytes for each item.
 const LIMIT: usize = 64 << 20;
-/// Pages for values. A page is free again when its last value is gone, so there are more than the values need.
+/// Pages for values. A page with several values is free only when the last of them is gone. So there are more pages
+/// than the values need.
 pub(super) const PAGES: usize = LIMIT / 4096 * 3 / 2;
-/// Answers that wait to be sent before no more commands are taken from the connection.
+/// If so many answers wait to be sent, they are sent before more commands of the connection are read.
 const WAITING: usize = 256;
 
-/// Values in pages: many small ones to a page.
+/// The memory of values: pages, each of which has many small values.
 struct Pages {
     pool: Arc<SharedPool<Mem>>,
     open: Option<Page<Mem>>,
@@ -53,13 +53,42 @@ impl Memory for Pages {
     }
 }
 
-/// The service: one store for all connections.
-pub(super) struct Memcached(Rc<RefCell<Store<Pages>>>);
+/// The service: one store for the connections of all queues.
+pub(super) struct Memcached(Mutex<Store<Pages>>);
 
 impl Memcached {
-    pub(super) fn new(running: &mut Running) -> anyhow::Result<Self> {
-        let pool = Arc::clone(&running.pool);
-        Ok(Self(Rc::new(RefCell::new(Store::new(Pages { pool, open: None }, LIMIT)))))
+    pub(super) fn new(pool: &Arc<SharedPool<Mem>>) -> Self {
+        Self(Mutex::new(Store::new(Pages { pool: Arc::clone(pool), open: None }, LIMIT)))
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store<Pages>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn talk(&self, client: &mut Client, session: &mut Session<Frag<Mem>>) -> Result<(), End> {
+        let mut answers = Answers::default();
+        let mut fragments: [Fragment<Mem>; 16] = Default::default();
+        loop {
+            if session.is_over() {
+                client.shutdown();
+                return Ok(());
+            }
+            let n = client.receive(&mut fragments).await?;
+            if n == 0 {
+                client.shutdown();
+                return Ok(());
+            }
+            for place in &mut fragments[..n] {
+                let fragment = std::mem::take(place);
+                session.feed(&fragment, &mut self.store(), now(), &mut answers);
+                // The page is returned to its pool before the answers wait for room.
+                drop(fragment);
+                if answers.0.len() >= WAITING {
+                    answer(client, &mut answers).await?;
+                }
+            }
+            answer(client, &mut answers).await?;
+        }
     }
 }
 
@@ -70,59 +99,32 @@ fn now() -> u64 {
 impl Service for Memcached {
     const PORT: u16 = 11211;
 
-    fn serve(&self, mut stream: Conn, counts: Shared) -> Task<'static> {
-        let store = Rc::clone(&self.0);
-        Box::pin(async move {
-            let (mut session, mut answers) = (Session::default(), Answers::default());
-            let mut fragments: [Fragment<Mem>; 16] = Default::default();
-            loop {
-                let n = receive(&mut stream, &mut fragments).await?;
-                if n == 0 {
-                    stream.shutdown();
-                    return Ok(());
-                }
-                for place in &mut fragments[..n] {
-                    let fragment = std::mem::take(place);
-                    counts.borrow_mut().received += fragment.len() as u64;
-                    session.feed(&fragment, &mut store.borrow_mut(), now(), &mut answers);
-                    // The page goes home before the answers wait for room.
-                    drop(fragment);
-                    if answers.0.len() >= WAITING {
-                        answer(&mut stream, &mut answers, &counts).await?;
-                    }
-                }
-                answer(&mut stream, &mut answers, &counts).await?;
-                if session.is_over() {
-                    stream.shutdown();
-                    return Ok(());
-                }
-            }
-        })
+    /// A session, with the bytes of a value that was received in part. Items are not saved, because this is a cache.
+    type State = Option<Session<Vec<u8>>>;
+
+    async fn serve(&self, client: &mut Client, state: &mut Self::State) -> Result<(), End> {
+        let mut session = state.take().map(|saved| saved.restore(&mut self.store())).unwrap_or_default();
+        let ended = self.talk(client, &mut session).await;
+        if let Err(End::Leaves) = ended {
+            *state = Some(session.save::<Pages>());
+        }
+        ended
     }
 
     fn report(&self) -> String {
-        let store = self.0.borrow();
+        let store = self.store();
         let store::Counts { gets, hits, sets, evictions, .. } = store.counts;
         format!("memcached: {gets} gets, {hits} hits, {sets} sets, {evictions} evictions, {} items\n", store.len())
     }
 }
 
-/// Sends all answers: text by a copy, values as they are.
-async fn answer(stream: &mut Conn, answers: &mut Answers<Frag<Mem>>, counts: &Shared) -> Result<(), SocketError> {
+/// Sends all answers. Text is copied, values are not.
+async fn answer(client: &mut Client, answers: &mut Answers<Frag<Mem>>) -> Result<(), End> {
     while let Some(output) = answers.0.pop_front() {
-        let more = !answers.0.is_empty();
-        let len = match output {
-            Output::Text(text) => {
-                write(stream, &text).await?;
-                text.len()
-            }
-            Output::Part(part) => {
-                let len = part.len();
-                send(stream, part, more).await?;
-                len
-            }
-        };
-        counts.borrow_mut().sent += len as u64;
+        match output {
+            Output::Text(text) => client.write(&text).await?,
+            Output::Part(part) => client.send(part, !answers.0.is_empty()).await?,
+        }
     }
     Ok(())
 }

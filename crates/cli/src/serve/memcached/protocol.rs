@@ -5,23 +5,26 @@
 //!                    └──► Output: text, and pieces of values ──► the connection
 //! ```
 //!
-//! A value is copied once, when it is stored: into pages that the device reaches, many values to a page. A GET sends pieces of these
-//! pages, without a copy. A piece that is being sent keeps its bytes, whatever becomes of the item.
+//! A value is copied once, when it is stored, into pages that the device can read; a page has many values. A GET sends
+//! pieces of these pages without a copy. A piece that is being sent keeps its bytes, also if the item is changed or
+//! removed meanwhile.
 //!
-//! There are get, gets, set, add, replace, cas, delete, touch, incr, decr, flush_all, version, verbosity, stats and quit.
+//! The commands are get, gets, set, add, replace, cas, delete, touch, incr, decr, flush_all, version, verbosity, stats
+//! and quit.
 
 use super::store::{Item, MAX_VALUE, Memory, Store, expiration};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::str::FromStr;
 
-/// The longest command line. The longest of most commands is 300 bytes; a get may name many keys.
+/// The longest command line. Most commands have at most 300 bytes; a get may name many keys.
 const MAX_LINE: usize = 8192;
 /// The longest key.
 const MAX_KEY: usize = 250;
 /// Digits of the largest number of 64 bits.
 const DIGITS: usize = 20;
 
-/// What a session answers, in order.
+/// A part of a session's answers.
 #[derive(Debug)]
 pub(super) enum Output<P> {
     /// Text.
@@ -30,7 +33,7 @@ pub(super) enum Output<P> {
     Part(P),
 }
 
-/// What a session answers, as far as it was not sent yet.
+/// A session's answers that were not sent yet, in order.
 #[derive(Debug)]
 pub(super) struct Answers<P>(pub(super) VecDeque<Output<P>>);
 
@@ -49,8 +52,8 @@ impl<P> Answers<P> {
     }
 }
 
-/// What a storage command asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A storage command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Verb {
     Set,
     Add,
@@ -58,8 +61,8 @@ enum Verb {
     Cas(u64),
 }
 
-/// A value that comes.
-#[derive(Debug)]
+/// A value that is being received.
+#[derive(Debug, Serialize, Deserialize)]
 struct Coming<P> {
     verb: Verb,
     key: Vec<u8>,
@@ -67,28 +70,28 @@ struct Coming<P> {
     exptime: i64,
     len: usize,
     quiet: bool,
-    /// Bytes that are still to come, with the end of the line.
+    /// Bytes that are not received yet, including the end of the line.
     left: usize,
-    /// The last bytes that came: the end of the line in the end.
+    /// The last two bytes that were received. When the value is complete, they must be the end of the line.
     last: [u8; 2],
     parts: Vec<P>,
-    /// Whether there was memory for it so far.
+    /// Whether there was memory for all bytes so far.
     kept: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum State<P> {
     Line,
     Value(Coming<P>),
-    /// Bytes that are not kept: of a value that was refused.
+    /// Bytes of a refused value, which are dropped.
     Skip(usize),
-    /// The client is done, or did what cannot be understood.
+    /// The client has quit, or has sent a line that is too long.
     Over,
 }
 
-/// A connection's state.
-#[derive(Debug)]
-pub(super) struct Session<P> {
+/// A connection's state. If its pieces `P` are plain bytes, it can be saved in a file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::serve) struct Session<P> {
     line: Vec<u8>,
     state: State<P>,
 }
@@ -110,12 +113,31 @@ fn is_key(word: &[u8]) -> bool {
 const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
 
 impl<P: Clone> Session<P> {
-    /// Whether the connection is to be closed, once what was answered has been sent.
+    /// Whether the connection must be closed after the answers have been sent.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
     }
 
-    /// Takes bytes of the client, all of them. `now` is seconds since 1970.
+    /// The session, with copies of the pieces of a value that was received in part.
+    pub(super) fn save<M: Memory<Part = P>>(self) -> Session<Vec<u8>> {
+        self.map(|parts| parts.iter().map(|part| M::bytes(part).to_vec()).collect())
+    }
+
+    fn map<Q>(self, parts: impl FnOnce(Vec<P>) -> Vec<Q>) -> Session<Q> {
+        let Self { line, state } = self;
+        let state = match state {
+            State::Line => State::Line,
+            State::Value(Coming { verb, key, flags, exptime, len, quiet, left, last, parts: before, kept }) => {
+                let parts = parts(before);
+                State::Value(Coming { verb, key, flags, exptime, len, quiet, left, last, parts, kept })
+            }
+            State::Skip(left) => State::Skip(left),
+            State::Over => State::Over,
+        };
+        Session { line, state }
+    }
+
+    /// Processes all of these bytes from the client. `now` is in seconds since 1970.
     pub(super) fn feed<M: Memory<Part = P>>(
         &mut self,
         mut bytes: &[u8],
@@ -156,7 +178,7 @@ impl<P: Clone> Session<P> {
                     if end.is_some() {
                         let line = std::mem::take(&mut self.line);
                         self.command(&line, store, now, answers);
-                        // Its room is kept.
+                        // The line's buffer is kept for the next line.
                         self.line = line;
                         self.line.clear();
                     }
@@ -214,7 +236,7 @@ impl<P: Clone> Session<P> {
         }
     }
 
-    /// A command with a value behind its line.
+    /// A storage command: a value follows its line.
     fn storage<'l>(&mut self, command: &[u8], mut words: impl Iterator<Item = &'l [u8]>, answers: &mut Answers<P>) {
         let key = words.next().unwrap_or_default();
         let (flags, exptime, len) = (number(words.next()), number(words.next()), number::<usize>(words.next()));
@@ -243,6 +265,27 @@ impl<P: Clone> Session<P> {
     }
 }
 
+impl Session<Vec<u8>> {
+    /// Restores a saved session: the pieces are copied into the store's memory. If there is no memory for a value, or
+    /// bytes of it are missing, the rest of the value is received and the command is refused.
+    pub(super) fn restore<M: Memory>(self, store: &mut Store<M>) -> Session<M::Part> {
+        let mut complete = true;
+        let mut session = self.map(|pieces| {
+            let mut parts = Vec::new();
+            complete = pieces.iter().all(|piece| store.append(piece, &mut parts));
+            parts
+        });
+        if let State::Value(coming) = &mut session.state {
+            let came: usize = coming.parts.iter().map(|part| M::bytes(part).len()).sum();
+            coming.kept &= complete && coming.len <= MAX_VALUE && came.checked_add(coming.left) == Some(coming.len + 2);
+            if !coming.kept {
+                coming.parts.clear();
+            }
+        }
+        session
+    }
+}
+
 impl<P: Clone> Coming<P> {
     fn take<M: Memory<Part = P>>(&mut self, bytes: &[u8], store: &mut Store<M>) {
         self.left -= bytes.len();
@@ -255,7 +298,7 @@ impl<P: Clone> Coming<P> {
         }
     }
 
-    /// All of it is here.
+    /// Stores the value, all of which was received.
     fn store<M: Memory<Part = P>>(self, store: &mut Store<M>, now: u64, answers: &mut Answers<P>) {
         let Self { verb, key, flags, exptime, len, quiet, last, parts, kept, .. } = self;
         let unique = store.get(&key, now).map(|item| item.unique);
@@ -267,7 +310,7 @@ impl<P: Clone> Coming<P> {
             (Verb::Cas(expected), Some(unique)) if expected != unique => b"EXISTS\r\n",
             _ if kept && store.put(&key, flags, expiration(exptime, now), len, parts) => b"STORED\r\n",
             _ => {
-                // An older value is not what the client wanted any more.
+                // The older value is removed, because the client wanted to replace it.
                 store.remove(&key);
                 b"SERVER_ERROR out of memory storing object\r\n"
             }
@@ -305,7 +348,7 @@ fn get<'l, M: Memory>(
     answers.text(if any { b"END\r\n" } else { b"ERROR\r\n" });
 }
 
-/// Adds to a number that is kept as text, or subtracts from it, but not below 0.
+/// Adds to a number that is stored as text, or subtracts from it, but not below 0.
 fn count<M: Memory>(store: &mut Store<M>, key: &[u8], by: u64, up: bool, now: u64) -> Result<u64, &'static [u8]> {
     let item = store.get(key, now).ok_or(&b"NOT_FOUND\r\n"[..])?;
     let text = item.value::<M>(DIGITS);
@@ -343,7 +386,7 @@ mod tests {
     use super::*;
     use std::rc::Rc;
 
-    /// Memory for a number of bytes: what is dropped is free again.
+    /// Memory for a limited number of bytes. Dropped pieces are free again.
     struct Heap {
         free: Rc<std::cell::Cell<usize>>,
     }
@@ -361,7 +404,7 @@ mod tests {
         type Part = Rc<Piece>;
 
         fn append(&mut self, bytes: &[u8], value: &mut Vec<Rc<Piece>>) -> bool {
-            // In small pieces, as pages would be.
+            // In small pieces, as if the memory had small pages.
             for piece in bytes.chunks(100) {
                 let Some(left) = self.free.get().checked_sub(piece.len()) else { return false };
                 self.free.set(left);
@@ -387,7 +430,7 @@ mod tests {
         String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
     }
 
-    /// What one client is told, whatever the pieces are that its bytes come in.
+    /// A client gets the same answers however its bytes are split.
     fn talk(store: &mut Store<Heap>, now: u64, input: &str) -> String {
         let mut answers = Answers::default();
         Session::default().feed(input.as_bytes(), store, now, &mut answers);

@@ -1,13 +1,14 @@
-//! The items of the server: a map by key, in the order of their use, within a bound.
+//! The items of the server: a map by key, with a bound on its bytes. The item that was not used for the longest time is
+//! evicted first.
 
 use lru::LruCache;
 use std::fmt;
 
-/// Bytes that an item counts beside its key and its value: about what the map has for it.
+/// Bytes that an item counts in addition to its key and value: about as many as the map needs for it.
 const OVERHEAD: usize = 128;
 /// The longest value.
 pub(super) const MAX_VALUE: usize = 1 << 20;
-/// Expiration times up to this count from now; later ones are seconds since 1970.
+/// Expiration times up to this number are seconds from now. Larger numbers are seconds since 1970.
 const RELATIVE: i64 = 60 * 60 * 24 * 30;
 
 /// The memory of values.
@@ -15,23 +16,24 @@ pub(super) trait Memory {
     /// A piece of a value. A clone is another holder of the same bytes.
     type Part: Clone;
 
-    /// Copies `bytes` into memory, and appends the pieces to `value`. False, and `value` may have more pieces, if there is none left.
+    /// Copies `bytes` into memory, and appends the pieces to `value`. False if there is no memory left; some pieces may
+    /// have been appended then.
     fn append(&mut self, bytes: &[u8], value: &mut Vec<Self::Part>) -> bool;
 
     /// The bytes of a piece.
     fn bytes(part: &Self::Part) -> &[u8];
 }
 
-/// A value with what belongs to it.
+/// A value with its properties.
 pub(super) struct Item<P> {
     pub(super) flags: u32,
-    /// Changes with each change of the item.
+    /// A number that changes with each change of the item, for `cas`.
     pub(super) unique: u64,
-    /// Seconds since 1970; none: never.
+    /// When it expires, in seconds since 1970; `None` for never.
     expires: Option<u64>,
     /// Bytes of the value.
     pub(super) len: usize,
-    /// The value and the end of its line behind it.
+    /// The value, followed by the end of its line.
     pub(super) parts: Vec<P>,
 }
 
@@ -41,7 +43,7 @@ impl<P> Item<P> {
     }
 }
 
-/// What the server counts.
+/// The server's counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) gets: u64,
@@ -67,7 +69,7 @@ impl<M: Memory> fmt::Debug for Store<M> {
     }
 }
 
-/// When an item expires, as `exptime` says it.
+/// When an item with this `exptime` expires, in seconds since 1970; `None` for never.
 pub(super) fn expiration(exptime: i64, now: u64) -> Option<u64> {
     match exptime {
         0 => None,
@@ -100,7 +102,7 @@ impl<M: Memory> Store<M> {
         key.len() + item.len + OVERHEAD
     }
 
-    /// The item of `key`, which is the one used last then.
+    /// The item of `key`. It becomes the most recently used one.
     pub(super) fn get(&mut self, key: &[u8], now: u64) -> Option<&mut Item<M::Part>> {
         if self.items.peek(key)?.is_expired(now) {
             self.remove(key);
@@ -109,14 +111,14 @@ impl<M: Memory> Store<M> {
         self.items.get_mut(key)
     }
 
-    /// Removes an item; says whether it was there.
+    /// Removes an item. Returns whether there was one.
     pub(super) fn remove(&mut self, key: &[u8]) -> bool {
         let Some((key, item)) = self.items.pop_entry(key) else { return false };
         self.bytes -= Self::cost(&key, &item);
         true
     }
 
-    /// Removes the item that was not used for the longest time; says whether there was one.
+    /// Removes the least recently used item. Returns whether there was one.
     fn evict(&mut self) -> bool {
         let Some((key, item)) = self.items.pop_lru() else { return false };
         self.bytes -= Self::cost(&key, &item);
@@ -129,7 +131,8 @@ impl<M: Memory> Store<M> {
         self.bytes = 0;
     }
 
-    /// Copies bytes of a value that comes into memory. Evicts items if there is none. False: even so there is none.
+    /// Copies bytes of a value that is being received into memory. Evicts items if there is no memory. False if there
+    /// is still none.
     pub(super) fn append(&mut self, bytes: &[u8], value: &mut Vec<M::Part>) -> bool {
         let before = value.len();
         while !self.memory.append(bytes, value) {
@@ -141,8 +144,8 @@ impl<M: Memory> Store<M> {
         true
     }
 
-    /// Puts an item in, in the place of an older one, and evicts as many as the bound asks for. `parts` are `len` bytes and the end of
-    /// the line. False: it does not fit at all.
+    /// Stores an item, in place of an older one of this key, and evicts items until the bound holds. `parts` are `len`
+    /// bytes and the end of the line. False if the item alone exceeds the bound.
     pub(super) fn put(
         &mut self,
         key: &[u8],
@@ -165,25 +168,25 @@ impl<M: Memory> Store<M> {
         true
     }
 
-    /// Changes when an item expires; says whether it is there.
+    /// Changes when an item expires. Returns whether there is such an item.
     pub(super) fn touch(&mut self, key: &[u8], expires: Option<u64>, now: u64) -> bool {
         self.get(key, now).map(|item| item.expires = expires).is_some()
     }
 
-    /// Changes the bytes of an item, and nothing else of it. False: there is no memory.
+    /// Changes the value of an item, and keeps its flags and its expiration. False if there is no memory.
     pub(super) fn rewrite(&mut self, key: &[u8], value: &[u8]) -> bool {
         let mut parts = Vec::new();
         if !self.append(&[value, b"\r\n"].concat(), &mut parts) {
             return false;
         }
-        // Eviction may have taken it.
+        // Eviction may have removed the item.
         let Some((flags, expires)) = self.items.peek(key).map(|item| (item.flags, item.expires)) else { return false };
         self.put(key, flags, expires, value.len(), parts)
     }
 }
 
 impl<P> Item<P> {
-    /// The bytes of the value, copied, if there are at most `most`.
+    /// A copy of the value, if it has at most `most` bytes.
     pub(super) fn value<M: Memory<Part = P>>(&self, most: usize) -> Option<Vec<u8>> {
         if self.len > most {
             return None;

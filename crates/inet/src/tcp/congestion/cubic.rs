@@ -1,5 +1,5 @@
-//! RFC 9438: after a loss the window approaches the size of the loss fast, rests there, and then probes beyond it. The curve goes by
-//! time and not by round trips.
+//! CUBIC (RFC 9438): after a loss, the window quickly approaches the size at which the loss occurred, stays near it,
+//! and then probes beyond it. The curve is a function of time, not of round trips.
 //!
 //! ```text
 //!   cwnd ^                                  .
@@ -14,13 +14,14 @@ use super::{Control, Sample, Window};
 
 /// The curve's scale, in segments per second cubed.
 const C: f64 = 0.4;
-/// What is left of the window after a loss.
+/// The factor by which a loss reduces the window.
 const BETA: f64 = 0.7;
 
 /// CUBIC.
 #[derive(Clone, Debug, Default)]
 pub struct Cubic {
-    /// The window before the last loss, where the curve is flat; less if the window did not reach the one before (fast convergence).
+    /// The window before the last loss, at which the curve is flat. It is less if the window did not reach the value
+    /// before the previous loss (fast convergence).
     w_max: f64,
     /// The window before the last loss.
     prior: f64,
@@ -28,14 +29,14 @@ pub struct Cubic {
     before: Option<(f64, f64)>,
 }
 
-/// A time without loss.
+/// A time without a loss.
 #[derive(Clone, Debug)]
 struct Epoch {
     start: u64,
     /// Seconds from the start to the flat part.
     k: f64,
     origin: f64,
-    /// The window with its fraction.
+    /// The window, including its fraction.
     exact: f64,
     /// The window of a Reno flow on the same path.
     reno: f64,
@@ -56,7 +57,7 @@ impl Cubic {
             Epoch { start: now, k, origin, exact: cwnd, reno: cwnd }
         });
         if epoch.exact.floor() != cwnd {
-            epoch.exact = cwnd; // The window was changed from outside.
+            epoch.exact = cwnd; // The sender has changed the window.
         }
         epoch
     }
@@ -87,7 +88,8 @@ impl Control for Cubic {
         window.cwnd = epoch.exact as u32;
     }
 
-    /// A part of the window, not of what is in flight: the window does not grow while the connection does not fill it (4.6).
+    /// The threshold is computed from the window, not from the segments in flight, because the window does not grow
+    /// while the connection does not fill it (4.6).
     fn reduced(&mut self, window: &Window) -> u32 {
         let cwnd = f64::from(window.cwnd);
         self.before = Some((self.w_max, self.prior));
@@ -97,7 +99,7 @@ impl Control for Cubic {
         Self::threshold(cwnd)
     }
 
-    /// What comes after slow start begins at the flat part (4.8).
+    /// The epoch that follows slow start begins at the flat part of the curve (4.8).
     fn timed_out(&mut self, window: &Window) -> u32 {
         let threshold = self.reduced(window);
         self.w_max = 0.0;
@@ -111,7 +113,7 @@ impl Control for Cubic {
         self.epoch = None;
     }
 
-    /// The curve goes by the time in which the connection sent (4.2 and 5.8).
+    /// The curve counts only the time in which the connection was sending (4.2 and 5.8).
     fn idle(&mut self, idle: u64) {
         if let Some(epoch) = &mut self.epoch {
             epoch.start += idle;

@@ -1,8 +1,9 @@
 //! Congestion control: how the window grows by acknowledgements and how far it shrinks when a segment is lost. Windows are in
 //! segments.
 //!
-//! The sender decides *when*: it finds losses, shrinks the window in steps ([RFC 6937](https://www.rfc-editor.org/rfc/rfc6937)),
-//! undoes what was wrong, and does not let the window grow while the connection does not fill it. An algorithm decides *how much*.
+//! The sender decides *when* the window changes: it finds losses, shrinks the window in steps ([RFC
+//! 6937](https://www.rfc-editor.org/rfc/rfc6937)), undoes wrong reductions, and does not let the window grow while the
+//! connection does not fill it. An algorithm decides *by how much* it changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,14 +16,14 @@ pub use newreno::NewReno;
 /// The congestion window and the slow-start threshold, in segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Segments that may be in flight.
+    /// The number of segments that may be in flight.
     pub cwnd: u32,
-    /// Below it, the window grows by slow start. [`Window::UNKNOWN`] before the first loss.
+    /// Below this threshold, the window grows by slow start. It is [`Window::UNKNOWN`] before the first loss.
     pub ssthresh: u32,
 }
 
 impl Window {
-    /// The threshold of a path on which nothing was lost yet.
+    /// The threshold of a path on which nothing has been lost yet.
     pub const UNKNOWN: u32 = 0x7fff_ffff;
 
     /// Whether slow start applies.
@@ -31,7 +32,7 @@ impl Window {
         self.cwnd < self.ssthresh
     }
 
-    /// Grows by `acked` segments up to the threshold, and returns those that are left (RFC 5681, 3.1).
+    /// Grows by `acked` segments up to the threshold, and returns the number of segments that are left (RFC 5681, 3.1).
     pub fn slow_start(&mut self, acked: u32) -> u32 {
         let grow = acked.min(self.ssthresh.saturating_sub(self.cwnd));
         self.cwnd += grow;
@@ -39,36 +40,37 @@ impl Window {
     }
 }
 
-/// What an algorithm learns from an acknowledgement. Times are in microseconds.
+/// The input of an algorithm from one acknowledgement. Times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Segments that were delivered.
+    /// The number of delivered segments.
     pub acked: u32,
-    /// The moment.
+    /// The current time.
     pub now: u64,
     /// The smoothed round-trip time; 0 if it is not known.
     pub rtt: u64,
 }
 
-/// A congestion control algorithm. It owns what it remembers, and the sender owns the [`Window`].
+/// A congestion control algorithm. It owns its own state, and the sender owns the [`Window`].
 pub trait Control {
-    /// Grows the window: an acknowledgement came, no loss is repaired, and the window was in full use.
+    /// Grows the window. The sender calls it for an acknowledgement, if no loss is being repaired and the window was
+    /// fully used.
     fn acked(&mut self, window: &mut Window, sample: &Sample);
 
-    /// The threshold after a loss or a congestion mark was seen.
+    /// Returns the threshold after a loss or a congestion mark was seen.
     fn reduced(&mut self, window: &Window) -> u32;
 
-    /// The threshold after the retransmission timer expired.
+    /// Returns the threshold after the retransmission timer expired.
     fn timed_out(&mut self, window: &Window) -> u32;
 
-    /// The last reduction was wrong: nothing had been lost.
+    /// Restores the state before the last reduction, which was wrong: nothing had been lost.
     fn undone(&mut self);
 
-    /// Sending begins again after `idle` microseconds with nothing in flight.
+    /// Notes that sending begins again after `idle` microseconds with nothing in flight.
     fn idle(&mut self, idle: u64);
 }
 
-/// The algorithms that are built in.
+/// The built-in algorithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Congestion {
     /// RFC 9438.
@@ -78,7 +80,7 @@ pub enum Congestion {
     NewReno,
 }
 
-/// An algorithm with its state: a value, so that a connection stays one.
+/// An algorithm with its state. It is an enum and not a box, so that a connection is a plain value.
 #[derive(Clone, Debug)]
 pub(super) enum Controller {
     Cubic(Cubic),

@@ -1,11 +1,11 @@
-//! RFC 5681: one more segment each round trip, half the window after a loss.
+//! NewReno (RFC 5681): the window grows by one segment each round trip, and is halved after a loss.
 
 use super::{Control, Sample, Window};
 
-/// The classic algorithm.
+/// The NewReno algorithm.
 #[derive(Clone, Debug, Default)]
 pub struct NewReno {
-    /// Segments that were acknowledged since the window grew.
+    /// The number of segments that were acknowledged since the window last grew.
     acked: u32,
 }
 
@@ -19,7 +19,8 @@ impl Control for NewReno {
         }
     }
 
-    /// Half of the window, not of what is in flight: the window does not grow while the connection does not fill it.
+    /// The threshold is half of the window, not of the segments in flight, because the window does not grow while the
+    /// connection does not fill it.
     fn reduced(&mut self, window: &Window) -> u32 {
         self.acked = 0;
         (window.cwnd / 2).max(2)

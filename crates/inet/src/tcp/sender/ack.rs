@@ -1,37 +1,38 @@
-//! What an acknowledgement says: which ranges arrived, and how long they took.
+//! Acknowledgements: which ranges arrived, and how long they took.
 
 use super::scoreboard::Range;
 use super::{Ack, Acked, Purpose, Sender, State};
 use crate::Time;
 use crate::tcp::{Carrier, SackBlocks, Seq};
 
-/// What one acknowledgement brought, for recovery and congestion control. Counts are in segments.
+/// The changes that one acknowledgement caused, for recovery and congestion control. Counts are in segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct News {
-    /// The cumulative acknowledgement moved.
+    /// Whether the cumulative acknowledgement advanced.
     pub(super) advanced: bool,
-    /// Segments that are known to have arrived only now.
+    /// Segments whose arrival became known by this acknowledgement.
     pub(super) delivered: u32,
-    /// Segments were acknowledged selectively.
+    /// Whether segments were acknowledged selectively.
     pub(super) sacked: bool,
-    /// The peer got something twice.
+    /// Whether the peer reported a range that it received twice (D-SACK).
     pub(super) dsack: bool,
-    /// Nothing but the same acknowledgement again.
+    /// Whether the acknowledgement is a duplicate: it repeats the previous one and changes nothing.
     pub(super) duplicate: bool,
-    /// What was sent only once, before the last timeout, arrived.
+    /// Whether a segment arrived that was sent only once, before the last timeout.
     pub(super) original: bool,
-    /// Segments that were lost before.
+    /// Segments that were taken for lost before this acknowledgement.
     pub(super) lost: u32,
-    /// When the next segment is taken for lost, if reordering does not explain its absence until then.
+    /// The time at which the next segment is taken for lost, if reordering does not explain its absence until then.
     pub(super) due: Option<u64>,
-    /// Something that was sent more than once is acknowledged, so that the round-trip time is not known.
+    /// Whether the acknowledged range includes a segment that was sent more than once, so that the round-trip time is
+    /// not known.
     resent: bool,
-    /// When the first and the last of what is acknowledged were sent.
+    /// The times at which the first and the last acknowledged segment were sent.
     first: Option<u64>,
     last: Option<u64>,
-    /// When the first of what is acknowledged selectively was sent.
+    /// The time at which the first selectively acknowledged segment was sent.
     first_sacked: Option<u64>,
-    /// The first number that arrived late.
+    /// The lowest number of the segments that arrived late, behind segments that had arrived before.
     low: Option<Seq>,
 }
 
@@ -47,7 +48,7 @@ impl News {
     }
 }
 
-/// The blocks of the last acknowledgement. Peers repeat blocks, so that only what is new is looked at.
+/// The SACK blocks of the last acknowledgement. Peers repeat blocks, so only the new parts are processed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sacks {
     blocks: [(Seq, Seq); SackBlocks::MOST],
@@ -57,7 +58,7 @@ pub(super) struct Sacks {
 }
 
 impl Sacks {
-    /// The peer dropped what it had.
+    /// Forgets the blocks, because the peer dropped the payload that they report.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -70,8 +71,8 @@ impl Sacks {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// Takes an acknowledgement, whose segment the connection found acceptable. One from before the first unacknowledged number
-    /// counts for its selective acknowledgements only.
+    /// Processes an acknowledgement. The connection has found its segment acceptable. If its number is before the first
+    /// unacknowledged number, only its selective acknowledgements are used.
     pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
         let at = now.micros();
         let ack = &Ack { ece: ack.ece && self.agreed.is_some_and(|agreed| agreed.ecn), ..*ack };
@@ -108,7 +109,7 @@ impl<C: Carrier> Sender<C> {
         acked
     }
 
-    /// What follows once it is known what arrived.
+    /// Acts on the changes, when it is known which segments arrived.
     fn after(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
         self.recovery.new_only = false;
         if self.recovery.tail.is_some() {
@@ -126,12 +127,13 @@ impl<C: Carrier> Sender<C> {
             self.rearm(at);
         }
         if self.peer_window == 0 {
-            self.retries = 0; // A peer that has no room, and answers, is alive.
+            self.answered = self.retries; // A peer that answers with a closed window is alive.
         }
         self.probes = 0;
     }
 
-    /// Takes the window, if the segment is not older than the last that announced one (RFC 9293, 3.10.7.4). Returns whether it changed.
+    /// Takes the window, if the segment is not older than the last one that announced a window (RFC 9293, 3.10.7.4).
+    /// Returns whether the window changed.
     fn update_window(&mut self, ack: &Ack<'_>, at: u64) -> bool {
         let newer = self.window_seq < ack.seq
             || (self.window_seq == ack.seq && self.window_ack <= ack.ack)
@@ -182,15 +184,15 @@ impl<C: Carrier> Sender<C> {
         self.sacks = seen;
     }
 
-    /// Takes a D-SACK, which is the first block if it lies before the acknowledgement or in the second block (RFC 2883). Returns the
-    /// other blocks.
+    /// Processes a D-SACK. The first block is a D-SACK if it is before the acknowledgement, or inside the second block
+    /// (RFC 2883). Returns the other blocks.
     fn judge_duplicate<'a>(&mut self, ack: &Ack<'a>, news: &mut News) -> &'a [(Seq, Seq)] {
         let Some((&(from, to), others)) = ack.sack.split_first() else { return ack.sack };
         let inside = others.first().is_some_and(|(start, end)| *start <= from && to <= *end);
         if from >= to || !(from < ack.ack || inside) {
             return ack.sack;
         }
-        // A block of what was never sent, or so old that it says nothing, is not believed.
+        // A block is ignored if its range was never sent, or if it is too old.
         if to <= self.nxt && (self.una - from) as i32 <= self.max_window.max(1 << 16) as i32 {
             news.dsack = true;
             self.recovery.duplicate(to, (to - from).div_ceil(self.path.size()));
@@ -200,7 +202,7 @@ impl<C: Carrier> Sender<C> {
         others
     }
 
-    /// Whether the peer's timestamp says that it got an earlier transmission than the one at a time.
+    /// Returns a function: whether the peer's timestamp echoes a transmission that was made before a given time.
     fn is_early(&self, ack: &Ack<'_>) -> impl Fn(u64) -> bool + use<C> {
         let (echo, offset) = (ack.echo, self.options.timestamp_offset);
         move |sent| echo.is_some_and(|echo| Seq(echo) < Seq(((sent / 1000) as u32).wrapping_add(offset)))
@@ -239,7 +241,7 @@ impl<C: Carrier> Sender<C> {
             acked.syn = true;
             self.syn_is_acked(news.resent);
         }
-        self.retries = 0;
+        (self.retries, self.answered, self.asked) = (0, 0, 0);
         self.waiting = (!self.board.is_empty()).then_some(at);
     }
 
@@ -254,7 +256,8 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Samples the round-trip time: of what was sent once, else by the timestamp, which cannot be of the wrong transmission.
+    /// Samples the round-trip time. A segment that was sent once gives the sample. Otherwise the echoed timestamp gives
+    /// it, because it is always of the right transmission.
     fn measure(&mut self, ack: &Ack<'_>, news: &News, at: u64) {
         let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
         if let Some(rtt) = since(news.last.or(news.first_sacked)).filter(|_| !news.resent) {

@@ -1,4 +1,4 @@
-//! Figures of the sender, for statistics and for tests.
+//! Statistics of the sender, for users and for tests.
 
 use std::time::Duration;
 
@@ -6,34 +6,34 @@ use super::{Sender, State};
 use crate::Time;
 use crate::tcp::Carrier;
 
-/// What the sender knows. Counts without another unit are segments.
+/// The state of the sender. Counts without another unit are segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendInfo {
-    /// What the sender thinks of the path.
+    /// The state of loss recovery.
     pub state: State,
     /// The congestion window.
     pub cwnd: u32,
     /// The slow-start threshold; 2^31 - 1 before the first loss.
     pub ssthresh: u32,
-    /// In flight or lost: not acknowledged.
+    /// Segments that are not acknowledged: in flight or lost.
     pub unacked: u32,
-    /// Acknowledged selectively.
+    /// Segments that are acknowledged selectively.
     pub sacked: u32,
-    /// Taken for lost.
+    /// Segments that are taken for lost.
     pub lost: u32,
-    /// Sent again, and not acknowledged.
+    /// Segments that were sent again, and are not acknowledged.
     pub retrans: u32,
-    /// By how much segments came too late, and were not lost.
+    /// The largest reordering that was seen, in segments; 3 before any was seen.
     pub reordering: u32,
-    /// How often that was seen.
+    /// How often reordering was seen.
     pub reordered: u32,
-    /// Delivered since the connection began.
+    /// Segments that were delivered since the connection began.
     pub delivered: u32,
-    /// Duplicates that the peer reported.
+    /// Duplicates that the peer reported (D-SACK).
     pub duplicates: u32,
-    /// Smoothed round-trip time, and its variation.
+    /// The smoothed round-trip time.
     pub rtt: Duration,
-    /// Variation of the round-trip time.
+    /// The variation of the round-trip time.
     pub rttvar: Duration,
     /// The least round-trip time of the last minutes.
     pub min_rtt: Duration,
@@ -45,17 +45,17 @@ pub struct SendInfo {
     pub probes: u32,
     /// Bytes of payload of a segment.
     pub segment_size: u32,
-    /// Bytes of payload and options that the path is said to take.
+    /// Bytes of payload and options that fit into the path MTU as it is known.
     pub max_payload: u32,
     /// Bytes that were not sent yet.
     pub unsent: usize,
-    /// Time in which something was unsent or unacknowledged.
+    /// The time in which payload was unsent or unacknowledged.
     pub busy: Duration,
-    /// Part of it in which only the peer's window held data back.
+    /// The part of that time in which only the peer's window held data back.
     pub window_limited: Duration,
 }
 
-/// How long the sender was in which situation.
+/// The durations of the sender's situations, and counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clocks {
     since: u64,
@@ -68,7 +68,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// The situation from now on.
+    /// Sets the sender's situation from `now` on.
     pub(super) fn note(&mut self, now: u64, busy: bool, limited: bool) {
         let (busy_time, limited_time) = self.until(now);
         *self =
@@ -81,14 +81,14 @@ impl Clocks {
         (self.busy + time(self.is_busy), self.limited + time(self.is_limited))
     }
 
-    /// Segments arrived.
+    /// Counts delivered segments.
     pub(super) fn delivered(&mut self, segments: u32) {
         self.delivered = self.delivered.wrapping_add(segments);
     }
 }
 
 impl<C: Carrier> Sender<C> {
-    /// The figures at this moment.
+    /// The statistics at the time `now`.
     #[must_use]
     pub fn info(&self, now: Time) -> SendInfo {
         let (busy, limited) = self.clocks.until(now.micros());

@@ -1,17 +1,18 @@
-//! The sending half of a connection: what is sent when, and what is sent again.
+//! The sending half of a connection: the choice of what is sent, and what is sent again.
 //!
 //! ```text
 //!   send(chunk) ──► Queue ──► next() ──► the connection adds acknowledgement, window, options ──► sent(ticket)
 //!                     ▲         ▲                                                                    │
-//!            drop     │         │ what is lost, new data, a probe                                    ▼
+//!            drop     │         │ lost segments, new data, a probe                                   ▼
 //!   ack(..) ──────────┴──► Scoreboard ◄── Rack, Recovery, Congestion, timers ◄───────────────── Ring of tickets
 //! ```
 //!
-//! SYN, data and FIN occupy sequence numbers, and are acknowledged and repeated alike. Payload is held until it is acknowledged;
-//! each transmission holds a clone until the device is done with it. A range is not sent again while its last [`Ticket`] is pending:
-//! the earlier copy could leave after the memory was used for something else, with a valid checksum.
+//! SYN, data and FIN occupy sequence numbers, and are acknowledged and repeated in the same way. Payload is held until
+//! it is acknowledged. Each transmission holds a clone until the device is done with it. A range is not sent again
+//! while its last [`Ticket`] is pending: the device could send the earlier copy after the memory was reused, with a
+//! valid checksum.
 //!
-//! Nothing here allocates for an acknowledgement of new data in order, and its cost is constant on average.
+//! An acknowledgement of new data in order causes no allocation, and its cost is constant on average.
 //!
 //! [`Ticket`]: crate::tcp::Ticket
 
@@ -29,8 +30,6 @@ mod ring;
 mod rtt;
 mod save;
 mod scoreboard;
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -62,14 +61,14 @@ const MAX_CHUNK: usize = 1 << 30;
 /// Bytes of the timestamp option, padded.
 const TIMESTAMP_BYTES: u32 = 12;
 
-/// What the peer agreed to.
+/// The result of the handshake.
 #[derive(Clone, Copy, Debug, Default)]
 struct Agreed {
     sack: bool,
     ecn: bool,
 }
 
-/// A probe that is to be sent.
+/// The kind of a probe that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
     Tail,
@@ -84,20 +83,20 @@ pub struct Sender<C: Carrier> {
     iss: Seq,
     /// The first number that is not acknowledged.
     una: Seq,
-    /// The number after the last that was sent.
+    /// The number after the last number that was sent.
     nxt: Seq,
     syn_acked: bool,
-    /// SYN was repeated: the first window is one segment.
+    /// Whether SYN was repeated. The first window is then one segment.
     syn_lost: bool,
     fin: bool,
     queue: Queue<C::Sent>,
     board: Scoreboard,
     ring: Ring<C::Ticket>,
     scratch: Vec<C::Sent>,
-    /// Something could be sent, but the ring still holds too much.
+    /// Whether something could be sent, but the ring still holds too much of this connection.
     waits: bool,
 
-    /// The peer's window, the segment that announced it, and the largest that was ever announced.
+    /// The peer's window, the segment that announced it, and the largest window that was ever announced.
     peer_window: u32,
     window_seq: Seq,
     window_ack: Seq,
@@ -111,30 +110,34 @@ pub struct Sender<C: Carrier> {
     controller: Controller,
     window: Window,
     usage: Usage,
-    /// CWR is due.
+    /// Whether CWR is due.
     cwr: bool,
 
     cork: bool,
     more: bool,
-    /// Bytes before this number leave also in small segments.
+    /// Bytes before this number are sent even in small segments.
     release: Seq,
     /// The end of the last small segment (Minshall's variant of Nagle's algorithm).
     small: Seq,
 
     timer: Option<Timer>,
     probe: Option<Probe>,
-    /// Timeouts in a row.
+    /// Timeouts in a row (`retries`), and how many of them a peer with a closed window has answered (`answered`).
     retries: u32,
-    /// Unanswered window probes in a row.
+    answered: u32,
+    /// Unanswered window probes in a row (`probes`), and all probes since the peer closed its window (`asked`). The
+    /// interval grows with `asked`, even if the peer answers.
     probes: u32,
-    /// When the peer was last seen to make progress, while something waits for it.
+    asked: u32,
+    /// The time of the peer's last progress, while something waits for the peer.
     waiting: Option<u64>,
     last_sent: u64,
     clocks: info::Clocks,
 }
 
 impl<C: Carrier> Sender<C> {
-    /// A sender whose SYN is queued. `max_payload`: bytes of payload and options of a segment that the path takes.
+    /// A sender whose SYN is queued. `max_payload`: bytes of payload and options of a segment that fit into the path
+    /// MTU.
     #[must_use]
     pub fn new(iss: Seq, max_payload: u32, options: SendOptions) -> Self {
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -171,7 +174,9 @@ impl<C: Carrier> Sender<C> {
             timer: None,
             probe: None,
             retries: 0,
+            answered: 0,
             probes: 0,
+            asked: 0,
             waiting: None,
             last_sent: 0,
             clocks: info::Clocks::default(),
@@ -179,7 +184,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// A sender whose SYN was sent and acknowledged: the connection comes from a cookie.
+    /// A sender whose SYN was sent and acknowledged. The connection was made from a cookie.
     #[must_use]
     pub fn established_at(iss: Seq, max_payload: u32, options: SendOptions, now: Time) -> Self {
         let mut sender = Self::new(iss, max_payload, options);
@@ -188,13 +193,13 @@ impl<C: Carrier> Sender<C> {
         sender
     }
 
-    /// Everything before `una` is acknowledged, and nothing is in flight.
+    /// Starts at `una`: everything before it is acknowledged, and nothing is in flight.
     fn start_at(&mut self, una: Seq) {
         (self.una, self.nxt, self.release, self.small, self.window_ack) = (una, una, una, una, una);
         (self.board, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
-    /// The peer's SYN came. Nothing but SYN leaves before.
+    /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only SYN is sent.
     pub fn established(&mut self, negotiated: &Negotiated, now: Time) {
         let Negotiated { mss, sack, timestamps, ecn, window, seq } = *negotiated;
         self.agreed = Some(Agreed { sack, ecn });
@@ -204,7 +209,8 @@ impl<C: Carrier> Sender<C> {
         self.last_sent = now.micros();
     }
 
-    /// The first window (RFC 6928), in segments: not more bytes than with segments of Ethernet's size.
+    /// The initial window (RFC 6928), in segments. Large segments do not make it larger in bytes than it is with
+    /// segments of Ethernet's size.
     fn initial_window(&self) -> u32 {
         let segments = self.options.initial_window;
         segments.min((segments.saturating_mul(1460) / self.path.size()).max(2)).max(1)
@@ -212,12 +218,12 @@ impl<C: Carrier> Sender<C> {
 
     // The user
 
-    /// Queues `chunk`. `more`: the user announces more, so that a small segment waits for it, for 200 ms at most.
+    /// Queues `chunk`. `more` announces more payload, so that a small segment waits for it, for 200 ms at most.
     ///
     /// The last chunk may exceed the limit of the send buffer.
     ///
     /// # Errors
-    /// The chunk comes back if there is no [room](Self::room), if FIN is queued, or if it has a gibibyte or more.
+    /// The chunk is returned if there is no [room](Self::room), if FIN is queued, or if it has a gibibyte or more.
     pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), C::Sent> {
         if self.room() == 0 || self.fin || chunk.len() >= MAX_CHUNK {
             return Err(chunk);
@@ -227,13 +233,18 @@ impl<C: Carrier> Sender<C> {
         Ok(())
     }
 
-    /// Bytes until the send buffer is full.
+    /// Whether [`send`](Self::send) would join `chunk` with the last queued chunk.
+    pub(in crate::tcp) fn joins(&self, chunk: &C::Sent) -> bool {
+        self.queue.joins(chunk)
+    }
+
+    /// The number of bytes until the send buffer is full.
     #[must_use]
     pub fn room(&self) -> usize {
         self.options.send_buffer.saturating_sub(self.queue.len())
     }
 
-    /// Whether a third of the send buffer is free, and not too much is unsent.
+    /// Whether a third of the send buffer is free, and the number of unsent bytes is below the limit.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.room() >= self.queue.len() / 2 && self.room() > 0 && self.unsent() < self.options.low_water && !self.fin
@@ -262,12 +273,13 @@ impl<C: Carrier> Sender<C> {
         self.fin = true;
     }
 
-    /// Small segments wait until the cork is taken out, for 200 ms at most.
+    /// Corks or uncorks the connection. While it is corked, small segments wait, for 200 ms at most.
     pub fn set_cork(&mut self, cork: bool) {
         self.cork = cork;
     }
 
-    /// Small segments do not wait for acknowledgements. What waits now is sent, also from behind a cork.
+    /// If `nodelay`, small segments do not wait for acknowledgements. Waiting payload is then sent, even if the
+    /// connection is corked.
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.options.nodelay = nodelay;
         if nodelay {
@@ -275,7 +287,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Sets or takes back the user timeout.
+    /// Sets or removes the user timeout.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
         self.options.user_timeout = timeout;
     }
@@ -298,7 +310,7 @@ impl<C: Carrier> Sender<C> {
         self.una
     }
 
-    /// The number after the last that was sent.
+    /// The number after the last number that was sent.
     #[must_use]
     pub fn next_seq(&self) -> Seq {
         self.nxt
@@ -334,19 +346,21 @@ impl<C: Carrier> Sender<C> {
         self.fin && self.una > self.queue.end()
     }
 
-    /// Whether nothing is unsent or unacknowledged.
+    /// Whether nothing is unsent, and nothing is unacknowledged.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.una == self.nxt && self.syn_acked && self.unsent() == 0 && (!self.fin || self.is_fin_acked())
     }
 
-    /// Something is to be sent, and waits until the device is done with what is in the ring. Ask [`next`](Self::next) again then.
+    /// Whether something is to be sent, but must wait until the device is done with earlier transmissions. Call
+    /// [`next`](Self::next) again then.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
         self.waits
     }
 
-    /// Transmissions before this number, the first of which is 1, were complete when the ring was last looked at.
+    /// The number of the first transmission that was not complete when the ring was last checked. The first
+    /// transmission has the number 1.
     #[must_use]
     pub(in crate::tcp) fn settled(&self) -> u64 {
         self.ring.first()
@@ -368,7 +382,7 @@ impl<C: Carrier> Sender<C> {
         if self.rtt.is_known() { Duration::from_micros(self.rtt.smoothed()) } else { Duration::from_millis(100) }
     }
 
-    /// The connection is over: drops all payload, and sends nothing more.
+    /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
         self.start_at(self.nxt);
         self.scratch = Vec::new();
@@ -378,10 +392,11 @@ impl<C: Carrier> Sender<C> {
 
     // To the peer
 
-    /// Payload of a segment at this time.
+    /// Bytes of payload of a segment at this time.
     fn segment_size(&self) -> u32 {
         let size = self.path.size();
-        // The receiver cannot hold back its window for a whole segment if its window is smaller than two (RFC 9293, 3.8.6.2.1).
+        // A segment has at most half of the peer's largest window. A peer whose window is smaller than two segments
+        // opens it in steps of half of its buffer, not of whole segments (RFC 9293, 3.8.6.2).
         let half = if self.max_window > 536 { self.max_window / 2 } else { self.max_window };
         if half > 0 && size > half { half.max(48).min(size) } else { size }
     }
@@ -394,15 +409,15 @@ impl<C: Carrier> Sender<C> {
         self.una + self.peer_window
     }
 
-    /// Segments that may be sent now.
+    /// The number of segments that the congestion window admits now.
     fn quota(&self) -> u32 {
         self.window.cwnd.saturating_sub(self.in_flight())
     }
 
-    /// What is to be sent now, if there is something: what was lost, new data, a probe. `offload`: payload that the device cuts into
-    /// segments, or 0 if it does not.
+    /// Chooses the next transmission, if there is one: lost segments, new data, or a probe. `offload`: the bytes of
+    /// payload that the device can cut into segments, or 0 if it cannot cut.
     ///
-    /// The answer is the same until [`sent`](Self::sent) says that it left. Calls it until there is none.
+    /// The result is the same until [`sent`](Self::sent) is called for it. Call this until it returns `None`.
     pub fn next(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.ring.settle();
@@ -421,7 +436,7 @@ impl<C: Carrier> Sender<C> {
         self.clocks.note(at, self.is_busy(), next.is_none() && self.is_blocked_by_peer());
         match next {
             None => self.arm_persist(at),
-            // The user timeout also runs while the device takes nothing.
+            // The user timeout also runs while the device's ring is full.
             Some(_) => self.waiting = self.waiting.or(Some(at)),
         }
         next
@@ -481,7 +496,7 @@ impl<C: Carrier> Sender<C> {
         Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
     }
 
-    /// `len` bytes from `seq` on, which were sent before, and FIN behind them if it was.
+    /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
     fn again(&mut self, range: &Range, len: u32, kind: Kind) -> Option<Transmission> {
         if !self.ring.is_done(range.id) {
             self.waits = true;
@@ -509,7 +524,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn next_tail_probe(&mut self, at: u64) -> Option<Transmission> {
-        // New data tells more than a repetition, and may exceed the congestion window.
+        // New data is more useful than a repetition, and may exceed the congestion window.
         let size = self.segment_size();
         let unsent = self.unsent() as u32;
         let room = self.window_end().distance(self.nxt);
@@ -538,7 +553,7 @@ impl<C: Carrier> Sender<C> {
         Some(self.transmission(self.una - 1, 0, Kind::WindowProbe))
     }
 
-    /// New data: what the congestion window, the peer's window and Nagle's algorithm let through.
+    /// Chooses new data that the congestion window, the peer's window and Nagle's algorithm admit.
     fn next_new(&mut self, at: u64, offload: usize) -> Option<Transmission> {
         let unsent = self.unsent() as u32;
         let fin = self.fin && !self.is_fin_sent();
@@ -547,19 +562,19 @@ impl<C: Carrier> Sender<C> {
         }
         let size = self.segment_size();
         let room = u32::try_from(self.window_end().distance(self.nxt)).unwrap_or(0);
-        // A part of a segment leaves only if the peer's window stays small for long.
+        // A part of a segment is sent only if the peer's window stays small for long.
         let released = self.probe == Some(Probe::Window);
         if room == 0 || (room < unsent.min(size) && !released) {
             return None;
         }
         self.restart_after_idle(at);
-        // FIN alone does not wait for the congestion window.
+        // A FIN without payload does not wait for the congestion window.
         let quota = if unsent == 0 { self.quota().max(1) } else { self.quota() };
         if quota == 0 {
             self.usage.note(true, self.board.out(), self.una, self.nxt);
             return None;
         }
-        // Half of the window at once, so that acknowledgements of the first half clock out the second.
+        // At most half of the window is sent at once, so that acknowledgements of the first half clock the second half.
         let segments = quota.min((self.window.cwnd / 2).max(1)).min((offload as u32 / size).max(1));
         let most = size.saturating_mul(segments);
         let mut len = unsent.min(most).min(room);
@@ -578,7 +593,8 @@ impl<C: Carrier> Sender<C> {
         Some(self.new_data(len, size, Kind::New))
     }
 
-    /// Whether a segment of `small` bytes may leave that ends at `end`: Nagle's algorithm in Minshall's variant, and cork.
+    /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's algorithm in Minshall's
+    /// variant, and cork.
     fn may_send_small(&self, end: Seq, small: u32) -> bool {
         let held = self.cork || self.more || (!self.options.nodelay && self.small > self.una);
         small == 0 || !held || end <= self.release
@@ -588,7 +604,8 @@ impl<C: Carrier> Sender<C> {
         let all = len as usize == self.unsent();
         let room = i64::from(self.window_end().distance(self.nxt));
         let fin = self.fin && all && i64::from(len) < room.max(1);
-        // PSH at the end of a write. On a large transmission it lets the receiver deliver without waiting for more.
+        // PSH is set at the end of a write. On a large transmission it lets the receiver deliver without waiting for
+        // more.
         let push =
             len > size || (len > 0 && (self.queue.is_pushed_at(self.nxt + len) || self.probe == Some(Probe::Window)));
         let ecn = len > 0 && self.agreed.is_some_and(|agreed| agreed.ecn);
@@ -596,7 +613,7 @@ impl<C: Carrier> Sender<C> {
         Transmission { fin, push, ect: ecn, cwr, segment_size: size, ..self.transmission(self.nxt, len, kind) }
     }
 
-    /// The path may have changed while nothing was sent (RFC 5681, 4.1).
+    /// Shrinks the window after an idle time, because the path may have changed (RFC 5681, 4.1).
     fn restart_after_idle(&mut self, at: u64) {
         let idle = at.saturating_sub(self.last_sent);
         if !self.board.is_empty() || idle == 0 {
@@ -619,7 +636,7 @@ impl<C: Carrier> Sender<C> {
         &self.scratch
     }
 
-    /// The transmission that [`next`](Self::next) gave was given to the device.
+    /// Notes that the transmission that [`next`](Self::next) returned was given to the device.
     pub fn sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();

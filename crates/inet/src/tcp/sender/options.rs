@@ -1,4 +1,4 @@
-//! What goes into the sender and what comes out.
+//! The types of the sender's input and output.
 
 use std::time::Duration;
 
@@ -6,40 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::tcp::{Congestion, Seq};
 
-/// How a connection sends. The user's choice; what the peer can do is in [`Negotiated`].
+/// Settings of the sender, which the user chooses. The peer's abilities are in [`Negotiated`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SendOptions {
     /// The algorithm of the congestion window.
     pub congestion: Congestion,
-    /// Bytes that are held, unsent or unacknowledged, before [`Sender::room`](super::Sender::room) is 0.
+    /// The number of unsent and unacknowledged bytes at which [`Sender::room`](super::Sender::room) is 0.
     pub send_buffer: usize,
-    /// The connection is writable while fewer bytes are unsent.
+    /// The connection is writable while fewer bytes than this are unsent.
     pub low_water: usize,
-    /// Bytes in the device's ring. More wait until the device is done with some, so that one connection does not fill the ring.
+    /// The limit for bytes in the device's ring. More bytes wait until the device is done with some, so that one
+    /// connection does not fill the ring.
     pub ring_bytes: usize,
-    /// Small segments do not wait for an acknowledgement (no Nagle).
+    /// Whether small segments are sent without waiting for an acknowledgement (no Nagle).
     pub nodelay: bool,
-    /// The connection ends when sent data stays unacknowledged, or unsent data cannot be sent, for so long.
+    /// The connection ends when sent data stays unacknowledged, or unsent data cannot be sent, for this time.
     pub user_timeout: Option<Duration>,
-    /// The least that is added to the smoothed round-trip time for the retransmission timeout.
+    /// The least time that is added to the smoothed round-trip time for the retransmission timeout.
     pub rto_min: Duration,
     /// The longest retransmission timeout.
     pub rto_max: Duration,
-    /// Retransmissions of SYN before the connection ends. Seven take more than the three minutes of RFC 9293, 3.8.3.
+    /// The number of retransmissions of SYN before the connection ends. Seven take more than the three minutes of RFC
+    /// 9293, 3.8.3.
     pub syn_retries: u32,
-    /// Retransmissions by timeout, or unanswered window probes, before the connection ends.
+    /// The number of retransmissions by timeout, or of unanswered window probes, before the connection ends.
     pub retries: u32,
     /// The first congestion window, in segments.
     pub initial_window: u32,
-    /// After an idle time, the congestion window shrinks to the initial one (RFC 5681, 4.1).
+    /// Whether the congestion window shrinks to the initial one after an idle time (RFC 5681, 4.1).
     pub restart_idle: bool,
-    /// Tail loss probes (RFC 8985, 7).
+    /// Whether tail loss probes are sent (RFC 8985, 7).
     pub tail_probes: bool,
-    /// Larger segments than the path is known to take are tried (RFC 4821).
+    /// Whether larger segments than the known path MTU admits are tried (RFC 4821).
     pub mtu_probing: bool,
-    /// The smallest largest segment that a "packet too big" can ask for, in bytes of payload: 512 for IPv4 and 1220 for IPv6.
+    /// The lower limit for a segment size that a "packet too big" requests, in bytes of payload: 512 for IPv4 and 1220
+    /// for IPv6.
     pub path_floor: u32,
-    /// Added to the clock of timestamps.
+    /// The offset that is added to the clock of timestamps.
     pub timestamp_offset: u32,
 }
 
@@ -66,16 +69,16 @@ impl Default for SendOptions {
     }
 }
 
-/// What the handshake agreed on.
+/// The result of the handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
-    /// The largest segment that the peer accepts: its option, or 536 (IPv4) or 1220 (IPv6).
+    /// The largest segment that the peer accepts: the value of its option, or the default of 536 (IPv4) or 1220 (IPv6).
     pub mss: u16,
-    /// Selective acknowledgements.
+    /// Whether selective acknowledgements are used.
     pub sack: bool,
-    /// Timestamps: each segment has 12 bytes of options.
+    /// Whether timestamps are used. Each segment then has 12 bytes of options.
     pub timestamps: bool,
-    /// Explicit congestion notification.
+    /// Whether explicit congestion notification is used.
     pub ecn: bool,
     /// The peer's window in bytes.
     pub window: u32,
@@ -92,68 +95,68 @@ pub struct Ack<'a> {
     pub ack: Seq,
     /// The peer's window in bytes.
     pub window: u32,
-    /// Selective acknowledgements, as they came.
+    /// SACK blocks, as they were received.
     pub sack: &'a [(Seq, Seq)],
     /// The timestamp that the peer echoes.
     pub echo: Option<u32>,
-    /// The peer echoes a congestion mark.
+    /// Whether the peer echoes a congestion mark.
     pub ece: bool,
-    /// The segment has data, SYN or FIN.
+    /// Whether the segment has data, SYN or FIN.
     pub data: bool,
 }
 
-/// What an acknowledgement brought.
+/// The effects of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acked {
-    /// Bytes of payload that the queue dropped.
+    /// Bytes of payload that were acknowledged and dropped from the queue.
     pub bytes: u32,
-    /// SYN is acknowledged now.
+    /// Whether this acknowledgement was the first of SYN.
     pub syn: bool,
-    /// FIN is acknowledged now.
+    /// Whether this acknowledgement was the first of FIN.
     pub fin: bool,
-    /// The connection became writable.
+    /// Whether the connection became writable.
     pub writable: bool,
 }
 
-/// Why a range is sent.
+/// The reason why a range is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// For the first time.
+    /// New data, which is sent for the first time.
     New,
-    /// It is taken for lost.
+    /// The range is taken for lost.
     Again,
-    /// The last segment once more, to draw an acknowledgement (tail loss probe).
+    /// The last segment is sent again, or new data is sent, to provoke an acknowledgement (tail loss probe).
     TailProbe,
-    /// An empty segment before the window, to draw an acknowledgement.
+    /// An empty segment with a number before the window, to provoke an acknowledgement.
     WindowProbe,
-    /// One segment that is larger than the path is known to take. It must not be fragmented.
+    /// One segment that is larger than the known path MTU. It must not be fragmented.
     MtuProbe,
 }
 
-/// What is to be sent next.
+/// A transmission that is to be made next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmission {
     /// The number of SYN, of the first byte, or of FIN.
     pub seq: Seq,
     /// Bytes of payload.
     pub len: u32,
-    /// With SYN.
+    /// Whether it has SYN.
     pub syn: bool,
-    /// With FIN.
+    /// Whether it has FIN.
     pub fin: bool,
-    /// With PSH.
+    /// Whether it has PSH.
     pub push: bool,
-    /// With CWR: the congestion window was reduced.
+    /// Whether it has CWR: the congestion window was reduced.
     pub cwr: bool,
-    /// The packet may be marked instead of dropped: ECT(0) in the IP header.
+    /// Whether the packet may be marked instead of dropped: ECT(0) in the IP header.
     pub ect: bool,
-    /// Payload of a segment. A longer transmission is to be cut.
+    /// Bytes of payload of a segment. The device cuts a longer transmission.
     pub segment_size: u32,
-    /// Why.
+    /// The reason for the transmission.
     pub kind: Kind,
 }
 
-/// The peer did not answer for too long.
+/// The peer did not answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer did not answer for {0:?}")]
 pub struct TimedOut(pub Duration);

@@ -1,37 +1,38 @@
-//! How large a segment may be: what the peer accepts, what the path is said to take (RFC 1191, 8201), and what was tried
-//! (RFC 4821).
+//! The size of segments. It depends on the peer's MSS, on the announced path MTU (RFC 1191, 8201), and on the results
+//! of probes (RFC 4821).
 //!
-//! A "packet too big" is a hint that can be forged: it never goes below a floor. Where no such message comes through, full segments
-//! vanish without a word. After four timeouts in a row the size is therefore halved, and then larger segments are tried one by one.
+//! A "packet too big" message can be forged, so it never reduces the size below a floor. On a path without such
+//! messages, full segments are lost without a notice. After four timeouts in a row the size is therefore halved, and
+//! then larger segments are tried one by one.
 
 use super::recovery::State;
 use super::{Kind, Sender, Transmission};
 use crate::Time;
 use crate::tcp::{Carrier, Seq};
 
-/// Timeouts in a row that make a path suspect of swallowing large packets.
+/// After this number of timeouts in a row, the path is suspected of dropping large packets.
 const SUSPECT: u32 = 4;
-/// The search ends when it is so exact, in bytes.
+/// The search ends when its range is this small, in bytes.
 const CLOSE: u32 = 8;
-/// Segments that the congestion window must have for a probe.
+/// The number of segments that the congestion window must have for a probe.
 const PROBE_WINDOW: u32 = 11;
-/// After so many microseconds the path may have changed.
+/// After this number of microseconds the path may have changed, and the search begins again.
 const SEARCH_AGAIN: u64 = 600_000_000;
 
 /// Sizes are bytes of payload and options of one segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathSize {
-    /// What is used now.
+    /// The size that is used now.
     size: u32,
-    /// What the path is said to take.
+    /// The size that the announced path MTU admits.
     path: u32,
     peer: u32,
     options: u32,
     floor: u32,
-    /// The search is between these: proved, and not yet refuted.
+    /// The range of the search: `low` was proved to work, and `high` was not yet proved to fail.
     low: u32,
     high: u32,
-    /// The path swallowed large segments, so that it is searched although the user did not ask for it.
+    /// Whether the path dropped large segments, so that it is searched although the user did not ask for it.
     suspect: bool,
     probe: Option<(Seq, Seq)>,
     refuted: Option<u64>,
@@ -68,12 +69,12 @@ impl PathSize {
         self.options > 0
     }
 
-    /// Payload of a segment.
+    /// Bytes of payload of a segment.
     pub(super) fn size(&self) -> u32 {
         self.size.min(self.peer) - self.options
     }
 
-    /// What the path is said to take.
+    /// The size that the announced path MTU admits.
     pub(super) fn path(&self) -> u32 {
         self.path
     }
@@ -86,7 +87,7 @@ impl PathSize {
         (self.path, self.refuted) = (path, None);
     }
 
-    /// The size to try, if one is worth it.
+    /// The size to try next, if the range of the search is large enough.
     fn candidate(&mut self, now: u64) -> Option<u32> {
         if self.refuted.is_some_and(|at| now.saturating_sub(at) > SEARCH_AGAIN) {
             (self.high, self.refuted) = (self.path, None);
@@ -99,12 +100,12 @@ impl PathSize {
         (high >= self.size + CLOSE && self.probe.is_none()).then(|| candidate - self.options)
     }
 
-    /// A probe was sent.
+    /// Notes that a probe was sent.
     pub(super) fn probe_sent(&mut self, start: Seq, end: Seq) {
         self.probe = Some((start, end));
     }
 
-    /// Whether the peer has the probe, given that it has everything before `una`.
+    /// Takes the size of the probe, if the peer has received the probe: it has everything before `una`.
     pub(super) fn delivered(&mut self, una: Seq) {
         if let Some((start, end)) = self.probe.filter(|(_, end)| *end <= una) {
             self.probe = None;
@@ -113,12 +114,12 @@ impl PathSize {
         }
     }
 
-    /// The start of the probe, if there is one on the way.
+    /// The start of the probe, if one is in flight.
     pub(super) fn probe(&self) -> Option<Seq> {
         self.probe.map(|(start, _)| start)
     }
 
-    /// The probe did not arrive.
+    /// Notes that the probe was lost.
     pub(super) fn failed(&mut self, now: u64) {
         if let Some((start, end)) = self.probe.take() {
             self.high = (end - start + self.options - 1).max(self.size);
@@ -126,7 +127,7 @@ impl PathSize {
         }
     }
 
-    /// The retransmission timer expired `timeouts` times in a row.
+    /// Notes that the retransmission timer expired `timeouts` times in a row.
     pub(super) fn timed_out(&mut self, timeouts: u32, now: u64) {
         self.failed(now);
         if timeouts >= SUSPECT && self.size.min(self.peer) > self.floor {
@@ -138,14 +139,14 @@ impl PathSize {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// The route's path MTU changed: `max_payload` bytes of payload and options fit into a segment.
+    /// Applies a change of the route's path MTU: `max_payload` bytes of payload and options fit into a segment.
     pub fn set_max_payload(&mut self, max_payload: u32) {
         self.path.set_path(max_payload, self.options.mtu_probing || self.path.suspect);
     }
 
-    /// A router said that the segment with number `seq` was too big, and that `max_payload` bytes of payload and options would fit.
-    /// Returns whether that is believed: the number must be in flight. What was sent in larger segments is sent again, and the
-    /// congestion window stays as it is.
+    /// Handles a router's message that the segment with number `seq` was too big, and that `max_payload` bytes of
+    /// payload and options would fit. Returns whether the message is used: the number must be in flight. Payload that
+    /// was sent in larger segments is sent again, and the congestion window is not reduced.
     pub fn too_big(&mut self, seq: Seq, max_payload: u32, now: Time) -> bool {
         let max_payload = max_payload.max(self.path.floor);
         let in_flight = self.una <= seq && seq < self.nxt;
@@ -160,7 +161,7 @@ impl<C: Carrier> Sender<C> {
         true
     }
 
-    /// A segment that is larger than the others, to learn whether it arrives.
+    /// A probe: a segment that is larger than the others. Its arrival proves that the size works.
     pub(super) fn next_mtu_probe(&mut self, at: u64) -> Option<Transmission> {
         if !(self.options.mtu_probing || self.path.suspect)
             || self.recovery.state() != State::Open
@@ -172,7 +173,7 @@ impl<C: Carrier> Sender<C> {
             return None;
         }
         let len = self.path.candidate(at)?;
-        // If the probe is lost, what is sent behind it must draw enough acknowledgements to notice.
+        // If the probe is lost, the payload behind it must cause enough acknowledgements to detect the loss.
         let needed = len + (self.recovery.reordering() + 1) * self.segment_size();
         let room = i64::from(self.window_end().distance(self.nxt));
         if (self.unsent() as u64) < u64::from(needed) || room < i64::from(needed) || self.queue.fit(self.nxt, len) < len

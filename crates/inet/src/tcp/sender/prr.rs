@@ -1,6 +1,6 @@
-//! Proportional rate reduction (RFC 6937): how many segments leave during recovery, in segments.
+//! Proportional rate reduction (RFC 6937): the number of segments that are sent during recovery.
 
-/// What was delivered and sent since the window began to shrink.
+/// The segments that were delivered and sent since the window began to shrink.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prr {
     before: u32,
@@ -8,20 +8,21 @@ pub(super) struct Prr {
     out: u32,
 }
 
-/// What one acknowledgement says to [`Prr::window`].
+/// The values of one acknowledgement for [`Prr::window`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivery {
     /// Segments that this acknowledgement delivered.
     pub(super) delivered: u32,
-    /// Segments in flight after it.
+    /// Segments in flight after this acknowledgement.
     pub(super) in_flight: u32,
-    /// The hole closes: the cumulative acknowledgement moved, and no further loss was found. Then the window may grow by one more
-    /// segment than was delivered (slow start reduction bound), else not (conservative reduction bound).
+    /// Whether the cumulative acknowledgement advanced, and no further loss was found. If so, the window may grow by
+    /// one segment more than was delivered (slow start reduction bound). Otherwise it may not (conservative reduction
+    /// bound).
     pub(super) good: bool,
 }
 
 impl Prr {
-    /// The window begins to shrink from `cwnd`.
+    /// Begins to shrink the window from `cwnd`.
     pub(super) fn begin(cwnd: u32) -> Self {
         Self { before: cwnd, delivered: 0, out: 0 }
     }
@@ -31,7 +32,7 @@ impl Prr {
         self.out += segments;
     }
 
-    /// The window after an acknowledgement, or none if it delivered nothing.
+    /// The window after an acknowledgement, or `None` if it delivered nothing.
     pub(super) fn window(&mut self, delivery: Delivery, ssthresh: u32) -> Option<u32> {
         let Delivery { delivered, in_flight, good } = delivery;
         if delivered == 0 || self.before == 0 {
@@ -55,7 +56,8 @@ impl Prr {
 mod tests {
     use super::*;
 
-    /// RFC 6937, 4.1's arithmetic: of 20 segments, the first is lost; ssthresh is 10. Each of the others brings an acknowledgement.
+    /// The example of RFC 6937, 4.1: of 20 segments, the first is lost. `ssthresh` is 10. Each of the other segments
+    /// causes an acknowledgement.
     #[test]
     fn half_of_what_is_delivered_leaves_while_more_than_ssthresh_is_in_flight() {
         let mut prr = Prr::begin(20);
@@ -68,7 +70,7 @@ mod tests {
             in_flight += send;
             sent.push(send);
         }
-        // At the end, ten are in flight: one leaves for each that is delivered.
+        // At the end, ten segments are in flight, and one is sent for each that is delivered.
         assert_eq!(sent, [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 0, 1, 1]);
         assert_eq!(in_flight, 10);
     }

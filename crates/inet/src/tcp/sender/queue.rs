@@ -1,17 +1,17 @@
-//! The bytes to be sent: chunks with their sequence numbers, which are held until they are acknowledged.
+//! The send queue: chunks with their sequence numbers, which are held until they are acknowledged.
 
 use std::collections::VecDeque;
 
 use crate::tcp::{Chunk, Seq};
 
-/// Chunks that one transmission carries at most: a frame has room for so many fragments behind its headers.
+/// The most chunks in one transmission. A frame has room for this number of fragments behind its headers.
 const MAX_CHUNKS: usize = 16;
 
 #[derive(Debug)]
 struct Entry<T> {
     start: Seq,
     chunk: T,
-    /// The user's write ended here, and no more was announced.
+    /// Whether a write of the user ended here, and no more payload was announced.
     push: bool,
 }
 
@@ -21,18 +21,18 @@ impl<T: Chunk> Entry<T> {
     }
 }
 
-/// Payload from the first unacknowledged byte to the last that the user gave.
+/// The payload from the first unacknowledged byte to the last byte that the user has queued.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
     start: Seq,
     end: Seq,
-    /// The entry in which the last search ended. New data is sent in order, so that the next search ends there too.
+    /// The entry in which the last search ended. New data is sent in order, so the next search usually ends there too.
     hint: usize,
 }
 
 impl<T: Chunk> Queue<T> {
-    /// Nothing, before the byte `start`.
+    /// An empty queue that begins at the byte `start`.
     pub(super) fn new(start: Seq) -> Self {
         Self { entries: VecDeque::new(), start, end: start, hint: 0 }
     }
@@ -42,18 +42,35 @@ impl<T: Chunk> Queue<T> {
         self.end
     }
 
-    /// Bytes.
+    /// The number of queued bytes.
     pub(super) fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
 
-    /// Adds `chunk` at the end. `push`: the receiver is to be told that no more follows for now.
+    /// Whether `chunk` would be joined with the last chunk.
+    pub(super) fn joins(&self, chunk: &T) -> bool {
+        let last = self.entries.back();
+        // An entry is at most as long as the largest chunk.
+        last.is_some_and(|last| last.chunk.continues(chunk) && last.chunk.len() + chunk.len() < super::MAX_CHUNK)
+    }
+
+    /// Adds `chunk` at the end. `push`: the receiver is to be told by PSH that no more follows for now.
+    ///
+    /// Many small writes into one page are joined to one chunk, because a frame has room for few chunks, and each chunk
+    /// costs a reference count.
     pub(super) fn push(&mut self, chunk: T, push: bool) {
         if chunk.is_empty() {
             return;
         }
         let start = self.end;
         self.end += chunk.len() as u32;
+        if self.joins(&chunk)
+            && let Some(last) = self.entries.back_mut()
+        {
+            last.chunk.join(chunk);
+            last.push = push;
+            return;
+        }
         self.entries.push_back(Entry { start, chunk, push });
     }
 
@@ -83,7 +100,7 @@ impl<T: Chunk> Queue<T> {
         self.entries.iter().map(|entry| &entry.chunk)
     }
 
-    /// The entry that has the byte `at`, which must be queued.
+    /// The index of the entry that contains the byte `at`, which must be queued.
     fn find(&mut self, at: Seq) -> usize {
         let is_there = |entry: &Entry<T>| entry.start <= at && at < entry.end();
         let near = [self.hint, self.hint + 1];
@@ -92,22 +109,30 @@ impl<T: Chunk> Queue<T> {
         self.hint
     }
 
-    /// How many of the `len` bytes from `from` on are in chunks that fit into one transmission.
+    /// The number of the `len` bytes from `from` on that are in chunks which fit into one transmission.
     pub(super) fn fit(&mut self, from: Seq, len: u32) -> u32 {
         let first = self.find(from);
-        match self.entries.get(first + MAX_CHUNKS - 1) {
+        let mut last = first + MAX_CHUNKS - 1;
+        if T::MIXED {
+            let apart = |pair: &usize| match (self.entries.get(*pair), self.entries.get(*pair + 1)) {
+                (Some(one), Some(next)) => !one.chunk.precedes(&next.chunk),
+                _ => false,
+            };
+            last = (first..last).find(apart).unwrap_or(last);
+        }
+        match self.entries.get(last) {
             Some(last) => len.min(last.end() - from),
             None => len,
         }
     }
 
-    /// Whether a write ended at `at`, and no more was announced.
+    /// Whether a write ended at `at`, and no more payload was announced.
     pub(super) fn is_pushed_at(&mut self, at: Seq) -> bool {
         let last = self.find(at - 1);
         self.entries.get(last).is_some_and(|entry| entry.push && entry.end() == at)
     }
 
-    /// Puts `len` bytes from `from` on into `into`, by reference.
+    /// Adds clones of the chunks with the `len` bytes from `from` on to `into`, without copying bytes.
     pub(super) fn copy(&mut self, from: Seq, len: u32, into: &mut Vec<T>) {
         let (mut at, to) = (from, from + len);
         let first = self.find(from);
@@ -129,13 +154,13 @@ impl<T: Chunk> Queue<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Bytes;
     use super::*;
+    use crate::tcp::testing::Piece;
 
-    fn queue(lens: &[u32]) -> Queue<Bytes> {
+    fn queue(lens: &[u32]) -> Queue<Piece> {
         let mut queue = Queue::new(Seq(u32::MAX - 4));
         for len in lens {
-            queue.push(Bytes::new(queue.end().0, *len), *len != 7);
+            queue.push(Piece::numbered(queue.end().0, *len), *len != 7);
         }
         queue
     }
@@ -146,7 +171,7 @@ mod tests {
         assert_eq!(queue.len(), 117);
         let mut out = Vec::new();
         queue.copy(Seq(3), 20, &mut out);
-        assert_eq!(out, [Bytes::new(3, 2), Bytes::new(5, 7), Bytes::new(12, 11)]);
+        assert_eq!(out, [Piece::numbered(3, 2), Piece::numbered(5, 7), Piece::numbered(12, 11)]);
     }
 
     #[test]
@@ -156,7 +181,7 @@ mod tests {
         assert_eq!(queue.entries.len(), 2);
         let mut out = Vec::new();
         queue.copy(Seq(6), 8, &mut out);
-        assert_eq!(out, [Bytes::new(6, 6), Bytes::new(12, 2)]);
+        assert_eq!(out, [Piece::numbered(6, 6), Piece::numbered(12, 2)]);
         queue.acknowledge(Seq(1));
         assert_eq!(queue.len(), 106, "an old acknowledgement changes nothing");
         queue.acknowledge(queue.end());
@@ -175,5 +200,39 @@ mod tests {
         let mut queue = queue(&[1; 40]);
         assert_eq!(queue.fit(Seq(u32::MAX - 4), 40), 16);
         assert_eq!(queue.fit(Seq(30), 5), 5);
+    }
+
+    /// Payload of two kinds. In a frame, the first kind must be before the second.
+    #[derive(Clone)]
+    struct Either(Piece, bool);
+
+    impl Chunk for Either {
+        const MIXED: bool = true;
+
+        fn precedes(&self, next: &Self) -> bool {
+            !self.1 || next.1
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn advance(&mut self, n: usize) {
+            self.0.advance(n);
+        }
+
+        fn truncate(&mut self, len: usize) {
+            self.0.truncate(len);
+        }
+    }
+
+    #[test]
+    fn a_transmission_ends_where_the_next_chunk_cannot_follow() {
+        let mut queue = Queue::new(Seq(0));
+        for (n, second) in [false, false, true, true, false, true].into_iter().enumerate() {
+            queue.push(Either(Piece::numbered(10 * n as u32, 10), second), false);
+        }
+        assert_eq!([0, 5, 25, 39, 40, 55].map(|at| queue.fit(Seq(at), 60 - at)), [40, 35, 15, 1, 20, 5]);
+        assert_eq!(queue.fit(Seq(0), 30), 30);
     }
 }

@@ -1,17 +1,18 @@
-//! Loss detection by time (RFC 8985): a segment is lost if a later one was delivered, and the time in which it could have come by
-//! another way is over.
+//! Loss detection by time (RFC 8985): a segment is taken for lost if a later one was delivered, and the time that
+//! reordering explains has passed.
 //!
-//! The RFC walks over all segments in order of transmission. Here, transmissions stand in a log in that order. Its front is the
-//! only one that can be due, so that the walk costs each transmission once.
+//! The RFC walks over all segments in the order of transmission. Here, a log holds the transmissions in that order.
+//! Only the front of the log can be due, so the walk visits each transmission once.
 
 use std::collections::VecDeque;
 
 use super::scoreboard::{Range, Scoreboard};
 use crate::tcp::Seq;
 
-/// Duplicate acknowledgements, or segments that were acknowledged selectively, that stand for a loss if nothing was ever reordered.
+/// The number of duplicate acknowledgements, or of segments that were acknowledged selectively, that indicates a loss
+/// if no reordering was ever seen.
 pub(super) const DUPLICATES: u32 = 3;
-/// After so many recoveries without a D-SACK the reordering window is small again.
+/// After this number of recoveries without a D-SACK, the reordering window is reset to its initial size.
 const PERSIST: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,27 +22,28 @@ struct Entry {
     end: Seq,
 }
 
-/// What is known of the latest delivered transmission, and which transmissions were made. Times are in microseconds.
+/// The latest delivered transmission, and a log of transmissions. Times are in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Rack {
     log: VecDeque<Entry>,
-    /// The transmission that was made last among those that were delivered.
+    /// The latest transmission among those that were delivered.
     latest: Option<(u64, Seq)>,
     rtt: u64,
-    /// The reordering window in quarters of the least round-trip time.
+    /// The reordering window, in quarters of the least round-trip time.
     quarters: u32,
     persist: u32,
-    /// The window was widened already for D-SACKs of transmissions before this number.
+    /// The window was already widened for D-SACKs of transmissions before this number.
     widened: Option<Seq>,
 }
 
-/// What the size of the reordering window depends on.
+/// The values from which the size of the reordering window is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     pub(super) min_rtt: u64,
     pub(super) smoothed: u64,
     pub(super) reordered: bool,
-    /// Recovery goes on, or so many segments were acknowledged selectively that a loss is near certain.
+    /// Whether recovery is in progress, or so many segments were acknowledged selectively that a loss is nearly
+    /// certain.
     pub(super) sure: bool,
 }
 
@@ -50,19 +52,19 @@ impl Rack {
         Self { quarters: 1, ..Self::default() }
     }
 
-    /// Remembers a transmission.
+    /// Adds a transmission to the log.
     pub(super) fn sent(&mut self, start: Seq, end: Seq, sent: u64) {
         self.log.push_back(Entry { sent, start, end });
     }
 
-    /// Forgets transmissions of what is acknowledged.
+    /// Removes transmissions of acknowledged numbers from the log.
     pub(super) fn acknowledged(&mut self, una: Seq) {
         while self.log.front().is_some_and(|entry| entry.end <= una) {
             self.log.pop_front();
         }
     }
 
-    /// Learns that `range` was delivered. `early`: its acknowledgement is of a transmission before the last one.
+    /// Notes that `range` was delivered. `early`: its acknowledgement is of a transmission before the last one.
     pub(super) fn delivered(&mut self, range: &Range, now: u64, min_rtt: u64, early: bool) {
         let rtt = now.saturating_sub(range.sent);
         if range.resent && (early || rtt < min_rtt) {
@@ -75,7 +77,8 @@ impl Rack {
         }
     }
 
-    /// A transmission was not needed: segments stay away for longer than the window allows.
+    /// Widens the window, because a D-SACK showed that a retransmission was not needed: segments arrive later than the
+    /// window allows.
     pub(super) fn duplicate(&mut self, ack: Seq, nxt: Seq) {
         if self.widened.is_none_or(|mark| mark <= ack) {
             self.widened = Some(nxt);
@@ -84,7 +87,7 @@ impl Rack {
         }
     }
 
-    /// A recovery is over.
+    /// Notes that a recovery is over.
     pub(super) fn recovered(&mut self) {
         self.persist = self.persist.saturating_sub(1);
         if self.persist == 0 {
@@ -92,7 +95,7 @@ impl Rack {
         }
     }
 
-    /// How long a segment is waited for, after a later one was delivered.
+    /// How long to wait for a segment after a later one was delivered.
     pub(super) fn window(&self, path: &Path) -> u64 {
         if !path.reordered && path.sure {
             return 0;
@@ -100,7 +103,7 @@ impl Rack {
         (path.min_rtt / 4).saturating_mul(u64::from(self.quarters)).min(path.smoothed)
     }
 
-    /// Takes for lost what is due, and returns when the next one will be.
+    /// Takes segments that are due for lost, and returns the time at which the next one will be due.
     pub(super) fn detect(&mut self, board: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
         let (latest, end) = self.latest?;
         while let Some(entry) = self.log.front().copied() {
@@ -110,7 +113,7 @@ impl Rack {
                 (first..).map_while(|n| board.get(n).filter(|range| range.start < entry.end).map(|range| (n, range)));
             let open = ranges.filter(|(_, range)| is_open(range)).map(|(n, range)| (n, range.end)).next();
             if let Some((first, first_end)) = open {
-                // Of two transmissions at the same time, the one with the higher numbers is the later.
+                // Of two transmissions at the same time, the one with the higher numbers counts as the later one.
                 let is_before = |at: Seq| entry.sent < latest || (entry.sent == latest && at < end);
                 if !is_before(first_end) {
                     return None;
@@ -135,7 +138,7 @@ impl Rack {
         None
     }
 
-    /// Whether `range` was sent so long ago that it is lost, when the retransmission timer expires.
+    /// Whether `range` was sent so long ago that it is lost, at the time when the retransmission timer expires.
     pub(super) fn is_overdue(&self, range: &Range, window: u64, now: u64) -> bool {
         range.sent.saturating_add(self.rtt).saturating_add(window) <= now
     }

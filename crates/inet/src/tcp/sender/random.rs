@@ -1,24 +1,24 @@
-//! A sender against a receiver that does what RFC 9293 and 2018 ask for, over a path with seeded faults. Whatever the faults, all bytes
-//! arrive, counts stay true, and nothing is sent again while its copy is in the ring.
+//! Random tests of a sender with a receiver that follows RFC 9293 and 2018, over a path with seeded faults. With all
+//! faults, all bytes arrive, counts stay correct, and nothing is sent again while its earlier copy is in the ring.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::testing::{Bytes, Nothing, Token};
 use super::*;
 use crate::tcp::Congestion;
+use crate::tcp::testing::{Done, Piece, Pieces};
 
-/// The receiver: what it has, in bytes.
+/// The receiver: the ranges of bytes that it has.
 struct Receiver {
     next: Seq,
-    /// Ranges behind a hole, by their distance from the first number.
+    /// Ranges behind a hole, as distances from the first number.
     behind: BTreeMap<u32, u32>,
     recent: Vec<u32>,
     sack: bool,
 }
 
 impl Receiver {
-    /// Takes a segment and says what is acknowledged: blocks of numbers counted from 1.
+    /// Takes a segment, and returns the SACK blocks of the acknowledgement. Their numbers are counted from 1.
     fn take(&mut self, from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
         let mut blocks = Vec::new();
         let known = to <= self.next || self.behind.iter().any(|(start, end)| Seq(*start) <= from && to <= Seq(*end));
@@ -54,7 +54,7 @@ enum Event {
     Write,
 }
 
-/// Runs one connection to its end, and returns how long it took in milliseconds and how many segments left.
+/// Runs one connection to its end. Returns its duration in milliseconds and the number of sent segments.
 fn run(seed: u64) -> (u64, u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (loss, jitter) = (rng.u64(0..15), rng.u64(0..40));
@@ -72,11 +72,11 @@ fn run(seed: u64) -> (u64, u64) {
         ..SendOptions::default()
     };
     let iss = Seq(if rng.bool() { rng.u32(..) } else { 0_u32.wrapping_sub(rng.u32(0..=total)) });
-    let mut sender = Sender::<Nothing>::new(iss, 1460, options);
+    let mut sender = Sender::<Pieces>::new(iss, 1460, options);
     let mut receiver = Receiver { next: Seq(1), behind: BTreeMap::new(), recent: vec![], sack };
     let mut events = BinaryHeap::from([Reverse((50_000, 0, Event::Write))]);
     let (mut now, mut count, mut sent_segments, mut done) = (0, 0_u64, 0, false);
-    let mut tickets: Vec<(Token, u32, u32)> = Vec::new();
+    let mut tickets: Vec<(Done, u32, u32)> = Vec::new();
     let mut window = 100_000;
     let negotiated = Negotiated { mss: 1012, sack, timestamps, ecn, window, seq: Seq(0) };
     sender.established(&negotiated, Time::ZERO);
@@ -87,7 +87,7 @@ fn run(seed: u64) -> (u64, u64) {
             let end = seq + len + u32::from(syn) + u32::from(fin);
             let mut at = seq.0;
             for chunk in sender.payload(&transmission) {
-                assert_eq!(chunk, &Bytes::new(at, chunk.len() as u32), "foreign bytes");
+                assert_eq!(chunk, &Piece::numbered(at, chunk.len() as u32), "foreign bytes");
                 at = at.wrapping_add(chunk.len() as u32);
             }
             assert_eq!(at, (seq + len).0);
@@ -95,7 +95,7 @@ fn run(seed: u64) -> (u64, u64) {
             let (seq, end) = (Seq(seq - iss), Seq(end - iss));
             tickets.retain(|(ticket, ..)| !crate::tcp::Ticket::is_done(ticket));
             assert!(tickets.iter().all(|(_, s, e)| *e <= seq.0 || end.0 <= *s), "a copy is still in the ring");
-            let ticket = if pending { Token::pending() } else { Token::done() };
+            let ticket = if pending { Done::pending() } else { Done::at_once() };
             sender.sent(&transmission, ticket.clone(), time);
             sender.board.check();
             if pending {
@@ -152,7 +152,7 @@ fn run(seed: u64) -> (u64, u64) {
             Event::Write => {
                 while sender.room() > 0 && to_write > 0 && !done {
                     let len = rng.u32(1..20_000).min(to_write);
-                    sender.send(Bytes::new(sender.end().0, len), rng.u8(0..5) == 0).expect("there is room");
+                    sender.send(Piece::numbered(sender.end().0, len), rng.u8(0..5) == 0).expect("there is room");
                     to_write -= len;
                 }
                 if to_write == 0 && !done {
@@ -199,12 +199,12 @@ fn every_byte_arrives_whatever_the_path_does() {
     }
 }
 
-/// A peer that says anything: acknowledgements, blocks, windows, timestamps, marks.
+/// A peer that sends random acknowledgements, blocks, windows, timestamps and marks.
 fn lie(seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let iss = Seq(rng.u32(..));
     let options = SendOptions { send_buffer: 40_000, mtu_probing: rng.bool(), ..SendOptions::default() };
-    let mut sender = Sender::<Nothing>::new(iss, 1460, options);
+    let mut sender = Sender::<Pieces>::new(iss, 1460, options);
     let (sack, ecn) = (rng.u8(0..4) > 0, rng.bool());
     let mut now = 0;
     for step in 0..400 {
@@ -222,7 +222,7 @@ fn lie(seed: u64) {
                 sender.established(&Negotiated { mss, sack, timestamps: rng.bool(), ecn, window, seq: Seq(0) }, time);
             }
             0 => drop(sender.too_big(near(&mut rng), rng.u32(0..2000), time)),
-            1 | 2 => drop(sender.send(Bytes::new(sender.end().0, rng.u32(1..9000)), rng.bool())),
+            1 | 2 => drop(sender.send(Piece::numbered(sender.end().0, rng.u32(1..9000)), rng.bool())),
             3 => now += rng.u64(0..100_000),
             4 => {
                 if let Some(deadline) = sender.deadline() {
@@ -253,7 +253,7 @@ fn lie(seed: u64) {
             let Some(transmission) = sender.next(Time::from_micros(now), 20_000) else { break };
             let payload = sender.payload(&transmission).iter().map(Chunk::len).sum::<usize>();
             assert_eq!(payload, transmission.len as usize);
-            sender.sent(&transmission, Token::done(), Time::from_micros(now));
+            sender.sent(&transmission, Done::at_once(), Time::from_micros(now));
             sender.board.check();
         }
         assert!(sender.board.ranges() <= sender.board.out() as usize, "no more ranges than segments");

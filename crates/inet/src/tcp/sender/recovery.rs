@@ -1,5 +1,4 @@
-//! What the sender does about losses: the states between the first sign of a loss and its repair, and how a wrong conclusion is
-//! taken back.
+//! Loss recovery: the states between the first sign of a loss and its repair, and how a wrong reduction is undone.
 //!
 //! ```text
 //!              SACK, duplicate                 RACK or 3 duplicates
@@ -11,9 +10,9 @@
 //!                                            the retransmission timer expired: slow start
 //! ```
 //!
-//! A recovery is *undone* if it becomes plain that nothing was lost: the peer echoes a timestamp of before the retransmission
-//! (Eifel, RFC 3522 and 4015), reports each retransmission as a duplicate (D-SACK, RFC 3708), or acknowledges what was never sent
-//! again after a timeout (F-RTO, RFC 5682).
+//! A recovery is *undone* if it becomes known that nothing was lost. There are three signs. The peer echoes a timestamp
+//! from before the retransmission (Eifel, RFC 3522 and 4015). It reports each retransmission as a duplicate (D-SACK,
+//! RFC 3708). Or, after a timeout, it acknowledges segments that were not sent again (F-RTO, RFC 5682).
 
 use super::ack::News;
 use super::prr::{Delivery, Prr};
@@ -22,58 +21,59 @@ use super::timer::Purpose;
 use super::{Ack, Sender, Window};
 use crate::tcp::{Carrier, Seq};
 
-/// The most segments by which reordering is believed.
+/// The limit for the measured reordering, in segments.
 const MOST_REORDERING: u32 = 300;
 
-/// What the sender thinks of the path.
+/// The state of loss recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// Nothing is missing.
+    /// No segment is missing.
     #[default]
     Open,
-    /// Something may be missing.
+    /// A segment may be missing.
     Disorder,
-    /// The peer saw a congestion mark; the window shrinks.
+    /// The peer saw a congestion mark, and the window shrinks.
     Cwr,
-    /// Something is lost and sent again; the window shrinks.
+    /// A segment is lost and is sent again, and the window shrinks.
     Recovery,
     /// The retransmission timer expired.
     Loss,
 }
 
-/// How to take back a reduction of the window.
+/// The state with which a reduction of the window is undone.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
-    /// What was in flight begins here.
+    /// The first number that was in flight at the reduction.
     from: Seq,
     before: Window,
-    /// Segments that were sent again, without those that the peer reported as duplicates; none before the first.
+    /// Segments that were sent again, less those that the peer reported as duplicates. `None` before the first
+    /// retransmission.
     open: Option<u32>,
 }
 
-/// A reduction that stays.
+/// The window of a reduction that is not undone.
 const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
 
 /// The state of loss recovery.
 #[derive(Debug)]
 pub(super) struct Recovery {
     state: State,
-    /// What was in flight when the state began ends here.
+    /// The number after the last one that was in flight when the state began.
     high: Seq,
     undo: Option<Undo>,
     pub(super) prr: Prr,
     /// The timestamp of the first retransmission.
     first_again: Option<u32>,
-    /// F-RTO decides whether the timeout was needed.
+    /// Whether F-RTO is deciding if the timeout was needed.
     frto: bool,
-    /// F-RTO wants new data to be sent, and nothing again, until the next acknowledgement.
+    /// Whether F-RTO requires that only new data is sent until the next acknowledgement.
     pub(super) new_only: bool,
-    /// Segments that duplicate acknowledgements stand for, if the peer has no selective ones.
+    /// The number of segments whose arrival duplicate acknowledgements indicate, if the peer has no selective ones.
     pub(super) duplicates: u32,
-    /// Segments by which reordering was seen, and how often.
+    /// The largest reordering that was seen, in segments, and how often reordering was seen.
     reordering: u32,
     pub(super) reordered: u32,
-    /// The tail loss probe: what is in flight ends here, and whether it repeated a segment.
+    /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a segment.
     pub(super) tail: Option<(Seq, bool)>,
 }
 
@@ -110,17 +110,17 @@ impl Recovery {
         self.new_only
     }
 
-    /// F-RTO cannot decide: there is nothing new to send.
+    /// Ends F-RTO: it cannot decide, because there is no new data to send.
     pub(super) fn no_new_data(&mut self) {
         (self.new_only, self.frto) = (false, false);
     }
 
-    /// The window shrinks by steps.
+    /// Whether the window is being reduced in steps.
     fn shrinks(&self) -> bool {
         matches!(self.state, State::Cwr | State::Recovery)
     }
 
-    /// Segments were sent again.
+    /// Notes that segments were sent again.
     pub(super) fn sent_again(&mut self, segments: u32, stamp: u32) {
         if let Some(undo) = &mut self.undo {
             undo.open = Some(undo.open.unwrap_or(0) + segments);
@@ -128,7 +128,7 @@ impl Recovery {
         self.first_again.get_or_insert(stamp);
     }
 
-    /// The peer reported segments before `end` as duplicates.
+    /// Notes that the peer reported segments before `end` as duplicates.
     pub(super) fn duplicate(&mut self, end: Seq, segments: u32) {
         if let Some(undo) = &mut self.undo
             && end > undo.from
@@ -137,14 +137,14 @@ impl Recovery {
         }
     }
 
-    /// A segment at `low` was delivered for the first time, although the peer had what ends at `high`.
+    /// Notes reordering: a segment at `low` was delivered for the first time after a segment that ends at `high`.
     pub(super) fn saw_reordering(&mut self, low: Seq, high: Seq, size: u32) {
         let segments = (high - low).div_ceil(size.max(1));
         self.reordering = self.reordering.max(segments.min(MOST_REORDERING));
         self.reordered += 1;
     }
 
-    /// Whether `echo` is of before the first retransmission.
+    /// Whether `echo` is a timestamp from before the first retransmission.
     fn is_early(&self, echo: Option<u32>) -> bool {
         matches!((echo, self.first_again), (Some(echo), Some(first)) if Seq(echo) < Seq(first))
     }
@@ -159,7 +159,7 @@ impl<C: Carrier> Sender<C> {
         self.agreed.is_some_and(|agreed| agreed.sack)
     }
 
-    /// How long RACK waits for a segment.
+    /// The time that RACK waits for a segment.
     pub(super) fn reordering_window(&self) -> u64 {
         let sure = self.recovery.state >= State::Recovery || self.board.sacked() >= self.recovery.reordering;
         self.rack.window(&Path {
@@ -170,13 +170,13 @@ impl<C: Carrier> Sender<C> {
         })
     }
 
-    /// Acts on an acknowledgement that is not just new data in order.
+    /// Processes an acknowledgement that is not only of new data in order.
     pub(super) fn recover(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
         let early = self.recovery.is_early(ack.echo);
         if ack.ece
             && let Some(undo) = &mut self.recovery.undo
         {
-            undo.before = NOTHING; // The path is congested, whatever else was wrong.
+            undo.before = NOTHING; // The path is congested, even if nothing was lost.
         }
         if self.recovery.state != State::Open && self.una >= self.recovery.high && self.is_repaired(news, early, ack) {
             return;
@@ -184,7 +184,7 @@ impl<C: Carrier> Sender<C> {
         match self.recovery.state {
             State::Recovery => {
                 if news.advanced && early && self.recovery.undo.is_some() {
-                    // A hole closed by its original: the others will, too.
+                    // The original of a segment in a hole has arrived. The originals of the others will arrive, too.
                     if self.board.again() == 0 {
                         self.undo();
                         self.settle_state();
@@ -222,7 +222,7 @@ impl<C: Carrier> Sender<C> {
             .probe()
             .is_some_and(|start| self.board.front().is_some_and(|range| range.start == start && range.lost))
         {
-            // What is lost is the probe: the path is too small, not congested.
+            // The lost segment is the MTU probe: it was too large for the path, and there is no congestion.
             self.path.failed(at);
             self.repeat_at_full_window();
         } else {
@@ -230,17 +230,18 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// All that was in flight when the state began is acknowledged. Returns whether that is all there is to do.
+    /// Handles that everything in flight at the beginning of the state is acknowledged. Returns whether nothing more is
+    /// to be done.
     fn is_repaired(&mut self, news: &News, early: bool, ack: &Ack<'_>) -> bool {
         match self.recovery.state {
-            // The peer may still repeat the mark until it sees CWR, which is in the segment at `high`.
+            // The peer may repeat the mark until it receives CWR, which is in the segment at `high`.
             State::Cwr if self.una > self.recovery.high => self.end_reduction(),
             State::Recovery => {
                 self.recovery.duplicates = 0;
                 if early || self.recovery.all_were_duplicates() {
                     self.undo();
                 } else if !self.has_sack() && self.una == self.recovery.high {
-                    // Duplicates of what was sent again must not begin another recovery (RFC 6582, 3.2).
+                    // Duplicates of retransmitted segments must not begin another recovery (RFC 6582, 3.2).
                     self.forget_first_again();
                     return !ack.ece && !news.sacked;
                 }
@@ -271,7 +272,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Open, or Disorder if something may be missing.
+    /// Returns to Open, or to Disorder if a segment may be missing.
     fn settle_state(&mut self) {
         let missing = self.board.sacked() + self.board.lost() + self.board.again() + self.recovery.duplicates > 0;
         let state = if missing { State::Disorder } else { State::Open };
@@ -281,13 +282,14 @@ impl<C: Carrier> Sender<C> {
         self.forget_first_again();
     }
 
-    /// Without selective acknowledgements, each duplicate stands for a segment that the peer has.
+    /// Without selective acknowledgements, each duplicate acknowledgement indicates one segment that the peer has
+    /// received.
     fn count_duplicate(&mut self, news: &mut News) {
         if self.has_sack() {
             return;
         }
         if news.advanced {
-            // One acknowledgement filled the hole; the others were for what the duplicates stood for.
+            // One acknowledged segment filled the hole. The others were already counted by duplicate acknowledgements.
             let filled = news.delivered;
             let known = self.recovery.duplicates.min(filled.saturating_sub(1));
             self.recovery.duplicates -= known;
@@ -307,14 +309,14 @@ impl<C: Carrier> Sender<C> {
         let three = self.recovery.state < State::Recovery && self.recovery.duplicates >= DUPLICATES;
         let partial = self.recovery.state == State::Recovery && news.advanced;
         if (three || partial) && !self.board.is_empty() {
-            // The first segment is missing, and nothing is known of the others.
+            // The first segment is missing. Nothing is known about the others.
             let size = self.board.front().map_or(1, |range| range.size);
             self.board.split(self.una + size);
             self.board.mark_lost(0);
         }
     }
 
-    /// The reordering timer expired.
+    /// Handles the expiry of the reordering timer.
     pub(super) fn reordering_expired(&mut self, at: u64) {
         let flight = self.in_flight();
         let window = self.reordering_window();
@@ -323,7 +325,7 @@ impl<C: Carrier> Sender<C> {
             self.enter_recovery(false);
         }
         if self.recovery.shrinks() && self.in_flight() < flight {
-            // As if the acknowledgement had come that the timer waited for.
+            // The timer replaces the acknowledgement for which it waited.
             let in_flight = self.in_flight();
             let delivery = Delivery { delivered: 1, in_flight, good: false };
             if let Some(cwnd) = self.recovery.prr.window(delivery, self.window.ssthresh) {
@@ -351,7 +353,8 @@ impl<C: Carrier> Sender<C> {
         self.cwr = true;
     }
 
-    /// A congestion mark was seen, or a tail loss probe repaired a loss: the window shrinks, once in a round trip.
+    /// Begins a reduction because of a congestion mark, or because a tail loss probe repaired a loss. The window
+    /// shrinks at most once in a round trip.
     pub(super) fn enter_cwr(&mut self) {
         if self.recovery.state < State::Cwr {
             self.recovery.undo = None;
@@ -374,7 +377,7 @@ impl<C: Carrier> Sender<C> {
         self.recovery.state = State::Recovery;
     }
 
-    /// What was too big is sent again in smaller segments; that is no congestion.
+    /// Sends segments that were too large again, in smaller segments. This is no sign of congestion.
     pub(super) fn repeat_at_full_window(&mut self) {
         self.recovery.duplicates = 0;
         if self.recovery.state != State::Loss {
@@ -385,7 +388,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// The retransmission timer expired (RFC 5681, 3.1; RFC 8985, 6.3).
+    /// Handles the expiry of the retransmission timer (RFC 5681, 3.1; RFC 8985, 6.3).
     pub(super) fn enter_loss(&mut self, at: u64) {
         let renege = self.board.front().is_some_and(|range| range.sacked);
         let state = self.recovery.state;
@@ -457,7 +460,7 @@ impl<C: Carrier> Sender<C> {
         self.find_losses(news, at);
     }
 
-    /// Takes the last reduction back.
+    /// Undoes the last reduction.
     fn undo(&mut self) {
         self.board.forget_losses();
         if let Some(undo) = self.recovery.undo.take() {
@@ -466,11 +469,11 @@ impl<C: Carrier> Sender<C> {
             self.controller.control().undone();
             self.cwr = false;
         }
-        self.retries = 0;
+        (self.retries, self.answered) = (0, 0);
         self.recovery.new_only = false;
     }
 
-    /// The window after an acknowledgement.
+    /// Adapts the window after an acknowledgement.
     pub(super) fn adapt_window(&mut self, news: &News, at: u64) {
         if self.recovery.shrinks() {
             let good = news.advanced && self.board.lost() <= news.lost && self.recovery.state == State::Recovery;
@@ -487,7 +490,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// A tail loss probe, or what was behind it, is acknowledged (RFC 8985, 7.4).
+    /// Handles an acknowledgement of a tail loss probe, or of data behind it (RFC 8985, 7.4).
     pub(super) fn judge_tail_probe(&mut self, ack: &Ack<'_>, news: &News) {
         let Some((high, again)) = self.recovery.tail else { return };
         if ack.ack < high {
@@ -496,7 +499,7 @@ impl<C: Carrier> Sender<C> {
         if !again || news.dsack || (ack.ack == high && news.duplicate && !news.sacked && self.has_sack()) {
             self.recovery.tail = None; // New data was the probe, or the peer had both copies.
         } else if ack.ack > high {
-            // The probe repaired a loss that nothing else told of.
+            // The probe repaired a loss that no acknowledgement had indicated.
             self.recovery.tail = None;
             self.enter_cwr();
             self.end_reduction();

@@ -1,15 +1,16 @@
-//! Transmissions that the device has not finished: what was given to it, in order, until it is done.
+//! Transmissions that the device has not finished, in order.
 
 use std::collections::VecDeque;
 
 use crate::tcp::Ticket;
 
-/// The number of a transmission: each has its own.
+/// The number of a transmission. Numbers are not reused.
 pub(super) type Id = u64;
 
 /// The transmissions of one connection that may still wait in the ring.
 ///
-/// A device finishes its ring in order, nearly always. Only the front is looked at, unless a range is to be sent again.
+/// A device nearly always finishes transmissions in order. Only the front is checked, unless a range is to be sent
+/// again.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     tickets: VecDeque<(T, usize)>,
@@ -22,14 +23,14 @@ impl<T: Ticket> Ring<T> {
         Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
     }
 
-    /// Remembers a transmission of `bytes` of payload.
+    /// Adds a transmission of `bytes` of payload.
     pub(super) fn push(&mut self, ticket: T, bytes: usize) -> Id {
         self.tickets.push_back((ticket, bytes));
         self.bytes += bytes;
         self.first + self.tickets.len() as u64 - 1
     }
 
-    /// Forgets the transmissions that are done, and says how many bytes are not.
+    /// Removes the finished transmissions at the front, and returns the number of bytes that are left.
     pub(super) fn settle(&mut self) -> usize {
         while self.tickets.front().is_some_and(|(ticket, _)| ticket.is_done()) {
             self.bytes -= self.tickets.pop_front().map_or(0, |(_, bytes)| bytes);
@@ -38,7 +39,7 @@ impl<T: Ticket> Ring<T> {
         self.bytes
     }
 
-    /// The first transmission that was not done when it was last looked at.
+    /// The first transmission that was not finished at the last check.
     pub(super) fn first(&self) -> Id {
         self.first
     }
@@ -52,12 +53,12 @@ impl<T: Ticket> Ring<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Token;
     use super::*;
+    use crate::tcp::testing::Done;
 
     #[test]
     fn a_transmission_is_done_when_its_ticket_says_so_whatever_the_order() {
-        let (one, two) = (Token::pending(), Token::pending());
+        let (one, two) = (Done::pending(), Done::pending());
         let mut ring = Ring::new();
         let ids = [ring.push(one.clone(), 10), ring.push(two.clone(), 5)];
         assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, false));

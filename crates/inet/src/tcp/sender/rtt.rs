@@ -1,16 +1,16 @@
 //! Round-trip time and the retransmission timeout (RFC 6298), in microseconds.
 
-/// How long a minimum counts: paths change.
+/// How long a minimum is valid, because paths change.
 const MIN_RTT_WINDOW: u64 = 300_000_000;
-/// Before the first sample.
+/// The timeout before the first sample.
 const INITIAL_RTO: u64 = 1_000_000;
 
-/// The smoothed round-trip time, its variation, its minimum, and the timeout that follows.
+/// The smoothed round-trip time, its variation, its minimum, and the timeout that is computed from them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rtt {
-    /// Smoothed, times 8, as RFC 6298 advises for exact arithmetic; 0 before the first sample.
+    /// The smoothed time, times 8, as RFC 6298 advises for exact arithmetic; 0 before the first sample.
     srtt8: u64,
-    /// Variation, times 4.
+    /// The variation, times 4.
     var4: u64,
     rto: u64,
     floor: u64,
@@ -20,12 +20,12 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// `floor`: the least that is added to the smoothed time. `ceiling`: the longest timeout.
+    /// `floor`: the least time that is added to the smoothed time. `ceiling`: the longest timeout.
     pub(super) fn new(floor: u64, ceiling: u64) -> Self {
         Self { srtt8: 0, var4: 0, rto: INITIAL_RTO.min(ceiling), floor, ceiling, min: u64::MAX, min_at: 0 }
     }
 
-    /// Takes a sample, which must not be of a segment that was sent twice (Karn).
+    /// Takes a sample. It must not be of a segment that was sent twice (Karn).
     pub(super) fn sample(&mut self, rtt: u64) {
         let rtt = rtt.clamp(1, self.ceiling);
         if self.srtt8 == 0 {
@@ -39,7 +39,7 @@ impl Rtt {
         self.rto = (self.srtt8 / 8 + self.var4.max(self.floor)).min(self.ceiling);
     }
 
-    /// Takes a sample of the time that the path alone needs.
+    /// Takes a sample for the minimum, which is the round-trip time of the path alone.
     pub(super) fn path_sample(&mut self, rtt: u64, now: u64) {
         let rtt = rtt.max(1);
         if rtt <= self.min || now.saturating_sub(self.min_at) > MIN_RTT_WINDOW {
@@ -48,7 +48,7 @@ impl Rtt {
         }
     }
 
-    /// The SYN was lost and gave no sample: data begins with three seconds (RFC 6298, 5.7).
+    /// Sets the timeout to three seconds if the SYN was lost and there is no sample (RFC 6298, 5.7).
     pub(super) fn syn_was_lost(&mut self) {
         if self.srtt8 == 0 {
             self.rto = (3 * INITIAL_RTO).min(self.ceiling);
@@ -60,22 +60,22 @@ impl Rtt {
         self.srtt8 != 0
     }
 
-    /// Smoothed.
+    /// The smoothed round-trip time.
     pub(super) fn smoothed(&self) -> u64 {
         self.srtt8 / 8
     }
 
-    /// Variation.
+    /// The variation of the round-trip time.
     pub(super) fn variation(&self) -> u64 {
         self.var4 / 4
     }
 
-    /// The least in the last minutes, if there was a sample.
+    /// The least round-trip time in the last minutes, if there was a sample.
     pub(super) fn min(&self) -> Option<u64> {
         (self.min != u64::MAX).then_some(self.min)
     }
 
-    /// The timeout, doubled `backoff` times.
+    /// The timeout after `backoff` timeouts in a row: it is doubled `backoff` times.
     pub(super) fn timeout(&self, backoff: u32) -> u64 {
         self.rto.checked_shl(backoff.min(30)).map_or(self.ceiling, |rto| rto.min(self.ceiling))
     }

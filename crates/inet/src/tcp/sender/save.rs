@@ -1,32 +1,35 @@
-//! A sender as plain numbers: it continues on another queue, or after a restart.
+//! The state of a sender as plain numbers, with which it continues on another queue, or after a restart.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::queue::Queue;
 use super::scoreboard::Range;
 use super::{Negotiated, SendOptions, Sender};
 use crate::Time;
 use crate::tcp::{Carrier, Seq};
 
-/// What is to be known of an established connection to go on sending, beside its payload.
+/// The state of an established connection that is needed to continue sending, besides its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSender {
     /// The number of SYN.
     pub iss: Seq,
     /// The first number that is not acknowledged.
     pub una: Seq,
-    /// The number after the last that was sent.
+    /// The number after the last number that was sent.
     pub nxt: Seq,
-    /// FIN is queued behind the payload.
+    /// Whether FIN is queued behind the payload.
     pub fin: bool,
+    /// Whether FIN is acknowledged.
+    pub fin_acked: bool,
     /// The largest segment that the peer accepts, in bytes of payload and options.
     pub mss: u16,
-    /// Selective acknowledgements.
+    /// Whether selective acknowledgements are used.
     pub sack: bool,
-    /// Timestamps.
+    /// Whether timestamps are used.
     pub timestamps: bool,
-    /// Explicit congestion notification.
+    /// Whether explicit congestion notification is used.
     pub ecn: bool,
     /// The peer's window in bytes.
     pub window: u32,
@@ -34,14 +37,14 @@ pub struct SavedSender {
     pub window_seq: Seq,
     /// The largest window that the peer announced, in bytes.
     pub max_window: u32,
-    /// Bytes of payload and options that the path takes.
+    /// Bytes of payload and options that fit into the path MTU.
     pub max_payload: u32,
     /// The smoothed round-trip time; zero if it is not known.
     pub rtt: Duration,
 }
 
 impl<C: Carrier> Sender<C> {
-    /// The numbers. None before the handshake is over.
+    /// The state, or `None` before the handshake is complete.
     #[must_use]
     pub fn save(&self) -> Option<SavedSender> {
         let agreed = self.agreed.filter(|_| self.syn_acked)?;
@@ -50,6 +53,7 @@ impl<C: Carrier> Sender<C> {
             una: self.una,
             nxt: self.nxt,
             fin: self.fin,
+            fin_acked: self.is_fin_acked(),
             mss: self.path.peer(),
             sack: agreed.sack,
             timestamps: self.path.has_timestamps(),
@@ -62,13 +66,13 @@ impl<C: Carrier> Sender<C> {
         })
     }
 
-    /// The payload that is held, in order: from the first unacknowledged byte to the last that the user gave.
+    /// The payload in the queue, in order: from the first unacknowledged byte to the last that the user has queued.
     pub fn chunks(&self) -> impl Iterator<Item = &C::Sent> {
         self.queue.chunks()
     }
 
-    /// A sender that goes on where another was [saved](Self::save). What was sent and not acknowledged is taken to be in flight, and
-    /// the congestion window begins anew: the path may be another.
+    /// A sender that continues from the state of another one that was [saved](Self::save). Numbers that were sent and
+    /// not acknowledged count as in flight. The congestion window begins anew, because the path may be another one.
     #[must_use]
     pub fn restore(
         saved: &SavedSender,
@@ -81,6 +85,8 @@ impl<C: Carrier> Sender<C> {
         sender.max_window = saved.max_window;
         sender.established(&Negotiated { mss, sack, timestamps, ecn, window, seq }, now);
         sender.start_at(una);
+        // The payload ended before FIN.
+        sender.queue = Queue::new(una - u32::from(saved.fin_acked));
         for chunk in chunks {
             sender.queue.push(chunk, true);
         }
@@ -88,7 +94,7 @@ impl<C: Carrier> Sender<C> {
         if !saved.rtt.is_zero() {
             sender.rtt.sample(u64::try_from(saved.rtt.as_micros()).unwrap_or(u64::MAX));
         }
-        // No more is in flight than what the queue has.
+        // The numbers in flight end at most where the queue ends.
         let most = sender.queue.end() + u32::from(saved.fin);
         let nxt = nxt.min(most);
         if nxt > una {

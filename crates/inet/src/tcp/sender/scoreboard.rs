@@ -1,13 +1,14 @@
-//! What is in flight: ranges in order of their sequence numbers, and for each what is known about it (RFC 2018, 6675).
+//! The scoreboard: the ranges in flight, in the order of their sequence numbers, with the state of each one (RFC 2018,
+//! 6675).
 //!
 //! ```text
 //!   una                                                        nxt
 //!    |  lost, sent again  |  in flight  |  sacked  |  in flight  |
 //! ```
 //!
-//! A transmission is one range, also if a device cuts it into many segments. A range is split at a multiple of its segment size, when
-//! a selective acknowledgement or a retransmission concerns a part of it. A peer therefore cannot make more ranges than there are
-//! segments. All counts are in segments.
+//! A transmission is one range, even if a device cuts it into many segments. If a selective acknowledgement or a
+//! retransmission concerns a part of a range, the range is split at a multiple of its segment size. A peer therefore
+//! cannot create more ranges than there are segments. All counts are in segments.
 
 use std::collections::VecDeque;
 
@@ -19,24 +20,24 @@ use crate::tcp::Seq;
 pub(super) struct Range {
     pub(super) start: Seq,
     pub(super) end: Seq,
-    /// Payload of a segment.
+    /// Bytes of payload of a segment.
     pub(super) size: u32,
-    /// When it was sent last, in microseconds.
+    /// The time at which it was last sent, in microseconds.
     pub(super) sent: u64,
-    /// The last transmission.
+    /// The number of its last transmission.
     pub(super) id: Id,
-    /// The peer has it.
+    /// Whether the peer has received it.
     pub(super) sacked: bool,
-    /// It is taken for lost.
+    /// Whether it is taken for lost.
     pub(super) lost: bool,
-    /// It was sent more than once.
+    /// Whether it was sent more than once.
     pub(super) resent: bool,
-    /// It was sent again, and that copy is taken to be in flight.
+    /// Whether it was sent again, and that copy is taken to be in flight.
     pub(super) again: bool,
 }
 
 impl Range {
-    /// What is sent now for the first time.
+    /// A range that is sent now for the first time.
     pub(super) fn new(start: Seq, end: Seq, size: u32, sent: u64, id: Id) -> Self {
         Self { start, end, size, sent, id, sacked: false, lost: false, resent: false, again: false }
     }
@@ -45,7 +46,7 @@ impl Range {
         self.end - self.start
     }
 
-    /// Segments.
+    /// The number of segments.
     pub(super) fn segments(&self) -> u32 {
         self.len().div_ceil(self.size.max(1))
     }
@@ -59,12 +60,12 @@ pub(super) struct Scoreboard {
     sacked: u32,
     lost: u32,
     again: u32,
-    /// Ranges that are lost and not sent again start here or later.
+    /// Ranges that are lost and not sent again begin here or later.
     first_lost: Seq,
 }
 
 impl Scoreboard {
-    /// Nothing in flight before `una`.
+    /// A scoreboard with no ranges, which begins at `una`.
     pub(super) fn new(una: Seq) -> Self {
         Self { first_lost: una, ..Self::default() }
     }
@@ -74,12 +75,12 @@ impl Scoreboard {
         self.out
     }
 
-    /// Segments that the peer has behind a hole.
+    /// Segments that the peer has received behind a hole.
     pub(super) fn sacked(&self) -> u32 {
         self.sacked
     }
 
-    /// Segments that are taken for lost, also those that were sent again.
+    /// Segments that are taken for lost, including those that were sent again.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
@@ -89,7 +90,7 @@ impl Scoreboard {
         self.again
     }
 
-    /// Segments on the path.
+    /// Segments that are taken to be on the path.
     pub(super) fn in_flight(&self) -> u32 {
         (self.out + self.again).saturating_sub(self.sacked + self.lost)
     }
@@ -106,7 +107,7 @@ impl Scoreboard {
         self.ranges.get(n)
     }
 
-    /// The last range that the peer did not acknowledge.
+    /// The last range that the peer has not received.
     pub(super) fn last(&self) -> Option<&Range> {
         self.ranges.iter().rev().find(|range| !range.sacked)
     }
@@ -116,13 +117,13 @@ impl Scoreboard {
         self.ranges.partition_point(|range| range.end <= at)
     }
 
-    /// Adds what was sent for the first time.
+    /// Adds a range that was sent for the first time.
     pub(super) fn push(&mut self, range: Range) {
         self.out += range.segments();
         self.ranges.push_back(range);
     }
 
-    /// Applies `change` to range `n`, and keeps the counts.
+    /// Applies `change` to range `n`, and updates the counts.
     pub(super) fn change(&mut self, n: usize, change: impl FnOnce(&mut Range)) {
         let Some(range) = self.ranges.get_mut(n) else { return };
         let before = *range;
@@ -148,7 +149,8 @@ impl Scoreboard {
         apply(&mut self.again, range.again);
     }
 
-    /// Makes `at` the border between two ranges, if it is inside of one. It should be a multiple of the segment size from its start.
+    /// Splits the range that contains `at`, so that `at` is the border of two ranges. The distance from its start
+    /// should be a multiple of the segment size.
     pub(super) fn split(&mut self, at: Seq) {
         let n = self.find(at);
         let Some(range) = self.ranges.get(n).copied().filter(|range| range.start < at) else { return };
@@ -160,7 +162,8 @@ impl Scoreboard {
         self.ranges.insert(n + 1, tail);
     }
 
-    /// Takes off the front what is before `to`. `each` sees what was taken, range by range or a part of one.
+    /// Removes everything before `to` from the front. `each` is called with each removed range, or removed part of a
+    /// range.
     pub(super) fn acknowledge(&mut self, to: Seq, mut each: impl FnMut(&Range)) {
         while let Some(front) = self.ranges.front().copied().filter(|front| front.start < to) {
             self.count(&front, false);
@@ -171,7 +174,7 @@ impl Scoreboard {
                 let rest = Range { start: to, ..front };
                 self.count(&rest, true);
                 self.ranges[0] = rest;
-                // The segment that is acknowledged in part is still counted.
+                // A segment that is acknowledged in part is still counted.
                 let whole = (front.segments() - rest.segments()) * front.size;
                 if whole > 0 {
                     each(&Range { end: front.start + whole, ..front });
@@ -181,12 +184,13 @@ impl Scoreboard {
         self.first_lost = self.first_lost.max(to);
     }
 
-    /// Marks what the block `from..to` covers, in whole segments, as received by the peer. `each` sees what was not marked before.
-    /// Returns the end of what is covered without a gap from `from` on.
+    /// Marks the segments that the block `from..to` covers completely as received by the peer. `each` is called with
+    /// each range that was not marked before. Returns the end of the numbers that are covered without a gap from `from`
+    /// on.
     pub(super) fn sack(&mut self, from: Seq, to: Seq, mut each: impl FnMut(&Range)) -> Seq {
         let (mut n, mut covered) = (self.find(from), from);
         while let Some(range) = self.ranges.get(n).copied().filter(|range| range.start < to) {
-            // Whole segments, and the short one at the end of a range.
+            // Only whole segments are marked, and the short one at the end of a range.
             let skip = from.max(range.start) - range.start;
             let start = range.start + skip.div_ceil(range.size.max(1)) * range.size;
             let end = if range.end <= to {
@@ -213,14 +217,14 @@ impl Scoreboard {
         covered
     }
 
-    /// Forgets all selective acknowledgements: the peer dropped what it had (RFC 2018, 8).
+    /// Removes all marks of selective acknowledgements, because the peer dropped the payload (RFC 2018, 8).
     pub(super) fn forget_sacks(&mut self) {
         for n in 0..self.ranges.len() {
             self.change(n, |range| range.sacked = false);
         }
     }
 
-    /// Takes range `n` for lost, whether or not it was sent again.
+    /// Marks range `n` as lost, whether or not it was sent again.
     pub(super) fn mark_lost(&mut self, n: usize) {
         self.change(n, |range| {
             if !range.sacked {
@@ -229,7 +233,7 @@ impl Scoreboard {
         });
     }
 
-    /// Takes ranges for lost that `which` picks.
+    /// Marks the ranges as lost for which `which` returns true.
     pub(super) fn mark_lost_if(&mut self, mut which: impl FnMut(&Range) -> bool) {
         for n in 0..self.ranges.len() {
             if !self.ranges[n].sacked && which(&self.ranges[n]) {
@@ -238,7 +242,7 @@ impl Scoreboard {
         }
     }
 
-    /// Takes no range for lost any more.
+    /// Removes all marks of losses.
     pub(super) fn forget_losses(&mut self) {
         for n in 0..self.ranges.len() {
             self.change(n, |range| range.lost = false);
@@ -268,7 +272,7 @@ impl Scoreboard {
         self.ranges.len()
     }
 
-    /// Counts again, and looks whether all ranges follow each other.
+    /// Checks the counts, and that the ranges follow each other without gaps.
     pub(super) fn check(&self) {
         let sum = |counts: fn(&Range) -> bool| {
             self.ranges.iter().filter(|range| counts(range)).map(Range::segments).sum::<u32>()

@@ -1,20 +1,20 @@
-//! Traces of a sender, by hand: what the peer acknowledges, and what leaves then. Times are in milliseconds, and segments have 1000
-//! bytes.
+//! Traces of a sender: the acknowledgements of the peer, and the segments that the sender sends then. Times are in
+//! milliseconds, and segments have 1000 bytes.
 
-use super::testing::{Bytes, Nothing, Token};
 use super::*;
+use crate::tcp::testing::{Done, Piece, Pieces};
 
-/// A sender whose first sequence number of data is 1, with a peer that is written by hand.
+/// A sender whose first sequence number of data is 1. The test plays its peer.
 struct Trace {
-    sender: Sender<Nothing>,
+    sender: Sender<Pieces>,
     now: u64,
-    /// Tickets are done at once, if not set.
+    /// Whether tickets stay pending. Otherwise they are done at once.
     pending: bool,
-    tickets: Vec<Token>,
+    tickets: Vec<Done>,
     offload: usize,
 }
 
-/// A segment that left: first number, number after the last, and what was set.
+/// A segment that was sent: its first number, the number after the last, and its flags.
 type Left = (u32, u32, &'static str);
 
 impl Trace {
@@ -37,7 +37,7 @@ impl Trace {
         trace
     }
 
-    /// A round trip of 100 ms, selective acknowledgements, initial window 10.
+    /// A sender with a round trip of 100 ms, selective acknowledgements, and an initial window of 10 segments.
     fn new() -> Self {
         Self::with(SendOptions::default(), true, 100)
     }
@@ -50,14 +50,14 @@ impl Trace {
         Ack { seq: Seq(0), ack: Seq(ack), window, sack: &[], echo: None, ece: false, data: false }
     }
 
-    /// Lets everything leave that may.
+    /// Sends all segments that may be sent.
     fn run(&mut self) -> Vec<Left> {
         let mut left = Vec::new();
         while let Some(transmission) = self.sender.next(self.time(), self.offload) {
             assert_eq!(self.sender.next(self.time(), self.offload), Some(transmission), "the answer does not change");
             let payload = self.sender.payload(&transmission);
             assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), transmission.len as usize);
-            let ticket = if self.pending { Token::pending() } else { Token::done() };
+            let ticket = if self.pending { Done::pending() } else { Done::at_once() };
             self.tickets.push(ticket.clone());
             self.sender.sent(&transmission, ticket, self.time());
             let Transmission { seq, len, syn, fin, push, cwr, .. } = transmission;
@@ -76,7 +76,7 @@ impl Trace {
     }
 
     fn write(&mut self, bytes: u32) -> Vec<Left> {
-        self.sender.send(Bytes::new(self.sender.end().0, bytes), false).unwrap();
+        self.sender.send(Piece::numbered(self.sender.end().0, bytes), false).unwrap();
         self.run()
     }
 
@@ -91,7 +91,7 @@ impl Trace {
         self.run()
     }
 
-    /// Goes to the deadline, and says how many milliseconds that took, rounded up.
+    /// Advances the time to the deadline. Returns how many milliseconds that took, rounded up.
     fn expire(&mut self) -> (u64, Vec<Left>) {
         let deadline = self.sender.deadline().expect("a timer").micros().div_ceil(1000);
         let passed = deadline - self.now;
@@ -234,7 +234,7 @@ fn a_cork_holds_a_small_segment_until_it_is_out_or_the_timer_expires() {
     assert_eq!(trace.run(), [(1, 41, "P")]);
     trace.now += 100;
     trace.ack(41, &[]);
-    trace.sender.send(Bytes::new(41, 40), true).unwrap();
+    trace.sender.send(Piece::numbered(41, 40), true).unwrap();
     assert_eq!(trace.run(), []);
     assert_eq!(trace.expire(), (300, vec![(41, 81, "P")]));
     trace.ack(81, &[]);
@@ -259,8 +259,36 @@ fn the_peer_is_asked_for_its_window_in_growing_intervals() {
     assert_eq!(trace.info().probes, 3);
     trace.give(Trace::plain(1001, 0));
     assert_eq!(trace.info().probes, 0, "the peer lives");
+    assert_eq!(trace.expire(), (2400, vec![(1000, 1000, "")]), "and is asked less often nevertheless");
     assert_eq!(trace.give(Trace::plain(1001, 1500)), [(1001, 2001, "")]);
     assert_eq!(trace.ack(2001, &[]), [(2001, 3001, "P")]);
+}
+
+/// The peer had no memory for payload that it had promised to accept.
+#[test]
+fn a_window_that_is_taken_back_is_asked_for_in_growing_intervals_as_long_as_the_peer_answers() {
+    let mut trace = Trace::new();
+    trace.write(1000);
+    let mut last = 0;
+    for n in 0..40 {
+        let (after, sent) = trace.expire();
+        assert_eq!(sent.last().map(|sent| sent.0), Some(1), "{n}");
+        // The first transmission can be a tail loss probe.
+        assert!(n < 2 || after > last || after == 120_000, "{n}: {after} after {last}");
+        last = after;
+        trace.give(Trace::plain(1, 0));
+    }
+    trace.give(Trace::plain(1, 5000));
+    let mut silent = 0;
+    while let Some(deadline) = trace.sender.deadline().filter(|_| silent < 100) {
+        trace.now = deadline.micros().div_ceil(1000);
+        if trace.sender.timeout(trace.time()).is_err() {
+            break;
+        }
+        trace.run();
+        silent += 1;
+    }
+    assert_eq!(silent, 15, "then it is silent");
 }
 
 #[test]
@@ -328,7 +356,7 @@ fn the_first_two_duplicates_let_new_segments_leave() {
         assert_eq!(trace.ack(1, blocks), segments(10_001, 11_001));
         let blocks: &[_] = if sack { &[(1001, 3001)] } else { &[] };
         assert_eq!(trace.ack(1, blocks), segments(11_001, 12_001));
-        // It was reordering. One segment arrived now; the window grows by it.
+        // The segment was reordered. One segment arrived now, and the window grows by it.
         assert_eq!(trace.ack(3001, &[]), segments(12_001, 14_001));
         assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
     }
@@ -339,7 +367,7 @@ fn without_selective_acknowledgements_each_hole_is_found_by_the_next_acknowledge
     let mut trace = Trace::with(SendOptions::default(), false, 100);
     trace.write(10_000);
     trace.now += 100;
-    // The first and the fourth are lost.
+    // The first and the fourth segment are lost.
     assert_eq!((trace.ack(1, &[]), trace.ack(1, &[])), (vec![], vec![]));
     assert_eq!(trace.ack(1, &[]), [(1, 1001, "")]);
     for _ in 0..5 {
@@ -376,7 +404,7 @@ fn a_lost_retransmission_is_sent_again_before_the_timer() {
     let left = trace.ack(1, &[(1001, 10_001)]);
     assert!(!left.is_empty() && left[0].0 == 10_001);
     trace.now += 100;
-    // What was sent after the retransmission arrived; it did not.
+    // Segments that were sent after the retransmission arrived, and the retransmission did not.
     assert_eq!(trace.ack(1, &[(1001, 11_001)])[0], (1, 1001, ""));
 }
 
@@ -450,7 +478,7 @@ fn a_timeout_is_taken_back_if_what_was_never_repeated_arrives() {
     assert_eq!(trace.expire().1, [(1, 1001, "")]);
     // F-RTO: the first acknowledgement lets new data leave instead of retransmissions.
     assert_eq!(trace.ack(1001, &[]), segments(10_001, 12_001));
-    // The next is of a segment that was sent once.
+    // The next acknowledgement is of a segment that was sent once.
     trace.ack(2001, &[]);
     let info = trace.info();
     assert_eq!((info.state, info.lost, info.ssthresh), (State::Open, 0, Window::UNKNOWN));
@@ -653,7 +681,7 @@ fn a_range_is_not_repeated_while_its_copy_is_in_the_ring() {
 fn the_user_timeout_runs_while_the_device_takes_nothing() {
     let user_timeout = Some(Duration::from_secs(3));
     let mut trace = Trace::with(SendOptions { user_timeout, ..SendOptions::default() }, true, 100);
-    trace.sender.send(Bytes::new(1, 1000), false).unwrap();
+    trace.sender.send(Piece::numbered(1, 1000), false).unwrap();
     assert!(trace.sender.next(trace.time(), 0).is_some());
     assert_eq!(trace.sender.deadline(), Some(trace.time() + Duration::from_secs(3)));
     trace.now += 3000;
@@ -666,7 +694,7 @@ fn one_connection_does_not_fill_the_ring() {
     trace.pending = true;
     assert_eq!(trace.write(10_000), segments(1, 3001));
     assert!(trace.sender.waits_for_ring());
-    trace.tickets.iter().for_each(Token::finish);
+    trace.tickets.iter().for_each(Done::finish);
     assert_eq!(trace.run(), segments(3001, 6001));
 }
 
@@ -678,7 +706,7 @@ fn the_send_buffer_has_a_limit_and_says_when_there_is_room() {
     assert!(!trace.sender.is_writable());
     trace.write(10_000);
     assert_eq!(trace.sender.room(), 0);
-    assert!(trace.sender.send(Bytes::new(0, 1), false).is_err());
+    assert!(trace.sender.send(Piece::numbered(0, 1), false).is_err());
     trace.now += 100;
     assert!(!trace.sender.ack(&Trace::plain(5001, 100_000), trace.time()).writable, "fifteen of twenty");
     trace.run();
@@ -741,7 +769,7 @@ fn a_sender_goes_on_from_saved_numbers() {
     trace.sender.finish();
     let saved = trace.sender.save().expect("it is established");
     let chunks: Vec<_> = trace.sender.chunks().cloned().collect();
-    assert_eq!(chunks, [Bytes::new(2501, 12_500)]);
+    assert_eq!(chunks, [Piece::numbered(2501, 12_500)]);
     trace.sender = Sender::restore(&saved, chunks, SendOptions::default(), trace.time());
     assert_eq!((trace.run(), trace.info().unacked, trace.info().rto), (vec![], 12, Duration::from_millis(300)));
     assert_eq!(trace.sender.save().map(|again| (again.una, again.nxt)), Some((saved.una, saved.nxt)));

@@ -1,4 +1,4 @@
-//! The one timer of the sender, and what happens when it expires.
+//! The sender's single timer, and the actions when it expires.
 
 use std::time::Duration;
 
@@ -8,19 +8,20 @@ use crate::tcp::Carrier;
 
 /// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
 const DELAYED_ACK: u64 = 200_000;
-/// A tail loss probe comes after twice the round-trip time and this, in microseconds, so that acknowledgements on the way arrive.
+/// A tail loss probe is sent after twice the round-trip time and this slack, in microseconds, so that acknowledgements
+/// on the way can arrive.
 const SLACK: u64 = 2_000;
 
-/// What the timer is for.
+/// The purpose for which the timer runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The peer did not acknowledge: everything is taken for lost (RFC 6298).
+    /// The peer did not acknowledge in time: segments in flight are taken for lost (RFC 6298).
     Retransmission,
-    /// The end of what was sent is not acknowledged (RFC 8985, 7).
+    /// The end of the sent data is not acknowledged (RFC 8985, 7).
     TailProbe,
-    /// A segment stays away for longer than reordering explains (RFC 8985, 6).
+    /// A segment is missing for longer than reordering explains (RFC 8985, 6).
     Reordering,
-    /// Nothing is in flight, and what is queued may not leave: the peer's window, or a cork.
+    /// Nothing is in flight, and the peer's window or a cork holds the queued data back.
     Persist,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Timer {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// When [`timeout`](Self::timeout) is to be called, if nothing happens before.
+    /// The time at which [`timeout`](Self::timeout) is to be called, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
@@ -45,10 +46,10 @@ impl<C: Carrier> Sender<C> {
         self.waiting.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// Acts on the timer, if it is due. What is to be sent comes out of [`next`](Self::next).
+    /// Acts on the timer, if it is due. [`next`](Self::next) then returns what is to be sent.
     ///
     /// # Errors
-    /// The peer did not answer as often, or for as long, as the options say.
+    /// The peer did not answer as many transmissions, or for as long, as the options allow.
     pub fn timeout(&mut self, now: Time) -> Result<(), TimedOut> {
         let at = now.micros();
         let silence = self.waiting.map_or(0, |since| at.saturating_sub(since));
@@ -80,7 +81,7 @@ impl<C: Carrier> Sender<C> {
             return true;
         }
         let most = if self.syn_acked { self.options.retries } else { self.options.syn_retries };
-        if self.retries >= most {
+        if self.retries - self.answered >= most {
             return false;
         }
         self.probe = None;
@@ -99,7 +100,7 @@ impl<C: Carrier> Sender<C> {
         self.timer = Some(Timer { purpose, at });
     }
 
-    /// The retransmission timer, from now on.
+    /// Starts the retransmission timer at `at`.
     pub(super) fn arm_retransmission(&mut self, at: u64) {
         self.timer = None;
         if !self.board.is_empty() {
@@ -107,13 +108,14 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// The retransmission timer runs from the transmission of what is first unacknowledged, if another timer ran instead of it.
+    /// The end of the retransmission timer, counted from the last transmission of the first unacknowledged range. It is
+    /// used if another timer ran instead of this one.
     fn retransmission_deadline(&self, at: u64) -> u64 {
         let sent = self.board.front().map_or(at, |range| range.sent);
         sent.saturating_add(self.rtt.timeout(self.retries)).max(at + 1)
     }
 
-    /// The retransmission timer, as if it had run all the time.
+    /// Starts the retransmission timer as if it had run all the time.
     pub(super) fn arm_for_the_oldest(&mut self, at: u64) {
         self.timer = None;
         if !self.board.is_empty() {
@@ -121,7 +123,7 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Puts the tail loss probe before the retransmission timer, if one is allowed.
+    /// Starts the timer for a tail loss probe before the retransmission timer, if a probe is allowed.
     pub(super) fn arm_tail_probe(&mut self, at: u64) {
         let state = self.recovery.state();
         let allowed = self.options.tail_probes && self.syn_acked && self.agreed.is_some_and(|agreed| agreed.sack);
@@ -139,38 +141,39 @@ impl<C: Carrier> Sender<C> {
         self.arm(Purpose::TailProbe, at);
     }
 
-    /// After progress: the timers start anew.
+    /// Restarts the timers after progress.
     pub(super) fn rearm(&mut self, at: u64) {
         self.arm_retransmission(at);
         self.arm_tail_probe(at);
     }
 
-    /// The tail loss probe left. `again`: it repeats a segment.
+    /// Notes that the tail loss probe was sent. `again`: it repeats a segment.
     pub(super) fn tail_probe_sent(&mut self, again: bool, at: u64) {
         self.probe = None;
         self.recovery.tail = Some((self.nxt, again));
         self.arm_retransmission(at);
     }
 
-    /// Nothing may leave, and nothing in flight will tell when it may: the peer is asked.
+    /// Starts the timer for window probes if nothing may be sent, and nothing is in flight whose acknowledgement could
+    /// open the window.
     pub(super) fn arm_persist(&mut self, at: u64) {
         let wants = self.unsent() > 0 || (self.fin && !self.is_fin_sent());
         if !wants || !self.board.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {
             return;
         }
         self.waiting = self.waiting.or(Some(at));
-        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.probes)));
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.asked)));
     }
 
     pub(super) fn window_probe_sent(&mut self, at: u64) {
-        self.probes += 1;
-        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.probes)));
+        (self.probes, self.asked) = (self.probes + 1, self.asked.saturating_add(1));
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.asked)));
     }
 
-    /// The peer's window changed while nothing was in flight.
+    /// Handles that the peer's window changed while nothing was in flight.
     pub(super) fn window_opened(&mut self, at: u64) {
         if self.timer.is_some_and(|timer| timer.purpose == Purpose::Persist) && self.window_end() > self.nxt {
-            self.timer = None;
+            (self.timer, self.asked) = (None, 0);
             self.waiting = self.waiting.map(|_| at);
         }
     }

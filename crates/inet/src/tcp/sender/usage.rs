@@ -1,5 +1,5 @@
-//! How much of the congestion window a connection uses. A window that is not used says nothing about the path, and must not grow
-//! (RFC 7661).
+//! The use of the congestion window by a connection. A window that is not used says nothing about the path, and must
+//! not grow (RFC 7661).
 
 use super::Window;
 use crate::tcp::Seq;
@@ -7,28 +7,28 @@ use crate::tcp::Seq;
 /// The use of the window in the last round trip.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
-    /// The window held data back.
+    /// Whether the window held data back.
     limited: bool,
     /// The most segments in flight.
     most: u32,
-    /// The round trip ends with this number.
+    /// The number with which the round trip ends.
     end: Seq,
 }
 
 impl Usage {
-    /// Nothing was sent before `iss`.
+    /// The state at the beginning: the first round trip ends at `iss`.
     pub(super) fn new(iss: Seq) -> Self {
         Self { end: iss, ..Self::default() }
     }
 
-    /// Takes note of what is in flight after a transmission, or of the window in its way.
+    /// Notes the segments in flight after a transmission, or that the window held data back (`limited`).
     pub(super) fn note(&mut self, limited: bool, out: u32, una: Seq, nxt: Seq) {
         if una >= self.end || limited || (!self.limited && out > self.most) {
             (self.limited, self.most, self.end) = (limited, out, nxt);
         }
     }
 
-    /// Whether the window may grow: it was full, or, in slow start, more than half full.
+    /// Whether the window may grow: it was fully used, or, in slow start, more than half used.
     pub(super) fn may_grow(&self, window: &Window) -> bool {
         if window.is_slow_start() { window.cwnd < 2 * self.most } else { self.limited }
     }

@@ -6,7 +6,7 @@ use super::store::Store;
 use super::{ALL_OFFLOADS, MAX_WIRE, Port};
 use crate::net::VnetHdr;
 
-/// Frames on their way to an end, and as many that it has taken over and not received yet.
+/// The most frames on their way to an end. The end may have taken over as many more, which it has not delivered yet.
 const FRAMES: usize = 1024;
 /// Their bytes: eight of the longest frames.
 const BYTES: usize = 8 * MAX_WIRE;
@@ -15,17 +15,18 @@ const BYTES: usize = 8 * MAX_WIRE;
 /// one more of the longest, the sender's next frames wait in its ring; if the other pair's receive ring takes no frames, they are refused
 /// instead.
 ///
-/// Both pairs are to be served by one [`Worker`](crate::device::Worker): a frame that another thread puts here wakes no thread that sleeps.
+/// One [`Worker`](crate::device::Worker) must serve both pairs: a frame that another thread puts here does not wake a
+/// thread that sleeps.
 #[derive(Debug)]
 pub struct Cross {
     cable: Arc<Mutex<[End; 2]>>,
-    /// Which end this is.
+    /// The number of this end.
     end: usize,
-    /// Frames that came here.
+    /// Frames that this end has taken over.
     frames: Store,
 }
 
-/// What is on its way to an end.
+/// Frames on their way to an end.
 #[derive(Debug)]
 struct End {
     frames: Store,

@@ -1,16 +1,16 @@
-//! Everything that is sent comes back, with the two MAC addresses exchanged.
+//! A port that sends every frame back to the driver, with the two MAC addresses exchanged.
 
 use super::store::Store;
 use super::{ALL_OFFLOADS, MAX_WIRE, Port};
 use crate::net::VnetHdr;
 
-/// Frames on their way back.
+/// The most frames on their way back.
 const FRAMES: usize = 1024;
 /// Their bytes: eight of the longest frames.
 const BYTES: usize = 8 * MAX_WIRE;
 
-/// Sends frames back to where they came from. Holds at most 1024 frames and about 512 KiB. The driver's next frames wait
-/// in its ring while there is no room for one more of the longest. If the driver's receive ring takes no frames, they are
+/// Sends frames back to the driver. Holds at most 1024 frames and about 512 KiB. While there is no room for a frame of
+/// the longest kind, the driver's next frames wait in its ring. If the driver's receive ring takes no frames, they are
 /// refused instead, and counted by the device as [`crate::device::DropReason::PortRefused`].
 #[derive(Debug)]
 pub struct Echo {
@@ -26,7 +26,7 @@ impl Default for Echo {
 }
 
 impl Echo {
-    /// An empty one.
+    /// An echo without frames.
     #[must_use]
     pub fn new() -> Self {
         Self { queue: Store::new(FRAMES, BYTES), served: false }

@@ -1,11 +1,11 @@
-//! A generator: one frame, built once, sent as fast as the driver takes it.
+//! A generator: one frame, which is built once and sent as fast as the driver takes it.
 
 use etherparse::PacketBuilder;
 
 use super::{Port, PortError};
 use crate::net::{MIN_FRAME, OFFLOAD_FRAME, VnetHdr};
 
-/// Sends a valid UDP datagram over IPv4 over Ethernet; swallows what the driver sends.
+/// Sends a valid UDP datagram over IPv4 over Ethernet, again and again. Drops the driver's frames.
 #[derive(Clone, Debug)]
 pub struct Gen {
     wire: Box<[u8]>,
@@ -23,7 +23,7 @@ impl Gen {
         if !(MIN_FRAME..=OFFLOAD_FRAME).contains(&size) {
             return Err(wrong());
         }
-        // Locally administered addresses, and the network that is set aside for benchmarks (RFC 2544).
+        // Locally administered addresses, and the network that is reserved for benchmarks (RFC 2544).
         let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
             .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
             .udp(9, 9);

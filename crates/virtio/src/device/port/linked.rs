@@ -5,9 +5,9 @@
 //!   driver ◄── rx ◄── current ◄──────────  to_driver: Link ◄── Port::peek, cut by the port
 //! ```
 //!
-//! The link is one of packets. The port therefore has no offloads: the device cuts large frames of the driver and computes their
-//! checksums before they come here, and the inner port is told that the driver accepts none. A frame that is lost is a packet that
-//! is lost, and a changed bit is seen by the receiver's checksum.
+//! The link carries packets, not large segments. The port therefore has no offloads: the device cuts large frames of
+//! the driver and computes their checksums before they arrive here, and the inner port is told that the driver accepts
+//! no offloads. So a lost frame is one lost packet, and the receiver's checksum shows a changed bit.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use netmem_packet::link::{Delivery, Link, LinkCounts, LinkOptions, flip};
 use super::{Port, PortError};
 use crate::net::{VnetHdr, feature};
 
-/// Frames of the inner port that are taken, and frames that are given to it, at a time.
+/// The most frames that are taken from the inner port, and given to it, at a time.
 const BATCH: usize = 64;
 
-/// What happened on the links of a device: one [`LinkCounts`] for each direction, summed up over the queue pairs. Readable from any
-/// thread.
+/// The counters of the links of a device: one [`LinkCounts`] for each direction, summed over the queue pairs. Readable
+/// from any thread.
 #[derive(Debug, Default)]
 pub struct LinkStats {
     directions: [[AtomicU64; LinkCounts::NAMES.len()]; 2],
@@ -31,12 +31,12 @@ pub struct LinkStats {
 }
 
 impl LinkStats {
-    /// What happened to the frames towards the driver, by the name of the counter.
+    /// The counters of the frames towards the driver, by name.
     pub fn to_driver(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.direction(0)
     }
 
-    /// The same of the frames from the driver.
+    /// The same for the frames from the driver.
     pub fn from_driver(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.direction(1)
     }
@@ -52,7 +52,7 @@ impl LinkStats {
     }
 }
 
-/// One direction, and what was counted of it.
+/// One direction, and the counts of it that were published already.
 #[derive(Debug)]
 struct Direction {
     link: Link<Vec<u8>>,
@@ -68,9 +68,13 @@ impl Direction {
         self.link.send(wire.to_vec(), wire.len().saturating_sub(VnetHdr::LEN), now);
     }
 
-    /// The next frame that has arrived.
+    /// The next frame that has arrived. It is not marked as verified: a tap marks every frame so, but the link may have
+    /// changed it since.
     fn receive(&mut self, now: Duration) -> Option<Vec<u8>> {
         let Delivery { packet: mut wire, corrupt } = self.link.receive(now)?;
+        if let Some(flags) = wire.first_mut() {
+            *flags &= !VnetHdr::DATA_VALID;
+        }
         if let Some(draw) = corrupt {
             damage(&mut wire, draw);
         }
@@ -87,8 +91,8 @@ impl Direction {
     }
 }
 
-/// Changes one bit behind the Ethernet header of an IP packet, where a checksum shows it. An Ethernet header has no checksum here,
-/// and an ARP message has none at all: a receiver would believe what was changed there.
+/// Changes one bit behind the Ethernet header of an IP packet, where a checksum shows it. The Ethernet header is not
+/// covered by a checksum here, and an ARP message has none, so a receiver would not notice a change there.
 fn damage(wire: &mut [u8], draw: u64) {
     let Some((header, packet)) = wire[VnetHdr::LEN..].split_first_chunk_mut::<14>() else { return };
     if matches!(u16::from_be_bytes([header[12], header[13]]), 0x0800 | 0x86dd) {
@@ -98,14 +102,14 @@ fn damage(wire: &mut [u8], draw: u64) {
 
 /// A port whose frames cross a bad link, in both directions. Memory is bounded, see [`netmem_packet::link`].
 ///
-/// A frame that the driver sends is taken always. Whether it arrives is up to the link, and whether the inner port takes it then is
-/// counted in [`LinkStats::refused`].
+/// A frame that the driver sends is always accepted. The link decides whether it arrives. If the inner port then
+/// refuses it, [`LinkStats::refused`] counts it.
 ///
 /// Costs an allocation and a copy for each frame, and a clock reading.
 #[derive(Debug)]
 pub struct Linked<P> {
     port: P,
-    /// What the times of the links count from.
+    /// The zero of the links' times.
     since: Instant,
     to_driver: Direction,
     from_driver: Direction,
@@ -115,8 +119,8 @@ pub struct Linked<P> {
 }
 
 impl<P: Port> Linked<P> {
-    /// Puts a link in front of the port of queue pair `pair`. Each queue pair has a link of its own, with faults of its own, and a rate
-    /// of its own.
+    /// Puts a link in front of the port of queue pair `pair`. Each queue pair has its own link, with its own faults and
+    /// rate.
     pub fn new(port: P, options: LinkOptions, pair: usize, stats: Arc<LinkStats>) -> Self {
         let number = 2 * pair as u64;
         Self {
@@ -157,7 +161,7 @@ impl<P: Port> Linked<P> {
 
 impl<P: Port> Port for Linked<P> {
     const WANTS_BYTES: bool = true;
-    /// None, so that what comes here is packets.
+    /// No offloads, so that all frames here are packets.
     const FEATURES: u64 = 0;
 
     fn peek(&mut self) -> Option<&[u8]> {

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How a capture is played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Play {
-    /// Once; then nothing comes any more.
+    /// Once; after that there are no frames.
     Once,
     /// Again and again.
     Loop,
@@ -182,7 +182,7 @@ fn ethernet(link: DataLink) -> Result<(), CaptureError> {
     if link == DataLink::ETHERNET { Ok(()) } else { Err(CaptureError::NotEthernet(link)) }
 }
 
-/// The whole of a file, or of a pipe. An open of a pipe does not wait for a writer, and each read waits [`PATIENCE`].
+/// Reads all of a file or a pipe. Opening a pipe does not wait for a writer. Each read waits at most [`PATIENCE`].
 fn read(path: &Path) -> Result<Vec<u8>, CaptureError> {
     // The flag has no effect on files.
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
@@ -202,13 +202,13 @@ fn read(path: &Path) -> Result<Vec<u8>, CaptureError> {
         match poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return Err(CaptureError::Stalled { seconds: PATIENCE.as_secs() }),
             Ok(_) => {}
-            // A signal, which may be to end the program.
+            // A signal has arrived, which may be one that ends the program.
             Err(e) => return Err(CaptureError::Read(e.into())),
         }
     }
 }
 
-/// Replays a capture; swallows what the driver sends. Clones share the frames and start at the first.
+/// Replays a capture. Drops the driver's frames. Clones share the frames and start at the first.
 #[derive(Clone, Debug)]
 pub struct Pcap {
     frames: Arc<Frames>,
@@ -246,7 +246,7 @@ impl Pcap {
         self.frames.at.len()
     }
 
-    /// Never: a capture without frames is not opened.
+    /// Always false: a capture without frames is not opened.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   readv │ header, private │ posted buffers, behind their virtio header │ rest, private │
-//!            judged here       the frame, if it fits                        what does not fit
+//!            checked here      the frame, if it fits                        what does not fit
 //! ```
 //!
-//! The number of posted buffers follows the lengths of the last frames: a buffer more costs a translation, a frame that does not fit
-//! costs a copy. A frame is put together in private memory, and shown by [`Port::peek`](super::Port::peek) like any other, if
+//! The number of posted buffers depends on the lengths of the last frames: one more buffer costs a translation, and a
+//! frame that does not fit costs a copy. A frame is assembled in private memory, and shown by
+//! [`Port::peek`](super::Port::peek) like any other, if
 //!
 //! * it is longer than the posted buffers: other buffers, or several chains of the driver, may hold it;
-//! * the driver does not take it as it is: it is changed in software, or dropped.
+//! * the driver does not accept it as it is: it is changed in software, or dropped.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,18 +23,18 @@ use crate::virtqueue::device::Buffer;
 
 /// The smallest page of memory.
 const PAGE: usize = 4096;
-/// Buffers of the driver that a call is given at most. The rest of a frame goes into private memory.
+/// The most buffers of the driver in one call. The rest of a frame goes into private memory.
 const MOST: usize = 62;
-/// The same if few are enough.
+/// The same, if few buffers are enough.
 const FEW: usize = 2;
-/// Bytes of a frame that is expected while none has come: one of the standard MTU, with a VLAN tag and its virtio header.
+/// The expected length of the first frame: one of the standard MTU, with a VLAN tag and its virtio header.
 const EXPECTED: usize = VnetHdr::LEN + 1518;
 
 /// Writable buffers that the driver has posted, for one frame. Other processes may read and write there.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted<'p> {
     buffers: &'p [Buffer<'p>],
-    /// Bytes at the front of the buffers that are left out: the place of the virtio header.
+    /// Bytes at the front of the buffers that are skipped: the place of the virtio header.
     header: usize,
 }
 
@@ -91,8 +92,9 @@ impl<'p> Posted<'p> {
         }
     }
 
-    /// Reads a byte of each page of the first `len` bytes behind the header. The kernel does not say which memory it could not write: Linux'
-    /// tap says nothing at all. An access of ours does. The kernel has just written these lines, so they are near.
+    /// Reads a byte of each page of the first `len` bytes behind the header. If the kernel could not write to a page,
+    /// it does not say which; Linux' tap reports no error at all. An access of this process finds such a page. The
+    /// kernel has just written these lines, so they are in the cache.
     fn touch(self, mut len: usize) {
         for (host, piece) in self.pieces() {
             let n = piece.min(len);
@@ -105,7 +107,7 @@ impl<'p> Posted<'p> {
     }
 }
 
-/// What reads frames in wire form from a descriptor, one with each call.
+/// A reader of frames in wire form from a descriptor: one frame with each call.
 #[derive(Debug)]
 pub(super) struct Reader {
     buffer: Box<[u8]>,
@@ -125,7 +127,7 @@ impl Reader {
         (self.pending > 0).then(|| &mut self.buffer[..self.pending])
     }
 
-    /// Forgets the frame in private memory; says whether there was one.
+    /// Forgets the frame in private memory. Returns whether there was one.
     #[inline]
     pub(super) fn forget(&mut self) -> bool {
         std::mem::take(&mut self.pending) > 0
@@ -137,14 +139,15 @@ impl Reader {
         (self.pending == 0).then_some(self.expected)
     }
 
-    /// Reads the next frame into private memory; says whether there is one.
+    /// Reads the next frame into private memory. Returns whether there is one.
     pub(super) fn read_private(&mut self, fd: &impl AsFd) -> io::Result<bool> {
         let n = rustix::io::read(fd, &mut self.buffer[..])?;
         self.pending = if n > VnetHdr::LEN { n } else { 0 };
         Ok(self.pending > 0)
     }
 
-    /// Reads the next frame into the driver's buffers. None if there was none, or if it is pending now.
+    /// Reads the next frame into the driver's buffers. Returns `None` if there was none, or if it is in private memory
+    /// now.
     pub(super) fn read(
         &mut self,
         fd: &impl AsFd,
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(read(&mut reader, feature::GUEST_CSUM, &sent, &[2000]).0, Some((header, 100)));
         let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
         assert_eq!(read(&mut reader, 0, &frame(vouched, 100), &[2000]).0, Some((VnetHdr::PLAIN, 100)));
-        // What cannot be true of the frame is left to the receiver.
+        // Impossible values are left to the receiver, which checks them.
         let nonsense = frame(VnetHdr { csum_start: 99, ..header }, 100);
         assert_eq!(read(&mut reader, feature::GUEST_CSUM, &nonsense, &[2000]).0, None);
         assert_eq!(reader.pending(), Some(&mut nonsense.clone()[..]));

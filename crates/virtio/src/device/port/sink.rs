@@ -1,4 +1,4 @@
-//! Nothing comes; everything that is sent is swallowed.
+//! A port without frames for the driver, which drops all frames of the driver.
 
 use super::Port;
 

@@ -1,45 +1,85 @@
-//! One port for several queues: which queue a frame goes to is looked up by its UDP destination port, in a table that any
-//! thread may change at any time.
+//! One port for several queues: which queue a frame goes to is looked up in a table that any thread may change at any time.
 //!
 //! ```text
-//!   port ──► look at the frame ──► table[destination] ──► backlog of queue 0 ──► ring 0
-//!            sum it, vouch         0 by default           backlog of queue 1 ──► ring 2
+//!   port ──► look at the frame ──► TCP: by both addresses and ports; else by local port ──► backlog of queue 0 ──► ring 0
+//!            sum it, vouch         UDP: by local port                                       backlog of queue 1 ──► ring 2
+//!                                  0 by default, and for all else
 //! ```
 //!
-//! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or the queue is not served
-//! at all. The other queues go on: one port has one order of frames, so that waiting for a queue would stop all of them.
+//! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or the queue is not
+//! served at all. The other queues go on: a port has one order of frames, so waiting for one queue would stop all of
+//! them.
 //!
 //! The threads of all queues take frames from the port, and leave those of other queues in the backlogs. The port's descriptor is then
 //! no longer readable, so a thread that sleeps for its queue would miss them: each queue has an eventfd, which is written when a frame
 //! is left for a queue whose thread [sleeps](Port::arm).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
+
+use netmem_packet::Transport;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Port, PortError};
-use crate::device::udp::udp;
+use crate::device::flow::Flow;
 use crate::net::{Offloads, VnetHdr, feature};
 
 /// Frames that wait for a queue, and their bytes.
 const BACKLOG: usize = 1024;
 const BACKLOG_BYTES: usize = 2 << 20;
-/// Buffers of up to so many bytes are kept for later frames: one Ethernet frame. Longer frames are allocated each.
+/// Buffers of up to so many bytes, an Ethernet frame, are kept for later frames. For each longer frame a buffer is
+/// allocated.
 const SPARE: usize = 2048;
-/// Frames for other queues that are moved to find one for this.
+/// The most frames of other queues that are moved to their backlogs in search of one for this queue.
 const LOOK: usize = 64;
 
-/// A flow table: which receive queue frames for a UDP port go to. Clones share the table. A lookup is one load; a change holds
-/// from the next frame on that the port hands out.
+/// A flow table: which receive queue frames for a UDP port, a TCP port or a TCP connection go to. "Local" is the
+/// frame's destination. Clones share the table. A lookup is one load. For a TCP segment, if any connection was steered,
+/// it is a lock and a lookup in a hash table. A change takes effect with the next frame that the port hands out.
+///
+/// IP fragments, and frames of other protocols, go to queue 0.
 #[derive(Clone, Debug)]
 pub struct Steering {
-    table: Arc<[AtomicU8]>,
+    tables: Arc<Tables>,
     dropped: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Tables {
+    /// By local port.
+    udp: Box<[AtomicU8]>,
+    tcp: Box<[AtomicU8]>,
+    /// By remote and local address, for TCP.
+    connections: RwLock<HashMap<(SocketAddr, SocketAddr), u8>>,
+    /// How many connections there are.
+    steered: AtomicUsize,
+}
+
+impl Tables {
+    fn queue(&self, flow: &Flow) -> u8 {
+        let by_port = match flow.transport {
+            Transport::Udp => &self.udp,
+            Transport::Tcp => {
+                if self.steered.load(Relaxed) > 0
+                    && let Some(&queue) = self.connections().get(&(flow.source, flow.destination))
+                {
+                    return queue;
+                }
+                &self.tcp
+            }
+        };
+        by_port[usize::from(flow.destination.port())].load(Relaxed)
+    }
+
+    fn connections(&self) -> RwLockReadGuard<'_, HashMap<(SocketAddr, SocketAddr), u8>> {
+        self.connections.read().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Default for Steering {
@@ -49,22 +89,43 @@ impl Default for Steering {
 }
 
 impl Steering {
-    /// Everything goes to queue 0.
+    /// A table with which all frames go to queue 0.
     #[must_use]
     pub fn new() -> Self {
-        Self { table: (0..=u16::MAX).map(|_| AtomicU8::new(0)).collect(), dropped: Arc::default() }
+        let ports = || (0..=u16::MAX).map(|_| AtomicU8::new(0)).collect();
+        let (connections, steered) = (RwLock::default(), AtomicUsize::new(0));
+        Self { tables: Arc::new(Tables { udp: ports(), tcp: ports(), connections, steered }), dropped: Arc::default() }
     }
 
-    /// From now on, frames for UDP port `destination`, over IPv4 or IPv6, go to `queue`: one that the device does not have is as
-    /// queue 0, the default. What waits for its old queue stays there.
+    /// From now on, frames for UDP port `destination`, over IPv4 or IPv6, go to `queue`. If the device has no such
+    /// queue, they go to queue 0, the default. Frames that wait for the old queue stay there.
     pub fn steer(&self, destination: u16, queue: u8) {
-        self.table[usize::from(destination)].store(queue, Relaxed);
+        self.tables.udp[usize::from(destination)].store(queue, Relaxed);
+    }
+
+    /// From now on, segments for TCP port `destination`, over IPv4 or IPv6, go to `queue`, except those of connections that were
+    /// [steered](Self::steer_connection).
+    pub fn steer_tcp(&self, destination: u16, queue: u8) {
+        self.tables.tcp[usize::from(destination)].store(queue, Relaxed);
+    }
+
+    /// From now on, segments of the TCP connection between `remote` and `local` go to `queue`; with `None`, to that of the local port.
+    /// Segments that wait for the old queue stay there, so that later ones may arrive before them.
+    ///
+    /// The caller bounds the number of connections. A peer cannot add entries here.
+    pub fn steer_connection(&self, remote: SocketAddr, local: SocketAddr, queue: Option<u8>) {
+        let mut connections = self.tables.connections.write().unwrap_or_else(PoisonError::into_inner);
+        match queue {
+            Some(queue) => connections.insert((remote, local), queue),
+            None => connections.remove(&(remote, local)),
+        };
+        self.tables.steered.store(connections.len(), Relaxed);
     }
 
     /// The queue that frames for UDP port `destination` go to.
     #[must_use]
     pub fn queue(&self, destination: u16) -> u8 {
-        self.table[usize::from(destination)].load(Relaxed)
+        self.tables.udp[usize::from(destination)].load(Relaxed)
     }
 
     /// Frames that were dropped because the backlog of their queue was full.
@@ -77,12 +138,12 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// No descriptors: the port's is duplicated, and each queue has an eventfd.
+    /// There are too few descriptors: the port's is duplicated, and each queue has an eventfd.
     pub fn spread<P: Port>(&self, port: P, queues: usize) -> io::Result<Vec<Steered<P>>> {
         let new = |_| Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         let wakes: Vec<Arc<OwnedFd>> = (0..queues).map(new).collect::<io::Result<_>>()?;
         let backlogs = wakes.iter().map(|wake| Backlog::new(wake.clone())).collect();
-        // A descriptor of ours, which can be waited on without the lock.
+        // A duplicate of the descriptor, which can be waited on without the lock.
         let fd = port.fd().map(|fd| fd.try_clone_to_owned()).transpose()?.map(Arc::new);
         let spread = Spread { port, steering: self.clone(), backlogs, spare: Vec::new(), features: 0 };
         let shared = Arc::new(Mutex::new(spread));
@@ -91,7 +152,7 @@ impl Steering {
     }
 }
 
-/// What the thread of a queue does, as far as the other threads must know.
+/// The state of a queue's thread, for the other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {
     Polls,
@@ -101,7 +162,7 @@ enum Thread {
     Woken,
 }
 
-/// What waits for a queue.
+/// The frames that wait for a queue.
 #[derive(Debug)]
 struct Backlog {
     frames: VecDeque<Vec<u8>>,
@@ -129,7 +190,7 @@ impl Backlog {
         }
     }
 
-    /// The queue's thread is awake.
+    /// Records that the queue's thread is awake.
     #[cold]
     fn awake(&mut self) {
         if self.thread == Thread::Woken {
@@ -185,9 +246,9 @@ impl<P: Port> Spread<P> {
         for _ in 0..LOOK {
             let wire = self.port.peek()?;
             let (header, frame) = wire.split_first_chunk::<{ VnetHdr::LEN }>()?;
-            // What the port says of the checksum is not looked into.
-            let udp = udp(frame, sums && header[0] == 0);
-            let queue = udp.map_or(0, |udp| self.steering.queue(udp.destination));
+            // The port's statement about the checksum is not used.
+            let flow = Flow::of(frame, sums && header[0] == 0);
+            let queue = flow.as_ref().map_or(0, |flow| self.steering.tables.queue(flow));
             let queue = Some(usize::from(queue)).filter(|&q| q < self.backlogs.len()).unwrap_or(0);
             if queue != index && self.backlogs[queue].is_full(wire.len()) {
                 self.steering.dropped.fetch_add(1, Relaxed);
@@ -196,7 +257,7 @@ impl<P: Port> Spread<P> {
             }
             let mut copy = self.spare.pop().unwrap_or_default();
             copy.extend_from_slice(wire);
-            if udp.is_some_and(|udp| udp.valid) {
+            if flow.is_some_and(|flow| flow.valid) {
                 copy[0] |= VnetHdr::DATA_VALID;
             }
             self.port.consume();
@@ -217,7 +278,7 @@ impl<P> Steered<P> {
 
 impl<P: Port> Port for Steered<P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
-    /// Checksums that are right are vouched for.
+    /// A frame whose checksum is right is marked as verified.
     const FEATURES: u64 = P::FEATURES | feature::GUEST_CSUM;
 
     fn peek(&mut self) -> Option<&[u8]> {
@@ -250,7 +311,7 @@ impl<P: Port> Port for Steered<P> {
     }
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
-        // What waits may use offloads that are no longer accepted.
+        // Waiting frames may use offloads that are no longer accepted.
         self.current = None;
         let (mut shared, index) = (self.shared(), self.index);
         shared.backlogs[index].clear();

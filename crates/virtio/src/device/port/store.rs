@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 ///                   ^ end      ^ first frame's start
 /// ```
 ///
-/// A frame lies in one piece. When it does not fit behind the last one it starts at the front of the buffer. An empty store
-/// starts at the front again, so that a flow that is taken as fast as it comes uses the same few cache lines. The
-/// buffer is allocated with the first frame; the kernel gives it pages as they are written.
+/// A frame lies in one piece. When it does not fit behind the last one it starts at the front of the buffer. When the
+/// store is empty, it starts at the front again. So if frames are taken as fast as they arrive, the same few cache
+/// lines are used. The buffer is allocated with the first frame; the kernel gives it pages as they are written.
 #[derive(Debug)]
 pub(super) struct Store {
     bytes: Box<[u8]>,
@@ -52,8 +52,8 @@ impl Store {
         self.place(len).is_some()
     }
 
-    /// Appends a frame of `len` bytes, more than 0, and hands out its memory, which holds bytes of earlier frames. None:
-    /// it does not fit.
+    /// Appends a frame of `len` bytes, more than 0, and returns its memory, which still has bytes of earlier frames.
+    /// `None` if it does not fit.
     #[inline]
     pub(super) fn push(&mut self, len: usize) -> Option<&mut [u8]> {
         let at = self.place(len)?;
@@ -76,7 +76,7 @@ impl Store {
         self.frames.pop_front();
     }
 
-    /// Removes all frames; says how many.
+    /// Removes all frames. Returns how many there were.
     pub(super) fn clear(&mut self) -> u64 {
         let frames = self.frames.len() as u64;
         self.frames.clear();

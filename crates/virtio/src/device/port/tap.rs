@@ -1,9 +1,10 @@
-//! A tap device: the kernel's own network stack at the other end.
+//! A tap device: the kernel's network stack is at the other end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -13,13 +14,13 @@ use crate::net::{Offloads, VnetHdr, feature};
 
 const CONTROL: &str = "/dev/net/tun";
 
-/// What the kernel takes both of or none.
+/// Offloads that the kernel accepts only together.
 const UDP_SEGMENTS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
-/// Frames that are read at most when a front end has left: more than the kernel queues by default (1000).
+/// The most frames that are read when a front end has left: more than the kernel queues by default (1000).
 const WAITING: u64 = 4096;
 
-/// Why a tap device cannot be had.
+/// Why a tap device could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TapError {
@@ -35,7 +36,7 @@ pub enum TapError {
     /// An interface of this name is in use, or is no tap with as many queues.
     #[error("the name is taken: by a tap that is in use, or by another kind of interface")]
     Taken,
-    /// Creating interfaces takes a privilege.
+    /// The process lacks the privilege to create interfaces.
     #[error(
         "not permitted: needs CAP_NET_ADMIN, or a tap created for this user (ip tuntap add NAME mode tap user $USER vnet_hdr)"
     )]
@@ -43,7 +44,7 @@ pub enum TapError {
     /// The kernel has no tap devices.
     #[error("{CONTROL} is missing: load the kernel module `tun`, or pass the device into this container")]
     Missing,
-    /// Something else.
+    /// Another system call failed.
     #[error("{what}")]
     Io {
         /// What was tried.
@@ -54,11 +55,10 @@ pub enum TapError {
     },
 }
 
-/// One queue of a tap device. The interface goes when its last queue does, unless it was there before.
+/// One queue of a tap device. The interface is removed with its last queue, unless it existed before.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
-    name: String,
     reader: Reader,
     features: u64,
     /// Whether the kernel has UDP segmentation in both directions.
@@ -69,6 +69,35 @@ pub struct Tap {
     served: bool,
     /// Whether the kernel gives frames to this queue; None for the first queue of a tap, which always has some.
     attached: Option<bool>,
+    /// Of all queues that were opened together.
+    queues: TapQueues,
+}
+
+/// The queues of a tap that one [`Tap::open`] has opened: tells whether other queues get frames of the tap as well. A clone is the same.
+#[derive(Clone, Debug)]
+pub struct TapQueues {
+    name: Arc<str>,
+    /// How many of them are attached. Locked while that changes, so that the kernel's number of queues and this one belong together.
+    attached: Arc<Mutex<usize>>,
+}
+
+impl TapQueues {
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many queues of the interface are attached beside these; none if sysfs does not show it. They are those of other processes, or of
+    /// another [`Tap::open`]. The kernel spreads frames over all queues, so those get a part of the frames. A queue counts as one of these
+    /// until all of them are dropped.
+    ///
+    /// Reads a directory of sysfs. Waits while one of the queues is being attached or detached.
+    #[must_use]
+    pub fn others(&self) -> Option<usize> {
+        let mine = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Tap::attached(&self.name)?.saturating_sub(*mine))
+    }
 }
 
 impl Tap {
@@ -89,7 +118,8 @@ impl Tap {
             if !(1..=256).contains(&queues) {
                 return Err(TapError::Queues { asked: queues });
             }
-            let mut taps = (0..queues).map(|_| Self::queue(name, queues > 1)).collect::<Result<Vec<_>, _>>()?;
+            let mine = TapQueues { name: name.into(), attached: Arc::new(Mutex::new(queues)) };
+            let mut taps = (0..queues).map(|_| Self::queue(&mine, queues > 1)).collect::<Result<Vec<_>, _>>()?;
             taps.iter_mut().skip(1).for_each(|tap| tap.attached = Some(true));
             if up {
                 link_up(name)?;
@@ -105,7 +135,7 @@ impl Tap {
         open().map_err(|source| PortError::Tap { name: name.to_owned(), source })
     }
 
-    fn queue(name: &str, several: bool) -> Result<Self, TapError> {
+    fn queue(queues: &TapQueues, several: bool) -> Result<Self, TapError> {
         let file =
             OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(CONTROL);
         let file = file.map_err(|source| match source.kind() {
@@ -113,7 +143,7 @@ impl Tap {
             io::ErrorKind::PermissionDenied => TapError::NotPermitted,
             _ => TapError::Io { what: CONTROL, source },
         })?;
-        let mut request = request(name);
+        let mut request = request(&queues.name);
         let flags =
             libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | if several { libc::IFF_MULTI_QUEUE } else { 0 };
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
@@ -131,7 +161,6 @@ impl Tap {
         let udp_segments = set_offload(&file, libc::TUN_F_CSUM | UDP_SEGMENTS).is_ok();
         let tap = Self {
             file,
-            name: name.to_owned(),
             reader: Reader::new(),
             features: 0,
             udp_segments,
@@ -139,12 +168,13 @@ impl Tap {
             dead: false,
             served: false,
             attached: None,
+            queues: queues.clone(),
         };
         tap.offload(0)?;
         Ok(tap)
     }
 
-    /// The result of a read. An error other than "nothing there" is kept: the interface was deleted.
+    /// Handles the result of a read. An error other than "would block" is kept: the interface was deleted.
     #[inline]
     fn settle<T>(&mut self, read: io::Result<T>) -> Option<T> {
         match read {
@@ -176,10 +206,16 @@ impl Tap {
         let mut request = request("");
         let flag = if attach { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
         request.ifr_ifru.ifru_flags = flag as libc::c_short;
-        if let Err(e) = ioctl(&self.file, "TUNSETQUEUE", libc::TUNSETQUEUE, &mut request) {
-            let verb = if attach { "attached" } else { "detached" };
-            tracing::warn!("tap {}: a queue could not be {verb}: {e}", self.name);
+        let mut mine = self.queues.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        match ioctl(&self.file, "TUNSETQUEUE", libc::TUNSETQUEUE, &mut request) {
+            Ok(()) if attach => *mine += 1,
+            Ok(()) => *mine -= 1,
+            Err(e) => {
+                let verb = if attach { "attached" } else { "detached" };
+                tracing::warn!("tap {}: a queue could not be {verb}: {e}", self.queues.name);
+            }
         }
+        drop(mine);
         self.attached = Some(attach);
     }
 
@@ -194,10 +230,16 @@ impl Tap {
         Some(queues.filter(transmit).count())
     }
 
+    /// The queues that were opened together with this one, and this one.
+    #[must_use]
+    pub fn queues(&self) -> &TapQueues {
+        &self.queues
+    }
+
     /// The interface's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.queues.name
     }
 
     /// Has the kernel show frames with these offloads and no others.
@@ -244,14 +286,14 @@ fn ioctl<T>(fd: &impl AsRawFd, what: &'static str, request: libc::Ioctl, argumen
 fn link_up(name: &str) -> Result<(), TapError> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|source| TapError::Io { what: "a socket", source })?;
     let mut request = request(name);
-    ioctl(&socket, "SIOCGIFFLAGS", libc::SIOCGIFFLAGS, &mut request)?;
+    ioctl(&socket, "SIOCGIFFLAGS", libc::SIOCGIFFLAGS as libc::Ioctl, &mut request)?;
     // SAFETY: the kernel has just written the flags.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     if libc::c_int::from(flags) & libc::IFF_UP != 0 {
         return Ok(());
     }
     request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
-    ioctl(&socket, "SIOCSIFFLAGS", libc::SIOCSIFFLAGS, &mut request).map_err(|e| match &e {
+    ioctl(&socket, "SIOCSIFFLAGS", libc::SIOCSIFFLAGS as libc::Ioctl, &mut request).map_err(|e| match &e {
         TapError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM) => TapError::NotPermitted,
         _ => e,
     })
@@ -307,7 +349,7 @@ impl Port for Tap {
         self.features = features;
         // A frame that was read before may use offloads that are no longer accepted.
         self.reader.forget();
-        self.offload(features).map_err(|source| PortError::Tap { name: self.name.clone(), source })
+        self.offload(features).map_err(|source| PortError::Tap { name: self.queues.name.to_string(), source })
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -342,6 +384,6 @@ impl Port for Tap {
             }
         }
         let source = TapError::Io { what: "reading", source: self.error.take()? };
-        Some(PortError::Tap { name: self.name.clone(), source })
+        Some(PortError::Tap { name: self.queues.name.to_string(), source })
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct PackedSide {
     next: Position,
     /// Whether it was available at the last `refresh`.
     seen: bool,
-    /// Where the next used descriptor goes.
+    /// The position of the next used descriptor.
     used: Position,
     /// The used position that the driver sees.
     published: Position,
@@ -42,9 +42,9 @@ pub(crate) struct PackedSide {
     held: Option<PackedDesc>,
     /// The last chain of a batch, and the descriptors of the batch.
     batch: (u16, u16),
-    /// Descriptors published since the driver's wish was last looked at.
+    /// Descriptors published since the driver's event structure was last read.
     fresh: u32,
-    /// Where no chain was available for the frame at hand.
+    /// The position at which no chain was available for the current frame.
     starved_at: Option<Position>,
     inflight: Option<PackedInflight>,
 }
@@ -78,7 +78,7 @@ impl PackedSide {
         self.used = self.used.step(span, self.size);
     }
 
-    /// The first place from `next` on where no descriptor is available. None if all are.
+    /// The first place from `next` on where no descriptor is available. `None` if all are available.
     fn end(&self) -> Option<Position> {
         let mut at = self.next;
         for _ in 0..self.size {
@@ -90,7 +90,7 @@ impl PackedSide {
         None
     }
 
-    /// The used descriptors of a batch have become one: it is at the place of the first, and names the last chain. The
+    /// Writes one used descriptor for a batch: it is at the place of the first one, and names the last chain. The
     /// driver skips the others.
     #[inline(always)]
     fn end_batch(&mut self) {
@@ -173,7 +173,7 @@ impl Side for PackedSide {
     }
 
     fn follow(&self, last: &Link<Position>) -> Result<Link<Position>, DriverFault> {
-        // A chain that goes around the whole ring ends here, and not at its own first descriptor.
+        // If a chain goes around the whole ring, it ends here, before it reaches its own first descriptor again.
         let span = DriverFault::span(last.index, last.span + 1, self.size)?;
         let at = last.at.step(last.span, self.size);
         let d = match self.inflight.as_ref().and_then(|inflight| inflight.again(last.at)) {
@@ -214,7 +214,7 @@ impl Side for PackedSide {
         self.next = self.next.step(span, self.size);
     }
 
-    /// The position stays in registers: kept in memory, it would be waited for at each chain.
+    /// The position is kept in registers. In memory, each chain would wait for the store of the one before.
     #[inline(always)]
     fn give_back_group(&mut self, chains: &[Whole]) {
         let Some((first, rest)) = chains.split_first() else { return };
@@ -299,7 +299,7 @@ impl Side for PackedSide {
         };
         self.ring.set_device_event(event);
         full_fence();
-        // A chain that came after the last look may be before the event.
+        // A chain that became available after the last look may be before the event.
         let came = end.is_some_and(|at| self.is_available(at)) || !self.seen && self.available();
         if came { Armed::Work } else { Armed::Waits }
     }
@@ -345,10 +345,10 @@ fn link(first: Position, at: Position, d: &PackedDesc, span: u16) -> Link<Positi
     Link { desc, index: at.offset(), at: first, id: d.id, span }
 }
 
-/// What `GET_VRING_BASE` says of a packed ring that has not run.
+/// The answer to `GET_VRING_BASE` for a packed ring that has not run.
 pub(crate) const BASE: u32 = Position::START.bits() as u32 * 0x1_0001;
 
-/// The available and the used position of a ring whose front end says `base`.
+/// The available and the used position in the `base` of a front end.
 ///
 /// Some front ends send the available position alone, because that is what some back ends answer. The used position is the
 /// same then.

@@ -24,7 +24,7 @@ pub(crate) struct SplitSide {
     published: u16,
     /// The last chain of a batch, and the chains in the batch.
     batch: (u16, u16),
-    /// Used elements published since the driver's wish was last looked at.
+    /// Used elements published since the driver's flag or event was last read.
     fresh: u32,
     /// The driver's index at which the chains were too few.
     starved_at: Option<u16>,
@@ -32,7 +32,7 @@ pub(crate) struct SplitSide {
 }
 
 impl SplitSide {
-    /// The elements of a batch have become one: it is at the place of the first, and names the last chain. The index then
+    /// Writes one element for a batch: it is at the place of the first one, and names the last chain. The index then
     /// skips the others.
     #[inline(always)]
     fn end_batch(&mut self) {
@@ -52,7 +52,7 @@ impl Side for SplitSide {
         let (used, size) = (ring.used_idx(), ring.size());
         let inflight = start.inflight.map(|part| SplitInflight::new(part, size, used));
         let next = if inflight.is_some() { used } else { start.base as u16 };
-        // Of a driver that uses event indices, the flag is to be 0.
+        // A driver that uses event indices must leave the flag 0.
         ring.set_used_flags(0);
         Self {
             ring,
@@ -149,7 +149,7 @@ impl Side for SplitSide {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// The position stays in a register: kept in memory, it would be waited for at each chain.
+    /// The position is kept in a register. In memory, each chain would wait for the store of the one before.
     #[inline(always)]
     fn give_back_group(&mut self, chains: &[Whole]) {
         let (ring, mut used) = (self.ring.local(), self.used);

@@ -1,12 +1,12 @@
 //! The driver's end of a packed ring.
 //!
-//! A buffer is as many descriptors in a row as it has segments, or one that points to its table. They go to the ring's next
-//! places, wherever the buffer was before, so the queue's private copies of addresses are written out each time. The id is the
-//! slot.
+//! A buffer is as many descriptors in a row as it has segments, or one that points to its table. They are written to
+//! the ring's next places, which differ from the buffer's earlier ones. So the queue writes its private copies of the
+//! addresses each time. The id is the slot.
 //!
-//! Descriptors of a batch are written at once except the first, which [`publish`](DriverFormat::publish) writes: the device takes descriptors in
-//! order, and so sees the batch when it sees the first one. The device does not take a cache line away that the driver is
-//! about to write more to.
+//! Descriptors of a batch are written at once except the first, which [`publish`](DriverFormat::publish) writes: the
+//! device takes descriptors in order, and so sees the batch when it sees the first one. So the device does not take a
+//! cache line away to which the driver is still writing.
 //!
 //! The device writes one used descriptor for each buffer, at the place of the buffer's first one, and skips the others. Where
 //! buffers are used in order, one used descriptor can stand for a batch of them, of which it names the last.
@@ -50,7 +50,16 @@ impl Packed {
     }
 }
 
-/// What the ring calls buffers: each by its slot.
+fn kind(segment: Segment) -> u16 {
+    if segment.writable { DESC_WRITE } else { 0 }
+}
+
+/// The word after the address in an entry of a table.
+fn table_entry(_: u16, segment: Segment, _: bool) -> u64 {
+    u64::from(segment.len) | u64::from(kind(segment)) << 48
+}
+
+/// The ids of buffers in the ring: their slots.
 #[derive(Clone, Copy)]
 struct Names {
     /// Descriptors of each slot of a shaped queue; 0 in a free one.
@@ -77,8 +86,15 @@ impl Names {
 impl DriverFormat for Packed {
     type Ring = PackedRing;
 
-    fn new(ring: PackedRing, setup: Setup, _: &Shape, tables: Option<Tables>) -> Self {
+    fn entries(ring: &PackedRing) -> u16 {
+        ring.size()
+    }
+
+    fn new(ring: PackedRing, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self {
         let size = ring.size();
+        if let (true, Some(tables)) = (setup.per_slot > 0, &tables) {
+            (0..size).for_each(|slot| _ = tables.write(slot, shape.segments(slot), table_entry));
+        }
         let free = if setup.per_slot == 0 { usize::from(size) } else { 0 };
         let mut this = Self {
             size,
@@ -116,10 +132,27 @@ impl DriverFormat for Packed {
         }
     }
 
-    /// Each address is written: the descriptors go to other places than before.
+    /// Each address of a chain is written: the descriptors go to other places than before. In a table, only the
+    /// addresses that have changed are written.
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape) {
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape) {
         let (mut at, mut held) = (self.ring.available_from(self.avail), self.held);
+        if let Some(tables) = &self.tables {
+            self.fresh += slots.len() as u32;
+            for (slot, changed) in slots {
+                let addrs = shape.addrs(slot);
+                tables.set_addrs(slot, addrs, changed);
+                let (addr, len) = tables.place(slot, addrs.len());
+                let d = PackedDesc { addr, len, id: slot, flags: DESC_INDIRECT | at.flags() };
+                match held {
+                    None => held = Some((at.position().offset(), d)),
+                    Some(_) => at.set_desc(d),
+                }
+                at.advance(1);
+            }
+            (self.avail, self.held) = (at.position(), held);
+            return;
+        }
         self.fresh += (slots.len() * shape.lens.len()) as u32;
         for (slot, _) in slots {
             for (i, (&addr, &len)) in shape.addrs(slot).iter().zip(&shape.lens).enumerate() {
@@ -140,12 +173,10 @@ impl DriverFormat for Packed {
         let Some(mut last) = segments.next() else { return };
         let mut following = segments.next();
         free.taken();
-        let kind = |segment: Segment| if segment.writable { DESC_WRITE } else { 0 };
         let (mut at, mut count) = (self.avail, 1);
         if let (Some(tables), Some(second)) = (&self.tables, following) {
             let all = [last, second].into_iter().chain(segments);
-            let (addr, len) =
-                tables.write(slot, all, |_, segment, _| u64::from(segment.len) | u64::from(kind(segment)) << 48);
+            let (addr, len) = tables.write(slot, all, table_entry);
             self.put(at, PackedDesc { addr, len, id: slot, flags: DESC_INDIRECT | at.available() });
         } else {
             while let Some(segment) = following {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   shaped, K segments   slot s has descriptors s K ... s K + K - 1, chained for good; only addresses change
+//!   shaped, with tables  slot s has descriptor s, which points to the table of s for good; only addresses in the table change
 //!   free                 slot s has descriptor s, and takes others from the free ones for further segments
 //!   free, with tables    slot s has descriptor s, which points to the table of s for more than one segment
 //! ```
@@ -15,7 +16,7 @@ use super::{DriverFormat, Found, Free, Segment, Setup, Shape, Tables};
 
 pub(crate) struct Split {
     ring: SplitRing,
-    /// Heads as written into the available ring, so that one which stays is not written again.
+    /// The heads in the available ring, so that a head which stays the same is not written again.
     heads: Box<[u16]>,
     next_avail: u16,
     next_used: u16,
@@ -31,7 +32,7 @@ pub(crate) struct Split {
     chained: u16,
 }
 
-/// What the ring calls buffers: each by its first descriptor.
+/// The ids of buffers in the ring: their first descriptors.
 #[derive(Clone, Copy)]
 struct Names {
     /// Descriptors between the heads of two slots.
@@ -73,13 +74,28 @@ fn flags(segment: Segment) -> u16 {
     if segment.writable { DESC_WRITE } else { 0 }
 }
 
+/// The word after the address in entry `n` of a table.
+fn table_entry(n: u16, segment: Segment, last: bool) -> u64 {
+    let next = if last { 0 } else { u64::from(DESC_NEXT) << 32 | u64::from(n + 1) << 48 };
+    u64::from(segment.len) | u64::from(flags(segment)) << 32 | next
+}
+
 impl DriverFormat for Split {
     type Ring = SplitRing;
+
+    fn entries(ring: &SplitRing) -> u16 {
+        ring.size()
+    }
 
     fn new(ring: SplitRing, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self {
         let (size, per_slot) = (ring.size(), setup.per_slot);
         let slots = size / per_slot.max(1);
         for slot in 0..slots {
+            if let (true, Some(tables)) = (per_slot > 0, &tables) {
+                let (addr, len) = tables.write(slot, shape.segments(slot), table_entry);
+                ring.set_desc(slot, Desc { addr, len, flags: DESC_INDIRECT, next: 0 });
+                continue;
+            }
             for (i, &len) in shape.lens.iter().enumerate() {
                 let id = slot * per_slot + i as u16;
                 let next = if i + 1 < shape.lens.len() { id + 1 } else { 0 };
@@ -123,15 +139,16 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, bool)>, shape: &Shape) {
-        let (ring, heads, mut at, per_slot) =
-            (self.ring.local(), &mut *self.heads, self.next_avail, self.names.per_slot);
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape) {
+        let (ring, heads, mut at, per_slot, tables) =
+            (self.ring.local(), &mut *self.heads, self.next_avail, self.names.per_slot, self.tables.as_ref());
         self.fresh += slots.len() as u32;
         for (slot, changed) in slots {
             let head = slot * per_slot;
-            if changed {
-                for (id, &addr) in (head..).zip(shape.addrs(slot)) {
-                    ring.set_desc_addr(id, addr);
+            if changed > 0 {
+                match tables {
+                    None => (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr)),
+                    Some(tables) => tables.set_addrs(slot, shape.addrs(slot), changed),
                 }
             }
             make_available(&ring, heads, at, head);
@@ -147,15 +164,12 @@ impl DriverFormat for Split {
         free.taken();
         if let (Some(tables), Some(second)) = (&self.tables, following) {
             let all = [at, second].into_iter().chain(segments);
-            let (addr, len) = tables.write(head, all, |n, segment, last| {
-                let next = if last { 0 } else { u64::from(DESC_NEXT) << 32 | u64::from(n + 1) << 48 };
-                u64::from(segment.len) | u64::from(flags(segment)) << 32 | next
-            });
+            let (addr, len) = tables.write(head, all, table_entry);
             self.ring.set_desc(head, Desc { addr, len, flags: DESC_INDIRECT, next: 0 });
         } else {
             let mut id = head;
             while let Some(segment) = following {
-                // There is room, the caller has seen.
+                // The caller has checked that there is room.
                 let Some(next) = free.pop() else { break };
                 self.chained += u16::from(id == head);
                 self.next[usize::from(id)] = Some(next);
@@ -184,7 +198,7 @@ impl DriverFormat for Split {
         let old = std::mem::replace(&mut self.notified, self.next_avail);
         full_fence();
         if self.event_idx {
-            // After so many the index may have gone around.
+            // After so many entries the index may have wrapped around.
             fresh > u32::from(self.size()) || passed(self.ring.avail_event(), old, self.next_avail)
         } else {
             self.ring.used_flags() & USED_NO_NOTIFY == 0
@@ -256,7 +270,8 @@ impl DriverFormat for Split {
 
     fn disarm(&mut self) {
         if self.event_idx {
-            // An entry that was passed already. The index reaches it again after 65535 more, and the signal then is one too many.
+            // The event is set to an entry that was passed already. The index reaches it again after 65535 more
+            // entries; the device then sends one unneeded signal.
             self.ring.set_used_event(self.next_used.wrapping_sub(1));
         } else {
             self.ring.set_avail_flags(AVAIL_NO_INTERRUPT);

@@ -343,7 +343,7 @@ fn random_traffic_of_shaped_queues() {
         let mut memory = Memory::new();
         let have: u32 = shape.iter().sum();
         let mut rng = fastrand::Rng::with_seed(negotiated.bits() ^ shape.len() as u64);
-        let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, shape);
+        let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, shape, None);
         let (mut next, mut frames, mut panics) = (0u64, 0, 0);
         for _ in 0..10 {
             let mut device = Device::new(&memory, negotiated);
@@ -411,7 +411,7 @@ fn random_traffic_of_shaped_queues() {
 
 /// A queue with `posted` buffers of 100 bytes, and its device.
 fn shaped(memory: &Memory, negotiated: Negotiated, posted: usize) -> (AnyDriverQueue<Pages>, Device<'_>) {
-    let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, &[60, 40]);
+    let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, &[60, 40], None);
     let (mut n, mut next) = (0, 0);
     with_queue!(&mut queue, queue => {
         queue.refill(|pages, segments| {

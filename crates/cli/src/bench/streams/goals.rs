@@ -1,0 +1,56 @@
+//! The goals of streams.
+
+use crate::bench::goals::{Which, ratio};
+use crate::bench::report::Row;
+use crate::goals::{Goal, Target, judge};
+
+/// All goals.
+pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
+    // The value of one row divided by that of another, run by run.
+    let ratio = |section, over: &str, under: &str| {
+        let row = |name: &str| Which::named(name).section(section);
+        ratio(rows, &row(over), &row(under))
+    };
+    let mut targets = Vec::new();
+    for idle in ["sleeping", "polling"] {
+        let [ours, smoltcp] = ["ours", "smoltcp"].map(|name| format!("{name}_{idle}"));
+        let value = ratio("bulk: throughput", &ours, &smoltcp);
+        targets.push(Target::least(2, format!("bulk, throughput: {ours} / {smoltcp} >= 3"), value, "x", 3.0));
+    }
+    let value = ratio("bulk: CPU", "ours_sleeping", "kernel_veth_sleeping");
+    let what = "bulk, CPU time of a gigabyte without offloads: ours_sleeping / kernel_veth_sleeping <= 0.5";
+    targets.push(Target::most(2, what, value, "x", 0.5));
+    for section in ["requests: median", "requests: 99 % are faster"] {
+        let value = ratio(section, "ours_polling", "kernel_veth_polling");
+        targets.push(Target::most(2, format!("{section}: ours_polling / kernel_veth_polling <= 1"), value, "x", 1.0));
+    }
+    for section in ["memcached: CPU of the server", "memcached: CPU of both sides"] {
+        let value = ratio(section, "ours", "debian");
+        targets.push(Target::least(1, format!("{section}: requests of ours / debian >= 1"), value, "x", 1.0));
+    }
+    judge(targets, percpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::goals::tests::{measured, row};
+    use crate::bench::report::Head;
+
+    #[test]
+    fn more_throughput_and_less_time_are_better() {
+        let row = |section, name: &str, value| {
+            row(Head { name: name.into(), section, threads: 2, ..Head::default() }, &[value])
+        };
+        let rows = [
+            row("bulk: throughput", "ours_polling", 8.0),
+            row("bulk: throughput", "smoltcp_polling", 2.0),
+            row("bulk: CPU", "ours_sleeping", 3.0),
+            row("bulk: CPU", "kernel_veth_sleeping", 4.0),
+            row("requests: median", "ours_polling", 5.0),
+            row("requests: median", "kernel_veth_polling", 10.0),
+        ];
+        assert_eq!(measured(&goals(&rows, "rseq")), [(2, 4.0, true), (2, 0.75, false), (2, 0.5, true)]);
+        assert!(measured(&goals(&rows[..1], "rseq")).is_empty());
+    }
+}

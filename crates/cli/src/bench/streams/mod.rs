@@ -1,0 +1,65 @@
+//! The suite `streams`: TCP between two ends, on our stack, on the kernel's and on smoltcp.
+//!
+//! ```text
+//!   ours, smoltcp     stack ── driver ── device, its two queue pairs connected ── driver ── stack
+//!   kernel_veth       socket ── veth ── socket                     two network namespaces
+//!   ours_to_kernel    stack ── driver ── device ── tap ── socket   and kernel_to_ours
+//!   kernel_taps       socket ── tap ── a thread ── tap ── socket
+//!   memcached         our server behind a tap, Debian's over a veth, and the same load
+//! ```
+//!
+//! Applications write what they send and read what they receive: see [`memory`]. Each end has a CPU. `sleeping`:
+//! threads sleep when they have no work, and the device has a thread of its own. `polling`: no thread sleeps. The
+//! thread of an end polls the device, so that two CPUs are enough. Without offloads the stacks compute all checksums,
+//! segments are at most 1500 bytes, and the kernel does not merge received segments.
+//!
+//! [`replies`] is about our stack alone: servers on many threads count one destination entry.
+//!
+//! CPU time is that of all threads of both ends and of everything between them: see [`account`].
+
+mod account;
+mod cells;
+mod clients;
+mod end;
+mod goals;
+mod kernel;
+mod memcached;
+mod memory;
+mod net;
+mod ours;
+mod relay;
+mod replies;
+mod rig;
+mod run;
+mod smol;
+
+use super::plan::Plan;
+use super::report::{Base, Row, compare};
+use super::rounds::Cell;
+use crate::goals::Goal;
+use run::Env;
+use std::sync::Arc;
+
+/// Everything that the suite measures.
+pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
+    let env = Arc::new(Env::new(plan.duration, &plan.cpus));
+    let mut cells = cells::cells(&env);
+    cells.extend(memcached::cells(&env));
+    cells.extend(replies::cells(&plan.threads, plan.cpus.len()));
+    cells
+}
+
+/// Compares the rows with each other, and with the goals.
+pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+    compare(rows, |head| {
+        let name = match head.unit {
+            "ns" if head.name.ends_with("_polling") => "kernel_veth_polling",
+            "ns" if head.name.ends_with("_sleeping") => "kernel_veth_sleeping",
+            "ns" => "kernel_veth",
+            "requests" if head.section.starts_with("memcached") => return Some(Base { name: "ours", called: "ours" }),
+            _ => return None,
+        };
+        Some(Base { name, called: "kernel_veth" })
+    });
+    goals::goals(rows, percpu)
+}

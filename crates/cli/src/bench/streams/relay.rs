@@ -1,0 +1,42 @@
+//! A thread that carries frames between two taps, unchanged.
+
+use super::end::{Idle, LOOK};
+use super::rig::Link;
+use netmem::device::port::{Port, Tap};
+use netmem::virtio::net::feature;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Frames that are carried in one direction before the other direction has its turn.
+const TURN: usize = 64;
+
+/// Carries frames until the flag is set.
+pub(super) fn relay(taps: &mut [Tap; 2], link: Link, idle: Idle, stop: &AtomicBool) -> anyhow::Result<()> {
+    let features = if link.offloads { feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_ECN } else { 0 };
+    for tap in &mut *taps {
+        tap.negotiated(features)?;
+    }
+    while !stop.load(Ordering::Relaxed) {
+        let [a, b] = taps;
+        if carry(a, b) + carry(b, a) > 0 || idle == Idle::Polls {
+            continue;
+        }
+        let fds = taps.each_ref().map(Port::fd);
+        let mut fds: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+fn carry(from: &mut Tap, to: &mut Tap) -> usize {
+    for n in 0..TURN {
+        let Some(wire) = from.peek() else { return n };
+        to.send(wire);
+        from.consume();
+    }
+    TURN
+}

@@ -1,0 +1,100 @@
+//! Our device with its ports, and a driver: our stack and smoltcp both run on them.
+
+use super::memory::{Memory, SPARE};
+use super::net::{ADDRESSES, TapNetwork};
+use crate::host;
+use netmem::device::port::{ALL_OFFLOADS, Cross, Port, PortError, Tap, TapError};
+use netmem::device::{Connection, NetDevice, Options};
+use netmem::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem_inet::Address;
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+
+/// Entries of each ring.
+pub(super) const RING: u16 = 256;
+
+/// The parameters of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Link {
+    pub(super) mtu: u16,
+    /// Whether checksums and segmentation are offloaded.
+    pub(super) offloads: bool,
+}
+
+/// Device and driver. The device is polled by a thread of its own, or by the thread of an end.
+pub(super) struct Rig<P> {
+    pub(super) device: NetDevice<P>,
+    pub(super) net: VirtioNet<host::Mem>,
+    /// One queue pair for each end.
+    pub(super) pairs: Vec<QueuePair<host::Mem>>,
+    pub(super) connection: Connection,
+}
+
+/// Address and prefix of an end.
+pub(super) fn address(end: usize) -> Address {
+    Address { addr: IpAddr::V4(ADDRESSES[end]), prefix_len: 24 }
+}
+
+impl Rig<Cross> {
+    /// Two queue pairs of one device, connected to each other.
+    pub(super) fn cable(link: Link, memory: &Memory) -> anyhow::Result<Self> {
+        let mut ends = Cross::cable().into_iter();
+        let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
+        Self::new(|_| ends.next().ok_or_else(missing), 2, link, memory)
+    }
+}
+
+impl Rig<Tap> {
+    /// A queue pair behind a tap.
+    pub(super) fn tap(tap: &TapNetwork, link: Link, memory: &Memory) -> anyhow::Result<Self> {
+        let mut tap = Some(tap.open().map_err(anyhow::Error::msg)?);
+        let missing = || PortError::Tap { name: String::new(), source: TapError::Queues { asked: 0 } };
+        Self::new(|_| tap.take().ok_or_else(missing), 1, link, memory)
+    }
+}
+
+impl<P: Port> Rig<P> {
+    fn new(
+        port: impl FnMut(usize) -> Result<P, PortError>,
+        pairs: u16,
+        link: Link,
+        memory: &Memory,
+    ) -> anyhow::Result<Self> {
+        let withhold = if link.offloads { 0 } else { ALL_OFFLOADS };
+        let options = Options { withhold, max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
+        let device = NetDevice::new(options, port)?;
+        let (front, back) = UnixStream::pair()?;
+        let connection = device.control().serve(back)?;
+        let provider = memory.region().map_err(anyhow::Error::msg)?;
+        // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
+        let options = unsafe { NetOptions::<host::Mem>::trust_peer(RxMode::Mergeable) };
+        let offloads = if link.offloads { Offload::All } else { Offload::None };
+        let options =
+            options.pairs(pairs).ring_size(RING).offloads(offloads).memory(provider.region().clone(), provider);
+        // With this the driver accepts large segments, if offloads are on.
+        let options = options.max_frame(host::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
+        let mut device = device;
+        let (mut net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
+        if pairs > 1 {
+            // The device's thread serves the control queue, and that thread does not run yet.
+            activate(&mut device, &mut net, pairs)?;
+        }
+        Ok(Self { device, net, pairs: queues, connection })
+    }
+}
+
+fn activate<P: Port>(device: &mut NetDevice<P>, net: &mut VirtioNet<host::Mem>, pairs: u16) -> anyhow::Result<()> {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                device.poll();
+                std::thread::yield_now();
+            }
+        });
+        let result = net.set_active_pairs(pairs);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok(result?)
+    })
+}

@@ -1,0 +1,392 @@
+//! A run: two ends and the path between them, a program on each end, and the measured values of the run.
+
+use super::account::{Group, SoftIrqs};
+use super::end::{End, Idle, Watch, client, server, sink, source};
+use super::kernel::{self, Kernel};
+use super::memory::Memory;
+use super::net::{ADDRESSES, Namespace, Outcome, TapNetwork, veth};
+use super::ours::{self, Ours};
+use super::relay::relay;
+use super::rig::{Link, Rig};
+use super::smol::{self, Smol};
+use crate::cpus::pin;
+use crate::host;
+use anyhow::{Context, ensure};
+use hdrhistogram::Histogram;
+use netmem::VirtioNet;
+use netmem::device::port::{Port, Tap};
+use netmem::device::{Connection, Control, NetDevice};
+use netmem::virtio::Spin;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// The port of every server.
+const PORT: u16 = 7000;
+/// The smallest number of bytes of a run.
+const ENOUGH: u64 = 64 << 10;
+/// The longest time until something arrives.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The stacks at the ends, and the path between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// Our stack at both ends of our device.
+    Ours,
+    /// smoltcp at both ends of our device.
+    Smoltcp,
+    /// The kernel at both ends of a veth.
+    Veth,
+    /// Our stack sends data or requests, through a tap. The kernel receives them, and answers requests.
+    OursToKernel,
+    /// The other direction.
+    KernelToOurs,
+    /// The kernel at both ends: two taps, and a thread that carries frames from one to the other.
+    Taps,
+}
+
+/// The work of the ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    Bulk,
+    Requests,
+}
+
+/// The measured values of a run.
+#[derive(Debug)]
+pub(super) struct Took {
+    pub(super) bytes: u64,
+    pub(super) elapsed: Duration,
+    pub(super) cpu_ns: u64,
+    /// The times of requests, in nanoseconds.
+    pub(super) times: Histogram<u64>,
+    /// The features that our driver and our device have negotiated; 0 if the path has neither.
+    pub(super) features: u64,
+}
+
+/// What all runs share. Networks are kept, because the kernel does much work in the background when it removes one.
+#[derive(Debug)]
+pub(super) struct Env {
+    pub(super) memory: Memory,
+    pub(super) cpus: Vec<usize>,
+    softirqs: SoftIrqs,
+    group: OnceLock<Outcome<Group>>,
+    veths: Cache<[Namespace; 2]>,
+    taps: Cache<TapNetwork>,
+    pairs: Cache<[TapNetwork; 2]>,
+}
+
+type Cache<T> = Mutex<HashMap<Link, Arc<T>>>;
+
+fn cached<T>(cache: &Cache<T>, link: Link, make: impl FnOnce() -> Outcome<T>) -> anyhow::Result<Arc<T>> {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = cache.get(&link) {
+        return Ok(found.clone());
+    }
+    let made = Arc::new(make().map_err(anyhow::Error::msg)?);
+    cache.insert(link, made.clone());
+    Ok(made)
+}
+
+impl Env {
+    pub(super) fn new(duration: Duration, cpus: &[usize]) -> Self {
+        let (group, veths, taps, pairs) = Default::default();
+        Self {
+            memory: Memory::new(duration),
+            cpus: cpus.to_vec(),
+            softirqs: SoftIrqs::new(),
+            group,
+            veths,
+            taps,
+            pairs,
+        }
+    }
+
+    /// The control group of this process. The first call moves the process there.
+    pub(super) fn group(&self) -> Result<&Group, String> {
+        let make = || {
+            let group = Group::new("all")?;
+            group.add(std::process::id())?;
+            Ok(group)
+        };
+        self.group.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether networks can be made here.
+    pub(super) fn can_run(&self, path: Path) -> Outcome<()> {
+        self.group()?;
+        if matches!(path, Path::OursToKernel | Path::KernelToOurs | Path::Taps) {
+            std::fs::metadata("/dev/net/tun").map_err(|e| format!("/dev/net/tun: {e}"))?;
+        }
+        if !matches!(path, Path::Ours | Path::Smoltcp) {
+            Namespace::new()?;
+        }
+        Ok(())
+    }
+
+    /// The CPU time of this process, and of softirqs that the kernel put off.
+    pub(super) fn cpu_ns(&self) -> anyhow::Result<u64> {
+        Ok(self.group().and_then(Group::usage_ns).map_err(anyhow::Error::msg)? + self.softirqs.ns())
+    }
+
+    pub(super) fn veth(&self, link: Link) -> anyhow::Result<Arc<[Namespace; 2]>> {
+        cached(&self.veths, link, || veth(link))
+    }
+
+    pub(super) fn tap(&self, link: Link) -> anyhow::Result<Arc<TapNetwork>> {
+        cached(&self.taps, link, || TapNetwork::new(0, link))
+    }
+
+    fn taps(&self, link: Link) -> anyhow::Result<Arc<[TapNetwork; 2]>> {
+        cached(&self.pairs, link, || Ok([TapNetwork::new(0, link)?, TapNetwork::new(1, link)?]))
+    }
+}
+
+/// The parameters of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run<'e> {
+    pub(super) env: &'e Env,
+    pub(super) path: Path,
+    pub(super) program: Program,
+    pub(super) link: Link,
+    pub(super) idle: Idle,
+    pub(super) duration: Duration,
+}
+
+type Work<'e> = Box<dyn FnOnce(&AtomicBool) -> anyhow::Result<()> + Send + 'e>;
+
+/// A thread beside the ends. It works until the flag is set; the function wakes it then.
+struct Beside<'e> {
+    work: Work<'e>,
+    wake: Box<dyn Fn() + 'e>,
+}
+
+/// What must be kept until an end behind a tap has ended.
+type Kept = (VirtioNet<host::Mem>, Connection);
+
+fn device<'e, P: Port + 'e>(mut device: NetDevice<P>) -> Beside<'e> {
+    let control: Control = device.control();
+    let work = move |stop: &AtomicBool| device.run(stop, Spin::NONE).context("the device");
+    Beside { work: Box::new(work), wake: Box::new(move || control.wake()) }
+}
+
+impl<'e> Run<'e> {
+    pub(super) fn run(&self) -> anyhow::Result<Took> {
+        match self.path {
+            Path::Ours => self.ours(),
+            Path::Smoltcp => self.smoltcp(),
+            Path::Veth => {
+                let ends = self.env.veth(self.link)?;
+                self.kernels([&ends[0], &ends[1]], None)
+            }
+            Path::OursToKernel => self.ours_to_kernel(),
+            Path::KernelToOurs => self.kernel_to_ours(),
+            Path::Taps => {
+                let taps = self.env.taps(self.link)?;
+                let ports = [taps[0].open(), taps[1].open()];
+                let [Ok(a), Ok(b)] = ports else { anyhow::bail!("a tap cannot be opened") };
+                let (mut ports, idle, link): ([Tap; 2], _, _) = ([a, b], self.idle, self.link);
+                let work = Box::new(move |stop: &AtomicBool| relay(&mut ports, link, idle, stop));
+                self.kernels([&taps[0].0, &taps[1].0], Some(Beside { work, wake: Box::new(|| ()) }))
+            }
+        }
+    }
+
+    fn ours(&self) -> anyhow::Result<Took> {
+        let memory = &self.env.memory;
+        let Rig { device: own, net, pairs, connection } = Rig::cable(self.link, memory)?;
+        let mut parts = Vec::new();
+        for (end, pair) in pairs.into_iter().enumerate() {
+            parts.push(ours::Parts::new(&net, pair, end, self.link, self.idle, memory)?);
+        }
+        let (Some(target), Some(mut first)) = (parts.pop(), parts.pop()) else { anyhow::bail!("two queue pairs") };
+        let beside = self.beside(own, &mut first.device);
+        let to = SocketAddr::new(IpAddr::V4(ADDRESSES[1]), PORT);
+        let took = self.both(
+            || self.sends(Ours::connect(first, memory, to)?),
+            |ready| Ours::listen(target, memory, PORT, ready),
+            beside,
+        );
+        let features = net.features();
+        drop((net, connection));
+        Ok(Took { features, ..took? })
+    }
+
+    fn smoltcp(&self) -> anyhow::Result<Took> {
+        let memory = &self.env.memory;
+        let Rig { device: own, net, pairs, connection } = Rig::cable(self.link, memory)?;
+        let mut parts = Vec::new();
+        for (end, pair) in pairs.into_iter().enumerate() {
+            parts.push(smol::Parts::new(&net, pair, end, self.link, self.idle)?);
+        }
+        let (Some(target), Some(mut first)) = (parts.pop(), parts.pop()) else { anyhow::bail!("two queue pairs") };
+        let beside = self.beside(own, &mut first.device);
+        let took = self.both(
+            || Smol::connect(first, memory, 1, PORT),
+            |ready| Smol::listen(target, memory, PORT, ready),
+            beside,
+        );
+        let features = net.features();
+        drop((net, connection));
+        Ok(Took { features, ..took? })
+    }
+
+    /// The thread that polls the device: a thread of its own, or the sender's thread, which then owns the device.
+    fn beside<'a, P: Port + Send + 'a>(
+        &self,
+        own: NetDevice<P>,
+        first: &mut Option<NetDevice<P>>,
+    ) -> Option<Beside<'a>> {
+        match self.idle {
+            Idle::Sleeps => Some(device(own)),
+            Idle::Polls => {
+                *first = Some(own);
+                None
+            }
+        }
+    }
+
+    fn kernels(&self, ends: [&Namespace; 2], beside: Option<Beside<'_>>) -> anyhow::Result<Took> {
+        let memory = &self.env.memory;
+        let listener = kernel::listen(ends[1], ADDRESSES[1], PORT).map_err(anyhow::Error::msg)?;
+        let to = SocketAddr::from((ADDRESSES[1], PORT));
+        let first = || {
+            let stream = kernel::connect(ends[0], to).map_err(anyhow::Error::msg)?;
+            Kernel::new(stream, self.idle, memory)
+        };
+        let second = |ready: &dyn Fn()| {
+            ready();
+            Kernel::new(kernel::accept(&listener)?, self.idle, memory)
+        };
+        self.both(first, second, beside)
+    }
+
+    fn ours_to_kernel(&self) -> anyhow::Result<Took> {
+        let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
+        let listener = kernel::listen(&tap.0, ADDRESSES[0], PORT).map_err(anyhow::Error::msg)?;
+        let (parts, beside, keep) = self.behind(&tap)?;
+        let to = SocketAddr::from((ADDRESSES[0], PORT));
+        let second = |ready: &dyn Fn()| {
+            ready();
+            Kernel::new(kernel::accept(&listener)?, self.idle, memory)
+        };
+        let took = self.both(|| self.sends(Ours::connect(parts, memory, to)?), second, beside);
+        let features = keep.0.features();
+        drop(keep);
+        Ok(Took { features, ..took? })
+    }
+
+    fn kernel_to_ours(&self) -> anyhow::Result<Took> {
+        let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
+        let (parts, beside, keep) = self.behind(&tap)?;
+        let to = SocketAddr::from((ADDRESSES[1], PORT));
+        let first = || {
+            let stream = kernel::connect(&tap.0, to).map_err(anyhow::Error::msg)?;
+            Kernel::new(stream, self.idle, memory)
+        };
+        let took = self.both(first, |ready| Ours::listen(parts, memory, PORT, ready), beside);
+        let features = keep.0.features();
+        drop(keep);
+        Ok(Took { features, ..took? })
+    }
+
+    /// Our end behind a tap, the thread of its device, and the parts that must be kept alive.
+    fn behind(&self, tap: &TapNetwork) -> anyhow::Result<(ours::Parts<Tap>, Option<Beside<'e>>, Kept)> {
+        let Rig { device: own, net, mut pairs, connection } = Rig::tap(tap, self.link, &self.env.memory)?;
+        let pair = pairs.pop().context("a queue pair")?;
+        let mut parts = ours::Parts::new(&net, pair, 1, self.link, self.idle, &self.env.memory)?;
+        let beside = self.beside(own, &mut parts.device);
+        Ok((parts, beside, (net, connection)))
+    }
+
+    /// Our end, with pages to send from if it sends.
+    fn sends<P: Port>(&self, end: Ours<P>) -> anyhow::Result<Ours<P>> {
+        if self.program == Program::Bulk { end.with_source() } else { Ok(end) }
+    }
+
+    /// Runs the program on both ends, and measures.
+    fn both<A: End, B: End>(
+        &self,
+        first: impl FnOnce() -> anyhow::Result<A> + Send,
+        second: impl FnOnce(&dyn Fn()) -> anyhow::Result<B> + Send,
+        beside: Option<Beside<'_>>,
+    ) -> anyhow::Result<Took> {
+        let (watch, ready, stop) = (Watch::default(), AtomicBool::new(false), AtomicBool::new(false));
+        let cpus = &self.env.cpus;
+        std::thread::scope(|scope| {
+            let (work, wake) = beside.map(|beside| (beside.work, beside.wake)).unzip();
+            let (watch, ready, stop) = (&watch, &ready, &stop);
+            let beside =
+                work.map(|work| Builder::new().name("netmem-beside".into()).spawn_scoped(scope, move || work(stop)));
+            let second = Builder::new().name("netmem-second".into()).spawn_scoped(scope, move || {
+                pin(cpus[1 % cpus.len()]);
+                let end = second(&|| ready.store(true, Ordering::Release))?;
+                match self.program {
+                    Program::Bulk => sink(end, watch),
+                    Program::Requests => server(end, watch),
+                }
+            });
+            let first = Builder::new().name("netmem-first".into()).spawn_scoped(scope, move || {
+                pin(cpus[0]);
+                let begin = Instant::now();
+                while !ready.load(Ordering::Acquire) && begin.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                let end = first()?;
+                match self.program {
+                    Program::Bulk => source(end, watch).and_then(|()| Ok(Histogram::new(3)?)),
+                    Program::Requests => client(end, watch),
+                }
+            });
+            let ended = || {
+                [first.as_ref().is_ok_and(|t| t.is_finished()), second.as_ref().is_ok_and(|t| t.is_finished())]
+                    .contains(&true)
+            };
+            let measured = self.measure(watch, &ended);
+            watch.end();
+            let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, anyhow::Result<_>>>| {
+                thread.context("a thread")?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let (first, second) = (
+                first.context("a thread")?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                join(second),
+            );
+            // The device ends last, because rings are stopped in order.
+            stop.store(true, Ordering::Relaxed);
+            wake.iter().for_each(|wake| wake());
+            beside.map(join).transpose()?;
+            let (times, ()) = (first?, second?);
+            let (bytes, elapsed, cpu_ns) = measured?;
+            Ok(Took { bytes, elapsed, cpu_ns, times, features: 0 })
+        })
+    }
+
+    fn measure(&self, watch: &Watch, ended: &dyn Fn() -> bool) -> anyhow::Result<(u64, Duration, u64)> {
+        let begin = Instant::now();
+        while watch.bytes() == 0 && watch.responses() == 0 {
+            ensure!(!ended(), "an end has ended before its time");
+            ensure!(begin.elapsed() < PATIENCE, "nothing has arrived in {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(self.duration / 4);
+        watch.count_from_now();
+        let (since, bytes, responses, cpu) = (Instant::now(), watch.bytes(), watch.responses(), self.env.cpu_ns()?);
+        // On a busy machine it takes longer until there are enough bytes or responses to divide by.
+        let enough = || watch.bytes() - bytes >= ENOUGH || watch.responses() - responses > 100;
+        while since.elapsed() < self.duration || !enough() {
+            ensure!(
+                since.elapsed() < self.duration + PATIENCE,
+                "almost nothing has arrived in {} s",
+                PATIENCE.as_secs()
+            );
+            ensure!(!ended(), "an end has ended before its time");
+            std::thread::sleep(self.duration.saturating_sub(since.elapsed()).max(Duration::from_millis(1)));
+        }
+        let (elapsed, bytes, cpu) = (since.elapsed(), watch.bytes() - bytes, self.env.cpu_ns()? - cpu);
+        ensure!(!ended(), "an end has ended before its time");
+        Ok((bytes, elapsed, cpu))
+    }
+}

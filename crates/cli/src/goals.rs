@@ -1,0 +1,210 @@
+//! Goals of a measurement: bounds, and whether the measured values reach them. `bench` and `perf` use this module.
+//!
+//! [`Target`] is a bound and a value, and [`judge`] makes [`Goal`]s of them. A goal without a value is `skipped` if one of its
+//! rows was skipped, and `not run` if a row was not asked for. `--check` treats a skipped goal like a missed one, and is not concerned
+//! with goals that were not run.
+
+use crate::stats::{Change, Spread};
+use serde::Serialize;
+
+/// A goal, and the measured value.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Goal {
+    /// The goal in words. In `bench`, a name stands for the value of the row with the same number of threads, or with the
+    /// number behind it (`x1`).
+    pub(crate) goal: String,
+    /// Threads of the rows that are compared.
+    pub(crate) threads: usize,
+    pub(crate) unit: &'static str,
+    pub(crate) percpu: String,
+    pub(crate) bound: f64,
+    /// Whether the bound is a lower one (the value must not be less) or an upper one.
+    pub(crate) at_least: bool,
+    pub(crate) judged: Judged,
+    /// The measured value: the median of the runs, and their range or the median's interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<Spread>,
+    pub(crate) verdict: Verdict,
+    /// The reason why there is no value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) why: Option<String>,
+}
+
+/// The part of the value that is compared with the bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Judged {
+    Median,
+    /// From the least to the most: all of it must reach the bound.
+    Range,
+}
+
+/// The verdict on a goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum Verdict {
+    #[serde(rename = "reached")]
+    Reached,
+    #[serde(rename = "missed")]
+    Missed,
+    /// A row of the goal was skipped. `--check` treats the goal as missed.
+    #[serde(rename = "skipped")]
+    Skipped,
+    /// A row of the goal was not asked for, or has no run yet.
+    #[serde(rename = "not run")]
+    NotRun,
+}
+
+impl Verdict {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Reached => "reached",
+            Self::Missed => "missed",
+            Self::Skipped => "skipped",
+            Self::NotRun => "not run",
+        }
+    }
+}
+
+/// The reason why there is no value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Missing {
+    Skipped(String),
+    NotRun(String),
+}
+
+/// The measured value of a goal, or the reason why there is none.
+pub(crate) type Value = Result<Spread, Missing>;
+
+/// A change in percent as a value: the median, and the ends of its interval.
+pub(crate) fn percent(change: Change) -> Spread {
+    let [min, max] = change.interval;
+    Spread { median: change.median_pct, min, max }
+}
+
+/// A bound, and what was measured.
+pub(crate) struct Target {
+    threads: usize,
+    what: String,
+    value: Value,
+    unit: &'static str,
+    bound: f64,
+    at_least: bool,
+    judged: Judged,
+}
+
+impl Target {
+    /// The median is at most `bound`. `what` is the goal in words, with the bound.
+    pub(crate) fn most(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
+        Self { threads, what: what.into(), value, unit, bound, at_least: false, judged: Judged::Median }
+    }
+
+    /// The median is at least `bound`.
+    pub(crate) fn least(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
+        Self { at_least: true, ..Self::most(threads, what, value, unit, bound) }
+    }
+
+    /// The whole range reaches the bound, not only the median.
+    pub(crate) fn whole(self) -> Self {
+        Self { judged: Judged::Range, ..self }
+    }
+
+    fn reached(&self, value: Spread) -> bool {
+        let least = if self.judged == Judged::Range { value.min } else { value.median };
+        let most = if self.judged == Judged::Range { value.max } else { value.median };
+        if self.at_least { least >= self.bound } else { most <= self.bound }
+    }
+}
+
+/// Judges all targets.
+pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
+    let goal = |t: Target| {
+        let verdict = match &t.value {
+            Ok(value) if t.reached(*value) => Verdict::Reached,
+            Ok(_) => Verdict::Missed,
+            Err(Missing::Skipped(_)) => Verdict::Skipped,
+            Err(Missing::NotRun(_)) => Verdict::NotRun,
+        };
+        let (value, why) = match t.value {
+            Ok(value) => (Some(value), None),
+            Err(Missing::Skipped(why) | Missing::NotRun(why)) => (None, Some(why)),
+        };
+        Goal {
+            goal: t.what,
+            threads: t.threads,
+            unit: t.unit,
+            percpu: percpu.to_owned(),
+            bound: t.bound,
+            at_least: t.at_least,
+            judged: t.judged,
+            value,
+            verdict,
+            why,
+        }
+    };
+    targets.into_iter().map(goal).collect()
+}
+
+/// The goals that were missed or skipped, and the rows that were skipped: `--check` makes them an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
+#[error("goals missed: {missed}; goals of which a row was skipped: {skipped}; rows skipped: {rows}")]
+pub(crate) struct Unmet {
+    pub(crate) missed: usize,
+    /// Goals of which a row was skipped.
+    pub(crate) skipped: usize,
+    /// Rows that were skipped, whether they have a goal or not.
+    pub(crate) rows: usize,
+}
+
+impl Unmet {
+    /// `rows` contains for each row whether it was skipped.
+    pub(crate) fn of(rows: impl Iterator<Item = bool>, goals: &[Goal]) -> Self {
+        let with = |verdict| goals.iter().filter(|goal| goal.verdict == verdict).count();
+        Self {
+            missed: with(Verdict::Missed),
+            skipped: with(Verdict::Skipped),
+            rows: rows.filter(|&skipped| skipped).count(),
+        }
+    }
+
+    /// Fails if `--check` was given and something is unmet.
+    pub(crate) fn check(self, asked: bool) -> Result<(), CheckFailed> {
+        if asked && self != Self::default() { Err(CheckFailed(self)) } else { Ok(()) }
+    }
+}
+
+impl std::ops::Add for Unmet {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let (missed, skipped) = (self.missed + other.missed, self.skipped + other.skipped);
+        Self { missed, skipped, rows: self.rows + other.rows }
+    }
+}
+
+/// The error of `--check`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}: --check makes that an error")]
+pub(crate) struct CheckFailed(Unmet);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_reaches_a_bound_as_a_whole() {
+        let value = || Ok(Spread { median: -4.0, min: -9.0, max: 1.0 });
+        let goals = judge(
+            [
+                Target::most(1, "a", value(), "%", 0.0),
+                Target::most(1, "b", value(), "%", 0.0).whole(),
+                Target::most(1, "c", value(), "%", 1.0).whole(),
+                Target::least(1, "d", value(), "%", -5.0),
+                Target::least(1, "e", value(), "%", -5.0).whole(),
+                Target::least(1, "f", value(), "%", -9.0).whole(),
+            ],
+            "rseq",
+        );
+        let words: Vec<_> = goals.iter().map(|goal| goal.verdict.word()).collect();
+        assert_eq!(words, ["reached", "missed", "reached", "reached", "missed", "reached"]);
+    }
+}

@@ -1,0 +1,1 @@
+../../../virtio/tests/driver_common/back.rs

@@ -1,0 +1,1 @@
+../../../virtio/tests/device_common/front.rs

@@ -1,0 +1,559 @@
+//! Streams: the sockets of a stack whose payload is in device memory.
+
+use super::account::{Account, Desk, Given, StreamReturner};
+use super::context::Context;
+use super::payload::{OnDevice, Part, Piece, PieceIn};
+use super::range::{Completions, Range, Sent};
+use super::rx::StreamRx;
+use super::tx::StreamTx;
+use crate::mailbox::Payload as Place;
+use crate::{BindingCount, BindingRef, DeliverError, Pages, TokenRange, TokenStats};
+use netmem_inet::tcp::{Config, Held};
+use netmem_inet::{Fragment, ListenOptions, Payload, SocketError, Sockets, Stack, TcpListener, TcpStream};
+use netmem_packet::{SplitRxQueue, SplitTxQueue, Wait};
+use netmem_pool::{Frag, MapError, PeerMemory, PeerShared};
+use netmem_refs::PercpuRef;
+use std::fmt;
+use std::mem;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use thiserror::Error;
+
+/// The largest number of bytes in an extent.
+const EXTENT: u32 = 64 << 10;
+/// After this number of consecutive segments that the device has not verified, the user gets an error. Fewer segments
+/// may simply be damaged.
+const UNVOUCHED: u64 = 3;
+
+/// Received payload, or an empty entry for it.
+#[derive(Debug, Default)]
+pub enum StreamFragment<M: PeerMemory = PeerShared> {
+    /// Nothing was received in this entry.
+    #[default]
+    Empty,
+    /// An extent: consecutive bytes in device memory, at most 64 KiB.
+    Device {
+        /// The binding's id.
+        binding: u64,
+        /// The offset of the first byte in the binding.
+        offset: u64,
+        /// The length in bytes.
+        len: u32,
+        /// The tokens of the pages of the extent, one for each page. Return each of them once by a [`StreamReturner`].
+        tokens: TokenRange,
+    },
+    /// Bytes that the device wrote to host memory. Dropping the fragment returns its page.
+    Linear(Fragment<M>),
+}
+
+/// The reason why nothing was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// [`SocketError::WouldBlock`]: no payload is queued. [`SocketError::Closed`]: the connection has ended, and the reason.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// No token can be given to the next page. Its payload stays queued.
+    #[error("a fragment cannot be received now")]
+    Token(#[from] DeliverError),
+    /// The device does not verify the checksums of the peer's segments, so they are dropped and not acknowledged. The
+    /// user gets this error once. The connection continues. It receives again when the device vouches for a later segment.
+    #[error(
+        "the device has vouched for none of the last {frames} segments from {peer}: their payload cannot be checked here, and is dropped; \
+         have the peer or its device compute checksums, or receive into host memory"
+    )]
+    Unvouched {
+        /// The peer's address.
+        peer: SocketAddr,
+        /// The number of segments that were dropped since the last segment that the device vouched for.
+        frames: u64,
+    },
+}
+
+/// The reason why a range of device memory was not sent. The stream has kept no reference to the binding.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StreamSendError {
+    /// [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`], [`SocketError::Closed`].
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The binding was unbound and sends no new ranges.
+    #[error("binding {binding} was unbound: what was sent before drains, and nothing new is sent from it")]
+    Unbound {
+        /// The binding's id.
+        binding: u64,
+    },
+    /// The range is not in the binding, or it is empty or too long for one call.
+    #[error(
+        "{len} bytes at {offset} are not in binding {binding}, which has {have}; a range has from 1 byte to 1 GiB less one"
+    )]
+    Range {
+        /// The binding's id.
+        binding: u64,
+        /// The offset of the range in the binding.
+        offset: u64,
+        /// The length of the range in bytes.
+        len: u32,
+        /// The number of bytes in the binding.
+        have: u64,
+    },
+    /// The device does not know the binding's memory.
+    #[error("the binding cannot be sent from by this device: put its region into the device's memory table first")]
+    Map(#[from] MapError),
+    /// The peer is this host. There is no device on the path that could read the memory.
+    #[error("the peer is this host, and device memory is only sent by a device")]
+    Here,
+}
+
+/// Opens the sockets of a stack with device streams. All of them share one table of tokens. This value stays on the stack's thread.
+///
+/// The table has a count of 8 bytes for each page of a binding, which becomes resident when payload is received. So the memory of the table
+/// does not depend on the number of sockets.
+pub struct Streams<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
+    sockets: Sockets<OnDevice<C, M>>,
+    desk: Rc<Desk<C>>,
+    context: Arc<Context<C>>,
+}
+
+impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
+    /// Makes the streams of a stack. Make one value for each stack, because each value has a table of its own.
+    pub fn new<Q, T>(stack: &mut Stack<StreamRx<Q, C>, StreamTx<T, C>>) -> Self
+    where
+        Q: SplitRxQueue<Mem = M>,
+        T: SplitTxQueue<super::InFlight<C>, Mem = M> + Wait,
+    {
+        let context = stack.queues().1.context.clone();
+        Self { sockets: stack.sockets(), desk: Rc::new(Desk::new()), context }
+    }
+
+    /// The sockets of the stack, which also open UDP sockets, whose payload is in host memory.
+    #[must_use]
+    pub fn sockets(&self) -> &Sockets<OnDevice<C, M>> {
+        &self.sockets
+    }
+
+    /// Listens on `local`, as [`Sockets::listen`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sockets::listen`].
+    pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<DeviceListener<C, M>, SocketError> {
+        Ok(DeviceListener { tcp: self.sockets.listen(local, options)?, streams: self.clone() })
+    }
+
+    /// Begins to connect to `remote`, as [`Sockets::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sockets::connect`].
+    pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<DeviceStream<C, M>, SocketError> {
+        DeviceStream::new(self.sockets.connect(remote, options)?, self)
+    }
+
+    /// The counters of the table of tokens that the streams share.
+    #[must_use]
+    pub fn stats(&self) -> TokenStats {
+        self.desk.stats()
+    }
+
+    /// Drops the table's references to bindings that are unbound and whose pages were all returned. Returns how many
+    /// there were. Call it if the streams neither receive nor return tokens.
+    pub fn release_drained(&self) -> usize {
+        self.desk.release_drained()
+    }
+}
+
+impl<C: BindingCount, M: PeerMemory> Clone for Streams<C, M> {
+    fn clone(&self) -> Self {
+        Self { sockets: self.sockets.clone(), desk: self.desk.clone(), context: self.context.clone() }
+    }
+}
+
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for Streams<C, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Streams({:?})", self.stats())
+    }
+}
+
+/// A socket that accepts device streams.
+pub struct DeviceListener<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
+    tcp: TcpListener<OnDevice<C, M>>,
+    streams: Streams<C, M>,
+}
+
+impl<C: BindingCount, M: PeerMemory> DeviceListener<C, M> {
+    /// Accepts the next connection. It begins without tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: no connection waits.
+    pub fn accept(&mut self) -> Result<DeviceStream<C, M>, SocketError> {
+        DeviceStream::new(self.tcp.accept()?, &self.streams)
+    }
+
+    /// Like [`accept`](Self::accept); the waker is called when a connection waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<DeviceStream<C, M>, SocketError>> {
+        self.tcp.poll_accept(cx).map(|accepted| DeviceStream::new(accepted?, &self.streams))
+    }
+
+    /// The local address and port.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.tcp.local_addr()
+    }
+}
+
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for DeviceListener<C, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceListener({})", self.local_addr())
+    }
+}
+
+/// Counters of a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StreamStats {
+    /// Pages of device memory that were received: pieces of payload, each in one page.
+    pub pages: u64,
+    /// Bytes that were received in device memory.
+    pub device_bytes: u64,
+    /// Bytes that were received in host memory.
+    pub linear_bytes: u64,
+    /// The number of tokens that the user holds.
+    pub out: u32,
+    /// Returns that were ignored because the token is not of a binding that the stack's streams hold.
+    pub foreign: u64,
+    /// Returns that were ignored because the stream does not hold the page: it was returned as often as received, never received, or
+    /// belongs to another stream.
+    pub excess: u64,
+    /// Segments that were dropped because the device had not verified them, since the last segment with accepted
+    /// payload.
+    pub unvouched: u64,
+}
+
+/// A TCP connection whose payload is in device memory. No CPU of this host touches this payload.
+///
+/// A stream has one receiver, which is this value, on the stack's thread. [`StreamReturner`]s give tokens back on any thread. A page is
+/// counted in the budgets of the connection and of the stack until its token is returned. Calls do not wait: see [`TcpStream`].
+///
+/// Dropping this value closes the connection, and the pages of payload that was not delivered are returned to their
+/// pools. When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
+pub struct DeviceStream<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
+    tcp: TcpStream<OnDevice<C, M>>,
+    streams: Streams<C, M>,
+    account: Arc<Account<C>>,
+    given: Given,
+    completions: Arc<Completions<C>>,
+    /// The number of ranges that were queued by `send`.
+    ranges: u64,
+    /// Whether the user has got the error that the device does not verify the peer's segments.
+    told: bool,
+    pages: u64,
+    device_bytes: u64,
+    linear_bytes: u64,
+}
+
+/// The decision on the next piece of payload.
+enum Next {
+    /// It stays queued because `out` has no entry for it, or there is no piece.
+    Nothing,
+    /// It is in host memory, and is put into the next entry.
+    Linear,
+    /// It gets this token. If `on` is true it extends the last extent; otherwise it is put into the next entry.
+    Device { token: u32, on: bool, count: std::ptr::NonNull<crate::owned::Owned> },
+    /// No token can be given to it.
+    Refused(DeliverError),
+}
+
+impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
+    fn new(tcp: TcpStream<OnDevice<C, M>>, streams: &Streams<C, M>) -> Result<Self, SocketError> {
+        let account = streams.desk.open(tcp.budget().ok_or(SocketError::StackGone)?);
+        let completions = Arc::new(Completions::new(streams.context.clone()));
+        let (streams, given, ranges, told) = (streams.clone(), Given::new(), 0, false);
+        let (pages, device_bytes, linear_bytes) = (0, 0, 0);
+        Ok(Self { tcp, streams, account, given, completions, ranges, told, pages, device_bytes, linear_bytes })
+    }
+
+    /// Returns a handle that gives tokens back, on any thread.
+    #[must_use]
+    pub fn returner(&self) -> StreamReturner<C> {
+        StreamReturner::new(self.account.clone())
+    }
+
+    /// Receives queued payload into the entries of `out`, from the front. Returns how many entries were filled; 0 means
+    /// that the peer sends no more. Consecutive bytes in consecutive pages are one extent.
+    ///
+    /// If `out` has no entry for a piece, the piece stays queued without a token, and the next call receives it. Costs
+    /// an atomic operation for each page.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError`]. No payload is lost.
+    pub fn recv(&mut self, out: &mut [StreamFragment<M>]) -> Result<usize, StreamError> {
+        self.receive(out, true)
+    }
+
+    /// Receives as [`recv`](Self::recv) does, but without tokens. Measurements of other kinds of tokens use this. The field `tokens` has the
+    /// indexes of the pages. The caller owns the counts of the pages, and gives them up by [`Pages::put`] of the binding and
+    /// [`StreamReturner::give_back_bare`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv`](Self::recv).
+    #[doc(hidden)]
+    pub fn recv_bare(&mut self, out: &mut [StreamFragment<M>]) -> Result<usize, StreamError> {
+        self.receive(out, false)
+    }
+
+    fn receive(&mut self, out: &mut [StreamFragment<M>], tokens: bool) -> Result<usize, StreamError> {
+        let (mut filled, mut pages) = (0, 0);
+        let why = loop {
+            let mut next = Next::Nothing;
+            let (last, room) = (out[..filled].last(), filled < out.len());
+            let (desk, holder) = (&self.streams.desk, self.account.number());
+            let taken = self.tcp.recv_chunk(|piece| {
+                next = match &piece.0 {
+                    PieceIn::Host(_) if room => Next::Linear,
+                    PieceIn::Device(place) => next_in_device(desk, holder, place, last, room, tokens),
+                    PieceIn::Host(_) => Next::Nothing,
+                };
+                matches!(next, Next::Linear | Next::Device { .. })
+            });
+            let held = match taken {
+                Ok(Some(held)) => held,
+                Ok(None) => break None,
+                Err(error) => {
+                    break Some(match next {
+                        Next::Refused(error) => error.into(),
+                        _ => StreamError::Socket(error),
+                    });
+                }
+            };
+            let (Piece(piece), charge) = held.into_parts();
+            match (piece, next) {
+                (PieceIn::Host(frag), _) => {
+                    self.linear_bytes += frag.len() as u64;
+                    out[filled] = StreamFragment::Linear(Held::new(frag, charge).into());
+                    filled += 1;
+                }
+                (PieceIn::Device(place), Next::Device { token, on, count }) => {
+                    let (binding, offset, len) = (place.binding().id(), place.offset(), place.len());
+                    pages += 1;
+                    self.device_bytes += u64::from(len);
+                    // The table takes over the page's count, and the account takes over the charge.
+                    place.into_count();
+                    charge.leave();
+                    if tokens {
+                        // SAFETY: the count is in the table. The receiver forgets it only when it looks up another one.
+                        if unsafe { count.as_ref() }.give(holder) {
+                            self.given.push(token, &self.account);
+                        }
+                    }
+                    if on && let Some(StreamFragment::Device { len: all, tokens, .. }) = out[..filled].last_mut() {
+                        *all += len;
+                        tokens.count += 1;
+                    } else {
+                        let tokens = TokenRange { start: token, count: 1 };
+                        out[filled] = StreamFragment::Device { binding, offset, len, tokens };
+                        filled += 1;
+                    }
+                }
+                // The closure above takes no other pieces.
+                (PieceIn::Device(_), _) => {}
+            }
+        };
+        self.pages += u64::from(pages);
+        if tokens && pages > 0 {
+            self.account.received(pages);
+        }
+        let Some(why) = why.filter(|_| filled == 0) else { return Ok(filled) };
+        if why == StreamError::Socket(SocketError::WouldBlock) {
+            self.tell()?;
+        }
+        Err(why)
+    }
+
+    /// Returns the error once if the device does not verify the peer's segments.
+    fn tell(&mut self) -> Result<(), StreamError> {
+        let frames = self.tcp.unvouched();
+        let tell = frames >= UNVOUCHED && !mem::replace(&mut self.told, frames >= UNVOUCHED);
+        if tell { Err(StreamError::Unvouched { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
+    }
+
+    /// Like [`recv`](Self::recv); if nothing is queued, the waker is called when there is payload to receive.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv`](Self::recv).
+    pub fn poll_recv(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        out: &mut [StreamFragment<M>],
+    ) -> Poll<Result<usize, StreamError>> {
+        match self.recv(out) {
+            Err(StreamError::Socket(SocketError::WouldBlock)) => {
+                self.tcp.wake_to_receive(cx);
+                Poll::Pending
+            }
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Sends the `len` bytes of a binding from `offset` on, without copying them. Returns the range's number. [`sent`](Self::sent) returns the
+    /// same number when the range may be used again. Until then the device may read the range, so its bytes must not change. If the send buffer
+    /// has room for one byte, it takes a range of any length.
+    ///
+    /// `more` announces that the user sends more soon, so that a segment that is not full may wait for it.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamSendError`].
+    pub fn send(&mut self, from: &BindingRef<C>, offset: u64, len: u32, more: bool) -> Result<u64, StreamSendError> {
+        let (binding, have) = (from.id(), from.region().len() as u64);
+        if len == 0 || len >= 1 << 30 || offset > have || u64::from(len) > have - offset {
+            return Err(StreamSendError::Range { binding, offset, len, have });
+        }
+        if self.tcp.is_here() {
+            return Err(StreamSendError::Here);
+        }
+        let live = from.try_get_live().map_err(|_| StreamSendError::Unbound { binding })?;
+        self.streams.context.map(from)?;
+        let range = Arc::new(Range::new(self.ranges, live, offset, len, &self.completions));
+        match self.tcp.send_chunk(Part::of(range), more) {
+            Ok(()) => {
+                self.ranges += 1;
+                Ok(self.ranges - 1)
+            }
+            Err((error, part)) => {
+                part.cancel();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Sends a fragment of host memory between ranges of device memory. Its page must be in the device's DMA domain.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStream::send`]. The error returns the fragment.
+    pub fn send_host(&mut self, fragment: Frag<M>, more: bool) -> Result<(), (SocketError, Frag<M>)> {
+        match self.tcp.send_chunk(OnDevice::from_host(fragment), more) {
+            Err((error, part)) => match part.into_host() {
+                Some(fragment) => Err((error, fragment)),
+                // The returned part is the fragment that was passed in.
+                None => Ok(()),
+            },
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Copies bytes into host pages and sends them, as [`TcpStream::write`] does. An application uses this for its own headers between ranges
+    /// of device memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStream::write`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SocketError> {
+        self.tcp.write(bytes)
+    }
+
+    /// Returns the next range that may be used again. The peer has acknowledged it or the connection has ended, and the device is done with
+    /// each of its transmissions.
+    pub fn sent(&mut self) -> Option<Sent> {
+        self.completions.pop()
+    }
+
+    /// Like [`sent`](Self::sent); if there is no such range, the waker is called when there is one.
+    pub fn poll_sent(&mut self, cx: &mut TaskContext<'_>) -> Poll<Sent> {
+        self.completions.wait(cx.waker().clone());
+        self.sent().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// The TCP connection, for calls that do not concern payload.
+    #[must_use]
+    pub fn tcp(&self) -> &TcpStream<OnDevice<C, M>> {
+        &self.tcp
+    }
+
+    /// The TCP connection, for calls that do not concern payload.
+    pub fn tcp_mut(&mut self) -> &mut TcpStream<OnDevice<C, M>> {
+        &mut self.tcp
+    }
+
+    /// Resets the connection. Bytes that were sent and not acknowledged are lost.
+    pub fn abort(mut self) {
+        self.tcp.reset();
+    }
+
+    /// The counters of the stream.
+    #[must_use]
+    pub fn stats(&self) -> StreamStats {
+        let account = self.account.stats();
+        StreamStats {
+            pages: self.pages,
+            device_bytes: self.device_bytes,
+            linear_bytes: self.linear_bytes,
+            out: account.out,
+            foreign: account.foreign,
+            excess: account.excess,
+            unvouched: self.tcp.unvouched(),
+        }
+    }
+}
+
+/// Decides where a piece in device memory is put. Looks up the piece's token, and changes no count.
+#[inline]
+fn next_in_device<C: BindingCount, M: PeerMemory>(
+    desk: &Desk<C>,
+    holder: u32,
+    place: &Place<C>,
+    last: Option<&StreamFragment<M>>,
+    room: bool,
+    tokens: bool,
+) -> Next {
+    let index = place.index();
+    let (token, count) = if tokens {
+        match desk.receiver.borrow_mut().find(place.binding(), index, true) {
+            // SAFETY: `find` has checked that there is such a page.
+            Ok(known) => (known.first + index, std::ptr::NonNull::from(unsafe { known.base.mark(index) })),
+            Err(error) => return Next::Refused(error),
+        }
+    } else {
+        (index, std::ptr::NonNull::dangling())
+    };
+    let on = match last {
+        Some(StreamFragment::Device { binding, offset, len, tokens }) => {
+            *binding == place.binding().id()
+                && offset + u64::from(*len) == place.offset()
+                && tokens.start.checked_add(tokens.count) == Some(token)
+                && len.checked_add(place.len()).is_some_and(|len| len <= EXTENT)
+        }
+        _ => false,
+    };
+    if !on && !room {
+        return Next::Nothing;
+    }
+    // SAFETY: as above.
+    if tokens && !unsafe { count.as_ref() }.accepts(holder) {
+        return Next::Refused(DeliverError::Held { binding: place.binding().id(), index });
+    }
+    Next::Device { token, on, count }
+}
+
+impl<C: BindingCount, M: PeerMemory> Drop for DeviceStream<C, M> {
+    fn drop(&mut self) {
+        self.account.leave(&mut self.given);
+    }
+}
+
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for DeviceStream<C, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceStream({} - {}, {:?})", self.tcp.local_addr(), self.tcp.peer_addr(), self.stats())
+    }
+}

@@ -1,0 +1,1 @@
+../../../../tests/device_memory.rs

@@ -1,0 +1,201 @@
+//! Streams in device memory behind a foreign device: DPDK's vhost, which fills buffers in order and knows nothing of headers. testpmd forwards
+//! between its vhost port and a tap, behind which is the kernel's TCP.
+//!
+//! ```text
+//!   kernel's TCP ◄──► tap ◄── testpmd ──► vhost port ◄── vhost-user ──► driver, stack, tokens: this process
+//! ```
+//!
+//! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its frames are vouched for. Its engine `io`
+//! forwards frames and says nothing of their checksums. The bytes in device memory are checked and written by a third process. Needs root,
+//! `/dev/net/tun`, `ip`, `dpdk-testpmd` and two CPUs.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "the programs of Debian 13 are not used here")]
+#[path = "shared/debian13.rs"]
+mod debian13;
+mod device_end;
+mod kernel_common;
+mod memory_common;
+mod net_common;
+mod stream_common;
+#[allow(dead_code, unreachable_pub, reason = "not every test does everything")]
+#[path = "driver_common/testpmd.rs"]
+mod testpmd;
+
+use device_end::{DeviceEnd, pattern};
+use kernel_common::{addresses, in_a_network, skip};
+use memory_common::Memory;
+use netmem_devmem::stream::{DeviceStream, StreamError, StreamFragment};
+use netmem_inet::{ListenOptions, SocketError};
+use netmem_virtio::VhostUser;
+use netmem_virtio::driver::SplitOptions;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use stream_common::{Echo, Ours, PAGES, Part, Receiver, exchange, our};
+use testpmd::{Dpdk, Testpmd};
+
+#[test]
+#[ignore = "the process that looks at device memory in the other tests"]
+fn the_device() {
+    device_end::serve();
+}
+
+/// Runs `work` with a stack behind testpmd, which forwards with `engine`. Each frame has up to `header_bytes` in host memory.
+fn behind_dpdk(engine: &str, header_bytes: u16, work: impl FnOnce(Ours, &mut Testpmd) + Send) {
+    in_a_network(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("vhost.sock");
+        let vhost = format!("net_vhost0,iface={},queues=1", socket.display());
+        // The engine `csum` leaves the checksum of TCP to the receiver, and addresses as they are.
+        let commands = "port stop 0\ncsum set tcp hw 0\nport start 0\ncsum mac-swap off 0\ncsum mac-swap off 1\n\
+                        set burst tx delay 10 retry 1000\n";
+        let commands = format!("{commands}set fwd {engine} retry");
+        let ports = [&*vhost, "net_tap0,iface=nm0"];
+        let Some(mut testpmd) = Testpmd::of_ports(Dpdk::System, &ports, "", &commands) else { return Ok(()) };
+        addresses("nm0")?;
+        let memory = Memory::pages(PAGES);
+        let end = DeviceEnd::beside(&[&memory]);
+        let backend = VhostUser::connect(&socket).unwrap();
+        work(Ours::on(backend, header_bytes, memory, end, false), &mut testpmd);
+        Ok(())
+    });
+}
+
+/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end with a fixed split: the kernel's bytes land in device memory, and go back from there. The
+/// first bytes of payload are in host memory, as many as the headers are shorter than the host part, and are delivered as linear.
+fn echo(v6: bool, timestamps: bool) {
+    const LEN: usize = 1_500_000;
+    let header_bytes = if v6 { SplitOptions::TCP_V6 } else { SplitOptions::TCP_V4 };
+    behind_dpdk("csum", header_bytes, |mut ours, _| {
+        let setting = if timestamps { "1" } else { "0" };
+        std::fs::write("/proc/sys/net/ipv4/tcp_timestamps", setting).unwrap();
+        let mut listener = ours.streams.listen(([0, 0, 0, 0], 7).into(), ListenOptions::default()).unwrap();
+        let peer = thread::spawn(move || exchange(SocketAddr::new(our(v6), 7), LEN));
+        let (mut echo, mut seen): (Option<Echo>, _) = (None, None);
+        while !peer.is_finished() || seen.is_none() {
+            ours.turn();
+            if let Ok(stream) = listener.accept() {
+                echo = Some(Echo::new(stream));
+            }
+            let Ours { from, end, .. } = &mut ours;
+            if let Some(now) = &mut echo
+                && !now.turn(from, end)
+            {
+                let Receiver { in_host, in_device, host_parts, longest_in_host, .. } = now.receiver;
+                seen = Some((in_host, in_device, host_parts, longest_in_host));
+                echo = None;
+            }
+        }
+        peer.join().unwrap();
+        let (in_host, in_device, host_parts, longest) = seen.unwrap();
+        let headers = 14 + if v6 { 40 } else { 20 } + 20 + if timestamps { 12 } else { 0 };
+        let linear = usize::from(header_bytes) - headers;
+        assert_eq!(in_host + in_device, LEN as u64);
+        assert_eq!(longest, linear);
+        // Each segment has its first bytes in host memory, and the rest of its 1500 bytes in device memory.
+        let most = (1514 - usize::from(header_bytes)) as u64;
+        assert!(
+            in_device <= host_parts * most && in_device > LEN as u64 * 9 / 10,
+            "{in_device} in {host_parts} segments"
+        );
+        let stats = ours.stack.stats();
+        assert_eq!((stats.unvouched, stats.wrong_checksum, stats.unreadable), (0, 0, 0));
+        drop(listener);
+        ours.close();
+    });
+}
+
+#[test]
+fn a_fixed_split_over_ipv4() {
+    echo(false, true);
+}
+
+#[test]
+fn a_fixed_split_over_ipv6() {
+    echo(true, true);
+}
+
+/// Without timestamps, headers are 12 bytes shorter, and so many more bytes are linear.
+#[test]
+fn a_fixed_split_and_short_options() {
+    echo(false, false);
+    echo(true, false);
+}
+
+/// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK does not vouch for is not acknowledged. It is counted, and the
+/// user gets an error with the peer's address once. The stack computes the checksum of payload that is linear, and delivers it. When the
+/// back end begins to vouch for frames, the connection goes on with the byte after the last that was acknowledged.
+#[test]
+fn a_peer_that_is_not_vouched_for() {
+    const FIRST: usize = 20;
+    const LEN: usize = 300_000;
+    behind_dpdk("io", SplitOptions::TCP_V4, |mut ours, testpmd| {
+        let mut listener = ours.streams.listen(([0, 0, 0, 0], 7).into(), ListenOptions::default()).unwrap();
+        let connecting = thread::spawn(|| TcpStream::connect(SocketAddr::new(our(false), 7)).unwrap());
+        while !connecting.is_finished() {
+            ours.turn();
+        }
+        let mut peer = connecting.join().unwrap();
+        let here = peer.local_addr().unwrap();
+        let mut bytes = vec![0; LEN];
+        pattern(here.port().into(), 0, &mut bytes);
+        let mut stream: DeviceStream = loop {
+            ours.turn();
+            match listener.accept() {
+                Ok(stream) => break stream,
+                Err(error) => assert_eq!(error, SocketError::WouldBlock),
+            }
+        };
+        let mut receiver = Receiver::new(here.port().into());
+        peer.write_all(&bytes[..FIRST]).unwrap();
+        while receiver.position < FIRST as u64 {
+            ours.turn();
+            let parts = receiver.receive(&mut stream, &mut ours.end).unwrap();
+            assert!(parts.iter().all(|part| matches!(part, Part::Host(_))));
+        }
+        assert_eq!(ours.stack.stats().unvouched, 0);
+        let writer = thread::spawn(move || {
+            peer.write_all(&bytes[FIRST..]).unwrap();
+            peer.shutdown(std::net::Shutdown::Write).unwrap();
+            // Until our side closes.
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        });
+        let mut places = [StreamFragment::Empty];
+        let told = loop {
+            ours.turn();
+            match stream.recv(&mut places) {
+                Err(StreamError::Socket(SocketError::WouldBlock)) => {}
+                other => break other,
+            }
+        };
+        let Err(StreamError::Unvouched { peer, frames }) = told else { panic!("{told:?}") };
+        assert_eq!(peer, here);
+        assert!(frames >= 3 && ours.stack.stats().unvouched >= frames, "{:?}", ours.stack.stats());
+        assert_eq!(ours.stack.pages(), 0, "payload is kept");
+        // The user is told once, and nothing is received.
+        for _ in 0..50 {
+            ours.turn();
+            let got = receiver.receive(&mut stream, &mut ours.end).unwrap();
+            assert!(got.is_empty());
+        }
+        testpmd.command("stop\nset fwd csum retry\nstart");
+        let returner = stream.returner();
+        while let Some(parts) = receiver.receive(&mut stream, &mut ours.end) {
+            for part in parts {
+                if let Part::Device { tokens, .. } = part {
+                    returner.give_back(&[tokens]).unwrap();
+                }
+            }
+            ours.turn();
+        }
+        assert_eq!(receiver.position, LEN as u64);
+        assert!(receiver.in_device > LEN as u64 * 9 / 10);
+        drop((stream, returner, listener));
+        while !writer.is_finished() {
+            ours.turn();
+        }
+        writer.join().unwrap();
+        ours.close();
+    });
+}

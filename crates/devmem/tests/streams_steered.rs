@@ -1,0 +1,254 @@
+//! Streams in device memory over our own device with two receive queues, while another thread changes what the queues receive into and the device
+//! changes which queue a connection's segments go to. The kernel's TCP is the peer, behind a tap.
+//!
+//! ```text
+//!   kernel's TCP ◄──► tap ◄──► device, in another process: steers by connection ──┬──► queue 0 ──► binding, or host memory ──► stack 0
+//!                                                                                 └──► queue 1 ──► host memory ──► stack 1 ──► stack 0
+//! ```
+#![allow(clippy::unwrap_used)]
+
+mod device_end;
+mod kernel_common;
+mod memory_common;
+mod net_common;
+mod stream_common;
+
+use device_end::{DeviceEnd, Piece, pattern};
+use kernel_common::{addresses, in_a_network};
+use memory_common::{Memory, worker};
+use net_common::Lab;
+use netmem_devmem::Binding;
+use netmem_devmem::stream::{
+    Bindings, DeviceStream, InFlight, OnDevice, StreamError, StreamFragment, StreamRx, StreamTx, Streams,
+};
+use netmem_inet::wire::Mac;
+use netmem_inet::{Address, Host, Interface, ListenOptions, SocketError, Stack, StackOptions, Time};
+use netmem_pool::{PeerShared, PoolOptions, SharedPool};
+use netmem_virtio::driver::{NetOptions, SplitOptions};
+use std::collections::HashMap;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use stream_common::{HELD, OurStack, PAGES, PATIENCE, kernel, our};
+
+const PORT: u16 = 7;
+/// Bindings that are made one after the other.
+const ROUNDS: usize = 6;
+
+#[test]
+#[ignore = "the device's process of the other tests"]
+fn the_device() {
+    device_end::serve();
+}
+
+/// Two stacks of one host, each with a queue pair of one device.
+struct Ours {
+    stacks: [OurStack; 2],
+    streams: Streams,
+    bindings: Bindings,
+    memories: Vec<Memory>,
+    end: DeviceEnd,
+    headers: Arc<SharedPool<PeerShared>>,
+    beginning: Instant,
+}
+
+impl Ours {
+    /// Device memories of `pages`, which the device's process knows. The queues receive into host memory.
+    fn new(pages: &[usize]) -> Result<(Self, Lab<InFlight>), String> {
+        let memories: Vec<Memory> = pages.iter().map(|&pages| Memory::pages(pages)).collect();
+        let mut end = DeviceEnd::spawn("nm0", 2, None, &memories.iter().collect::<Vec<_>>());
+        addresses("nm0")?;
+        let front = end.front.take().unwrap();
+        let late = |options: NetOptions| options.late_device_memory().tx_pages(1024);
+        let mut lab: Lab<InFlight> = Lab::of(front, 2, SplitOptions::TCP_V6, late);
+        let addresses = vec![Address { addr: our(false), prefix_len: 24 }];
+        let host = Host::<OnDevice>::new(Interface { mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500, addresses });
+        let bindings = Bindings::new();
+        let headers = Arc::new(lab.device.tx_pool(PoolOptions::new("headers")).unwrap());
+        let stacks = [0, 1].map(|queue| {
+            let rx = StreamRx::new(lab.queues().wait(queue).unwrap(), &bindings);
+            let tx = StreamTx::new(lab.tx.remove(0), lab.device.domain().unwrap());
+            let options = StackOptions { pages: HELD, ..StackOptions::default() };
+            Stack::new(&host, rx, tx, headers.clone(), options, Time::ZERO).unwrap()
+        });
+        let mut stacks = stacks;
+        let streams = Streams::new(&mut stacks[0]);
+        Ok((Self { stacks, streams, bindings, memories, end, headers, beginning: Instant::now() }, lab))
+    }
+
+    /// Polls both stacks, and waits for a moment if there is nothing to do.
+    #[track_caller]
+    fn turn(&mut self) {
+        assert!(self.beginning.elapsed() < PATIENCE, "it never happens: {:?}", self.stacks[0].stats());
+        let now = Time::ZERO + self.beginning.elapsed();
+        if self.stacks.iter_mut().map(|stack| stack.poll(now)).sum::<usize>() == 0 {
+            thread::sleep(Duration::from_micros(50));
+        }
+        assert!(self.memories.iter().all(|memory| memory.mappings() == 0), "device memory is mapped here");
+    }
+
+    /// The kernel connects, sends `len` bytes, and closes. Returns our side of the connection.
+    fn connect(&mut self, len: usize) -> (DeviceStream, thread::JoinHandle<()>) {
+        let mut listener = self.streams.listen(([0, 0, 0, 0], PORT).into(), ListenOptions::default()).unwrap();
+        let peer = thread::spawn(move || {
+            let mut stream = TcpStream::connect(SocketAddr::new(our(false), PORT)).unwrap();
+            let mut bytes = vec![0; len];
+            pattern(stream.local_addr().unwrap().port().into(), 0, &mut bytes);
+            stream.write_all(&bytes).unwrap();
+        });
+        loop {
+            self.turn();
+            match listener.accept() {
+                Ok(stream) => return (stream, peer),
+                Err(error) => assert_eq!(error, SocketError::WouldBlock),
+            }
+        }
+    }
+
+    /// Receives what is queued, checks it, and gives the tokens back. Returns false at the end of the stream. `memory_of` says which memory a
+    /// binding is of.
+    #[track_caller]
+    fn receive(&mut self, stream: &mut DeviceStream, got: &mut Got, memory_of: impl Fn(u64) -> usize) -> bool {
+        let mut places = [const { StreamFragment::Empty }; 16];
+        let n = match stream.recv(&mut places) {
+            Ok(0) => return false,
+            Ok(n) => n,
+            Err(StreamError::Socket(SocketError::WouldBlock)) => return true,
+            Err(error) => panic!("{error}"),
+        };
+        let seed = stream.tcp().peer_addr().port().into();
+        for place in &places[..n] {
+            let len = match place {
+                StreamFragment::Device { binding, offset, len, tokens } => {
+                    let memory = memory_of(*binding);
+                    self.end.check(&[Piece { memory, offset: *offset, len: *len, seed, position: got.position }]);
+                    assert_eq!(stream.returner().give_back(&[*tokens]), Ok(tokens.count as usize));
+                    got.in_device[memory] += u64::from(*len);
+                    u64::from(*len)
+                }
+                StreamFragment::Linear(host) => {
+                    let (is, mut want) = (host.to_vec(), vec![0; host.len()]);
+                    pattern(seed, got.position, &mut want);
+                    assert!(is == want, "{} bytes in host memory at {} are wrong", is.len(), got.position);
+                    got.in_host += is.len() as u64;
+                    is.len() as u64
+                }
+                StreamFragment::Empty => panic!("nothing was received, and counted"),
+            };
+            got.position += len;
+        }
+        true
+    }
+
+    /// Drops everything, and checks that no page is held.
+    fn close(mut self, lab: Lab<InFlight>) {
+        while self.stacks[0].connections() > self.stacks[0].connections_in_time_wait() {
+            self.turn();
+        }
+        let Self { stacks, streams, bindings, memories, end, headers, .. } = self;
+        for stack in &stacks {
+            let stats = stack.stats();
+            assert_eq!((stack.pages(), stats.refused, stats.malformed, stats.resets), (0, 0, 0, 0), "{stats:?}");
+        }
+        drop((streams, bindings));
+        drop(stacks.map(Stack::into_queues));
+        drop(lab);
+        assert_eq!(Arc::into_inner(headers).unwrap().close().outstanding, 0, "header pages are home");
+        memories.iter().for_each(Memory::assert_gone);
+        drop(end);
+    }
+}
+
+/// Bytes that were received.
+#[derive(Default)]
+struct Got {
+    position: u64,
+    /// By memory.
+    in_device: [u64; ROUNDS],
+    in_host: u64,
+}
+
+/// Proves MEM-1 and MEM-9: under traffic, the device steers a connection from the queue with device memory to one with host memory and back.
+/// Segments by the wrong queue go to the stack of the connection, and are delivered as linear. No byte is lost or wrong.
+#[test]
+fn a_connection_is_steered_from_queue_to_queue() {
+    const LEN: usize = 3_000_000;
+    in_a_network(|| {
+        let (mut ours, mut lab) = Ours::new(&[PAGES])?;
+        let binding = Binding::new(ours.memories[0].fd(), 0, &worker()).unwrap();
+        ours.bindings.add(&binding);
+        lab.net.attach(&binding, &[0]).unwrap();
+        let (mut stream, peer) = ours.connect(LEN);
+        let remote = stream.tcp().peer_addr();
+        assert_eq!(remote.ip(), kernel(false));
+        let (mut got, mut queue) = (Got::default(), 0);
+        while ours.receive(&mut stream, &mut got, |_| 0) {
+            let now = (got.position / 150_000 % 2) as u8;
+            if now != queue {
+                queue = now;
+                ours.end.steer(remote, SocketAddr::new(our(false), PORT), queue);
+            }
+            ours.turn();
+        }
+        peer.join().unwrap();
+        assert_eq!(got.position, LEN as u64);
+        let (in_device, in_host) = (got.in_device[0], got.in_host);
+        assert!(in_device > LEN as u64 / 5 && in_host > LEN as u64 / 5, "{in_device} {in_host}");
+        let stats = stream.stats();
+        assert_eq!((stats.device_bytes, stats.linear_bytes), (in_device, in_host));
+        // Segments may be merged before they are handed over.
+        assert!(ours.stacks[1].stats().handed_over > 5, "{:?}", ours.stacks[1].stats());
+        assert_eq!(ours.stacks[0].queues().0.foreign(), 0);
+        drop(stream);
+        lab.net.unbind(binding).unwrap();
+        ours.close(lab);
+        Ok(())
+    });
+}
+
+/// Proves MEM-1, MEM-2 and MEM-9: under traffic, another thread makes bindings, adds each to the list of the stack's queue, attaches the queue to it,
+/// and unbinds it. The connection has fragments of all of them, and linear payload in between. No frame is dropped because its binding is
+/// not known.
+#[test]
+fn bindings_come_and_go() {
+    const LEN: usize = 4_000_000;
+    in_a_network(|| {
+        let (mut ours, lab) = Ours::new(&[PAGES; ROUNDS])?;
+        let (mut stream, peer) = ours.connect(LEN);
+        let known: Arc<Mutex<HashMap<u64, usize>>> = Arc::default();
+        let received: Arc<AtomicU64> = Arc::default();
+        let control = {
+            let (bindings, known, received) = (ours.bindings.clone(), known.clone(), received.clone());
+            let fds: Vec<_> = ours.memories.iter().map(Memory::fd).collect();
+            thread::spawn(move || {
+                let (worker, mut lab) = (worker(), lab);
+                for (n, fd) in fds.into_iter().enumerate() {
+                    let binding = Binding::new(fd, 0, &worker).unwrap();
+                    known.lock().unwrap().insert(binding.id(), n);
+                    bindings.add(&binding);
+                    lab.net.attach(&binding, &[0]).unwrap();
+                    let next = ((n + 1) * (LEN / (ROUNDS + 2))) as u64;
+                    memory_common::until(|| received.load(Ordering::Relaxed) >= next);
+                    lab.net.unbind(binding).unwrap();
+                }
+                lab
+            })
+        };
+        let mut got = Got::default();
+        while ours.receive(&mut stream, &mut got, |id| known.lock().unwrap()[&id]) {
+            received.store(got.position, Ordering::Relaxed);
+            ours.turn();
+        }
+        peer.join().unwrap();
+        let lab = control.join().unwrap();
+        assert_eq!(got.position, LEN as u64);
+        assert!(got.in_device.iter().all(|&bytes| bytes > 10_000), "{:?}", got.in_device);
+        assert_eq!(ours.stacks[0].queues().0.foreign(), 0);
+        drop(stream);
+        ours.close(lab);
+        Ok(())
+    });
+}

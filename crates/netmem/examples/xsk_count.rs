@@ -1,0 +1,67 @@
+//! Counts the packets that come in by an interface, by protocol, and drops them.
+//!
+//!     cargo run --release -p netmem --all-features --example xsk_count -- eth1 [SECONDS]
+//!
+//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//!
+//! The verdict of the handler's program decides in the receive pass, so a frame's page is posted again at once.
+
+use netmem::packet::{PollThenSleep, Wait};
+use netmem::xsk::{QueueOptions, Xsk, XskOptions, XskRx};
+use netmem::{Handler, KernelShared, Packet, Poll, RxQueue, Verdict, XdpFrame};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+/// Packets and bytes by the Ethernet type, which says the protocol.
+#[derive(Default)]
+struct Count {
+    by_type: BTreeMap<u16, (u64, u64)>,
+}
+
+impl Handler<KernelShared> for Count {
+    fn run(&mut self, frame: &mut XdpFrame<KernelShared>) -> Verdict {
+        let Ok([high, low]) = frame.read_at::<2>(12) else { return Verdict::Aborted };
+        let (packets, bytes) = self.by_type.entry(u16::from_be_bytes([high, low])).or_default();
+        *packets += 1;
+        *bytes += frame.len() as u64;
+        Verdict::Drop
+    }
+
+    fn pass(&mut self, _: Packet<KernelShared>) {}
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let interface = arguments.next().ok_or("usage: xsk_count INTERFACE [SECONDS]")?;
+    let seconds = arguments.next().map_or(Ok(10), |seconds| seconds.parse())?;
+    let mut xsk: Xsk = Xsk::open(XskOptions::new(&interface), |_| QueueOptions::new())?;
+    // Nothing is sent.
+    let mut queues: Vec<XskRx> = xsk.pairs.drain(..).map(|(rx, _)| rx).collect();
+    let mode = queues.first().map(|rx| rx.socket().mode().to_string()).unwrap_or_default();
+    eprintln!("ready: {} queues of {interface}, {mode}", queues.len());
+
+    let (mut count, mut pause) = (Count::default(), PollThenSleep::new(Duration::from_micros(50)));
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        let work = queues.iter_mut().map(|rx| rx.poll(|poll| poll.receive(256, &mut count))).sum();
+        let mut waits: Vec<&mut dyn Wait> = queues.iter_mut().map(|rx| rx as &mut dyn Wait).collect();
+        pause.turn(work, &mut waits, Some(left))?;
+    }
+    for (kind, (packets, bytes)) in &count.by_type {
+        let name = match kind {
+            0x0800 => "IPv4",
+            0x0806 => "ARP",
+            0x8100 => "VLAN",
+            0x86dd => "IPv6",
+            _ => "other",
+        };
+        println!("{name} (0x{kind:04x}): {packets} packets, {bytes} bytes");
+    }
+    for rx in &queues {
+        let kernel = rx.socket().kernel_stats()?;
+        let lost = kernel.rx_dropped + kernel.rx_ring_full + kernel.rx_fill_empty;
+        println!("queue {}: {} received, {lost} lost before the ring", rx.socket().queue(), rx.stats().frames);
+    }
+    Ok(())
+}

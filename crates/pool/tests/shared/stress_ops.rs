@@ -1,0 +1,1 @@
+../../../../tests/stress_ops.rs

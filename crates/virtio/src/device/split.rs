@@ -1,0 +1,293 @@
+//! From the port to a driver that has asked for frames that are split behind their headers: header split, as network cards do it, and
+//! large receive offload.
+//!
+//! ```text
+//!   port      │ headers │ payload 0 │   │ headers │ payload 1 │   │ headers │ payload 2 │
+//!                  │          └───────────┐   ┌────────┘      ┌──────────────┘
+//!   chain     │ header 12 B, headers' │ unused ┤├ payload 0 │ payload 1 │ payload 2 │ unused ┤
+//!             the first buffer: host memory     the others: device memory
+//! ```
+//!
+//! * TCP and UDP frames are split behind their headers, if these fit the first buffer. Headers may have any length. A
+//!   frame without payload, and one of another protocol, goes to the first buffer as far as there is room.
+//! * `hdr_len` says how many bytes of the frame are in the first buffer. If there are more, the used length counts the whole first
+//!   buffer as written. Bytes between the two are not.
+//! * If a driver has accepted segments, consecutive frames of a flow are joined into one, by the rules of [`Join`].
+//!   Frames wait for others at most until the end of the pass. Chains are given back in order. So if a chain may still
+//!   be continued, it is held together with those after it.
+//! * If the port has not verified a frame's checksum, it is verified here. If it is right, the frame is delivered with
+//!   `DATA_VALID`. If it is wrong, the frame is delivered without that mark, and is joined to no other.
+
+use std::ops::Range;
+
+use netmem_packet::{Checksum, Headers, Join, Joinable, MAX_SEGMENTS};
+use netmem_pool::foreign::copy_in;
+
+use super::DriverFault;
+use super::memory::View;
+use super::port::Port;
+use super::rx::{BATCH, Scratch};
+use super::stats::{DropReason, Tally};
+use crate::net::{VnetHdr, feature};
+use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Side};
+
+/// Chains are given back to the driver after so many bytes of payload, or at the end of the pass. This is a large
+/// segment for each of some flows.
+const PUBLISH_BYTES: usize = 512 << 10;
+/// Chains are given back after so many chains, too.
+const PUBLISH_CHAINS: usize = 64;
+/// The most frames that are taken in one pass: those of some large segments.
+const FRAMES: usize = 4 * BATCH as usize;
+/// How many of the last chains are searched for the one that a frame continues.
+const FLOWS: usize = 16;
+/// Bytes of a frame that are searched for its headers, if these are longer than those of [`Joinable`].
+const LOOK: usize = 512;
+/// An Ethernet header: the least that the driver expects in the first buffer.
+const LEAST: usize = 14;
+
+/// A chain that was filled, and was not given back yet.
+struct Open<A> {
+    head: Head<A>,
+    buffers: Range<usize>,
+    header: VnetHdr,
+    /// Bytes of the frame in the first buffer.
+    split: usize,
+    /// Bytes in the others.
+    payload: usize,
+    /// The place of the next byte of payload: the buffer, and the offset in it.
+    at: (usize, usize),
+    /// Bytes of room from there on.
+    room: usize,
+    /// The frame in the chain, if frames can be joined to it.
+    join: Option<Join>,
+    /// Whether they still can: no other frame of the flow has arrived since.
+    continues: bool,
+}
+
+/// What a driver's features allow.
+struct Allowed {
+    /// Whether checksums must be verified.
+    sums: bool,
+    v4: bool,
+    v6: bool,
+    ecn: bool,
+}
+
+/// Fills chains of `q` from `port`, at most [`BATCH`].
+///
+/// # Errors
+///
+/// The rule that the driver has broken. Chains that were filled before that were given back.
+pub(super) fn receive<S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'_>,
+    port: &mut P,
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    let mut buffers = scratch.buffers.lend();
+    let result = fill(q, memory, port, &mut buffers, tally);
+    scratch.buffers.put(buffers);
+    result
+}
+
+fn fill<'t, S: Side, P: Port>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'t>,
+    port: &mut P,
+    buffers: &mut Vec<Buffer<'t>>,
+    tally: &mut Tally,
+) -> Result<(), DriverFault> {
+    let has = |bits| q.negotiated().has(feature::GUEST_CSUM | bits);
+    let (v4, v6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
+    let allowed = Allowed { sums: has(0), v4, v6, ecn: has(feature::GUEST_ECN) };
+    let mut open: Vec<Open<S::At>> = Vec::new();
+    let (mut cursor, mut chains, mut bytes) = (q.cursor(), 0, 0);
+    let mut result = Ok(());
+    for _ in 0..FRAMES {
+        let Some((header, frame)) = port.peek().and_then(|wire| wire.split_first_chunk()) else { break };
+        let (mut header, mut frame) = (VnetHdr::from_bytes(*header), frame);
+        let looked = look(&mut header, &mut frame, &allowed);
+        tally.rx_bytes += frame.len() as u64;
+        if let Some(joinable) = &looked.joinable
+            && let Some(chain) = continued(&mut open, joinable, header.meta().checksum)
+        {
+            let (split, n) = (chain.split, frame.len() - chain.split);
+            chain.write(buffers, &frame[split..]);
+            (bytes, tally.rx_frames, tally.joined) = (bytes + n, tally.rx_frames + 1, tally.joined + 1);
+            port.consume();
+            continue;
+        }
+        if chains == usize::from(BATCH) {
+            tally.rx_bytes -= frame.len() as u64;
+            break;
+        }
+        let (start, before) = (buffers.len(), cursor);
+        let head = match q.lend(&mut cursor, memory, Direction::Write, buffers) {
+            Ok(Some(head)) => head,
+            Ok(None) => {
+                tally.rx_bytes -= frame.len() as u64;
+                tally.starved += 1;
+                break;
+            }
+            Err(fault) => {
+                result = Err(fault);
+                break;
+            }
+        };
+        let range = start..buffers.len();
+        match Open::new(head, range, buffers, header, frame, &looked, &allowed) {
+            Some(chain) => {
+                (bytes, chains) = (bytes + chain.payload, chains + 1);
+                tally.rx_frames += 1;
+                open.push(chain);
+            }
+            // The chain stays the next one.
+            None => {
+                cursor = before;
+                buffers.truncate(start);
+                tally.rx_bytes -= frame.len() as u64;
+                tally.drop(DropReason::TooBig);
+            }
+        }
+        port.consume();
+        if bytes >= PUBLISH_BYTES || open.len() == PUBLISH_CHAINS {
+            give_back(q, &mut open, buffers);
+            buffers.clear();
+            q.publish();
+            bytes = 0;
+        }
+    }
+    give_back(q, &mut open, buffers);
+    result
+}
+
+/// A parsed frame.
+struct Looked {
+    joinable: Option<Joinable>,
+    /// Offset of the payload in the frame, in bytes. `None`: the frame has no payload.
+    payload: Option<usize>,
+}
+
+/// Parses a frame, cuts off the padding behind its IP packet, and sets `DATA_VALID` in `header` if its checksum is
+/// right.
+#[inline]
+fn look(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> Looked {
+    let joinable = Joinable::look(frame, frame.len(), header.meta(), false);
+    let headers = match &joinable {
+        Some(joinable) => Some(*joinable.headers()),
+        None => Headers::parse(&frame[..frame.len().min(LOOK)]),
+    };
+    let mut payload = None;
+    if let Some(headers) = &headers {
+        let end = headers.end(frame);
+        payload = Some(headers.payload).filter(|&payload| payload < end);
+        // Padding must not be written to a page of payload. In a frame without payload it stays in the host part.
+        if payload.is_some() && end < frame.len() {
+            *frame = &frame[..end];
+        }
+        if allowed.sums && header.flags == 0 && headers.has_right_checksum(frame) {
+            header.flags = VnetHdr::DATA_VALID;
+        }
+    }
+    Looked { joinable, payload }
+}
+
+/// The chain that a frame continues. If the frame does not continue a chain of its flow, no later frame may continue
+/// that chain.
+#[inline]
+fn continued<'o, A>(open: &'o mut [Open<A>], frame: &Joinable, checksum: Checksum) -> Option<&'o mut Open<A>> {
+    let chain = open
+        .iter_mut()
+        .rev()
+        .take(FLOWS)
+        .find(|chain| chain.continues && chain.join.as_ref().is_some_and(|join| join.is_flow(frame)))?;
+    let join = chain.join.as_mut()?;
+    let (more, known) = (frame.payload().unwrap_or(0), checksum != Checksum::Unknown);
+    let size = join.meta().gso.map_or(1, |gso| usize::from(gso.size));
+    // The driver refuses a frame of more segments.
+    let few = (join.headers().payload + join.payload() + more) / size < MAX_SEGMENTS;
+    if known && few && more <= chain.room && join.is_continued_by(frame) {
+        join.add(frame);
+        return Some(chain);
+    }
+    chain.continues = false;
+    None
+}
+
+impl<A> Open<A> {
+    /// Puts a frame into a chain. `None` if it does not fit.
+    fn new(
+        head: Head<A>,
+        range: Range<usize>,
+        buffers: &[Buffer<'_>],
+        header: VnetHdr,
+        frame: &[u8],
+        looked: &Looked,
+        allowed: &Allowed,
+    ) -> Option<Self> {
+        let first = buffers[range.start];
+        let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= LEAST)?;
+        let behind = looked.payload.filter(|&at| at <= room && at < frame.len());
+        let split = behind.unwrap_or(frame.len().min(room).min(usize::from(u16::MAX)));
+        let beyond = head.bytes() - first.len;
+        if frame.len() - split > beyond {
+            return None;
+        }
+        let join = looked.joinable.as_ref().filter(|_| behind.is_some()).and_then(Join::new).filter(|join| {
+            let gso = join.meta().gso;
+            let kind = if join.headers().v6 { allowed.v6 } else { allowed.v4 };
+            kind && header.meta().checksum != Checksum::Unknown && gso.is_some_and(|gso| allowed.ecn || !gso.ecn)
+        });
+        // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass) for `room` bytes behind the header.
+        unsafe { copy_in(&frame[..split], first.host.wrapping_add(VnetHdr::LEN)) };
+        let at = (range.start + 1, 0);
+        let continues = join.is_some();
+        let mut chain = Self { head, buffers: range, header, split, payload: 0, at, room: beyond, join, continues };
+        chain.write(buffers, &frame[split..]);
+        Some(chain)
+    }
+
+    /// Writes payload, for which there is room, behind what is there.
+    #[inline]
+    fn write(&mut self, buffers: &[Buffer<'_>], mut bytes: &[u8]) {
+        self.payload += bytes.len();
+        self.room -= bytes.len();
+        let (mut index, mut at) = self.at;
+        while !bytes.is_empty() {
+            let buffer = &buffers[index];
+            let (now, rest) = bytes.split_at(bytes.len().min(buffer.len - at));
+            // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and has so many bytes behind `at`.
+            unsafe { copy_in(now, buffer.host.wrapping_add(at)) };
+            (bytes, at) = (rest, at + now.len());
+            if at == buffer.len {
+                (index, at) = (index + 1, 0);
+            }
+        }
+        self.at = (index, at);
+    }
+
+    /// Writes the headers. Returns how many bytes of the chain count as written.
+    fn finish(&mut self, buffers: &[Buffer<'_>]) -> usize {
+        let first = buffers[self.buffers.start];
+        if let Some(join) = self.join.as_mut().filter(|join| join.segments() > 1) {
+            self.header = VnetHdr::of(join.meta());
+            // SAFETY: the buffer is *mapped*, and the headers of all segments are as long as those of the first, which are there.
+            unsafe { copy_in(join.head(), first.host.wrapping_add(VnetHdr::LEN)) };
+        }
+        // `new` has checked that it is at most that.
+        let header = VnetHdr { hdr_len: self.split as u16, num_buffers: 1, ..self.header }.to_bytes();
+        // SAFETY: the buffer is *mapped*, and has more bytes than a header.
+        unsafe { copy_in(&header, first.host) };
+        if self.payload > 0 { first.len + self.payload } else { VnetHdr::LEN + self.split }
+    }
+}
+
+/// Gives all chains back. The driver sees them when they are published.
+fn give_back<S: Side>(q: &mut DeviceQueue<S>, open: &mut Vec<Open<S::At>>, buffers: &[Buffer<'_>]) {
+    for mut chain in open.drain(..) {
+        let len = chain.finish(buffers);
+        q.wrote(&buffers[chain.buffers], len);
+        q.give_back(chain.head, len as u32);
+    }
+}

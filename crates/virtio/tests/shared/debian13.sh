@@ -1,0 +1,1 @@
+../../../../tests/peers/debian13.sh

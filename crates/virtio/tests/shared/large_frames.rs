@@ -1,0 +1,1 @@
+../../../../tests/large_frames.rs

@@ -1,0 +1,183 @@
+//! Errors of opening a socket, and faults that stop a queue.
+
+use crate::privileges::MissingPrivilege;
+use crate::program::AttachError;
+use netmem_pool::{PoolError, RegionError};
+use std::io;
+
+/// The reason why a UMEM or a socket could not be made. Everything that was made before the error is removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum XskError {
+    /// The kernel does not support chunks of this size.
+    #[error(
+        "chunks of {chunk} bytes in pages of {page} bytes: the kernel takes chunks of 2048 or 4096 bytes, which are not larger than a \
+         page; longer frames are in several chunks"
+    )]
+    Chunk {
+        /// The requested bytes of a chunk.
+        chunk: usize,
+        /// Bytes in a page.
+        page: usize,
+    },
+    /// The headroom leaves too few bytes of a chunk.
+    #[error(
+        "a headroom of {headroom} bytes and the kernel's 256 leave less than {least} of a chunk of {chunk} bytes for the frame; \
+         ask for less headroom or larger chunks"
+    )]
+    Headroom {
+        /// The requested bytes of headroom.
+        headroom: usize,
+        /// Bytes in a chunk.
+        chunk: usize,
+        /// The least number of bytes that must be left.
+        least: usize,
+    },
+    /// The size of a ring is not one that the kernel accepts.
+    #[error("a {ring} ring of {size} entries: the size is a power of two between 2 and {max}")]
+    RingSize {
+        /// The name of the ring.
+        ring: &'static str,
+        /// The requested number of entries.
+        size: u32,
+        /// The largest number of entries.
+        max: u32,
+    },
+    /// The provider hands out pages of other memory than that of the UMEM.
+    #[error("the provider's pages are not those of the UMEM's region; open the queue with a provider of that region")]
+    Provider,
+    /// The pool of a receive queue could not be made.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A privilege is missing.
+    #[error(transparent)]
+    Missing(#[from] MissingPrivilege),
+    /// The program could not be attached.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The memory could not be allocated.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// There are fewer pages than the fill ring must hold.
+    #[error("{got} of {want} receive buffers could be posted: make the region larger, or the fill level lower")]
+    Pages {
+        /// The number of buffers to post.
+        want: usize,
+        /// The number of buffers that were posted.
+        got: usize,
+    },
+    /// The process may not pin the memory.
+    #[error(
+        "the kernel may not pin {bytes} bytes for the UMEM: the limit (RLIMIT_MEMLOCK) is {limit} bytes for all sockets of this \
+         user; raise it with `ulimit -l` or `LimitMEMLOCK=`, use less memory, or have CAP_IPC_LOCK"
+    )]
+    Memlock {
+        /// Bytes of the UMEM.
+        bytes: usize,
+        /// The process's limit.
+        limit: u64,
+    },
+    /// The system refused a step because a privilege is missing.
+    #[error("cannot {step}: {source}; this needs {privilege}")]
+    Privilege {
+        /// The attempted step.
+        step: &'static str,
+        /// The missing privilege.
+        privilege: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// The interface's queue has another AF_XDP socket, of this process or of another one, and has had it for half a
+    /// second at least. The opening call waits this long for a socket that was closed just before.
+    #[error(
+        "queue {queue} of interface {ifindex} has an AF_XDP socket already; close that socket, or use another queue"
+    )]
+    Busy {
+        /// The interface's index.
+        ifindex: u32,
+        /// The number of the queue.
+        queue: u32,
+    },
+    /// There is no such interface in the network namespace of the socket.
+    #[error("there is no interface {ifindex} in this network namespace")]
+    NoInterface {
+        /// The interface's index.
+        ifindex: u32,
+    },
+    /// The interface has no such queue.
+    #[error("interface {ifindex} has no queue {queue} that takes AF_XDP sockets; `netmem info` lists the queues")]
+    NoQueue {
+        /// The interface's index.
+        ifindex: u32,
+        /// The number of the queue.
+        queue: u32,
+    },
+    /// The driver does not support what the options request.
+    #[error(
+        "the driver of interface {ifindex} does not support {what} on queue {queue}: {source}; leave the option out, or use \
+         another interface"
+    )]
+    Unsupported {
+        /// The interface's index.
+        ifindex: u32,
+        /// The number of the queue.
+        queue: u32,
+        /// The requested feature.
+        what: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// The system refused a step.
+    #[error("cannot {step}: {source}")]
+    System {
+        /// The attempted step.
+        step: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
+}
+
+/// The reason why a queue has stopped: the kernel has written an invalid value to a ring, or the socket is not bound
+/// any more. A stopped queue receives and sends nothing. Its frames are returned or quarantined when it is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// An index of a ring has an impossible value.
+    #[error("a ring's producer is at {producer} and its consumer at {consumer}, which cannot be")]
+    Index {
+        /// The producer's index.
+        producer: u32,
+        /// The consumer's index.
+        consumer: u32,
+    },
+    /// The address of an entry is outside of the UMEM, or it is in a chunk that the kernel does not have.
+    #[error("the kernel speaks of address {addr:#x}, where it has no chunk of this queue")]
+    Address {
+        /// The address.
+        addr: u64,
+    },
+    /// A frame extends beyond its chunk.
+    #[error("the kernel speaks of {len} bytes at address {addr:#x}, which reach beyond the chunk")]
+    Length {
+        /// The address.
+        addr: u64,
+        /// The length.
+        len: u32,
+    },
+    /// The interface was deleted, or moved to another network namespace: the socket will never receive or send again.
+    #[error("the interface is gone: it was deleted, or moved to another network namespace")]
+    Gone,
+}
+
+impl Fault {
+    /// The name of the fault in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Index { .. } => "bad_index",
+            Self::Address { .. } => "bad_address",
+            Self::Length { .. } => "bad_length",
+            Self::Gone => "interface_gone",
+        }
+    }
+}

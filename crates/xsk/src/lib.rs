@@ -1,0 +1,92 @@
+//! AF_XDP on page pools: frames of a network interface, received into pages and sent from them.
+//!
+//! ```text
+//!              Umem: a region of pages, registered with the kernel
+//!              ┌──────────────────────────────────────────────┐
+//!   PagePool ──┤► fill ring ──► kernel ──► RX ring ──► XskRx ──┼──► XdpFrame, Packet ──► dropped on any thread ──► PagePool
+//!              │  XskTx ──► TX ring ──► kernel ──► completion ─┼──► the page's count is given back ──► its pool
+//!              └──────────────────────────────────────────────┘
+//! ```
+//!
+//! * [`Umem`] is the memory: a region of a page pool, cut into chunks. It is a DMA domain, whose addresses are offsets.
+//! * [`Umem::open`] opens one queue of an interface: a socket, whose two halves are [`XskRx`] and [`XskTx`]. They are a receive queue and a
+//!   transmit queue like any other of `netmem-packet`.
+//! * Every chunk that the kernel has is accounted for: it is returned through a ring, or is quarantined when the socket
+//!   is closed. See `rx.rs`, `tx.rs` and `accounts.rs`.
+//! * [`Program`] is the XDP program that redirects frames of an interface to sockets: all frames, or those of a
+//!   [`Filter`].
+//! * [`helper`] opens sockets for a process without privileges.
+//! * [`privileges`] lists the privileges that each step needs, and reads those that a thread has.
+//!
+//! ```no_run
+//! use netmem_packet::{Packet, Poll, RxQueue};
+//! use netmem_pool::{KernelShared, RegionOptions, RegionProvider};
+//! use netmem_xsk::{Program, ProgramOptions, QueueOptions, Umem, UmemOptions};
+//! use std::os::fd::AsFd;
+//!
+//! # let ifindex = 1;
+//! let memory = RegionProvider::new(RegionOptions::new(8192).build::<KernelShared>()?);
+//! let umem = Umem::new(memory.region().clone(), &UmemOptions::new())?;
+//! let (mut rx, tx) = umem.open(ifindex, 0, memory, QueueOptions::new())?;
+//! let program = Program::attach(ifindex, &ProgramOptions::default())?;
+//! program.insert(0, rx.as_fd())?;
+//! loop {
+//!     rx.poll(|poll| poll.receive(64, &mut |packet: Packet<KernelShared>| println!("{} bytes", packet.len())));
+//! }
+//! # #[allow(unreachable_code)]
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod accounts;
+mod device;
+mod error;
+mod ethtool;
+#[cfg(all(test, not(loom)))]
+mod fake;
+pub mod helper;
+#[cfg(all(test, not(loom)))]
+mod hostile;
+mod if_xdp;
+mod info;
+mod metadata;
+#[cfg(all(test, loom))]
+mod model;
+mod netlink;
+mod open;
+mod options;
+pub mod privileges;
+mod program;
+mod promiscuous;
+pub mod quirks;
+mod ring;
+mod rx;
+mod socket;
+mod stats;
+mod sync;
+mod sys;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod testing;
+mod tx;
+mod umem;
+mod waiting;
+mod xsk;
+
+pub use error::{Fault, XskError};
+pub use info::{InterfaceInfo, check};
+pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};
+pub use netlink::{AttachMode, Attached, Interface, XdpFeatures};
+pub use open::defer_interrupts;
+pub use options::{BusyPoll, Mode, QueueOptions, UmemOptions};
+pub use program::{AttachError, Filter, MAX_RULES, Program, ProgramOptions, Rule, TooManyRules};
+pub use promiscuous::Promiscuous;
+pub use rx::{RxPoll, XskRx};
+pub use socket::XskSocket;
+pub use stats::{KernelStats, RxStats, TxStats};
+pub use tx::XskTx;
+pub use umem::{Umem, UmemMemory};
+pub use xsk::{Xsk, XskOptions};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,162 @@
+//! Opens a queue: makes its pool, fills its rings, and binds its socket.
+
+use crate::device::Device;
+use crate::error::XskError;
+use crate::options::{Mode, QueueOptions};
+use crate::quirks::{Effect, Quirk};
+use crate::rx::{Receive, XskRx};
+use crate::socket::{Unbound, failed, poll_busily};
+use crate::sys;
+use crate::tx::XskTx;
+use crate::umem::{Umem, UmemMemory};
+use crate::waiting::Waiting;
+use netmem_pool::{PoolOptions, Provider};
+use std::os::fd::AsFd;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use std::{fs, io};
+
+/// The fill level, unless the device's ring or the options require more.
+const LEVEL: u32 = 1024;
+
+impl<M: UmemMemory> Umem<M> {
+    /// Opens queue `queue` of an interface: a socket with this UMEM, and a pool for received frames, which takes its
+    /// pages from `provider`. The two halves can be moved to two threads.
+    ///
+    /// Frames arrive when an XDP program on the interface redirects them to the socket. The interface is looked up in
+    /// the network namespace of the calling thread.
+    ///
+    /// A UMEM can have sockets on many queues and interfaces. The first socket determines the mode, need-wakeup and
+    /// multi-buffer frames of all sockets. For interfaces that cannot share these settings, make another [`Umem`] of
+    /// the same region. Frames are then passed between both without a copy, and the kernel pins the memory twice.
+    ///
+    /// # Errors
+    ///
+    /// See [`XskError`]. If there is an error, nothing stays open.
+    pub fn open(
+        &self,
+        ifindex: u32,
+        queue: u32,
+        provider: Arc<dyn Provider<M>>,
+        mut options: QueueOptions,
+    ) -> Result<(XskRx<M>, XskTx<M>), XskError> {
+        let mut ours = true;
+        provider.each(&mut |region| ours &= std::ptr::eq(region, Arc::as_ptr(self.region())));
+        if !ours {
+            return Err(XskError::Provider);
+        }
+        let device = match options.device.take() {
+            Some(device) => device,
+            None => Device::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
+        };
+        let interface = device.name.clone().unwrap_or_else(|| format!("interface {ifindex}"));
+        if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
+            return Err(XskError::NoQueue { ifindex, queue });
+        }
+        let quirks = device.quirks();
+        let mode = mode(&options, &quirks);
+        let level = device.level(options.fill.unwrap_or(LEVEL));
+        let name = options.name.take().unwrap_or_else(|| format!("{interface}:{queue}"));
+        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider, Some(self.domain()))?;
+
+        let fd = Unbound::descriptor(&mut options)?;
+        if let Some(poll) = options.busy_poll {
+            poll_busily(fd.as_fd(), poll)?;
+        }
+        // In copy mode, the kernel counts this size for a frame. The buffer must not limit the ring, and a waiting
+        // sender is woken only while at most half of the buffer is in use.
+        sys::grow_send_buffer(fd.as_fd(), options.tx as usize * (2 * self.chunk_size() + 1024));
+
+        // The lock is held until the socket is bound, because other sockets can share the memory only with a bound
+        // socket.
+        let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.retain(|socket| socket.strong_count() > 0);
+        let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
+        // Warn once for each interface, and not for each queue.
+        if !sockets.iter().any(|socket| socket.upgrade().is_some_and(|socket| socket.ifindex() == ifindex)) {
+            warn(&interface, &quirks);
+        }
+        if first.is_none() {
+            self.register(&fd)?;
+        }
+        let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
+        let (unbound, rings) = Unbound::new(fd, entries, &options)?;
+        let mut receive = Receive::new(self, rings.rx, rings.fill, level);
+        // This is done before the socket is bound, because a driver fills its own ring then.
+        pool.poll(|napi| receive.refill(napi));
+        let (got, want) = (receive.posted() as usize, level as usize);
+        let bound = if got == want {
+            unbound.bind(ifindex, queue, &options, mode, first.as_deref())
+        } else {
+            drop(unbound);
+            Err(XskError::Pages { want, got })
+        };
+        let socket = match bound {
+            Ok(socket) => Arc::new(socket),
+            Err(error) => {
+                // The socket is closed, and has received nothing.
+                pool.poll(|_| receive.unpost());
+                return Err(error);
+            }
+        };
+        let waiting = match Waiting::new(socket.mode()).map_err(failed("make an epoll set")) {
+            Ok(waiting) => waiting,
+            Err(error) => {
+                drop(XskRx::new(pool, receive, socket, self.clone()));
+                return Err(error);
+            }
+        };
+        sockets.push(Arc::downgrade(&socket));
+        drop(sockets);
+        tracing::debug!(%interface, queue, mode = %socket.mode(), level, "AF_XDP socket bound");
+        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, options.tx, waiting);
+        Ok((XskRx::new(pool, receive, socket, self.clone()), tx))
+    }
+}
+
+/// Lets the driver of an interface leave interrupts off while the queues are polled busily. After `empty_polls` polls
+/// in a row without work, the interrupt is switched on again. When `timeout` has passed after the last poll, the driver
+/// polls by itself. This applies to all queues of the interface, until the values are written again: (0, 0) switches it
+/// off. Needs root.
+///
+/// # Errors
+///
+/// The system's error when `napi_defer_hard_irqs` or `gro_flush_timeout` in `/sys/class/net/INTERFACE` is written.
+pub fn defer_interrupts(interface: &str, empty_polls: u32, timeout: Duration) -> io::Result<()> {
+    if interface.contains('/') || interface.is_empty() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let write = |name, value: u128| fs::write(format!("/sys/class/net/{interface}/{name}"), value.to_string());
+    write("gro_flush_timeout", timeout.as_nanos())?;
+    write("napi_defer_hard_irqs", empty_polls.into())
+}
+
+/// The mode to request: that of the options, or the one that the driver's quirks require, unless the options ignore
+/// them. `None` leaves the choice to the kernel.
+fn mode(options: &QueueOptions, quirks: &[&Quirk]) -> Option<Mode> {
+    let copy = options.quirks && quirks.iter().any(|quirk| quirk.effect == Effect::CopyMode);
+    options.mode.or(copy.then_some(Mode::Copy))
+}
+
+/// Logs the known quirks of the driver as warnings.
+fn warn(interface: &str, quirks: &[&Quirk]) {
+    for quirk in quirks {
+        tracing::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quirks::quirks;
+
+    #[test]
+    fn quirks_decide_about_the_mode_unless_the_options_do() {
+        let options = QueueOptions::new;
+        let copy: Vec<_> = quirks("ice", (4, 18)).collect();
+        let warning: Vec<_> = quirks("ice", (6, 0)).collect();
+        assert_eq!((mode(&options(), &copy), mode(&options(), &warning)), (Some(Mode::Copy), None));
+        assert_eq!(mode(&options().ignore_quirks(), &copy), None);
+        assert_eq!(mode(&options().mode(Mode::ZeroCopy), &copy), Some(Mode::ZeroCopy));
+    }
+}

@@ -1,0 +1,393 @@
+//! The XDP program: it redirects frames to AF_XDP sockets, by the number of the receive queue on which they arrived.
+//!
+//! ```text
+//!   frame in queue q ──► Filter ──┬── taken ──► map of sockets, entry q ──┬── a socket ──► its RX ring
+//!                                 │                                       └── empty ──┐
+//!                                 └── left ──────────────────────────────────────────┴──► the kernel's network stack
+//! ```
+//!
+//! The program is a few dozen instructions that this module assembles itself. A library that loads compiled programs
+//! would be larger than this module, and would need a compiler in the build. The kernel's verifier checks each program
+//! before it runs.
+//!
+//! The program is attached by a BPF link that is not pinned. The link ends when its last descriptor is closed. So the
+//! program leaves the interface when the process ends, in any way. No other program can replace it while the link
+//! exists.
+
+mod asm;
+mod bpf;
+mod filter;
+#[cfg(test)]
+mod tests;
+
+pub use self::filter::{Filter, MAX_RULES, Rule, TooManyRules};
+use crate::netlink::{AttachMode, Attached, Interface};
+use crate::privileges::{MissingPrivilege, Privileges};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The options of a program.
+#[derive(Clone, Debug)]
+pub struct ProgramOptions {
+    /// The mode in which to attach it. `None`: driver mode, or generic mode if the driver has no XDP.
+    pub mode: Option<AttachMode>,
+    /// Whether the program accepts frames of several buffers, which Linux supports since 5.18. Without this option,
+    /// drivers refuse a program while the MTU is too large for one buffer. It is on by default.
+    pub frags: bool,
+    /// The frames that are redirected, by default all.
+    pub filter: Filter,
+}
+
+impl Default for ProgramOptions {
+    fn default() -> Self {
+        Self { mode: None, frags: true, filter: Filter::default() }
+    }
+}
+
+/// The reason why a program was not attached, or a socket not put into its map.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// There is no such interface in this network namespace.
+    #[error("there is no interface {0} in this network namespace")]
+    NoInterface(String),
+    /// A privilege is missing.
+    #[error(transparent)]
+    Privilege(#[from] MissingPrivilege),
+    /// Another program is attached. It is left as it is.
+    #[error(
+        "interface {interface} has an XDP program already: number {}{} in {}. It is left alone: end the process that attached it, or \
+         remove it (ip link set {interface} xdp off)",
+        attached.program,
+        name.as_ref().map_or(String::new(), |name| format!(", named {name},")),
+        attached.mode
+    )]
+    Occupied {
+        /// The name of the interface.
+        interface: String,
+        /// The attached program.
+        attached: Attached,
+        /// The program's name, if it has one and this process may know it.
+        name: Option<String>,
+    },
+    /// The kernel's verifier has refused the program. The log names the instruction.
+    #[error("the kernel refuses the XDP program; its verifier says:\n{log}")]
+    Rejected {
+        /// The verifier's log.
+        log: String,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
+    /// The driver refuses programs in this mode, or it refuses this program with the interface's settings.
+    #[error(
+        "interface {interface} takes no XDP program in {mode}: the driver lacks it, or lacks it with the present MTU ({mtu}), number of \
+         queues or offloads (LRO); the kernel's log may say more"
+    )]
+    Refused {
+        /// The name of the interface.
+        interface: String,
+        /// The mode.
+        mode: AttachMode,
+        /// The interface's MTU.
+        mtu: u32,
+        /// The driver's error.
+        #[source]
+        source: io::Error,
+    },
+    /// This crate cannot attach programs in this mode.
+    #[error("{0} needs a program that was loaded for the device, which this crate does not do")]
+    Mode(AttachMode),
+    /// The map has no entry for this queue.
+    #[error("queue {queue}: the program's map has entries for {entries} queues")]
+    Queue {
+        /// The requested queue.
+        queue: u32,
+        /// The number of entries of the map.
+        entries: u32,
+    },
+    /// The object that is pinned at a path cannot be used here.
+    #[error("{}: {what}", path.display())]
+    Pinned {
+        /// The path.
+        path: PathBuf,
+        /// The problem with the object.
+        what: &'static str,
+    },
+    /// The system refused a step.
+    #[error("{what}")]
+    System {
+        /// The attempted step.
+        what: &'static str,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> AttachError {
+    move |source| AttachError::System { what, source }
+}
+
+/// The flags of a link for a mode.
+fn flags(mode: AttachMode) -> Result<u32, AttachError> {
+    match mode {
+        AttachMode::Generic => Ok(1 << 1),
+        AttachMode::Driver => Ok(1 << 2),
+        AttachMode::Hardware => Err(AttachError::Mode(mode)),
+    }
+}
+
+/// An XDP program with its map of sockets. Dropping this value detaches the program from the interface.
+///
+/// A frame that the filter matches is redirected to the socket of its receive queue. If the queue has no socket, the
+/// kernel gets the frame. When a socket is closed, the kernel removes it from the map.
+#[derive(Debug)]
+pub struct Program {
+    /// The link, or `None` if the user has attached the program.
+    link: Option<OwnedFd>,
+    map: OwnedFd,
+    entries: u32,
+    mode: Option<AttachMode>,
+    frags: bool,
+}
+
+impl Program {
+    /// Loads a program and attaches it to the interface with this index.
+    ///
+    /// Cost: about ten system calls, and the time of the verifier (below a millisecond). A driver may restart its
+    /// queues.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]. If there is an error, nothing has changed.
+    pub fn attach(ifindex: u32, options: &ProgramOptions) -> Result<Self, AttachError> {
+        Privileges::current().check_program(&options.filter)?;
+        let interface = interface(ifindex)?;
+        let entries = interface.rx_queues.max(1);
+        let map = bpf::create_xskmap(entries).map_err(system("making the map of sockets"))?;
+        let program = load(&options.filter, map.as_fd(), options.frags)?;
+        let (link, mode) = attach_somehow(&interface, options.mode, program.as_fd())?;
+        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags: options.frags })
+    }
+
+    /// Checks whether this thread can load a program: makes a map, has the kernel verify a program, and drops both. It
+    /// does not check the driver of any interface.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]: a privilege that is missing, or a kernel without BPF.
+    pub fn check() -> Result<(), AttachError> {
+        Privileges::current().check_program(&Filter::default())?;
+        let map = bpf::create_xskmap(1).map_err(system("making a map of sockets"))?;
+        load(&Filter::default(), map.as_fd(), true).map(drop)
+    }
+
+    /// Attaches the user's own program, pinned at `program`, which redirects to the map of sockets pinned at `map`.
+    /// Both stay pinned. Dropping this value detaches the program from the interface.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`], for example [`AttachError::Pinned`]. If there is an error, nothing has changed.
+    pub fn attach_pinned(
+        ifindex: u32,
+        mode: Option<AttachMode>,
+        program: &Path,
+        map: &Path,
+    ) -> Result<Self, AttachError> {
+        let mut pinned = Self::pinned_map(map)?;
+        let interface = interface(ifindex)?;
+        let program = open_pinned(program)?;
+        let (link, mode) = attach_somehow(&interface, mode, program.as_fd())?;
+        (pinned.link, pinned.mode) = (Some(link), Some(mode));
+        Ok(pinned)
+    }
+
+    /// Uses a map of sockets that is pinned at `map`, and that belongs to a program which the user has attached. This
+    /// value puts sockets into the map. It neither attaches nor detaches a program.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Pinned`] if something else is pinned there.
+    pub fn pinned_map(map: &Path) -> Result<Self, AttachError> {
+        let fd = open_pinned(map)?;
+        let entries = bpf::xskmap_entries(fd.as_fd()).map_err(system("looking at a pinned map"))?;
+        let what = "what is pinned there is no map of AF_XDP sockets (BPF_MAP_TYPE_XSKMAP)";
+        let entries = entries.ok_or_else(|| AttachError::Pinned { path: map.to_owned(), what })?;
+        Ok(Self { link: None, map: fd, entries, mode: None, frags: false })
+    }
+
+    /// Makes this value from descriptors that another process has sent.
+    pub(crate) fn from_parts(link: OwnedFd, map: OwnedFd, mode: AttachMode, frags: bool) -> Result<Self, AttachError> {
+        let entries = bpf::xskmap_entries(map.as_fd()).map_err(system("looking at the map of sockets"))?;
+        let entries = entries.ok_or_else(|| AttachError::System {
+            what: "a descriptor is not that of a map of sockets",
+            source: io::ErrorKind::InvalidData.into(),
+        })?;
+        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags })
+    }
+
+    /// The descriptors of link and map, the mode of the program, and whether it accepts frames of several buffers.
+    /// `None` if the user has attached the program.
+    pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool)> {
+        Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags))
+    }
+
+    /// Drops this value without detaching the program. Another process has the descriptors.
+    pub(crate) fn pass_on(mut self) {
+        self.link = None;
+    }
+
+    /// Redirects frames of receive queue `queue` to an AF_XDP socket. A previous socket of the queue gets no more
+    /// frames.
+    ///
+    /// The kernel drops frames for a socket that is not bound to this interface and queue. One system call.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Queue`]; [`AttachError::System`] if the descriptor is no AF_XDP socket.
+    pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), AttachError> {
+        self.check_queue(queue)?;
+        let what = "putting a socket into the program's map";
+        bpf::update(self.map.as_fd(), queue, socket.as_raw_fd() as u32).map_err(system(what))
+    }
+
+    /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no socket. One system
+    /// call.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Queue`], [`AttachError::System`].
+    pub fn remove(&self, queue: u32) -> Result<(), AttachError> {
+        self.check_queue(queue)?;
+        match bpf::delete(self.map.as_fd(), queue) {
+            Err(e) if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {
+                Err(system("taking a socket out of the program's map")(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_queue(&self, queue: u32) -> Result<(), AttachError> {
+        if queue < self.entries { Ok(()) } else { Err(AttachError::Queue { queue, entries: self.entries }) }
+    }
+
+    /// Replaces the program by one with another filter, between two frames. The map and its sockets stay.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]: the program is unchanged. This value cannot replace a program that the user has attached.
+    pub fn set_filter(&self, filter: &Filter) -> Result<(), AttachError> {
+        Privileges::current().check_program(filter)?;
+        let what = "exchanging the program";
+        let link = self.link.as_ref().ok_or_else(|| system(what)(io::ErrorKind::Unsupported.into()))?;
+        let program = load(filter, self.map.as_fd(), self.frags)?;
+        bpf::replace(link.as_fd(), program.as_fd()).map_err(system(what))
+    }
+
+    /// The mode in which the program is attached. `None` if the user has attached it.
+    #[must_use]
+    pub fn mode(&self) -> Option<AttachMode> {
+        self.mode
+    }
+
+    /// The number of queues for which the map has entries. Their numbers are below this.
+    #[must_use]
+    pub fn queues(&self) -> u32 {
+        self.entries
+    }
+
+    /// The index of the interface to which the program is attached, in the network namespace in which the interface is
+    /// now. `None` if the interface is gone, or if the user has attached the program. One system call.
+    #[must_use]
+    pub fn attached_to(&self) -> Option<u32> {
+        bpf::attached_to(self.link.as_ref()?.as_fd()).ok().flatten()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // A forked child has a copy of the descriptor until it executes another program. So closing our descriptor
+        // would not end the link at once.
+        if let Some(link) = &self.link {
+            let _ = bpf::detach(link.as_fd());
+        }
+    }
+}
+
+fn interface(ifindex: u32) -> Result<Interface, AttachError> {
+    Interface::by_index(ifindex).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENODEV) => AttachError::NoInterface(format!("number {ifindex}")),
+        _ => AttachError::System { what: "looking at the interface", source },
+    })
+}
+
+fn load(filter: &Filter, map: BorrowedFd<'_>, frags: bool) -> Result<OwnedFd, AttachError> {
+    // No filter is too long for a jump, because of MAX_RULES.
+    let code = filter::program(filter, map.as_raw_fd()).ok_or_else(|| AttachError::System {
+        what: "writing the program",
+        source: io::ErrorKind::InvalidInput.into(),
+    })?;
+    bpf::load(&code, frags).map_err(|bpf::NotLoaded { source, log }| {
+        if log.is_empty() { system("loading the XDP program")(source) } else { AttachError::Rejected { log, source } }
+    })
+}
+
+fn open_pinned(path: &Path) -> Result<OwnedFd, AttachError> {
+    let pinned = |what| AttachError::Pinned { path: path.to_owned(), what };
+    bpf::pinned(path).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT) => pinned("nothing is pinned there"),
+        Some(libc::EACCES | libc::EPERM) => {
+            pinned("this user may not open what is pinned there (its mode and owner decide)")
+        }
+        Some(libc::EINVAL) => pinned("that is not a file of a BPF file system (mount -t bpf bpf /sys/fs/bpf)"),
+        _ => AttachError::System { what: "opening what is pinned", source },
+    })
+}
+
+/// Attaches in `mode`. If `mode` is `None`, attaches in driver mode if the driver supports it, otherwise in generic
+/// mode.
+fn attach_somehow(
+    interface: &Interface,
+    mode: Option<AttachMode>,
+    program: BorrowedFd<'_>,
+) -> Result<(OwnedFd, AttachMode), AttachError> {
+    match mode {
+        Some(mode) => Ok((attach_in(interface, mode, program)?, mode)),
+        None => match attach_in(interface, AttachMode::Driver, program) {
+            Err(AttachError::Refused { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                Ok((attach_in(interface, AttachMode::Generic, program)?, AttachMode::Generic))
+            }
+            attached => Ok((attached?, AttachMode::Driver)),
+        },
+    }
+}
+
+fn attach_in(interface: &Interface, mode: AttachMode, program: BorrowedFd<'_>) -> Result<OwnedFd, AttachError> {
+    let flags = flags(mode)?;
+    // Another process may remove its program between the refusal and this query. The next attempt then succeeds.
+    let mut attempts = 0..3;
+    loop {
+        let source = match bpf::attach(program, interface.index, flags) {
+            Ok(link) => return Ok(link),
+            Err(source) => source,
+        };
+        let name = interface.name.clone();
+        return Err(match source.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => {
+                let attached = Interface::by_index(interface.index).ok().and_then(|now| now.programs.first().copied());
+                match attached {
+                    Some(attached) => {
+                        AttachError::Occupied { interface: name, attached, name: bpf::program_name(attached.program) }
+                    }
+                    None if attempts.next().is_some() => continue,
+                    None => AttachError::System { what: "attaching the program", source },
+                }
+            }
+            Some(libc::ENODEV) => AttachError::NoInterface(name),
+            Some(libc::EPERM | libc::EACCES) => AttachError::System { what: "attaching the program", source },
+            _ => AttachError::Refused { interface: name, mode, mtu: interface.mtu, source },
+        });
+    }
+}

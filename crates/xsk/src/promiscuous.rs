@@ -1,0 +1,66 @@
+//! Promiscuous mode: reception of frames for every MAC address.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Makes an interface receive frames for every MAC address, as long as this value lives. A program needs this if hosts
+/// with addresses of their own are behind it.
+///
+/// The kernel counts the requests, and removes a request with its descriptor. So the mode also ends if the process is
+/// killed. Needs `CAP_NET_RAW`.
+#[derive(Debug)]
+pub struct Promiscuous {
+    _socket: OwnedFd,
+}
+
+impl Promiscuous {
+    /// Requests the mode for an interface.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's errors: `EPERM`, and `ENODEV` if there is no such interface.
+    pub fn new(ifindex: u32) -> io::Result<Self> {
+        // The socket has no protocol, so it receives nothing itself.
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let request = libc::packet_mreq {
+            mr_ifindex: i32::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        // SAFETY: the option's value is this structure, which the kernel reads.
+        let rc = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                (&raw const request).cast(),
+                size_of_val(&request) as libc::socklen_t,
+            )
+        };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { _socket: socket }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::Interface;
+    use crate::testing::{command, in_namespace, ip};
+
+    #[test]
+    fn it_ends_with_the_value() {
+        in_namespace(|| {
+            ip("link add v0 type veth peer name v1");
+            let counted = || command("ip -d link show v0").contains("promiscuity 1");
+            let index = Interface::by_name("v0").unwrap().index;
+            let on = Promiscuous::new(index).unwrap();
+            assert!(counted());
+            drop(on);
+            assert!(!counted());
+            assert_eq!(Promiscuous::new(9999).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        });
+    }
+}

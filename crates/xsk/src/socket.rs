@@ -1,0 +1,300 @@
+//! A socket: it is made, gets its rings, and is bound to one queue of an interface.
+
+use crate::error::XskError;
+use crate::if_xdp::Desc;
+use crate::options::{BusyPoll, Mode, QueueOptions};
+use crate::ring::{Consumer, Entry, Parts, Producer};
+use crate::stats::KernelStats;
+use crate::sys::{self, Mapping};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The largest ring. The tables can count up to this number of descriptors.
+const MAX_RING: u32 = 32_768;
+
+/// If a queue has another socket, binding is repeated this often, with a pause before each attempt. The pauses are half
+/// a second in total.
+const BUSY_TRIES: u32 = 100;
+const BUSY_WAIT: Duration = Duration::from_millis(5);
+
+/// A socket that is bound to a queue of an interface. Its two halves, [`XskRx`](crate::XskRx) and
+/// [`XskTx`](crate::XskTx), share it. It is closed when both are gone.
+#[derive(Debug)]
+pub struct XskSocket {
+    // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket whose rings are mapped.
+    _rings: [Mapping; 4],
+    fd: OwnedFd,
+    ifindex: u32,
+    queue: u32,
+    mode: Mode,
+    need_wakeup: bool,
+    multi_buffer: bool,
+    busy_poll: bool,
+    gone: AtomicBool,
+}
+
+/// The rings of a socket.
+pub(crate) struct Rings {
+    pub(crate) fill: Producer<u64>,
+    pub(crate) rx: Consumer<Desc>,
+    pub(crate) tx: Producer<Desc>,
+    pub(crate) done: Consumer<u64>,
+}
+
+/// A socket that has rings and is not bound.
+pub(crate) struct Unbound {
+    rings: [Mapping; 4],
+    fd: OwnedFd,
+}
+
+pub(crate) fn failed(step: &'static str) -> impl FnOnce(io::Error) -> XskError {
+    move |source| XskError::System { step, source }
+}
+
+impl Unbound {
+    /// Takes the socket from the options, or makes a new one.
+    pub(crate) fn descriptor(options: &mut QueueOptions) -> Result<OwnedFd, XskError> {
+        if let Some(fd) = options.socket.take() {
+            return Ok(fd);
+        }
+        let step = "make an AF_XDP socket";
+        sys::socket().map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => XskError::Privilege { step, privilege: "CAP_NET_RAW", source },
+            _ => XskError::System { step, source },
+        })
+    }
+
+    /// Makes the rings of a socket.
+    pub(crate) fn new(fd: OwnedFd, fill: u32, options: &QueueOptions) -> Result<(Self, Rings), XskError> {
+        let make = |ring, option, size: u32| {
+            if !size.is_power_of_two() || !(2..=MAX_RING).contains(&size) {
+                return Err(XskError::RingSize { ring, size, max: MAX_RING });
+            }
+            sys::set(fd.as_fd(), libc::SOL_XDP, option, &size).map_err(failed("make a ring of the socket"))
+        };
+        make("fill", libc::XDP_UMEM_FILL_RING, fill)?;
+        make("completion", libc::XDP_UMEM_COMPLETION_RING, options.tx)?;
+        make("RX", libc::XDP_RX_RING, options.rx)?;
+        make("TX", libc::XDP_TX_RING, options.tx)?;
+        let at = sys::offsets(fd.as_fd()).map_err(failed("ask for the layout of the rings"))?;
+        let map = |offsets: &libc::xdp_ring_offset, entry: usize, size: u32, place: u64| {
+            let len = offsets.desc as usize + size as usize * entry;
+            Mapping::new(fd.as_fd(), place, len).map_err(failed("map a ring of the socket"))
+        };
+        let (address, desc) = (mem::size_of::<u64>(), mem::size_of::<Desc>());
+        let rings = [
+            map(&at.fr, address, fill, libc::XDP_UMEM_PGOFF_FILL_RING)?,
+            map(&at.cr, address, options.tx, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?,
+            map(&at.rx, desc, options.rx, libc::XDP_PGOFF_RX_RING as u64)?,
+            map(&at.tx, desc, options.tx, libc::XDP_PGOFF_TX_RING as u64)?,
+        ];
+        // SAFETY: the kernel reports the offsets of the parts in each ring's memory, and `map` has mapped them with all
+        // entries. The socket keeps the mappings, and both queues keep the socket. Each ring has one user.
+        let made = unsafe {
+            Rings {
+                fill: Producer::new(parts::<u64>(&rings[0], &at.fr), fill),
+                done: Consumer::new(parts::<u64>(&rings[1], &at.cr), options.tx),
+                rx: Consumer::new(parts::<Desc>(&rings[2], &at.rx), options.rx),
+                tx: Producer::new(parts::<Desc>(&rings[3], &at.tx), options.tx),
+            }
+        };
+        Ok((Self { rings, fd }, made))
+    }
+
+    /// Binds the socket to a queue. `shared` is a bound socket of the same UMEM.
+    pub(crate) fn bind(
+        self,
+        ifindex: u32,
+        queue: u32,
+        options: &QueueOptions,
+        mode: Option<Mode>,
+        shared: Option<&XskSocket>,
+    ) -> Result<XskSocket, XskError> {
+        let mut flags = match mode {
+            None => 0,
+            Some(Mode::Copy) => libc::XDP_COPY,
+            Some(Mode::ZeroCopy) => libc::XDP_ZEROCOPY,
+        };
+        flags |= if options.need_wakeup { libc::XDP_USE_NEED_WAKEUP } else { 0 };
+        flags |= if options.multi_buffer { libc::XDP_USE_SG } else { 0 };
+        // The kernel takes the flags from the first socket of the UMEM, and refuses others.
+        let flags = if shared.is_some() { libc::XDP_SHARED_UMEM } else { flags };
+        let what = if mode == Some(Mode::ZeroCopy) { "zero-copy mode" } else { "AF_XDP sockets with these options" };
+        let bind = || sys::bind(self.fd.as_fd(), ifindex, queue, flags, shared.map(AsFd::as_fd));
+        let mut bound = bind();
+        for _ in 0..BUSY_TRIES {
+            // The kernel releases a queue some time after its last socket was closed. The socket may be that of a
+            // process that was killed.
+            if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
+                break;
+            }
+            std::thread::sleep(BUSY_WAIT);
+            bound = bind();
+        }
+        bound.map_err(|source| match source.raw_os_error() {
+            Some(libc::EBUSY) => XskError::Busy { ifindex, queue },
+            Some(libc::ENODEV) => XskError::NoInterface { ifindex },
+            // A driver also returns this error if it supports the mode, but not on this queue or device.
+            Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { ifindex, queue },
+            Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { ifindex, queue, what, source },
+            _ => XskError::System { step: "bind the socket to a queue", source },
+        })?;
+        let zero_copy = sys::is_zero_copy(self.fd.as_fd()).map_err(failed("ask for the mode of the socket"))?;
+        let now = if zero_copy { Mode::ZeroCopy } else { Mode::Copy };
+        if options.mode == Some(Mode::ZeroCopy) && now == Mode::Copy {
+            let source =
+                io::Error::other("the UMEM's first socket is in copy mode, and all have the mode of the first");
+            return Err(XskError::Unsupported { ifindex, queue, what, source });
+        }
+        let (need_wakeup, multi_buffer) = match shared {
+            Some(first) => (first.need_wakeup, first.multi_buffer),
+            None => (options.need_wakeup, options.multi_buffer),
+        };
+        Ok(XskSocket {
+            _rings: self.rings,
+            fd: self.fd,
+            ifindex,
+            queue,
+            mode: now,
+            need_wakeup,
+            multi_buffer,
+            busy_poll: options.busy_poll.is_some(),
+            gone: AtomicBool::new(false),
+        })
+    }
+}
+
+/// The addresses of a ring's parts, as the kernel reports them.
+///
+/// # Safety
+///
+/// The offsets are those of this ring, and are inside the mapping.
+unsafe fn parts<E: Entry>(memory: &Mapping, at: &libc::xdp_ring_offset) -> Parts<E::Slot> {
+    debug_assert!(at.desc as usize <= memory.len);
+    // SAFETY: the caller's.
+    unsafe {
+        Parts {
+            producer: memory.at.add(at.producer as usize).cast(),
+            consumer: memory.at.add(at.consumer as usize).cast(),
+            flags: memory.at.add(at.flags as usize).cast(),
+            entries: memory.at.add(at.desc as usize).cast(),
+        }
+    }
+}
+
+/// Sets the options for busy polling, unless the helper that made the socket has set them.
+pub(crate) fn poll_busily(fd: BorrowedFd<'_>, poll: BusyPoll) -> Result<(), XskError> {
+    if sys::prefers_busy_poll(fd) {
+        return Ok(());
+    }
+    let set = |option, value: i32| {
+        let step = "make the socket poll busily";
+        sys::set(fd, libc::SOL_SOCKET, option, &value).map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) => XskError::Privilege { step, privilege: "CAP_NET_ADMIN", source },
+            _ => XskError::System { step, source },
+        })
+    };
+    set(libc::SO_PREFER_BUSY_POLL, 1)?;
+    set(libc::SO_BUSY_POLL, i32::try_from(poll.microseconds.max(1)).unwrap_or(i32::MAX))?;
+    set(libc::SO_BUSY_POLL_BUDGET, i32::from(poll.budget.max(1)))
+}
+
+#[cfg(all(test, not(loom)))]
+impl XskSocket {
+    /// For [`crate::fake`].
+    pub(crate) fn fake(rings: [Mapping; 4], fd: OwnedFd, mode: Mode) -> Self {
+        let (ifindex, queue, gone) = (0, 0, AtomicBool::new(false));
+        let (need_wakeup, multi_buffer, busy_poll) = (true, true, false);
+        Self { _rings: rings, fd, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
+    }
+}
+
+impl XskSocket {
+    /// The mode that is in use.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The interface's index at the time when the socket was bound.
+    #[must_use]
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// The interface's queue.
+    #[must_use]
+    pub fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// Whether frames may be in several buffers.
+    #[must_use]
+    pub fn is_multi_buffer(&self) -> bool {
+        self.multi_buffer
+    }
+
+    /// What the kernel counts for the socket. A system call.
+    ///
+    /// # Errors
+    ///
+    /// The system call has failed.
+    pub fn kernel_stats(&self) -> io::Result<KernelStats> {
+        sys::statistics(self.fd.as_fd()).map(KernelStats::from)
+    }
+
+    /// Whether the interface was deleted, or moved to another network namespace. The socket is then not bound any more.
+    /// Costs a system call.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        // Relaxed: the flag only changes to true, and publishes no other data.
+        if self.gone.load(Ordering::Relaxed) {
+            return true;
+        }
+        let unbound = self.mode == Mode::Copy && self.wake_rx() == Err(Errno::NXIO);
+        if unbound || sys::take_error(self.fd.as_fd()) {
+            self.gone.store(true, Ordering::Relaxed);
+            return true;
+        }
+        false
+    }
+
+    /// Whether the driver may need a wake-up for new chunks. In copy mode the kernel takes chunks when a frame arrives.
+    #[inline(always)]
+    pub(crate) fn wakes_rx(&self) -> bool {
+        self.mode == Mode::ZeroCopy
+    }
+
+    /// Whether each flush is a system call.
+    #[inline(always)]
+    pub(crate) fn always_kicks(&self) -> bool {
+        !self.need_wakeup || self.busy_poll
+    }
+
+    #[inline(always)]
+    pub(crate) fn polls_busily(&self) -> bool {
+        self.busy_poll
+    }
+
+    #[inline]
+    pub(crate) fn wake_rx(&self) -> Result<(), Errno> {
+        sys::kick_rx(self.fd.as_fd())
+    }
+}
+
+impl AsFd for XskSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl fmt::Display for XskSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {} queue {}, {}", self.ifindex, self.queue, self.mode)
+    }
+}

@@ -1,0 +1,544 @@
+//! The transmit queue: frames for the kernel to send, and the pages that are returned after that.
+//!
+//! ```text
+//!   packet ── send ──► counts of pages ── TX ring ──► the kernel ── completion ring ──► the counts are given back ──► pools
+//!                                           ▲ flush, kick
+//! ```
+//!
+//! A fragment of a packet becomes a descriptor for each chunk that it touches. The queue keeps a count of the
+//! fragment's page for each descriptor. A completion names an address, and so a chunk. Completions arrive in any order.
+//! Descriptors of one chunk are not distinguished: each completion puts one count of the page.
+//!
+//! # Kicks
+//!
+//! In copy mode the kernel sends in a system call, up to 32 frames by default, and returns `EAGAIN` if there are more.
+//! [`flush`](TxQueue::flush) repeats the call as long as the kernel takes frames. If the kernel takes none (its send
+//! buffer is full, it lacks memory, or the device is busy), the rest stays in the ring, and a kick is *owed*: each
+//! later [`flush`](TxQueue::flush), [`complete`](TxQueue::complete) and [`arm`](Wait::arm) tries again. No kick is
+//! lost.
+//!
+//! # Sleeping
+//!
+//! In zero-copy mode the kernel wakes no thread when frames complete. While frames are out, a timer wakes a sleeping
+//! thread after a millisecond: see `waiting.rs`.
+//!
+//! # Late completions
+//!
+//! A frame completes when its last user is done with it. In copy mode, this is when the socket that received the
+//! kernel's copy has released it. With a driver that batches completions, it is when another frame is sent. If
+//! descriptors are out, and none completes for a second, they are counted as late, once, and the kernel is notified of
+//! the ring again. Their pages are returned when they complete.
+//!
+//! # The end
+//!
+//! If descriptors have not completed when the queue is dropped, their pages stay out until the UMEM is dropped, that
+//! is, until the last [`Umem`] handle and the last queue are dropped. A device may still be reading these pages, and
+//! the bytes that it sends must not be those of another frame.
+
+use crate::accounts::Outstanding;
+use crate::error::Fault;
+use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA, TX_METADATA_LEN};
+use crate::metadata::{NoLaunchTimes, Stamps, TxRequest, TxTimestamp, launch_times};
+use crate::netlink::XdpFeatures;
+use crate::ring::{Consumer, Producer};
+use crate::socket::XskSocket;
+use crate::stats::{TxStats, state};
+use crate::sys;
+use crate::umem::{Layout, Umem, UmemMemory};
+use crate::waiting::Waiting;
+use netmem_packet::{Armed, Checksum, MAX_FRAGS, Meta, Packet, Reach, Room, TxQueue, Wait};
+use netmem_pool::{Frag, KernelShared, Region};
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The number of completions that are handled at a time.
+const BATCH: u32 = 64;
+/// If no descriptor completes for this time, the descriptors that are out are late. In unit tests they are late at
+/// once.
+const LATE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+
+/// A transmit queue: see [`TxQueue`]. It is one half of a socket; the other is [`XskRx`](crate::XskRx).
+///
+/// It sends every page of the UMEM's region, from any pool, even from a pool of another DMA domain: a frame that a
+/// virtio-net queue received into the same region is sent without a copy. Frames in other memory are refused
+/// ([`Reach::Never`]).
+///
+/// Its descriptor is for waiting only: it becomes readable when frames have completed. In zero-copy mode the kernel
+/// does not report this. The descriptor then becomes readable a millisecond after [`arm`](Wait::arm) while frames are
+/// out.
+#[must_use = "a queue stops when it is dropped"]
+pub struct XskTx<M: UmemMemory = KernelShared> {
+    region: Arc<Region<M>>,
+    layout: Layout,
+    tx: Producer<Desc>,
+    done: Consumer<u64>,
+    out: Outstanding,
+    /// The largest number of descriptors that are out: the number of entries of the completion ring.
+    limit: u32,
+    /// Whether the kernel has taken fewer frames than there were, and must be notified again.
+    owed: bool,
+    /// The time since which nothing has completed, although descriptors are out.
+    waiting: Option<Instant>,
+    /// The number of descriptors that were counted as late and are still out.
+    late: u64,
+    stamps: Stamps,
+    launch_times: Result<(), NoLaunchTimes>,
+    stats: TxStats,
+    sleep: Waiting,
+    // The socket is closed before the UMEM is dropped.
+    socket: Arc<XskSocket>,
+    umem: Umem<M>,
+}
+
+/// The reason why a packet is not sent.
+enum Refusal {
+    Unreachable,
+    Shape,
+}
+
+impl<M: UmemMemory> XskTx<M> {
+    pub(crate) fn new(
+        umem: Umem<M>,
+        socket: Arc<XskSocket>,
+        tx: Producer<Desc>,
+        done: Consumer<u64>,
+        limit: u32,
+        sleep: Waiting,
+    ) -> Self {
+        let layout = *umem.layout();
+        let features = || XdpFeatures::of(socket.ifindex()).ok();
+        let launch_times = launch_times(layout.tx_metadata, sys::kernel(), features);
+        Self {
+            region: umem.region().clone(),
+            layout,
+            tx,
+            done,
+            out: Outstanding::new(layout.chunks()),
+            limit,
+            owed: false,
+            waiting: None,
+            late: 0,
+            stamps: Stamps::default(),
+            launch_times,
+            stats: TxStats::default(),
+            sleep,
+            socket,
+            umem,
+        }
+    }
+
+    /// The queue's counters.
+    #[must_use]
+    pub fn stats(&self) -> TxStats {
+        self.stats
+    }
+
+    /// The number of descriptors that were given to the kernel and have not completed.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.out.total() as usize
+    }
+
+    /// The socket. The receive queue is its other half.
+    #[must_use]
+    pub fn socket(&self) -> &XskSocket {
+        &self.socket
+    }
+
+    /// The memory of the queue.
+    #[must_use]
+    pub fn umem(&self) -> &Umem<M> {
+        &self.umem
+    }
+
+    /// Queues a packet with a request to the device. Needs
+    /// [`UmemOptions::tx_metadata`](crate::UmemOptions::tx_metadata), and a driver that supports the request: `netmem
+    /// info` lists the features of a driver. A driver without timestamps reports no time ([`TxTimestamp::time`]).
+    ///
+    /// # Errors
+    ///
+    /// As for [`TxQueue::send`]. The head of the packet needs 24 free bytes in front of it, in its chunk, and no other
+    /// holder. A launch time needs [`launch_times`](Self::launch_times).
+    pub fn send_with(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
+        if self.stats.stopped.is_some() {
+            return Err(packet);
+        }
+        self.send_metadata(packet, request)
+    }
+
+    /// Whether packets can have a launch time, as reported by the kernel and the driver when the queue was opened.
+    ///
+    /// # Errors
+    ///
+    /// The missing feature. [`send_with`](Self::send_with) then refuses packets with a launch time.
+    pub fn launch_times(&self) -> Result<(), NoLaunchTimes> {
+        self.launch_times
+    }
+
+    /// Takes the oldest known time at which a packet with such a request was sent. Call this after
+    /// [`complete`](TxQueue::complete).
+    pub fn timestamp(&mut self) -> Option<TxTimestamp> {
+        self.stamps.pop()
+    }
+
+    /// The address of a fragment in the UMEM. It is computed, and touches no memory of the page.
+    #[inline(always)]
+    fn addr(&self, frag: &Frag<M>) -> Option<u64> {
+        self.region.index_of(frag).map(|index| self.layout.addr(index, frag.offset()))
+    }
+
+    /// The number of descriptors that a packet needs.
+    #[inline(always)]
+    fn pieces(&self, packet: &Packet<M>) -> Result<u32, Refusal> {
+        let pieces = |frag: &Frag<M>| {
+            let addr = self.addr(frag).ok_or(Refusal::Unreachable)?;
+            Ok(self.layout.chunks_of(addr, frag.len()))
+        };
+        let mut n = pieces(packet.head())?;
+        for frag in packet.frags() {
+            n += pieces(frag)?;
+        }
+        let most = if self.socket.is_multi_buffer() { MAX_FRAGS as u32 + 1 } else { 1 };
+        if n == 0 || n > most { Err(Refusal::Shape) } else { Ok(n) }
+    }
+
+    /// Whether this number of descriptors can be queued.
+    #[inline(always)]
+    fn has_room(&mut self, pieces: u32) -> Result<bool, Fault> {
+        Ok(self.limit - self.out.total() >= pieces && self.tx.free(pieces)? >= pieces)
+    }
+
+    /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets are. Returns any
+    /// other packet. Also returns the packet if there is no room.
+    #[inline(always)]
+    fn queue_plain(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        let Some(addr) = self.addr(packet.head()) else { return Err(packet) };
+        let len = packet.head().len();
+        let plain = packet.meta.gso.is_none() && !matches!(packet.meta.checksum, Checksum::Partial { .. });
+        let in_chunk = len > 0 && (addr as usize & (self.layout.chunk - 1)) + len <= self.layout.chunk;
+        let room = self.out.total() < self.limit && self.tx.known_free() > 0 && self.stats.stopped.is_none();
+        if !(plain && in_chunk && room) {
+            return Err(packet);
+        }
+        let head = packet.into_head()?;
+        self.stats.frames += 1;
+        self.stats.bytes += len as u64;
+        self.stats.descriptors += 1;
+        let _ = head.into_count();
+        self.out.insert((addr >> self.layout.shift) as u32);
+        self.tx.push(Desc { addr, len: len as u32, options: 0 });
+        Ok(())
+    }
+
+    /// The part of [`send`](TxQueue::send) for a packet that is not [plain](Self::queue_plain), or for which there may
+    /// be no room.
+    #[inline(never)]
+    fn send_slowly(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        if self.stats.stopped.is_some() {
+            return Err(packet);
+        }
+        if packet.meta.gso.is_some() || matches!(packet.meta.checksum, Checksum::Partial { .. }) {
+            return self.send_metadata(packet, TxRequest::default());
+        }
+        self.queue(packet, 0)
+    }
+
+    /// Queues a packet that has no request, or that has its metadata in front of it.
+    fn queue(&mut self, packet: Packet<M>, options: u32) -> Result<(), Packet<M>> {
+        let pieces = match self.pieces(&packet) {
+            Ok(pieces) => pieces,
+            Err(refusal) => return self.refuse(packet, &refusal),
+        };
+        match self.has_room(pieces) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.stats.full += 1;
+                return Err(packet);
+            }
+            Err(fault) => {
+                self.stop(fault);
+                return Err(packet);
+            }
+        }
+        self.stats.frames += 1;
+        self.stats.bytes += packet.len() as u64;
+        self.stats.descriptors += u64::from(pieces);
+        let (head, frags) = packet.into_fragments();
+        let (mut left, mut options) = (pieces, options);
+        self.push(head, &mut left, &mut options);
+        for frag in frags {
+            self.push(frag, &mut left, &mut options);
+        }
+        Ok(())
+    }
+
+    /// Writes a fragment's descriptors. `left` is the number of descriptors of the packet from here on. `options` are
+    /// the flags of the first one.
+    #[inline(always)]
+    fn push(&mut self, frag: Frag<M>, left: &mut u32, options: &mut u32) {
+        // The address exists: it was found when the descriptors were counted.
+        let Some(mut addr) = self.addr(&frag) else { return };
+        let mut len = frag.len();
+        let mut frag = Some(frag);
+        while len > 0 {
+            let here = len.min(self.layout.chunk - (addr as usize & (self.layout.chunk - 1)));
+            // The queue takes one count of the page for each descriptor.
+            let count = if here == len { frag.take() } else { frag.clone() };
+            let _ = count.map(Frag::into_count);
+            *left -= 1;
+            let goes_on = if *left > 0 { PKT_CONTD } else { 0 };
+            self.out.insert((addr >> self.layout.shift) as u32);
+            self.tx.push(Desc { addr, len: here as u32, options: std::mem::take(options) | goes_on });
+            addr += here as u64;
+            len -= here;
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, packet: Packet<M>, refusal: &Refusal) -> Result<(), Packet<M>> {
+        match refusal {
+            Refusal::Unreachable => self.stats.unreachable += 1,
+            Refusal::Shape => self.stats.bad_shape += 1,
+        }
+        Err(packet)
+    }
+
+    /// Queues a packet whose checksum the device computes, or with another request.
+    #[cold]
+    #[inline(never)]
+    fn send_metadata(&mut self, mut packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
+        let possible = self.takes(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
+        let metadata = if possible { request.encode(packet.meta) } else { None };
+        let Some(metadata) = metadata else {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        };
+        let room = self.addr(packet.head()).map(|addr| addr as usize & (self.layout.chunk - 1));
+        if !self.layout.tx_metadata || room.is_none_or(|room| room < TX_METADATA_LEN) {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        let meta = packet.meta;
+        if !packet.prepend(&metadata) {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        let undone = packet.pull(TX_METADATA_LEN);
+        debug_assert!(undone.is_ok());
+        packet.meta = meta;
+        let addr = self.addr(packet.head());
+        self.queue(packet, TX_METADATA)?;
+        if let (Some(addr), Some(id)) = (addr, request.timestamp) {
+            self.stamps.expect(addr, id, &metadata);
+        }
+        Ok(())
+    }
+
+    /// Notifies the kernel of the frames in the ring, until it has taken all or takes none.
+    fn kick(&mut self) {
+        self.owed = false;
+        let mut before = match self.tx.pending() {
+            Ok(pending) => pending,
+            Err(fault) => return self.stop(fault),
+        };
+        loop {
+            self.stats.kicks += 1;
+            let answer = sys::kick_tx(self.socket.as_fd());
+            let left = match self.tx.pending() {
+                Ok(left) => left,
+                Err(fault) => return self.stop(fault),
+            };
+            match answer {
+                Ok(()) => return,
+                Err(Errno::INTR) => {}
+                // The kernel lacks a resource that it may have next time; or the device has dropped frames.
+                Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM) => {
+                    if left == 0 {
+                        return;
+                    }
+                    if left == before {
+                        self.stats.busy += 1;
+                        self.owed = true;
+                        return;
+                    }
+                    self.stats.kicks_again += 1;
+                }
+                Err(error) => return self.refused(error),
+            }
+            before = left;
+        }
+    }
+
+    #[cold]
+    fn refused(&mut self, error: Errno) {
+        if self.socket.is_gone() {
+            return self.stop(Fault::Gone);
+        }
+        tracing::debug!(%error, "the kernel does not send now");
+        self.stats.down += 1;
+        self.owed = true;
+    }
+
+    #[cold]
+    fn stop(&mut self, fault: Fault) {
+        if self.stats.stopped.is_none() {
+            tracing::warn!(%fault, "a transmit queue is stopped");
+            self.stats.stopped = Some(fault);
+        }
+    }
+
+    /// Takes back the descriptors that the kernel is done with.
+    #[inline(always)]
+    fn reap(&mut self) -> Result<u32, Fault> {
+        let mut done = 0;
+        // The loop takes at most as many as were out, so that it ends.
+        while done < self.limit {
+            let n = self.done.available(1)?.min(BATCH);
+            if n == 0 {
+                break;
+            }
+            for i in 0..n {
+                self.region.prefetch(self.layout.page_index(self.done.peek(i)));
+            }
+            for _ in 0..n {
+                let addr = self.done.take();
+                let chunk = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk));
+                let chunk = chunk.ok_or(Fault::Address { addr })?;
+                self.stamps.completed(addr, &self.region);
+                // SAFETY: *sent*: the table had a count of the page for this descriptor, which is given up.
+                unsafe { self.region.put(self.layout.page_of(chunk).0, 1) };
+            }
+            self.done.release();
+            done += n;
+        }
+        Ok(done)
+    }
+
+    /// Handles that descriptors are out, and none has completed.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_completions(&mut self) {
+        let since = *self.waiting.get_or_insert_with(Instant::now);
+        if self.late > 0 || since.elapsed() < LATE {
+            return;
+        }
+        self.late = u64::from(self.out.total());
+        self.stats.late += self.late;
+        tracing::warn!(descriptors = self.late, "sent frames do not complete");
+        self.owed = true;
+    }
+}
+
+impl<M: UmemMemory> TxQueue for XskTx<M> {
+    type Mem = M;
+
+    #[inline(always)]
+    fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        match self.queue_plain(packet) {
+            Ok(()) => Ok(()),
+            Err(packet) => self.send_slowly(packet),
+        }
+    }
+
+    fn room(&self, packet: &Packet<M>) -> Room {
+        if self.stats.stopped.is_some() || !self.takes(packet.meta) {
+            return Room::Never;
+        }
+        match self.pieces(packet) {
+            Err(_) => Room::Never,
+            Ok(pieces) if self.limit - self.out.total() >= pieces && self.tx.seems_free() >= pieces => Room::Now,
+            Ok(_) => Room::Later,
+        }
+    }
+
+    /// Whether the queue takes frames with this `meta`: they must not need segmentation. The device computes their
+    /// checksums only if the UMEM was made for [metadata](crate::UmemOptions::tx_metadata).
+    #[inline]
+    fn takes(&self, meta: Meta) -> bool {
+        meta.gso.is_none() && (self.layout.tx_metadata || !matches!(meta.checksum, Checksum::Partial { .. }))
+    }
+
+    fn flush(&mut self) {
+        if (self.tx.publish() || self.owed) && self.stats.stopped.is_none() {
+            // A driver that is working sees the ring without a system call.
+            if self.socket.always_kicks() || self.tx.needs_wakeup() {
+                self.kick();
+            }
+        }
+    }
+
+    fn complete(&mut self) -> usize {
+        if self.stats.stopped.is_some() && self.stats.stopped != Some(Fault::Gone) {
+            return 0;
+        }
+        let done = match self.reap() {
+            Ok(done) => done,
+            Err(fault) => {
+                self.stop(fault);
+                return 0;
+            }
+        };
+        if done > 0 {
+            self.stats.completed += u64::from(done);
+            self.waiting = None;
+            if self.late > 0 {
+                let late = self.late.min(u64::from(done));
+                self.late -= late;
+                self.stats.late_completed += late;
+            }
+        } else if self.out.total() > 0 {
+            self.wait_for_completions();
+        }
+        if self.owed {
+            self.flush();
+        }
+        done as usize
+    }
+
+    #[inline]
+    fn reach(&self, frag: &Frag<M>) -> Reach {
+        self.addr(frag).map_or(Reach::Never, Reach::Mapped)
+    }
+}
+
+impl<M: UmemMemory> AsFd for XskTx<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.sleep.as_fd()
+    }
+}
+
+/// See [`Wait`]. A transmit queue has work when frames have completed. Arming flushes the queue first. A queue does not
+/// wait if it has stopped, or if the kernel does not take its frames now, for instance because the interface is down.
+impl<M: UmemMemory> Wait for XskTx<M> {
+    fn arm(&mut self) -> Armed {
+        self.flush();
+        let wakes = self.sleep.arm(self.socket.as_fd(), self.out.total() > 0);
+        let waits = wakes && self.stats.stopped.is_none() && !self.owed && self.done.available(1).is_ok_and(|n| n == 0);
+        if waits { Armed::Waits } else { Armed::Work }
+    }
+
+    /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls the set for each frame
+    /// that completes. One system call.
+    fn disarm(&mut self) {
+        self.sleep.disarm(self.socket.as_fd());
+    }
+}
+
+impl<M: UmemMemory> Drop for XskTx<M> {
+    fn drop(&mut self) {
+        self.complete();
+        if self.out.total() > 0 {
+            let layout = self.layout;
+            self.umem.hold(self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)));
+        }
+    }
+}
+
+impl<M: UmemMemory> fmt::Debug for XskTx<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "XskTx({}, {}, {} out)", self.socket, state(self.stats.stopped), self.out.total())
+    }
+}

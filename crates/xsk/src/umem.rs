@@ -1,0 +1,294 @@
+//! The UMEM: the memory that sockets receive into and send from. It is also their DMA domain.
+//!
+//! ```text
+//!   region   [ page 0            ][ page 1            ][ page 2            ] ...
+//!   chunks   [ 0       ][ 1      ][ 2       ][ 3      ][ 4       ][ 5      ] ...   a chunk is a page or a part of one
+//!   address  0          2048      4096 ...                                         bytes from the region's first
+//! ```
+//!
+//! The kernel pins the whole region when the first socket is opened, and releases it when the last socket is closed.
+
+use crate::error::XskError;
+use crate::options::UmemOptions;
+use crate::socket::XskSocket;
+use crate::sys;
+use netmem_pool::{Direction, DmaDomain, KernelShared, MapError, Mapped, PeerShared, Region, TrustedPeer};
+use std::fmt;
+use std::mem;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Bytes that the kernel leaves free in front of each received frame.
+pub(crate) const KERNEL_HEADROOM: usize = 256;
+/// The smallest size of a chunk, and the least number of bytes that a chunk must have for the frame.
+const LEAST_CHUNK: usize = 2048;
+/// Bytes that the headroom has to leave in a chunk: the shortest Ethernet frame.
+const LEAST_FRAME: usize = 64;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Memory that can be a UMEM: the kernel writes posted chunks of it.
+///
+/// | kind | the region is | frames are |
+/// | --- | --- | --- |
+/// | [`KernelShared`] | this process's alone | slices and `Bytes`, without a copy |
+/// | [`PeerShared`] | also a vhost-user peer's | copied out before they are read; redirected to the peer without a copy |
+/// | [`TrustedPeer`] | also a trusted peer's | both |
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` memory is no UMEM",
+    note = "the kernel writes to a UMEM: build the region as `KernelShared`, or as `PeerShared` where a vhost-user peer has it too"
+)]
+pub trait UmemMemory: Mapped + sealed::Sealed {}
+
+impl sealed::Sealed for KernelShared {}
+impl sealed::Sealed for PeerShared {}
+impl sealed::Sealed for TrustedPeer {}
+impl UmemMemory for KernelShared {}
+impl UmemMemory for PeerShared {}
+impl UmemMemory for TrustedPeer {}
+
+/// A UMEM. This is a handle: clones are the same UMEM, which exists until the last handle and the last queue are gone.
+pub struct Umem<M: UmemMemory>(Arc<Inner<M>>);
+
+struct Inner<M: UmemMemory> {
+    region: Arc<Region<M>>,
+    domain: Arc<UmemDomain>,
+    layout: Layout,
+    /// The sockets that use the UMEM. While there is one, others share its registration.
+    sockets: Mutex<Vec<Weak<XskSocket>>>,
+    /// Counts of pages, each with the page's number, that transmit queues did not get back before they ended.
+    held: Mutex<Vec<(u32, u32)>>,
+}
+
+/// The division of a UMEM into chunks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// Bytes of the UMEM, which are the bytes of all pages.
+    pub(crate) len: usize,
+    /// Bytes in a chunk, a power of two.
+    pub(crate) chunk: usize,
+    /// The binary logarithm of the bytes in a chunk.
+    pub(crate) shift: u32,
+    /// Chunks in a page.
+    pub(crate) per_page: u32,
+    /// The binary logarithm of the bytes in a page.
+    page_shift: u32,
+    /// Bytes in front of a received frame, in addition to those of the kernel.
+    pub(crate) headroom: u32,
+    pub(crate) tx_metadata: bool,
+    pub(crate) software_checksums: bool,
+}
+
+impl Layout {
+    /// The number of chunks.
+    pub(crate) fn chunks(&self) -> u32 {
+        (self.len >> self.shift) as u32
+    }
+
+    /// The chunk that contains an address, or `None` if the address is not in the UMEM.
+    #[inline(always)]
+    pub(crate) fn chunk_of(&self, addr: u64) -> Option<u32> {
+        (addr < self.len as u64).then_some((addr >> self.shift) as u32)
+    }
+
+    /// The page of a chunk, and the offset of the chunk in the page.
+    #[inline(always)]
+    pub(crate) fn page_of(&self, chunk: u32) -> (u32, usize) {
+        let page = chunk >> (self.page_shift - self.shift);
+        (page, ((chunk & (self.per_page - 1)) as usize) << self.shift)
+    }
+
+    /// The number of the page at an address. If the address is beyond the UMEM, so is the number.
+    #[inline(always)]
+    pub(crate) fn page_index(&self, addr: u64) -> u32 {
+        u32::try_from(addr >> self.page_shift).unwrap_or(u32::MAX)
+    }
+
+    /// The address of a byte of a page.
+    #[inline(always)]
+    pub(crate) fn addr(&self, page: u32, offset: usize) -> u64 {
+        (u64::from(page) << self.page_shift) + offset as u64
+    }
+
+    /// How many chunks `len` bytes from `addr` touch.
+    #[inline(always)]
+    pub(crate) fn chunks_of(&self, addr: u64, len: usize) -> u32 {
+        if len == 0 {
+            return 0;
+        }
+        ((addr + len as u64 - 1) >> self.shift) as u32 - (addr >> self.shift) as u32 + 1
+    }
+}
+
+impl<M: UmemMemory> Umem<M> {
+    /// A UMEM of all pages of `region`. It is registered with the kernel when the first socket is opened.
+    ///
+    /// # Errors
+    ///
+    /// [`XskError::Chunk`] and [`XskError::Headroom`].
+    pub fn new(region: Arc<Region<M>>, options: &UmemOptions) -> Result<Self, XskError> {
+        let page = region.page_size();
+        let chunk = options.chunk.unwrap_or(page.min(4096));
+        // The kernel (7.3) refuses larger chunks, even in memory of huge pages.
+        if !chunk.is_power_of_two() || chunk < LEAST_CHUNK || chunk > page.min(4096) {
+            return Err(XskError::Chunk { chunk, page });
+        }
+        let headroom = options.headroom as usize;
+        if KERNEL_HEADROOM + headroom + LEAST_FRAME > chunk {
+            return Err(XskError::Headroom { headroom, chunk, least: LEAST_FRAME });
+        }
+        let len = region.pages() as usize * page;
+        let domain = Arc::new(UmemDomain { at: region.as_ptr().addr(), len });
+        let layout = Layout {
+            len,
+            chunk,
+            shift: chunk.ilog2(),
+            per_page: (page / chunk) as u32,
+            page_shift: page.ilog2(),
+            headroom: options.headroom,
+            tx_metadata: options.tx_metadata,
+            software_checksums: options.software_checksums,
+        };
+        let (sockets, held) = (Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { region, domain, layout, sockets, held })))
+    }
+
+    /// The memory of the UMEM.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region<M>> {
+        &self.0.region
+    }
+
+    /// The DMA domain, for pools whose pages are sent. An address in it is an offset in the region. Pools of this
+    /// domain and of any other domain over the same region exchange pages with the sockets without a copy.
+    #[must_use]
+    pub fn domain(&self) -> Arc<dyn DmaDomain> {
+        self.0.domain.clone()
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    pub(crate) fn sockets(&self) -> &Mutex<Vec<Weak<XskSocket>>> {
+        &self.0.sockets
+    }
+
+    /// Registers the memory with a socket.
+    pub(crate) fn register(&self, fd: &OwnedFd) -> Result<(), XskError> {
+        let bytes = self.0.layout.len;
+        sys::register(fd.as_fd(), self.0.region.as_ptr(), &self.0.layout).map_err(|source| {
+            match source.raw_os_error() {
+                Some(libc::ENOBUFS) => XskError::Memlock { bytes, limit: sys::memlock_limit() },
+                Some(libc::EINVAL) if self.0.layout.tx_metadata && sys::kernel() < (6, 11) => {
+                    let step = "register a UMEM with metadata of sent frames, which takes Linux 6.11";
+                    XskError::System { step, source }
+                }
+                _ => XskError::System { step: "register the memory as a UMEM", source },
+            }
+        })
+    }
+
+    /// Keeps counts of pages, each with the page's number, until the UMEM is dropped.
+    pub(crate) fn hold(&self, counts: impl Iterator<Item = (u32, u32)>) {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).extend(counts);
+    }
+
+    /// The number of pages that are kept because a transmit queue ended before the kernel was done with them. They are
+    /// returned to their pools when the UMEM is dropped.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Bytes in a chunk.
+    #[must_use]
+    pub fn chunk_size(&self) -> usize {
+        self.0.layout.chunk
+    }
+
+    /// Bytes of a frame that fit into a chunk, behind both headrooms. A longer frame takes several chunks.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.0.layout.chunk - KERNEL_HEADROOM - self.0.layout.headroom as usize
+    }
+}
+
+impl<M: UmemMemory> Drop for Inner<M> {
+    fn drop(&mut self) {
+        let held = mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for (page, n) in held {
+            // SAFETY: `XskTx` had so many counts of the page, and gave them to this list. All sockets are closed.
+            unsafe { self.region.put(page, n) };
+        }
+    }
+}
+
+impl<M: UmemMemory> Clone for Umem<M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<M: UmemMemory> fmt::Debug for Umem<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Umem({:?}, chunks of {} B)", self.0.region, self.0.layout.chunk)
+    }
+}
+
+/// The address space of a UMEM. Mapping is a subtraction. The kernel has pinned the memory, for both directions.
+#[derive(Debug)]
+struct UmemDomain {
+    at: usize,
+    len: usize,
+}
+
+impl DmaDomain for UmemDomain {
+    fn map(&self, addr: *mut u8, len: usize, _: Direction) -> Result<u64, MapError> {
+        let addr = addr.addr();
+        match addr.checked_sub(self.at) {
+            Some(offset) if offset <= self.len && len <= self.len - offset => Ok(offset as u64),
+            _ => Err(MapError::Outside { addr, len }),
+        }
+    }
+
+    fn unmap(&self, _: u64, _: usize) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netmem_pool::RegionOptions;
+
+    fn region(order: u8) -> Arc<Region<KernelShared>> {
+        Arc::new(RegionOptions::new(8).order(order).huge_pages(false).build().unwrap())
+    }
+
+    #[test]
+    fn chunks_are_powers_of_two_within_a_page() {
+        let umem = |order, chunk| Umem::new(region(order), &UmemOptions::new().chunk(chunk));
+        assert_eq!(umem(0, 4096).unwrap().room(), 3840);
+        assert_eq!(umem(1, 2048).unwrap().room(), 1792);
+        for (order, chunk) in [(0, 1024), (0, 3000), (0, 8192), (1, 8192)] {
+            assert!(matches!(umem(order, chunk), Err(XskError::Chunk { .. })), "{order} {chunk}");
+        }
+        // The region uses reserved huge pages, if the system has any.
+        let huge: Region<KernelShared> = RegionOptions::new(8).order(1).build().unwrap();
+        assert!(matches!(Umem::new(Arc::new(huge), &UmemOptions::new().chunk(8192)), Err(XskError::Chunk { .. })));
+        let large = UmemOptions::new().chunk(2048).headroom(1728 + 64);
+        assert!(matches!(Umem::new(region(0), &large), Err(XskError::Headroom { .. })));
+    }
+
+    #[test]
+    fn an_address_is_an_offset() {
+        let umem = Umem::new(region(0), &UmemOptions::new()).unwrap();
+        let (at, domain) = (umem.region().as_ptr(), umem.domain());
+        assert_eq!(domain.map(at.wrapping_add(4096), 4096, Direction::Bidirectional).unwrap(), 4096);
+        assert_eq!(domain.map(at.wrapping_add(8 * 4096 - 1), 1, Direction::ToDevice).unwrap(), 8 * 4096 - 1);
+        for (offset, len) in [(8 * 4096 - 1, 2), (8 * 4096 + 1, 0), (-1, 1)] {
+            assert!(domain.map(at.wrapping_offset(offset), len, Direction::ToDevice).is_err(), "{offset} {len}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! An interface with all its parts: memory, sockets on its queues, and the program that redirects frames to them.
+
+use crate::device::Device;
+use crate::error::XskError;
+use crate::ethtool;
+use crate::helper::Grant;
+use crate::netlink::Interface;
+use crate::options::{QueueOptions, UmemOptions};
+use crate::privileges::Privileges;
+use crate::program::{AttachError, Program, ProgramOptions};
+use crate::rx::XskRx;
+use crate::tx::XskTx;
+use crate::umem::{Umem, UmemMemory};
+use netmem_pool::{KernelShared, PoolOptions, RegionOptions, RegionProvider, SharedPool, SystemMemory};
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// The options for opening an interface. Start with [`XskOptions::new`].
+#[derive(Debug)]
+pub struct XskOptions {
+    name: String,
+    queues: Option<Vec<u32>>,
+    pages: usize,
+    memory: Option<RegionOptions>,
+    umem: UmemOptions,
+    program: Option<ProgramOptions>,
+    grant: Option<Grant>,
+}
+
+impl XskOptions {
+    /// The defaults: all queues of the interface `name`, 8192 pages for each queue, and a program that redirects every
+    /// frame.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            queues: None,
+            pages: 8192,
+            memory: None,
+            umem: UmemOptions::new(),
+            program: Some(ProgramOptions::default()),
+            grant: None,
+        }
+    }
+
+    /// Uses the parts that a helper has opened: its sockets and queues, and its program. Needs no privilege.
+    #[must_use]
+    pub fn granted(grant: Grant) -> Self {
+        Self { grant: Some(grant), ..Self::new("") }
+    }
+
+    /// Opens only these queues. The default is all receive and transmit queues that are in use, if the interface
+    /// reports them.
+    #[must_use]
+    pub fn queues(mut self, queues: impl IntoIterator<Item = u32>) -> Self {
+        self.queues = Some(queues.into_iter().collect());
+        self
+    }
+
+    /// Pages for each queue. They are needed for: chunks that the kernel has to receive into (1024, and more for large
+    /// rings), frames that are being sent, caches (512 pages in each pool), and pages that users hold.
+    #[must_use]
+    pub fn pages(mut self, pages: usize) -> Self {
+        self.pages = pages;
+        self
+    }
+
+    /// The memory of all queues together: the total number of pages, huge pages, NUMA node, locking.
+    /// [`pages`](Self::pages) then has no effect.
+    #[must_use]
+    pub fn memory(mut self, memory: RegionOptions) -> Self {
+        self.memory = Some(memory);
+        self
+    }
+
+    /// The options of the UMEM: chunks, headroom and metadata.
+    #[must_use]
+    pub fn umem(mut self, umem: UmemOptions) -> Self {
+        self.umem = umem;
+        self
+    }
+
+    /// The options of the program.
+    #[must_use]
+    pub fn program(mut self, program: ProgramOptions) -> Self {
+        self.program = Some(program);
+        self
+    }
+
+    /// Opens no program. This is for queues that only send, or for a program that the user has attached, into whose map
+    /// the sockets are put ([`Program::pinned_map`]).
+    #[must_use]
+    pub fn without_program(mut self) -> Self {
+        self.program = None;
+        self
+    }
+}
+
+/// An open interface. Take its queues out, and give each pair to a thread.
+///
+/// ```no_run
+/// use netmem_packet::{Packet, Poll, RxQueue};
+/// use netmem_xsk::{Filter, ProgramOptions, QueueOptions, Rule, Xsk, XskOptions};
+///
+/// let rule = Rule { protocol: Some(17), port: Some(7), ..Rule::default() };
+/// let program = ProgramOptions { filter: Filter::new([rule])?, ..ProgramOptions::default() };
+/// let xsk: Xsk = Xsk::open(XskOptions::new("eth1").program(program), |_queue| QueueOptions::new())?;
+/// std::thread::scope(|scope| {
+///     for (mut rx, _tx) in xsk.pairs {
+///         scope.spawn(move || loop {
+///             rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| println!("{} bytes", packet.len())));
+///         });
+///     }
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Xsk<M: UmemMemory = KernelShared> {
+    /// The program. When it is dropped, it is detached from the interface, and frames go to the kernel.
+    pub program: Option<Program>,
+    /// A receive queue and a transmit queue for each opened queue, in the given order of their numbers.
+    pub pairs: Vec<(XskRx<M>, XskTx<M>)>,
+    /// The memory of all queues.
+    pub umem: Umem<M>,
+    provider: Arc<RegionProvider<M>>,
+}
+
+impl<M: UmemMemory> Xsk<M> {
+    /// Opens an interface. `queue` is called for the options of each queue.
+    ///
+    /// The program is attached first, because some drivers then make the queues for zero-copy. The sockets are put into
+    /// its map when they are bound. Until then frames go to the kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`XskError`]: a missing privilege is reported before anything is opened. If there is an error, nothing stays
+    /// open.
+    pub fn open(options: XskOptions, queue: impl Fn(u32) -> QueueOptions) -> Result<Self, XskError>
+    where
+        M: SystemMemory,
+    {
+        let XskOptions { name, queues, pages, memory, umem, program, grant } = options;
+        let privileges = Privileges::current();
+        let (ifindex, queues, mut sockets, granted) = match grant {
+            Some(Grant { ifindex, sockets, program, driver, rx_ring }) => {
+                let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
+                let device = Device { driver, ring: rx_ring, ..Device::default() };
+                (ifindex, queues, sockets, Some((program, device)))
+            }
+            None => {
+                privileges.check_socket()?;
+                if let Some(program) = &program {
+                    privileges.check_program(&program.filter)?;
+                }
+                let ifindex = Interface::by_name(&name).map_err(|_| AttachError::NoInterface(name.clone()))?.index;
+                let queues = queues.unwrap_or_else(|| {
+                    let (rx, tx) = ethtool::queues(&name).unwrap_or((1, 1));
+                    (0..rx.min(tx).max(1)).collect()
+                });
+                (ifindex, queues, VecDeque::new(), None)
+            }
+        };
+        let memory = memory.unwrap_or_else(|| RegionOptions::new(pages.saturating_mul(queues.len())));
+        let provider = RegionProvider::new(memory.build::<M>()?);
+        let region = provider.region();
+        privileges.check_memory(u64::from(region.pages()) * region.page_size() as u64)?;
+        let umem = Umem::new(region.clone(), &umem)?;
+        let (program, device, fill_map) = match granted {
+            // The helper has put the sockets into its map.
+            Some((program, device)) => (program, Some(device), false),
+            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, true),
+        };
+        let mut pairs = Vec::with_capacity(queues.len());
+        for number in &queues {
+            let mut own = queue(*number);
+            if let Some(socket) = sockets.pop_front() {
+                own = own.socket(socket);
+                own.device = device.clone();
+            }
+            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
+            if let (Some(program), true) = (&program, fill_map) {
+                program.insert(*number, rx.as_fd())?;
+            }
+            pairs.push((rx, tx));
+        }
+        Ok(Self { program, pairs, umem, provider })
+    }
+
+    /// A pool of pages to send from, which any thread can use. Its pages are from the UMEM's region, like those of
+    /// received frames. A limit in `options` prevents that sending uses the pages for receiving.
+    ///
+    /// # Errors
+    ///
+    /// The memory for the pool could not be allocated.
+    pub fn pool(&self, options: PoolOptions) -> Result<SharedPool<M>, XskError> {
+        Ok(options.build_shared(self.provider.clone(), Some(self.umem.domain()))?)
+    }
+}

@@ -1,0 +1,574 @@
+//! The leak hunt: frames are held, returned from everywhere, and in flight when a socket, an interface or a process ends. What is sent is
+//! what is received and named counters, and every page is accounted for.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod socket_common;
+
+use common::{command, in_namespace, ip, nics};
+use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
+use netmem_pool::{KernelShared, PoolClosed, PoolOptions, RegionProvider, lingering};
+use netmem_xsk::{
+    AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
+    XskRx, XskTx,
+};
+use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, until, veth, wire};
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Frames that an interface did not pass on when they were sent.
+fn send_drops(interface: &str) -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix(&format!("{interface}:"))).unwrap();
+    line.split_whitespace().nth(11).unwrap().parse().unwrap()
+}
+
+/// Everything that went out came back, or was quarantined.
+#[track_caller]
+fn assert_closed(closed: &PoolClosed) {
+    assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{closed:?}");
+}
+
+/// Polls until the queue has been quiet for a while: what the kernel has sent is here.
+fn drain(rx: &mut XskRx, mut packet: impl FnMut(Packet<KernelShared>)) {
+    let mut quiet = 0;
+    while quiet < 100 {
+        let n = rx.poll(|poll| poll.receive(256, &mut packet));
+        quiet = if n > 0 { 0 } else { quiet + 1 };
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Frames that were lost on the way to the queue, where the kernel says so.
+fn lost(bench: &Bench) -> u64 {
+    let kernel = bench.rx.socket().kernel_stats().unwrap();
+    assert_eq!((kernel.rx_invalid, kernel.tx_invalid), (0, 0));
+    kernel.rx_dropped + kernel.rx_ring_full + send_drops(&bench.theirs)
+}
+
+/// Proves XSK-1: pages are dropped at once, held for a second, and returned from eight threads, under traffic. All come home, and each
+/// frame that was sent was received, or is in a counter.
+#[test]
+fn pages_come_home_from_eight_threads() {
+    in_namespace(|| {
+        let mut bench = Bench::new(8192, 1500, &UmemOptions::new().chunk(2048), QueueOptions::new());
+        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        let received = thread::scope(|s| {
+            let holders: Vec<_> = (0..8u64)
+                .map(|i| {
+                    let (give, take) = mpsc::channel::<Packet<KernelShared>>();
+                    s.spawn(move || {
+                        let mut random = fastrand::Rng::with_seed(i);
+                        let mut held = Vec::new();
+                        for packet in take {
+                            match random.u8(0..4) {
+                                0 => drop(packet),
+                                1 => held.push(packet.clone()),
+                                _ => held.push(packet),
+                            }
+                            if held.len() > 100 {
+                                thread::sleep(Duration::from_millis(random.u64(0..30)));
+                                held.drain(..random.usize(0..100)).for_each(drop);
+                            }
+                        }
+                        thread::sleep(Duration::from_secs(1));
+                    });
+                    give
+                })
+                .collect();
+            let (peer, stop, sent) = (&bench.peer, &stop, &sent);
+            s.spawn(move || {
+                let mut i = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    peer.send(&frame(60 + i as usize % 1400, i));
+                    i += 1;
+                    sent.store(i, Ordering::Relaxed);
+                }
+            });
+            let stop = Stop(stop);
+            let (rx, start, mut n) = (&mut bench.rx, Instant::now(), 0);
+            let mut hand = |packet: Packet<KernelShared>| {
+                n += 1;
+                if n % 5 == 0 {
+                    drop(packet);
+                } else {
+                    holders[n % 8].send(packet).unwrap();
+                }
+            };
+            while start.elapsed() < Duration::from_secs(1) {
+                rx.poll(|poll| poll.receive(64, &mut hand));
+            }
+            drop(stop);
+            drain(rx, hand);
+            n as u64
+        });
+        let stats = bench.rx.stats();
+        assert_eq!((stats.frames, stats.passed, stats.stopped), (received, received, None));
+        assert_eq!(sent.into_inner(), received + lost(&bench), "{stats:?}");
+        // The level is there again.
+        until("chunks for the kernel", || {
+            bench.rx.poll(|poll| poll.receive(1, &mut |packet: Packet<_>| drop(packet)));
+            (bench.rx.posted() == bench.rx.fill_level()).then_some(())
+        });
+        // A chunk is half a page, and a page is out while one of its halves is; one page is being cut.
+        let pages = bench.rx.posted() as u64 / 2;
+        assert!((pages..=2 * pages + 1).contains(&bench.rx.pool_stats().inflight()), "{:?}", bench.rx.pool_stats());
+        let Bench { rx, tx, ours, .. } = bench;
+        let closed = rx.close().unwrap();
+        assert_closed(&closed);
+        assert!((pages..=2 * pages).contains(&closed.stats.quarantined), "{closed:?}");
+        drop(tx);
+        assert!(!lingering().iter().any(|pool| pool.name.starts_with(&ours)), "{:?}", lingering());
+    });
+}
+
+/// Frames of random bytes and every length.
+#[test]
+fn random_frames_of_every_length() {
+    in_namespace(|| {
+        let mut bench = Bench::new(4096, 3000, &UmemOptions::new().chunk(2048), QueueOptions::new());
+        let mut random = fastrand::Rng::with_seed(5);
+        let (mut sent, mut refused) = (Vec::new(), 0);
+        let mut next = 0;
+        let mut lengths: Vec<usize> = (14..3014).collect();
+        random.shuffle(&mut lengths);
+        for len in lengths {
+            let bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+            match bench.peer.try_send(&bytes) {
+                Ok(()) => sent.push(bytes),
+                Err(_) => refused += 1,
+            }
+            bench.rx.poll(|poll| {
+                poll.receive(64, &mut |packet: Packet<KernelShared>| {
+                    assert_eq!(packet.to_vec(), sent[next]);
+                    next += 1;
+                })
+            });
+        }
+        drain(&mut bench.rx, |packet| {
+            assert_eq!(packet.to_vec(), sent[next]);
+            next += 1;
+        });
+        assert_eq!((next, lost(&bench), refused), (sent.len(), 0, 0));
+        assert_eq!(bench.rx.stats().frames, sent.len() as u64);
+    });
+}
+
+/// Traffic in both directions, until it is told to stop. Frames are sent from pages of their own, and echoed.
+struct Traffic {
+    rx: XskRx,
+    tx: XskTx,
+    echoed: u64,
+}
+
+impl Traffic {
+    fn turn(&mut self) {
+        let Self { rx, tx, echoed } = self;
+        rx.poll(|poll| {
+            tx.complete();
+            poll.receive(64, &mut |packet: Packet<KernelShared>| {
+                *echoed += u64::from(tx.send(packet).is_ok());
+            });
+            tx.flush();
+        });
+    }
+
+    /// Closes both halves, in either order.
+    #[track_caller]
+    fn close(self, rx_first: bool) -> PoolClosed {
+        let Self { rx, tx, .. } = self;
+        if rx_first {
+            let closed = rx.close().unwrap();
+            drop(tx);
+            closed
+        } else {
+            drop(tx);
+            rx.close().unwrap()
+        }
+    }
+}
+
+/// Ends the thread that looks at the flag, also if the test panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs `test` while the peer sends.
+fn under_traffic(peer: &Raw, test: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut i = 0;
+            while !stop.load(Ordering::Relaxed) {
+                // Refused while the interface is down or gone.
+                let _ = peer.try_send(&frame(60 + i as usize % 1400, i));
+                i += 1;
+                while peer.try_receive().is_some() {}
+                if i % 64 == 0 {
+                    thread::sleep(Duration::from_micros(500));
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        test();
+    });
+}
+
+/// Sockets are closed while frames are in flight, and opened again on the same UMEM: nothing is lost, and all pages but those that the
+/// kernel had are used again.
+#[test]
+fn sockets_are_closed_with_frames_in_flight() {
+    in_namespace(|| {
+        let (ours, theirs) = wire(1500);
+        let peer = Raw::new(&theirs);
+        let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
+        let (memory, umem) = memory::<KernelShared>(16384, &UmemOptions::new());
+        let (mut quarantined, mut echoed) = (0, 0);
+        // Each takes the chunks that the kernel has, which are more for a NIC: as many as its ring has entries, and a quarter more.
+        let rounds = if nics().is_some() { 10 } else { 20 };
+        under_traffic(&peer, || {
+            for round in 0..rounds {
+                let options = on_wire(QueueOptions::new().fill(256));
+                let (rx, tx) = umem.open(index(&ours), 0, memory.clone(), options).unwrap();
+                program.insert(0, rx.as_fd()).unwrap();
+                let level = rx.fill_level() as u64;
+                let mut traffic = Traffic { rx, tx, echoed: 0 };
+                while traffic.echoed < 200 {
+                    traffic.turn();
+                }
+                echoed += traffic.echoed;
+                let before = umem.held();
+                let closed = traffic.close(round % 2 == 0);
+                quarantined += closed.stats.quarantined;
+                // What was being sent is held by the UMEM, and not lost. Some of it completes when the transmit queue ends last.
+                let held = (umem.held() - before) as u64;
+                assert!(
+                    held == closed.outstanding || round % 2 == 0 && held < closed.outstanding,
+                    "{closed:?}, {held}"
+                );
+                assert!(closed.stats.quarantined <= level + 64, "{closed:?}");
+            }
+        });
+        assert!(quarantined > 0 && echoed >= rounds * 200);
+        let all = Arc::downgrade(memory.region());
+        drop((memory, umem, program));
+        until("the end of all pools", || all.upgrade().is_none().then_some(()));
+    });
+}
+
+/// The interface is set down and up again under traffic: the queues go on.
+#[test]
+fn an_interface_that_is_down_for_a_while() {
+    in_namespace(|| {
+        let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let Bench { peer, rx, tx, ours, program, .. } = bench;
+        let mut traffic = Traffic { rx, tx, echoed: 0 };
+        under_traffic(&peer, || {
+            for _ in 0..5 {
+                let goal = traffic.echoed + 200;
+                while traffic.echoed < goal {
+                    traffic.turn();
+                }
+                ip(&format!("link set {ours} down"));
+                let mut pool_page = None;
+                for _ in 0..50 {
+                    traffic.turn();
+                    pool_page = traffic.rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).or(pool_page);
+                    // One of our own, so that there is something to send.
+                    if let Some(page) = pool_page.take() {
+                        let _ = traffic.tx.send(Packet::new(page.freeze_range(0..60)));
+                    }
+                    traffic.tx.flush();
+                }
+                ip(&format!("link set {ours} up"));
+            }
+            assert!(traffic.tx.stats().down > 0);
+            assert_eq!((traffic.rx.stats().stopped, traffic.tx.stats().stopped), (None, None));
+        });
+        until("completions", || {
+            traffic.turn();
+            while peer.try_receive().is_some() {}
+            (traffic.tx.outstanding() == 0).then_some(())
+        });
+        assert_eq!(traffic.rx.pool_stats().inflight(), traffic.rx.posted() as u64);
+        drop(program);
+        assert_closed(&traffic.close(true));
+    });
+}
+
+/// The interface goes under traffic: deleted, or moved to another namespace. Both queues stop, and say why.
+#[test]
+fn an_interface_that_goes() {
+    for moved in [false, true] {
+        in_namespace(|| {
+            let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+            let Bench { peer, rx, tx, ours, program, umem, memory, .. } = bench;
+            let mut traffic = Traffic { rx, tx, echoed: 0 };
+            // The thread of a namespace of its own, which the interface is moved to.
+            let (done, wait) = mpsc::channel::<()>();
+            let (tell, told) = mpsc::channel();
+            let other = thread::spawn(move || {
+                // SAFETY: as in `in_namespace`.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                // SAFETY: has no condition.
+                tell.send(unsafe { libc::gettid() }).unwrap();
+                let _ = wait.recv();
+            });
+            let tid = told.recv().unwrap();
+            under_traffic(&peer, || {
+                while traffic.echoed < 500 {
+                    traffic.turn();
+                }
+                ip(&if moved { format!("link set {ours} netns {tid}") } else { format!("link delete {ours}") });
+                until("the queues' end", || {
+                    traffic.turn();
+                    let tx = &mut traffic.tx;
+                    if tx.stats().stopped.is_none()
+                        && let Some(page) = memory.page()
+                    {
+                        let _ = tx.send(Packet::new(page.freeze_range(0..60)));
+                        tx.flush();
+                    }
+                    let (rx, tx) = (traffic.rx.stats().stopped, traffic.tx.stats().stopped);
+                    (rx.is_some() && tx.is_some()).then(|| assert_eq!((rx, tx), (Some(Fault::Gone), Some(Fault::Gone))))
+                });
+            });
+            drop(done);
+            other.join().unwrap();
+            drop(program);
+            let before = umem.held() as u64;
+            assert_eq!(before, 0);
+            let out = traffic.tx.outstanding();
+            let closed = traffic.close(moved);
+            assert!(closed.outstanding <= out as u64, "{closed:?}, {out} out");
+            let all = Arc::downgrade(memory.region());
+            drop((memory, umem));
+            until("the end of all pools", || all.upgrade().is_none().then_some(()));
+        });
+    }
+}
+
+/// Another process wants the interface under traffic: it attaches a program in either mode, or takes ours off as `ip` does. It is refused
+/// each time. The queues notice nothing, and each frame is received or counted.
+#[test]
+fn another_process_wants_the_interface() {
+    in_namespace(|| {
+        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let ours = bench.ours.clone();
+        let before = Interface::by_name(&ours).unwrap().programs;
+        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut received = 0;
+        thread::scope(|s| {
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let i = sent.load(Ordering::Relaxed);
+                    bench.peer.send(&frame(60 + i as usize % 1400, i));
+                    sent.store(i + 1, Ordering::Relaxed);
+                }
+            });
+            let others = s.spawn(|| {
+                for _ in 0..5 {
+                    let mut child = Command::new(std::env::current_exe().unwrap());
+                    child.args(["--exact", "attaching_child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
+                    let said = String::from_utf8(child.output().unwrap().stdout).unwrap();
+                    assert_eq!(said.matches("interface is taken by netmem_xsk").count(), 2, "{said}");
+                    for mode in ["xdp", "xdpdrv", "xdpgeneric"] {
+                        let off = Command::new("ip").args(["link", "set", "dev", &ours, mode, "off"]).output().unwrap();
+                        // In the other mode there is nothing to take off.
+                        assert!(mode == "xdpgeneric" || !off.status.success(), "{mode}: {off:?}");
+                    }
+                }
+            });
+            let stop = Stop(&stop);
+            while !others.is_finished() {
+                bench.rx.poll(|poll| {
+                    poll.receive(64, &mut |packet: Packet<KernelShared>| {
+                        received += 1;
+                        drop(packet);
+                    })
+                });
+            }
+            drop(stop);
+        });
+        drain(&mut bench.rx, |_| received += 1);
+        assert_eq!(Interface::by_name(&ours).unwrap().programs, before);
+        let stats = bench.rx.stats();
+        assert!(received > 0 && (stats.frames, stats.stopped) == (received, None), "{stats:?}");
+        assert_eq!(sent.into_inner(), received + lost(&bench));
+        let Bench { rx, tx, program, .. } = bench;
+        drop((program, tx));
+        assert_closed(&rx.close().unwrap());
+    });
+}
+
+/// The other process: it tries to attach a program, in each mode.
+#[test]
+fn attaching_child() {
+    let Ok(interface) = std::env::var("NETMEM_XSK_CHILD") else { return };
+    for mode in [AttachMode::Driver, AttachMode::Generic] {
+        match Program::attach(index(&interface), &ProgramOptions { mode: Some(mode), ..ProgramOptions::default() }) {
+            Err(AttachError::Occupied { name, .. }) => println!("interface is taken by {}", name.unwrap()),
+            other => println!("{other:?}"),
+        }
+    }
+}
+
+/// The program on the interface is exchanged for one that takes no frames, and put back, again and again. Meanwhile the kernel has the frames:
+/// the queue receives nothing, goes on, and keeps all chunks.
+#[test]
+fn a_program_without_our_frames_comes_and_goes() {
+    in_namespace(|| {
+        let (ours, theirs) = (name("o"), name("t"));
+        veth(&ours, &theirs, 1, 1500);
+        let (peer, kernel) = (Raw::new(&theirs), Raw::new(&ours));
+        let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
+        let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
+        let (mut rx, tx) = umem.open(index(&ours), 0, memory, QueueOptions::new()).unwrap();
+        program.insert(0, rx.as_fd()).unwrap();
+        let nothing = Rule { protocol: Some(253), ..Rule::default() };
+        let mut frames = 0;
+        for round in 0..10 {
+            let taken = round % 2 == 0;
+            let filter = if taken { Filter::default() } else { Filter::new([nothing]).unwrap() };
+            program.set_filter(&filter).unwrap();
+            for i in 0..100 {
+                let sent = frame(60 + i, round * 100 + i as u64);
+                peer.send(&sent);
+                if taken {
+                    assert_eq!(socket_common::receive(&mut rx).to_vec(), sent);
+                    assert_eq!(kernel.try_receive(), None);
+                } else {
+                    assert_eq!(kernel.receive(), sent);
+                }
+            }
+            frames += if taken { 100 } else { 0 };
+            rx.poll(|poll| poll.receive(64, &mut |_: Packet<_>| panic!("a frame of the kernel's")));
+            assert_eq!((rx.stats().frames, rx.stats().stopped), (frames, None));
+            assert_eq!(rx.posted(), rx.fill_level());
+        }
+        // It goes for good.
+        drop(program);
+        assert_eq!(Interface::by_name(&ours).unwrap().programs, []);
+        peer.send(&frame(60, 1));
+        assert_eq!(kernel.receive(), frame(60, 1));
+        drop(tx);
+        assert_closed(&rx.close().unwrap());
+    });
+}
+
+/// A queue that is only sent from has chunks for the driver all the same, and frames that come in use up none.
+#[test]
+fn a_queue_that_only_sends_is_filled() {
+    in_namespace(|| {
+        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(512).rx_ring(64));
+        let mut pool = bench.pool(256);
+        for i in 0..2000 {
+            bench.peer.send(&frame(60, i));
+            let mut page = pool.alloc().unwrap();
+            page.copy_from(0, &frame(60, !i)).unwrap();
+            bench.send(Packet::new(page.freeze_range(0..60)));
+            assert_eq!(bench.peer.receive(), frame(60, !i));
+        }
+        assert_eq!(bench.rx.posted(), 512);
+        let kernel = bench.rx.socket().kernel_stats().unwrap();
+        assert_eq!((kernel.rx_ring_full, kernel.rx_fill_empty), (2000 - 64, 0));
+        // It can receive at any time.
+        let mut n = 0;
+        drain(&mut bench.rx, |packet| {
+            assert_eq!(packet.to_vec(), frame(60, n));
+            n += 1;
+        });
+        assert_eq!(n, 64);
+    });
+}
+
+/// Each half can go first, and to another thread.
+#[test]
+fn the_halves_of_a_socket_part() {
+    in_namespace(|| {
+        let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(256));
+        let Bench { peer, rx, mut tx, program, umem, memory, .. } = bench;
+        let level = rx.fill_level() as u64;
+        let closed = thread::spawn(move || rx.close().unwrap()).join().unwrap();
+        assert_eq!((closed.stats.quarantined, closed.outstanding), (level, 0));
+        let mut pool = PoolOptions::new("tx").build(memory.clone(), Some(umem.domain())).unwrap();
+        for i in 0..100 {
+            let mut page = pool.alloc().unwrap();
+            page.copy_from(0, &frame(60, i)).unwrap();
+            tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+            tx.flush();
+            assert_eq!(peer.receive(), frame(60, i));
+            tx.complete();
+        }
+        drop((tx, program));
+        drop(umem);
+        assert_eq!(pool.stats().inflight(), 0);
+    });
+}
+
+/// The process that is killed: it echoes, until it is.
+#[test]
+fn child() {
+    let Ok(interface) = std::env::var("NETMEM_XSK_CHILD") else { return };
+    let ifindex = index(&interface);
+    let (memory, umem): (Arc<RegionProvider<KernelShared>>, Umem<_>) = memory(4096, &UmemOptions::new());
+    let program = Program::attach(ifindex, &ProgramOptions::default()).unwrap();
+    let (rx, tx) = umem.open(ifindex, 0, memory, on_wire(QueueOptions::new().fill(512))).unwrap();
+    program.insert(0, rx.as_fd()).unwrap();
+    let mut traffic = Traffic { rx, tx, echoed: 0 };
+    println!("the queue is open");
+    loop {
+        traffic.turn();
+    }
+}
+
+/// Proves XSK-3 and XSK-1: a process that is killed at any moment leaves no program on the interface and nothing bound to the queue: the
+/// next process starts as the first did. `NETMEM_KILLS` says how often.
+#[test]
+fn a_process_that_is_killed_leaves_nothing() {
+    let kills = std::env::var("NETMEM_KILLS").map_or(100, |kills| kills.parse().unwrap());
+    in_namespace(|| {
+        let (ours, theirs) = wire(1500);
+        let peer = Raw::new(&theirs);
+        let mut random = fastrand::Rng::with_seed(7);
+        under_traffic(&peer, || {
+            for kill in 0..kills {
+                let mut child = Command::new(std::env::current_exe().unwrap());
+                child.args(["--exact", "child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
+                let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+                // Every third is killed at any moment of its start.
+                let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+                if kill % 3 != 2 {
+                    assert!(
+                        lines.any(|line| line.unwrap().ends_with("the queue is open")),
+                        "the process {kill} started"
+                    );
+                }
+                thread::sleep(Duration::from_micros(random.u64(0..30_000)));
+                child.kill().unwrap();
+                child.wait().unwrap();
+                until("an interface without a program", || {
+                    Interface::by_name(&ours).unwrap().programs.is_empty().then_some(())
+                });
+            }
+        });
+        // Nothing is left.
+        let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
+        let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
+        let (mut rx, _tx) = umem.open(index(&ours), 0, memory, on_wire(QueueOptions::new())).unwrap();
+        program.insert(0, rx.as_fd()).unwrap();
+        peer.send(&frame(100, 1));
+        assert_eq!(socket_common::receive(&mut rx).len(), 100);
+        command("ip link show");
+    });
+}

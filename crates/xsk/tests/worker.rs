@@ -1,0 +1,167 @@
+//! Without privileges: a process that has dropped them, and a worker on what a helper has opened.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod socket_common;
+
+use common::{drop_privileges, in_namespace, ip};
+use netmem_packet::{Packet, Poll, PollThenSleep, RxQueue, TxQueue};
+use netmem_pool::{KernelShared, PoolOptions, RegionOptions};
+use netmem_xsk::helper::{Grant, HelperOptions};
+use netmem_xsk::{AttachError, Filter, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
+use rustix::net::{AddressFamily, SocketType};
+use socket_common::{Raw, frame, index, memory, until, veth};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Proves XSK-4: a process opens an interface as root, becomes another user without capabilities, and receives, sends, sleeps and closes as
+/// before. What would need a privilege is refused by name.
+#[test]
+fn privileges_are_dropped_once_the_interface_is_open() {
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let peer = Raw::new("v1");
+        let options = || XskOptions::new("v0").pages(2048);
+        let mut xsk = Xsk::<KernelShared>::open(options(), |_| QueueOptions::new().cache(64)).unwrap();
+        let pool = xsk.pool(PoolOptions::new("sent").limit(64)).unwrap();
+        drop_privileges();
+
+        let refused = Xsk::<KernelShared>::open(options(), |_| QueueOptions::new()).unwrap_err();
+        assert!(matches!(refused, XskError::Missing(_)) && refused.to_string().contains("CAP_NET_RAW"), "{refused}");
+        let program = xsk.program.as_ref().unwrap();
+        let refused = program.set_filter(&Filter::default()).unwrap_err();
+        assert!(matches!(refused, AttachError::Privilege(_)), "{refused}");
+
+        let mut pause = PollThenSleep::new(Duration::ZERO);
+        let (rx, tx) = &mut xsk.pairs[0];
+        for number in 0..200 {
+            let sent = frame(60 + number, number as u64);
+            peer.send(&sent);
+            let mut got = 0;
+            while got == 0 {
+                got = rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| assert_eq!(packet.to_vec(), sent)));
+                pause.turn(got, &mut [rx], None).unwrap();
+            }
+            let mut page = pool.alloc().unwrap();
+            page.copy_from(0, &sent).unwrap();
+            tx.send(Packet::new(page.freeze_range(0..sent.len()))).unwrap();
+            tx.flush();
+            assert_eq!(peer.receive(), sent);
+            until("completion", || (tx.complete() > 0).then_some(()));
+        }
+        assert_eq!((tx.outstanding(), rx.stats().stopped, tx.stats().stopped), (0, None, None));
+        assert_eq!(rx.socket().kernel_stats().unwrap().rx_dropped, 0);
+        assert_eq!(Interface::by_name("v0").unwrap().programs.len(), 1);
+        drop(xsk);
+        assert_eq!(Interface::by_name("v0").unwrap().programs, []);
+    });
+}
+
+/// Proves XSK-4: the worker is another user without any capability. It registers its memory, binds and moves frames, and its end takes the
+/// program off the interface. The helper has nothing any more. In the worker's network namespace the interface's number is that of another
+/// interface, with fewer queues, which changes nothing.
+#[test]
+fn a_worker_without_privileges_moves_frames() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    const LAST: usize = 200;
+    in_namespace(|| {
+        veth("v0", "v1", 2, 1500);
+        let peer = Raw::new("v1");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let options = HelperOptions { queues: vec![0, 1], ..HelperOptions::default() };
+        Grant::open("v0", &options).unwrap().send(&ours, LIMIT).unwrap();
+        let number = index("v0");
+        let worker = move || {
+            // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            ip(&format!("link add other index {number} type veth peer name end"));
+            drop_privileges();
+            assert!(Interface::by_name("v0").is_err());
+            let mut grant = Grant::receive(&theirs, LIMIT).unwrap();
+            // As if the device had a ring.
+            assert_eq!(std::mem::replace(&mut grant.rx_ring, 400), 0);
+            // Within the limit of locked memory that an ordinary user has.
+            let options = XskOptions::granted(grant).memory(RegionOptions::new(1536).huge_pages(false));
+            let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
+            let mut xsk = Xsk::<KernelShared>::open(options, queue).unwrap();
+            assert_eq!(xsk.pairs.iter().map(|(rx, _)| rx.posted()).collect::<Vec<_>>(), [500, 500]);
+            // Sends back what comes by either queue, until a frame says that it is the last.
+            let mut over = false;
+            until("the last frame", || {
+                for (rx, tx) in &mut xsk.pairs {
+                    rx.poll(|poll| {
+                        tx.complete();
+                        poll.receive(64, &mut |packet: Packet<KernelShared>| {
+                            over |= packet.len() == LAST;
+                            tx.send(packet).unwrap();
+                        });
+                        tx.flush();
+                    });
+                }
+                over.then_some(())
+            });
+            until("completions", || {
+                for (_, tx) in &mut xsk.pairs {
+                    tx.complete();
+                }
+                xsk.pairs.iter().all(|(_, tx)| tx.outstanding() == 0).then_some(())
+            });
+        };
+        let worker = std::thread::spawn(worker);
+        // The kernel drops frames until the worker has bound both sockets.
+        until("the first frame comes back", || {
+            peer.send(&frame(60, 1));
+            peer.try_receive()
+        });
+        for len in (61..LAST).chain([LAST]) {
+            let sent = frame(len, len as u64);
+            until("a frame comes back", || {
+                peer.send(&sent);
+                (0..100)
+                    .find_map(|_| peer.try_receive().filter(|back| back.len() == len))
+                    .map(|back| assert!(back == sent))
+            });
+        }
+        worker.join().unwrap();
+        assert_eq!(Interface::by_name("v0").unwrap().programs, []);
+    });
+}
+
+/// What a helper says is not trusted: a ring that no queue can be filled for is an error.
+#[test]
+fn a_helper_that_lies_about_the_ring() {
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let mut grant = Grant::open("v0", &HelperOptions::default()).unwrap();
+        grant.rx_ring = u32::MAX;
+        let error = Xsk::<KernelShared>::open(XskOptions::granted(grant), |_| QueueOptions::new()).unwrap_err();
+        assert!(matches!(error, XskError::RingSize { ring: "fill", .. }), "{error}");
+    });
+}
+
+/// A socket stays in the network namespace in which it was made. The interface's number is that of another interface here, with fewer
+/// queues, which is not asked.
+#[test]
+fn a_socket_of_another_namespace() {
+    in_namespace(|| {
+        veth("v0", "v1", 2, 1500);
+        let (number, peer) = (index("v0"), Raw::new("v1"));
+        let (memory, umem) = memory::<KernelShared>(2048, &UmemOptions::new());
+        let socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: as above.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                ip(&format!("link add other index {number} type veth peer name end"));
+                let mut pool = PoolOptions::new("sent").limit(8).build(memory.clone(), Some(umem.domain())).unwrap();
+                let (_rx, mut tx) = umem.open(number, 1, memory, QueueOptions::new().socket(socket)).unwrap();
+                let mut page = pool.alloc().unwrap();
+                page.copy_from(0, &frame(60, 1)).unwrap();
+                tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+                tx.flush();
+                assert_eq!(peer.receive(), frame(60, 1));
+                until("completion", || (tx.complete() > 0).then_some(()));
+            });
+        });
+    });
+}

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# run.sh [--tests]: makes the packages, unpacks them into target/packages, and builds and runs programs there that depend on them and not on
+# the tree: with each feature of netmem alone, and with one package as the only dependency. Counts the crates that such a program has in
+# its tree. With --tests, the packages' own tests are built there, too, which takes minutes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+tree=$PWD
+target=${CARGO_TARGET_DIR:-$tree/target}
+mkdir -p "$target"
+target=$(cd "$target" && pwd)
+out=$target/packages
+# Unoptimised and without debug information: whether it builds is what is asked.
+export RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=$target/packages-built CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
+
+fail() { echo "failed: $*" >&2; exit 1; }
+
+rm -rf "$out" "$CARGO_TARGET_DIR/package"
+mkdir -p "$out"
+cargo package --workspace --exclude netmem-packetdrill --exclude netmem-tests --no-verify --allow-dirty --quiet 2> "$out/package.txt" || { cat "$out/package.txt" >&2; exit 1; }
+declare -A folders
+for crate in "$CARGO_TARGET_DIR"/package/*.crate; do
+    tar -xzf "$crate" -C "$out"
+    folder=$(basename "$crate" .crate)
+    folders[${folder%-*}]=$folder
+done
+echo "${#folders[@]} packages"
+
+# ---- what is in them
+
+for folder in "${folders[@]}"; do
+    for file in Cargo.toml README.md LICENSE-MIT LICENSE-APACHE; do
+        [[ -f $out/$folder/$file ]] || fail "$folder has no $file"
+    done
+    # Targets have paths, dependencies must have none.
+    ! grep -nE '^path *= *"(\.\.|/)' "$out/$folder/Cargo.toml" || fail "$folder has a path that leads out of it"
+done
+[[ -z $(find "$out" -type l) ]] || fail "there are links"
+
+# ---- programs
+
+# program NAME DEPENDENCIES: an empty program's package; its source is read from standard input.
+program() {
+    mkdir -p "$out/$1/src"
+    printf '[package]\nname = "%s"\nversion = "0.0.0"\nedition = "2024"\n\n%s\n' "$1" "$2" > "$out/$1/Cargo.toml"
+    cat > "$out/$1/src/main.rs"
+}
+alone=(netmem-percpu netmem-refs netmem-pool)
+for package in "${alone[@]}"; do
+    # The example of its readme. Its backticks are not the shell's.
+    # shellcheck disable=SC2016
+    sed -n '/^```rust/,/^```$/p' "$out/${folders[$package]}/README.md" | sed '/^```/d' |
+        program "with-$package" $'[dependencies]\n'"$package = \"0.1\""
+done
+program with-driver $'[dependencies]\nnetmem-pool = "0.1"\nnetmem-virtio = { version = "0.1", default-features = false }' <<< 'fn main() {}'
+program with-netmem $'[dependencies]\nnetmem = "0.1"' <<< 'fn main() {}'
+features=(virtio device pcap xsk inet tokio futures devmem)
+{
+    echo '[dependencies]'
+    echo 'netmem = { version = "0.1", default-features = false }'
+    echo 'tokio = { version = "1", default-features = false, optional = true }'
+    echo 'futures-io = { version = "0.3", optional = true }'
+    echo '[features]'
+    echo 'virtio = ["netmem/virtio"]'
+    echo 'device = ["virtio", "netmem/device"]'
+    echo 'pcap = ["device", "netmem/pcap"]'
+    echo 'xsk = ["netmem/xsk"]'
+    echo 'inet = ["netmem/inet"]'
+    echo 'tokio = ["inet", "netmem/tokio", "dep:tokio"]'
+    echo 'futures = ["inet", "netmem/futures", "dep:futures-io"]'
+    echo 'devmem = ["netmem/devmem"]'
+} > "$out/features.toml"
+program with-feature "$(< "$out/features.toml")" < tests/packages/main.rs
+
+{
+    printf '[workspace]\nresolver = "3"\nmembers = ["*-*"]\n\n[patch.crates-io]\n'
+    for package in "${!folders[@]}"; do
+        printf '%s = { path = "%s" }\n' "$package" "${folders[$package]}"
+    done
+} > "$out/Cargo.toml"
+# The versions that the tree is tested with.
+cp Cargo.lock "$out"
+cd "$out"
+cargo metadata --format-version 1 > metadata.json
+! grep -qF "\"$tree/crates/" metadata.json || fail "a path leads into the tree"
+
+# crates PACKAGE MOST: how many crates are in the tree of a program, itself included.
+crates() {
+    local count
+    count=$(cargo tree --quiet --package "$1" --edges normal --target x86_64-unknown-linux-gnu --prefix none | sed 's/ (\*)$//' | sort -u | wc -l)
+    echo "$1: $count crates, at most $2"
+    ((count <= $2)) || fail "$1 has too many crates"
+}
+crates with-netmem-pool 17
+crates with-driver 25
+crates with-netmem 25
+
+for package in "${alone[@]}"; do
+    cargo run --quiet --package "with-$package"
+    RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --package "$package"
+done
+# Each prints what it has used.
+cargo run --quiet --package with-feature
+for feature in "${features[@]}"; do
+    cargo run --quiet --package with-feature --features "$feature"
+done
+cargo run --quiet --package with-feature --all-features
+
+if [[ ${1:-} == --tests ]]; then
+    for package in "${!folders[@]}"; do
+        echo "tests of $package"
+        cargo test --quiet --no-run --all-features --package "$package"
+    done
+fi

@@ -1,0 +1,200 @@
+//! The examples of AF_XDP, with clients of the kernel in another network namespace.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod built;
+#[path = "../crates/xsk/tests/common/mod.rs"]
+mod common;
+
+use built::{example, netmem};
+use common::{command, in_namespace, in_peer_namespace, ip};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const SERVER: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(198, 18, 9, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 1))];
+const CLIENT: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(198, 18, 9, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2))];
+
+/// A program that is ended with the test, also if the test panics.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `timeout` passes SIGTERM on to its child; it could not do that with SIGKILL.
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        }
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// The output of the program until it ends by itself.
+    fn report(&mut self) -> String {
+        let mut report = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        assert!(self.0.wait().unwrap().success(), "{report}");
+        report
+    }
+}
+
+/// Starts a program and waits until it says that it is ready.
+fn start(program: &std::path::Path, words: &str, ready: &str) -> Running {
+    let mut start = Command::new(program);
+    start.args(words.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = start.spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+    let child = Running(child);
+    assert!(said.contains(ready), "{}: {said}", program.display());
+    child
+}
+
+fn addresses(interface: &str, addresses: [IpAddr; 2]) {
+    for (address, rest) in addresses.iter().zip(["24", "64"]) {
+        let nodad = if address.is_ipv6() { "nodad" } else { "" };
+        ip(&format!("addr add {address}/{rest} dev {interface} {nodad}"));
+    }
+    ip(&format!("link set {interface} up"));
+}
+
+fn no_offloads(interface: &str) {
+    command(&format!("ethtool -K {interface} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
+}
+
+/// The echo server answers clients over IPv4 and IPv6, beside the kernel, which answers ARP, neighbour solicitations, pings and other ports.
+#[test]
+fn the_echo_server_answers_clients_of_the_kernel() {
+    let echo = example("xsk_echo");
+    in_namespace(|| {
+        ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
+        no_offloads("v0");
+        no_offloads("v1");
+        addresses("v0", SERVER);
+        let mut server = start(&echo, "v0 7 2", "ready: UDP port 7, 2 queues");
+        // A socket of the server side's kernel, on another port.
+        let other = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 8)).unwrap();
+        let peer = in_peer_namespace("v1", || {
+            addresses("v1", CLIENT);
+            for (server, client) in SERVER.into_iter().zip(CLIENT) {
+                // Several flows, so that the kernel spreads them over the queues.
+                let clients = (0..8_u16).map(|number| {
+                    std::thread::spawn(move || {
+                        let socket = UdpSocket::bind((client, 4000 + number)).unwrap();
+                        socket.connect((server, 7)).unwrap();
+                        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+                        let mut random = fastrand::Rng::with_seed(number.into());
+                        for _ in 0..100 {
+                            let message: Vec<u8> = (0..random.usize(0..1400)).map(|_| random.u8(..)).collect();
+                            let mut answer = [0; 2000];
+                            // A datagram may be lost while the neighbour's address is resolved.
+                            let got = (0..20).find_map(|_| {
+                                socket.send(&message).unwrap();
+                                socket.recv(&mut answer).ok()
+                            });
+                            assert_eq!(answer[..got.unwrap()], message, "from {server}");
+                        }
+                    })
+                });
+                clients.collect::<Vec<_>>().into_iter().for_each(|client| client.join().unwrap());
+                let ping = if server.is_ipv6() { "-6" } else { "-4" };
+                command(&format!("ping {ping} -c 1 -w 20 {server}"));
+            }
+            let socket = UdpSocket::bind((CLIENT[0], 0)).unwrap();
+            socket.send_to(b"for the kernel", SocketAddr::new(SERVER[0], 8)).unwrap();
+        });
+        peer.join().unwrap();
+        let mut bytes = [0; 100];
+        other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(other.recv(&mut bytes).unwrap(), 14);
+        drop(server.0.stdin.take());
+        let report = server.report();
+        let answered: u64 =
+            report.lines().filter_map(|line| line.split(", ").nth(1)?.split(' ').next()?.parse::<u64>().ok()).sum();
+        assert!(answered >= 1600, "{report}");
+    });
+}
+
+/// The program counts what the kernel sends.
+#[test]
+fn packets_are_counted() {
+    let count = example("xsk_count");
+    in_namespace(|| {
+        ip("link add v0 type veth peer name v1");
+        no_offloads("v1");
+        ip("link set v0 up");
+        let mut counter = start(&count, "v0 2", "ready: 1 queues of v0, copy");
+        let peer = in_peer_namespace("v1", || {
+            addresses("v1", CLIENT);
+            ip(&format!("neigh add {} lladdr 02:00:00:00:00:01 dev v1", SERVER[0]));
+            let socket = UdpSocket::bind((CLIENT[0], 0)).unwrap();
+            for _ in 0..100 {
+                socket.send_to(&[0; 100], SocketAddr::new(SERVER[0], 9)).unwrap();
+            }
+        });
+        peer.join().unwrap();
+        let report = counter.report();
+        assert!(report.contains("IPv4 (0x0800): 100 packets, 14200 bytes"), "{report}");
+    });
+}
+
+/// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel sends large segments, and the other takes
+/// none.
+#[test]
+fn iperf3_through_the_bridge() {
+    let bridge = example("xsk_bridge");
+    in_namespace(|| {
+        if Command::new("iperf3").arg("--version").output().is_err() {
+            return common::skip("iperf3 is not installed");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("tap.sock");
+        let socket = socket.display();
+        let words = format!("device --port tap:t0 --listen {socket}");
+        let device = start(&netmem(), &words, "port tap:t0");
+        addresses("t0", SERVER);
+        ip("link add v0 type veth peer name v1");
+        no_offloads("v0");
+        no_offloads("v1");
+        ip("link set v0 up");
+        let mut bridge = start(&bridge, &format!("{socket} v0"), "ready:");
+        let peer = in_peer_namespace("v1", || {
+            addresses("v1", CLIENT);
+            // The server ends with the test. If that fails, `timeout` ends it.
+            let server = Command::new("timeout").args(["60", "iperf3", "-s"]).stdout(Stdio::null()).spawn();
+            let server = Running(server.unwrap());
+            std::thread::park();
+            drop(server);
+        });
+        for address in CLIENT {
+            for way in ["", "-R"] {
+                let words = format!("-c {address} -t 1 -J {way}");
+                let run = || -> serde_json::Value {
+                    let output = Command::new("iperf3").args(words.split_whitespace()).output().unwrap();
+                    serde_json::from_slice(&output.stdout).unwrap()
+                };
+                let mut report = run();
+                // Repeated until the server listens and has finished with the last client.
+                for _ in 0..100 {
+                    if report["error"].is_null() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                    report = run();
+                }
+                assert!(report["error"].is_null(), "{words}: {report}");
+                let speed = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
+                assert!(speed > 0.0, "{report}");
+                eprintln!("iperf3 {address} {way}: {:.0} Mbit/s", speed / 1e6);
+            }
+        }
+        peer.thread().unpark();
+        peer.join().unwrap();
+        drop(device);
+        let report = bridge.report();
+        eprintln!("{report}");
+        assert!(report.contains("to v0:") && !report.contains(" 0 cut into"), "{report}");
+    });
+}

@@ -9,7 +9,7 @@ use netmem_packet::{
     Armed, Checksum, Handler, Meta, Packet, Poll, PollThenSleep, RxQueue, Sum, Turn, TxBulk, TxQueue, Verdict, Wait,
     XdpFrame, complete_checksum,
 };
-use netmem_pool::{KernelShared, PeerShared, PoolOptions};
+use netmem_pool::{KernelShared, PagePool, PeerShared, PoolOptions};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};

@@ -277,7 +277,7 @@ fn a_sender_is_woken_by_late_completions() {
 }
 
 /// A frame comes from the peer, and a frame is sent to it.
-fn one_each_way(bench: &mut Bench, pool: &mut PagePool, i: u64) {
+fn one_each_way(bench: &mut Bench, pool: &mut PagePool<KernelShared>, i: u64) {
     bench.peer.send(&frame(100, i));
     assert_eq!(bench.receive().to_vec(), frame(100, i));
     let mut page = pool.alloc().unwrap();

@@ -2,11 +2,14 @@
 //! every 50 us. The threads are moved between CPUs. There are more threads than CPUs, so they are also preempted.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The threads to disturb.
 #[derive(Default)]
-pub(crate) struct Disturbed(Mutex<Vec<libc::pid_t>>);
+pub(crate) struct Disturbed {
+    threads: Mutex<Vec<libc::pid_t>>,
+    moves: AtomicU64,
+}
 
 /// The number of threads for a stress test: more than CPUs.
 pub(crate) fn stress_threads() -> u64 {
@@ -18,39 +21,53 @@ impl Disturbed {
     pub(crate) fn during<R>(&self, work: impl FnOnce() -> R) -> R {
         // SAFETY: the call has no arguments.
         let tid = unsafe { libc::gettid() };
-        self.0.lock().expect("nobody panics with it").push(tid);
+        self.threads.lock().expect("nobody panics with it").push(tid);
         let timer = signal_often(tid);
         let answer = work();
         // SAFETY: the timer was made above, and is not used any more.
         unsafe { libc::timer_delete(timer) };
         // Removed under the lock: afterwards, no thread moves this thread.
-        self.0.lock().expect("nobody panics with it").retain(|&other| other != tid);
+        self.threads.lock().expect("nobody panics with it").retain(|&other| other != tid);
         answer
     }
 
-    /// Moves the threads until `stop` is set, and calls `also` in between. Returns the number of moves.
-    pub(crate) fn move_about(&self, stop: &AtomicBool, mut also: impl FnMut()) -> u64 {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut moves = 0;
+    /// How often a thread was moved so far.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Moves the threads until `stop` is set, and calls `also` in between.
+    pub(crate) fn move_about(&self, stop: &AtomicBool, mut also: impl FnMut()) {
+        let cpus = usable_cpus();
         for round in 0_usize.. {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let threads = self.0.lock().expect("nobody panics with it");
+            let threads = self.threads.lock().expect("nobody panics with it");
             for (n, &tid) in threads.iter().enumerate() {
                 // SAFETY: these are threads of this process that exist while the lock is held, and the set of CPUs has
-                // the given size. A CPU that this process may not use is refused, and nothing happens.
+                // the given size. A CPU that went offline is refused, and nothing happens.
                 unsafe {
                     let mut set: libc::cpu_set_t = std::mem::zeroed();
-                    libc::CPU_SET((n + round) % cpus, &mut set);
-                    moves += u64::from(libc::sched_setaffinity(tid, size_of_val(&set), &set) == 0);
+                    libc::CPU_SET(cpus[(n + round) % cpus.len()], &mut set);
+                    let moved = libc::sched_setaffinity(tid, size_of_val(&set), &set) == 0;
+                    self.moves.fetch_add(u64::from(moved), Ordering::Relaxed);
                 }
             }
             drop(threads);
             also();
             std::thread::sleep(std::time::Duration::from_micros(20));
         }
-        moves
+    }
+}
+
+/// The CPUs that the calling thread may use. In a container, their numbers may begin anywhere.
+fn usable_cpus() -> Vec<usize> {
+    // SAFETY: the set of CPUs has the given size, and the numbers are in it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &mut set), 0);
+        (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect()
     }
 }
 

@@ -15,10 +15,9 @@ use disturb::{Disturbed, on_signal, stress_threads};
 use fastrand::Rng;
 use netmem_percpu::{Mode, aborts, mode};
 use netmem_pool::{Bulk, Frag, Page, PagePool, PoolOptions, PoolStats, Private, RegionProvider, lingering};
-use std::ops::AddAssign;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 
 const QUEUES: usize = 2;
@@ -53,6 +52,41 @@ struct Queue {
     dropped: u64,
 }
 
+/// What has happened in the pools that have ended, of all queues.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    redirects: u64,
+    dropped: u64,
+    lingered: u64,
+    stats: PoolStats,
+}
+
+impl Seen {
+    /// Whether the test has put enough load on the pools: every event that it is about has happened. Each of them is a matter of
+    /// chance.
+    fn is_enough(&self, moves: u64) -> bool {
+        let sum = &self.stats;
+        let of_pools = [
+            sum.released,
+            sum.alloc_failed,
+            sum.alloc_refill,
+            sum.recycle_cached,
+            sum.recycle_cache_full,
+            sum.recycle_ring,
+            sum.recycle_ring_full,
+            sum.reclaims,
+            sum.reclaimed,
+        ];
+        let others = [self.redirects, self.dropped, self.lingered, SIGNALS.load(Ordering::Relaxed), moves];
+        of_pools.into_iter().chain(others).min() > Some(0) && (!restarts() || aborts() > 0)
+    }
+}
+
+/// Whether a sequence can be restarted in this mode.
+fn restarts() -> bool {
+    matches!(mode(), Mode::Rseq(_))
+}
+
 /// Sets the flag when it is dropped, also in a panic: otherwise the mover would not end.
 struct Ends<'a>(&'a AtomicBool);
 
@@ -76,8 +110,8 @@ impl Queue {
         Self { n, pool, domain, memory, lives: Vec::new(), redirects: 0, dropped: 0 }
     }
 
-    /// Restarts a queue: with the old memory or new memory, and with or without a removed device.
-    fn restart(&mut self, rng: &mut Rng) {
+    /// Restarts a queue: with the old memory or new memory, and with or without a removed device. Adds what has happened to `seen`.
+    fn restart(&mut self, rng: &mut Rng, seen: &Mutex<Seen>) {
         let old = Arc::downgrade(&self.memory);
         if rng.bool() {
             self.memory = provider(PAGES);
@@ -90,6 +124,12 @@ impl Queue {
             assert_eq!(domain.maps(), domain.unmaps(), "unmapped at once");
         }
         let closed = pool.close();
+        let mut seen = seen.lock().unwrap();
+        seen.redirects += std::mem::take(&mut self.redirects);
+        seen.dropped += std::mem::take(&mut self.dropped);
+        seen.lingered += closed.outstanding;
+        seen.stats += closed.stats;
+        drop(seen);
         self.lives.push(Life { domain, memory: old, outstanding: closed.outstanding, stats: closed.stats });
     }
 
@@ -192,14 +232,16 @@ fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
 fn everything_balances_to_the_page() {
     on_signal(signalled);
     let ops = stress_ops::stress_ops(300_000);
+    // The packets are repeated until everything that the test is about has happened, up to this number.
+    let most = 10 * ops.max(300_000) / QUEUES as u64;
     let seed = std::env::var("NETMEM_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("NETMEM_SEED={seed}");
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (txs, rxs): (Vec<_>, Vec<_>) = (0..QUEUES).map(|_| sync_channel::<Packet>(48)).unzip();
     let consumers = stress_threads() as usize;
     let (to, from): (Vec<_>, Vec<_>) = (0..consumers).map(|_| sync_channel::<Packet>(32)).unzip();
-    let restarts = matches!(mode(), Mode::Rseq(_));
-    let (lives, redirects, dropped) = thread::scope(|scope| {
+    let seen = Mutex::new(Seen::default());
+    let lives = thread::scope(|scope| {
         for (n, packets) in from.into_iter().enumerate() {
             let (mut rng, disturbed) = (Rng::with_seed(seed + 100 + n as u64), &disturbed);
             scope.spawn(move || disturbed.during(|| consume(&packets, &mut rng)));
@@ -210,17 +252,19 @@ fn everything_balances_to_the_page() {
             .into_iter()
             .enumerate()
             .map(|(n, tx)| {
-                let (mut rng, to, disturbed) = (Rng::with_seed(seed + n as u64), to.clone(), &disturbed);
+                let (mut rng, to, disturbed, seen) = (Rng::with_seed(seed + n as u64), to.clone(), &disturbed, &seen);
                 let others: Vec<_> =
                     txs.iter().enumerate().filter(|(i, _)| *i != n).map(|(_, tx)| tx.clone()).collect();
                 scope.spawn(move || {
                     let mut queue = Queue::new(n);
                     let mut run = || {
                         let mut done = 0;
-                        while done < ops / QUEUES as u64 || (restarts && aborts() == 0 && done < 100 * ops) {
+                        while done < ops / QUEUES as u64
+                            || (!seen.lock().unwrap().is_enough(disturbed.moves()) && done < most)
+                        {
                             done += queue.poll(&mut rng, &to, &others, &tx);
                             if rng.u16(..) < 400 {
-                                queue.restart(&mut rng);
+                                queue.restart(&mut rng, seen);
                             }
                             thread::yield_now();
                         }
@@ -229,44 +273,26 @@ fn everything_balances_to_the_page() {
                     drop((others, to));
                     // Packets in flight to this queue are returned from here, outside of any poll.
                     drop(tx);
-                    queue.restart(&mut rng);
+                    queue.restart(&mut rng, seen);
                     drop(queue.pool);
-                    (queue.lives, queue.redirects, queue.dropped)
+                    queue.lives
                 })
             })
             .collect();
         drop((txs, to));
-        let mut all = (Vec::new(), 0, 0);
-        for queue in queues {
-            let (lives, redirects, dropped) = queue.join().unwrap();
-            all.0.extend(lives);
-            all.1 += redirects;
-            all.2 += dropped;
-        }
+        let all: Vec<Life> = queues.into_iter().flat_map(|queue| queue.join().unwrap()).collect();
         stop.store(true, Ordering::Relaxed);
         mover.join().unwrap();
         all
     });
-    let mut sum = PoolStats::default();
-    let mut lingered = 0;
     for life in &lives {
         assert_eq!(life.stats.inflight(), life.outstanding, "{:?}", life.stats);
         assert_eq!(life.domain.maps(), life.domain.unmaps(), "maps and unmaps, late returns included");
         assert!(life.memory.upgrade().is_none(), "a page kept its pool");
-        lingered += life.outstanding;
-        sum.add_assign(life.stats);
     }
     assert!(lingering().iter().all(|pool| !pool.name.starts_with("soak")));
-    println!(
-        "{} pools, {redirects} redirects, {dropped} dropped by full targets, {lingered} late returns, {} aborts, {} signals\n{sum:?}",
-        lives.len(),
-        aborts(),
-        SIGNALS.load(Ordering::Relaxed)
-    );
-    // The test put enough load on the pools.
-    assert!(lives.len() > QUEUES && redirects > 0 && dropped > 0 && lingered > 0 && sum.released > 0);
-    assert!(sum.alloc_failed > 0 && sum.alloc_refill > 0 && sum.recycle_cached > 0 && sum.recycle_cache_full > 0);
-    assert!(sum.recycle_ring > 0 && sum.recycle_ring_full > 0 && sum.reclaims > 0 && sum.reclaimed > 0, "{sum:?}");
-    assert!(!restarts || aborts() > 0, "no sequence was ever restarted");
-    assert!(SIGNALS.load(Ordering::Relaxed) > 0);
+    let seen = seen.into_inner().unwrap();
+    let signals = SIGNALS.load(Ordering::Relaxed);
+    println!("{} pools, {} aborts, {signals} signals, {seen:?}", lives.len(), aborts());
+    assert!(lives.len() > QUEUES && seen.is_enough(disturbed.moves()), "{seen:?}");
 }

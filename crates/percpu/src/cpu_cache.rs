@@ -225,8 +225,12 @@ impl CpuCache {
         item
     }
 
-    /// Takes an item from a full magazine of the depot, and puts the magazine back.
-    fn take_from_depot(&self) -> Option<NonZeroUsize> {
+    /// Takes an item from a full magazine of the depot, and puts the magazine back. `None` if no magazine is there.
+    ///
+    /// Neither reads nor changes what this CPU holds. So after a [`reclaim`](Self::reclaim), all items can be taken this way,
+    /// also if the thread is moved meanwhile, or finds its CPU's lock taken. A [`pop`](Self::pop) would leave the rest of the
+    /// magazine on the CPU. Costs four atomics for each item.
+    pub fn take_from_depot(&self) -> Option<NonZeroUsize> {
         let full = self.full.0.pop(&self.magazines)?;
         handover::acquire(&self.capacity);
         let item = full.pop();

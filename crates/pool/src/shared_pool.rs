@@ -226,8 +226,8 @@ impl<M: Memory> SharedPool<M> {
     /// between the depot and its CPU, and did not run while this thread yielded 32 times. Such a search reads a line of
     /// each magazine. Before a thread sleeps because it got `None`, it must call [`reclaim`](Self::reclaim).
     ///
-    /// If the pool's own provider or domain calls this, it also gets `None`, because the pool calls them under its
-    /// lock. Not for signal handlers.
+    /// If the pool's own provider or domain calls this, it gets a page only from the magazines, because the pool calls them
+    /// under its lock. They are usually empty then. Not for signal handlers.
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
@@ -324,7 +324,10 @@ impl<M: Memory> SharedPool<M> {
             if owner.pool.held() <= pages {
                 return gone;
             }
-            let Ok(item) = self.cpus().pop() else { return gone };
+            // From the depot first: a pop would leave the rest of a magazine on this CPU, where this thread does not find it if
+            // it is moved, or if the CPU's lock is taken.
+            let item = self.cpus().take_from_depot().or_else(|| self.cpus().pop().ok());
+            let Some(item) = item else { return gone };
             let cache = &owner.pool.shared().front.cache;
             cache.counters.recycle_ring.bump();
             cache.put(desc_of(item));

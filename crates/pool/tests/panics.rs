@@ -331,55 +331,6 @@ fn over_a_page_in_quarantine() {
     assert!(others.iter().all(|page| page.index() != index), "a page was handed out that the device may write");
 }
 
-/// A log subscriber that panics at every event.
-struct Grumbler;
-
-impl tracing::Subscriber for Grumbler {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        resume_unwind(Box::new("a bad log line"));
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-/// Proves POOL-11 and NET-6: a log subscriber that panics does not prevent the end of a pool, does not hide a pool that
-/// lingers, and does not make a page return that a device may write.
-#[test]
-fn in_a_log_subscriber() {
-    let grumbling = |f: &mut dyn FnMut()| {
-        tracing::subscriber::with_default(Grumbler, || assert!(panics(f), "nothing was logged"));
-    };
-    let (mut pool, s) = setup(PoolOptions::new("logged").cache(16), 4);
-    let (mut other, _) = common::pool(PoolOptions::new("logged too"), 1);
-    let mut foreign = other.alloc();
-    grumbling(&mut || pool.quarantine(foreign.take().unwrap()));
-    assert!(other.alloc().is_none(), "a page was handed out that the device may write");
-    let page = pool.alloc().unwrap();
-    grumbling(&mut || pool.device_gone());
-    assert_eq!(s.domain.maps(), s.domain.unmaps());
-    let mut pool = Some(pool);
-    grumbling(&mut || drop(pool.take()));
-    let lingers = || netmem_pool::lingering().iter().any(|l| l.name == "logged");
-    assert!(lingers());
-    drop(page);
-    assert!(!lingers());
-    s.check();
-}
-
 /// A domain. Its `unmap` returns when the thread that removes the device sleeps.
 #[derive(Debug)]
 struct Patient {

@@ -1,14 +1,14 @@
-//! Counters read from any thread, pools that leave other CPUs alone, and reminders of pools that linger.
+//! Counters read from any thread, and pools that leave other CPUs alone.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use common::{alloc, pool};
-use netmem_pool::{LingerReminder, PoolOptions, PoolStats, StatsReader, lingering};
+use netmem_pool::{PoolOptions, PoolStats, StatsReader};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Proves POOL-12: another thread reads what the owner has counted, and moves no page to do so. Pages that wait in
 /// magazines count as in flight until the owner takes them.
@@ -131,66 +131,4 @@ fn a_pool_that_leaves_other_cpus_alone() {
     drop(got);
     let closed = pool.close();
     assert_eq!((closed.outstanding, domain.maps() - domain.unmaps()), (0, 0), "the end takes everything");
-}
-
-/// Collects the names of the pools in events.
-#[derive(Clone, Default)]
-struct Names(Arc<Mutex<Vec<String>>>);
-
-impl tracing::field::Visit for Names {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "pool" {
-            self.0.lock().unwrap().push(format!("{value:?}"));
-        }
-    }
-}
-
-impl tracing::Subscriber for Names {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-/// Proves POOL-11: one event reports that a pool lingers. A caller that asks for reminders gets one every 60 s. The library
-/// starts no thread.
-#[test]
-fn reminders_are_the_callers() {
-    let names = Names::default();
-    let mine = |names: &Names| names.0.lock().unwrap().drain(..).filter(|n| n.contains("reminded")).count();
-    tracing::subscriber::with_default(names.clone(), || {
-        let (mut pool, _) = pool(PoolOptions::new("reminded").cache(16), 4);
-        let page = pool.alloc();
-        assert_eq!(pool.close().outstanding, 1);
-        assert_eq!(mine(&names), 1);
-        assert!(lingering().iter().any(|l| l.name == "reminded"));
-        let now = Instant::now();
-        let mut reminder = LingerReminder::new(now);
-        let minute = Duration::from_secs(60);
-        assert_eq!((reminder.remind(now), mine(&names)), (now + minute, 0));
-        assert_eq!((reminder.remind(now + minute), mine(&names)), (now + 2 * minute, 1));
-        assert_eq!((reminder.remind(now + minute), mine(&names)), (now + 2 * minute, 0));
-        drop(page);
-        assert_eq!((reminder.remind(now + 5 * minute), mine(&names)), (now + 6 * minute, 0));
-    });
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    for thread in threads {
-        let name = std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap_or_default();
-        assert!(!name.starts_with("netmem"), "a thread of the library: {name}");
-    }
 }

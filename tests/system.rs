@@ -7,11 +7,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod built;
-mod skip;
+#[path = "../crates/xsk/tests/common/mod.rs"]
+mod common;
 
 use built::{TREE, example, netmem};
+use common::skip;
 use serde_json::Value;
-use skip::skip;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -68,15 +69,6 @@ fn files_into_device_memory_and_back() {
     script("tests/kernel/loader.py", &[example("loader").to_str().unwrap()]);
 }
 
-/// Whether this kernel has AF_XDP: `NETMEM_AF_XDP=none` says that it has not. The gate finds that out.
-fn af_xdp(test: &str) -> bool {
-    let possible = std::env::var("NETMEM_AF_XDP").as_deref() != Ok("none");
-    if !possible {
-        let _ = writeln!(std::io::stderr(), "skipped: {test}: NETMEM_AF_XDP=none");
-    }
-    possible
-}
-
 /// Where the guest tests find the guest. The first test makes what is missing.
 const GUEST: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/guest");
 
@@ -90,7 +82,7 @@ fn a_linux_guest_on_a_tap() {
 /// veth pair accepts neither.
 #[test]
 fn a_linux_guest_on_af_xdp() {
-    if !af_xdp("a_linux_guest_on_af_xdp") {
+    if !common::af_xdp() {
         return;
     }
     script("tests/guest/test.sh", &["netmem", "xsk", GUEST]);
@@ -124,7 +116,8 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
 /// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the system. This is a
 /// module, so that a run can exclude these tests by name (`--skip peers::`).
 mod peers {
-    use super::{TREE, af_xdp, script};
+    use super::{TREE, script};
+    use crate::common::af_xdp;
     use serde_json::Value;
     use std::process::{Command, Stdio};
 
@@ -220,7 +213,7 @@ mod peers {
     /// the interface.
     #[test]
     fn a_guest_with_two_queues_on_af_xdp() {
-        if af_xdp("a_guest_with_two_queues_on_af_xdp") {
+        if af_xdp() {
             script("tests/peers/xsk_port.py", &[DEBIAN13]);
         }
     }

@@ -173,10 +173,10 @@ dpdk_versions() {
         echo "skipped: rows of DPDK 24.11: ${said#skipped: }"
     else
         # Linked with the system's C library, which is older than that of the unpacked root. So the program runs with
-        # both.
+        # both. The root's headers come last: DPDK's need those of libbsd, which the system may lack.
         gcc -O3 -march=native -Wall -include rte_config.h -I"$root/usr/include/dpdk" -I"$root/usr/include/x86_64-linux-gnu/dpdk" \
-            -o "$TMP/dpdk-port-24.11" "$HERE/port/dpdk.c" "$lib"/librte_{ethdev,mbuf,mempool,ring,eal,log,net,telemetry,kvargs}.so \
-            -Wl,--allow-shlib-undefined -Wl,--as-needed
+            -idirafter "$root/usr/include/x86_64-linux-gnu" -o "$TMP/dpdk-port-24.11" "$HERE/port/dpdk.c" \
+            "$lib"/librte_{ethdev,mbuf,mempool,ring,eal,log,net,telemetry,kvargs}.so -Wl,--allow-shlib-undefined -Wl,--as-needed
         DPDK+=(24.11)
     fi
     [[ ${#DPDK[@]} -gt 0 ]] || skip "there is no DPDK"

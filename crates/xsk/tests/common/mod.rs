@@ -12,15 +12,21 @@ use std::io::Write;
 use std::process::Command;
 use std::thread::JoinHandle;
 
-/// Whether AF_XDP is to be tested: `NETMEM_AF_XDP=none` says that the kernel has none. The gate finds that out, and says why. Such a skip is
-/// visible, and no failure.
+/// Whether AF_XDP can be tested. If not, the running test is reported as skipped. `NETMEM_AF_XDP=none` says that the kernel is known to have no
+/// AF_XDP: then the skip is no failure under `NETMEM_NO_SKIP` either. The gate sets it after it has asked the kernel.
 pub(crate) fn af_xdp() -> bool {
-    let possible = std::env::var("NETMEM_AF_XDP").as_deref() != Ok("none");
-    if !possible {
+    if std::env::var("NETMEM_AF_XDP").as_deref() == Ok("none") {
         let thread = std::thread::current();
         let _ = writeln!(std::io::stderr(), "skipped: {}: NETMEM_AF_XDP=none", thread.name().unwrap_or("a test"));
+        return false;
     }
-    possible
+    match missing() {
+        Some(why) => {
+            skip(&why);
+            false
+        }
+        None => true,
+    }
 }
 
 /// The interfaces that the tests are to use in place of a veth pair, and ours is to be in zero-copy mode: `NETMEM_XSK_NICS=OURS,THEIRS`. They
@@ -30,25 +36,40 @@ pub(crate) fn nics() -> Option<(String, String)> {
     nics.split_once(',').map(|(ours, theirs)| (ours.to_owned(), theirs.to_owned()))
 }
 
-/// What a test in a namespace lacks.
-fn missing() -> Option<&'static str> {
+/// What a test of AF_XDP lacks: on the interfaces that are given, or else on a veth pair in a namespace of its own.
+fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
-        return Some("not root");
+        return Some("not root".into());
     }
-    if Command::new("ip").arg("-V").output().is_err() {
-        return Some("ip (of iproute2) is missing");
+    // SAFETY: no memory is passed. The descriptor is closed.
+    let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Some(format!("no AF_XDP socket can be made: {}", std::io::Error::last_os_error()));
     }
-    None
+    // SAFETY: as above.
+    unsafe { libc::close(socket) };
+    if nics().is_some() {
+        return None;
+    }
+    for (program, question, package) in [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool")] {
+        if Command::new(program).arg(question).output().is_err() {
+            return Some(format!("{program} (of the package {package}) is missing"));
+        }
+    }
+    // On a thread of its own, because a namespace cannot be left.
+    // SAFETY: the thread ends at once.
+    let unshare = || match unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } {
+        0 => None,
+        _ => Some(format!("no network namespace can be made: {}", std::io::Error::last_os_error())),
+    };
+    std::thread::spawn(unshare).join().unwrap()
 }
 
-/// Runs a test on a thread that has a network namespace and mounts of its own. Programs that it starts have them, too. Skips it
-/// without root.
+/// Runs a test on a thread that has a network namespace and mounts of its own. Programs that it starts have them, too. Skips the
+/// test if AF_XDP cannot be tested.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     if !af_xdp() {
         return;
-    }
-    if let Some(why) = missing() {
-        return skip(why);
     }
     if nics().is_some() {
         // Where the interfaces are.

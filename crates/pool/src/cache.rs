@@ -170,12 +170,14 @@ impl Cache {
     }
 
     /// Pages in the array.
+    #[inline]
     fn len(&self) -> usize {
         // SAFETY: of the same array.
         unsafe { self.newest.load(Ordering::Relaxed).offset_from_unsigned(self.bottom) }
     }
 
     /// Places in the array.
+    #[inline]
     pub(crate) fn capacity(&self) -> usize {
         // SAFETY: of the same array.
         unsafe { self.last.get().offset_from_unsigned(self.bottom) }
@@ -189,6 +191,7 @@ impl Cache {
     }
 
     /// The slow path of a return: pushes onto the array, or onto the list behind it.
+    #[inline]
     pub(crate) fn put(&self, desc: NonNull<Desc>) {
         if self.len() == self.capacity() {
             return self.spill(desc);
@@ -200,12 +203,14 @@ impl Cache {
 
     /// The places for the next pages, if a whole magazine fits. The caller writes the pages there. It then calls
     /// [`grew`](Self::grew) before it uses the cache in another way.
+    #[inline]
     pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
         // SAFETY: there are places behind the newest.
         (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.load(Ordering::Relaxed).add(1) })
     }
 
     /// This many pages were written behind the newest.
+    #[inline]
     pub(crate) fn grew(&self, n: usize) {
         // SAFETY: there are that many places, for they were written.
         self.newest.store(unsafe { self.newest.load(Ordering::Relaxed).add(n) }, Ordering::Relaxed);
@@ -213,6 +218,7 @@ impl Cache {
     }
 
     /// The slow path of allocation: pops from the array, or else from the list behind it.
+    #[inline]
     pub(crate) fn take(&self) -> Option<NonNull<Desc>> {
         let Some(desc) = self.pop() else { return self.unspill() };
         self.counters.filled.add(u64::MAX);
@@ -226,6 +232,7 @@ impl Cache {
     }
 
     /// Puts a page onto the list behind the array.
+    #[inline]
     pub(crate) fn spill(&self, desc: NonNull<Desc>) {
         let link = link_of(desc);
         // SAFETY: the page is the cache's now, and so is its link.
@@ -243,6 +250,7 @@ impl Cache {
     }
 
     /// Takes a page off that list.
+    #[inline]
     fn unspill(&self) -> Option<NonNull<Desc>> {
         let link = self.spill.get();
         // SAFETY: what is on the list is the cache's.

@@ -26,6 +26,14 @@ impl Unmapped {
     pub(crate) fn new() -> Self {
         Self { lock: Mutex::new(()), event: Condvar::new() }
     }
+
+    #[cold]
+    #[inline(never)]
+    fn wake(&self) {
+        // Under the lock, so that the owner either has not read the word for the last time yet, or is asleep.
+        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.event.notify_all();
+    }
 }
 
 /// All-zero is a valid descriptor, of a page that was never used.
@@ -73,6 +81,7 @@ const _: () = assert!(size_of::<Desc>() == 64);
 impl Desc {
     /// Fills in the fields that never change. Only the provider calls this, and every call for a page writes the same
     /// values.
+    #[inline]
     pub(crate) fn describe(&self, index: u32, addr: *mut u8, file: RawFd) {
         self.index.set(index);
         self.addr.set(addr);
@@ -90,6 +99,7 @@ impl Desc {
         self.addr.get()
     }
 
+    #[inline]
     pub(crate) fn file(&self) -> RawFd {
         self.file.get()
     }
@@ -104,11 +114,13 @@ impl Desc {
         self.home.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn set_home(&self, home: *mut Home) {
         self.home.store(home, Ordering::Relaxed);
     }
 
     /// Notes that pool `id` mapped the page at `dma`.
+    #[inline]
     pub(crate) fn set_mapped(&self, id: u64, dma: u64) {
         self.dma.store(dma, Ordering::Relaxed);
         self.mapped.store(id, Ordering::Release);
@@ -127,6 +139,7 @@ impl Desc {
     /// [`PagePool::device_gone`](crate::PagePool::device_gone) calls this for pages that it does not own. The load
     /// comes first, so that pages of other pools are not written. While the claim is held, the page stays with this
     /// pool.
+    #[inline]
     pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Acquire) != id {
             return None;
@@ -136,12 +149,11 @@ impl Desc {
     }
 
     /// Releases the claim: the page is unmapped. Wakes the pool's owner if it waits for this page.
+    #[inline]
     pub(crate) fn unmapped(&self, pool: &Unmapped) {
         // Release: for the owner that waits.
         if self.mapped.swap(0, Ordering::Release) & WAITED_FOR != 0 {
-            // Under the lock, so that the owner either has not read the word for the last time yet, or is asleep.
-            let _lock = pool.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            pool.event.notify_all();
+            pool.wake();
         }
     }
 
@@ -162,6 +174,7 @@ impl Desc {
 
     /// Claims the right to unmap a page that the pool's owner holds. No thread competes for it, because only the owner
     /// calls `device_gone`. The claim need not be released.
+    #[inline]
     pub(crate) fn claim_unmap_alone(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Relaxed) != id {
             return None;
@@ -172,6 +185,7 @@ impl Desc {
 
     /// Notes that a device may still write to a part of the page. The caller holds a count for that part, and drops the
     /// count next.
+    #[inline]
     pub(crate) fn set_quarantined(&self) {
         // Relaxed: the drop of the count releases it, and a holder that finds itself alone has acquired that.
         self.quarantined.store(true, Ordering::Relaxed);
@@ -185,17 +199,20 @@ impl Desc {
 
     /// Notes that all values on the page are fragments, and stay fragments until the page is [thawed](Self::thaw). The
     /// caller has the only value.
+    #[inline]
     pub(crate) fn freeze(&self) {
         // Relaxed, as below: passing the bytes on to another thread orders it.
         self.frozen.store(true, Ordering::Relaxed);
     }
 
     /// Ends [`freeze`](Self::freeze). The caller drops its fragment next.
+    #[inline]
     pub(crate) fn thaw(&self) {
         self.frozen.store(false, Ordering::Relaxed);
     }
 
     /// Whether all values on the page are fragments. Asked by a borrower of bytes of the page.
+    #[inline]
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
     }

@@ -106,6 +106,7 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
 /// # Safety
 ///
 /// The page's region is alive.
+#[inline]
 pub(crate) unsafe fn map_page<M: Memory>(
     domain: &dyn DmaDomain,
     desc: &Desc,

@@ -116,6 +116,7 @@ impl End {
     /// # Safety
     ///
     /// `page` is live and the caller's to give away, and keeps `this` until then.
+    #[inline]
     unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Closed> {
         // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
         // SAFETY: the page keeps the pool.
@@ -166,6 +167,7 @@ impl End {
     }
 
     /// How many pages returning threads have taken out of the pool. Valid while the owner exists.
+    #[inline]
     pub(crate) fn left_directly(&self) -> u64 {
         self.record.left.load(Ordering::Acquire).unsigned_abs()
     }

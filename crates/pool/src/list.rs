@@ -14,16 +14,19 @@ impl Link {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
+    #[inline]
     pub(crate) fn set(&self, next: *mut Link) {
         self.0.store(next, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn next(&self) -> *mut Link {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// The link of a page.
+#[inline]
 pub(crate) fn link_of(desc: NonNull<Desc>) -> *mut Link {
     // SAFETY: the offset stays within the descriptor.
     unsafe { desc.as_ptr().byte_add(offset_of!(Desc, link)).cast() }
@@ -34,6 +37,7 @@ pub(crate) fn link_of(desc: NonNull<Desc>) -> *mut Link {
 /// # Safety
 ///
 /// `list` is null or the link of a page that the caller owns.
+#[inline]
 pub(crate) unsafe fn first(list: *mut Link) -> Option<(NonNull<Desc>, *mut Link)> {
     // SAFETY: a link lies in its descriptor at a fixed offset.
     unsafe {

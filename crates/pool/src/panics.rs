@@ -14,6 +14,7 @@ pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
 
 impl Panics {
     /// Calls user code. `None` if it panicked.
+    #[inline]
     pub(crate) fn call<R>(&mut self, f: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(answer) => Some(answer),
@@ -29,19 +30,27 @@ impl Panics {
     }
 
     /// Whether a call panicked.
+    #[inline]
     pub(crate) fn any(&self) -> bool {
         self.0.is_some()
     }
 
     /// Resumes the first panic, if there was one. If the thread is unwinding already, the kept panic is discarded: a
     /// second panic out of a destructor would end the process.
+    #[inline]
     pub(crate) fn resume(self) {
         if let Some(payload) = self.0 {
-            if std::thread::panicking() {
-                std::mem::forget(payload);
-            } else {
-                resume_unwind(payload);
-            }
+            Self::go_on_with(payload);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn go_on_with(payload: Box<dyn Any + Send>) {
+        if std::thread::panicking() {
+            std::mem::forget(payload);
+        } else {
+            resume_unwind(payload);
         }
     }
 }

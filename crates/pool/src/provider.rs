@@ -31,10 +31,12 @@ impl<M: Memory> RawPage<M> {
     /// # Safety
     ///
     /// The caller passes on the page's ownership (*one owner*).
+    #[inline]
     pub(crate) unsafe fn from_desc(desc: NonNull<Desc>) -> Self {
         Self { desc, kind: PhantomData }
     }
 
+    #[inline]
     pub(crate) fn into_desc(self) -> NonNull<Desc> {
         self.desc
     }
@@ -54,6 +56,7 @@ impl<M: Memory> RawPage<M> {
     /// # Safety
     ///
     /// The page's provider is alive.
+    #[inline]
     pub(crate) unsafe fn desc(&self) -> &Desc {
         // SAFETY: this value owns the page, and the page's provider keeps the descriptor.
         unsafe { self.desc.as_ref() }

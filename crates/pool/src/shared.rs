@@ -65,6 +65,7 @@ impl<M: Memory> Shared<M> {
         self.end.record().name()
     }
 
+    #[inline]
     pub(crate) fn page_size(&self) -> usize {
         self.front.cache.page_size as usize
     }
@@ -289,6 +290,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// The number of pages that the pool may take from its provider now.
+    #[inline]
     fn room(&self) -> u64 {
         if self.gone.get() {
             return 0;
@@ -350,6 +352,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// A page from the provider enters the pool.
+    #[inline]
     unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
         // SAFETY: the pool keeps the provider.
         let desc = unsafe { page.desc() };

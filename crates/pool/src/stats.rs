@@ -24,6 +24,7 @@ impl Counter {
         self.add(1);
     }
 
+    #[inline]
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -34,10 +35,12 @@ impl Counter {
 pub(crate) struct Flag(AtomicBool);
 
 impl Flag {
+    #[inline]
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

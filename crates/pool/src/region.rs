@@ -439,18 +439,21 @@ impl<M: Memory> Region<M> {
     }
 
     /// The first byte's address in this process; 0 if the memory is not mapped.
+    #[inline]
     pub(crate) fn addr(&self) -> usize {
         self.at.addr()
     }
 
     /// How many pages there are.
     #[must_use]
+    #[inline]
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
     /// Bytes in a page: a power of two, at least 4096.
     #[must_use]
+    #[inline]
     pub fn page_size(&self) -> usize {
         PAGE_SIZE << self.order
     }
@@ -507,6 +510,7 @@ impl<M: Memory> Region<M> {
     /// # Panics
     ///
     /// If there is no such page.
+    #[inline]
     pub unsafe fn claim(&self, index: u32) -> RawPage<M> {
         // SAFETY: the caller guarantees that the page has no other owner.
         unsafe { RawPage::from_desc(self.desc(index)) }
@@ -568,10 +572,14 @@ impl<M: Memory> Region<M> {
     }
 
     /// The descriptor of page `index`. Its constant fields are filled in.
+    #[inline]
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
-        // Relaxed: a thread that looks for its own pages has taken them before.
-        self.used.fetch_max(index + 1, Ordering::Relaxed);
+        // Relaxed: a thread that looks for its own pages has taken them before. The number only grows, so the load saves the atomic
+        // operation for a page that was handed out before. Providers without a pool's cache come here for each packet.
+        if self.used.load(Ordering::Relaxed) <= index {
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
         // Where nothing is mapped this is the offset, in the shape of a pointer.
         let addr = self.at.wrapping_add(index as usize * self.page_size());
         let file = self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);

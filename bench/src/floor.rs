@@ -58,12 +58,14 @@ impl FloorPage {
 
     /// Bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         (self.span >> 32) as usize
     }
 
     /// Always `false`: a page has bytes.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -123,6 +123,7 @@ impl LockedPool {
         pool
     }
 
+    #[inline]
     fn ring(&self) -> &Ring {
         // SAFETY: the pool keeps the ring alive.
         unsafe { self.ring.as_ref() }
@@ -194,6 +195,7 @@ unsafe impl Send for LockedPage {}
 impl LockedPage {
     /// The page's number.
     #[must_use]
+    #[inline]
     pub fn index(&self) -> u32 {
         // SAFETY: the page is in use, so its pool keeps the descriptor.
         unsafe { self.desc.as_ref() }.index
@@ -201,6 +203,7 @@ impl LockedPage {
 
     /// Where the page's bytes begin, and how many there are.
     #[must_use]
+    #[inline]
     pub fn range(&self) -> std::ops::Range<usize> {
         let (offset, len) = (self.span as u32 as usize, (self.span >> 32) as usize);
         offset..offset + len

@@ -132,17 +132,18 @@ fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R>
     let found = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
         // The cache that was used last is in front, and usually the only one.
-        if caches.first().is_none_or(|c| c.id != zone.id) {
-            find(&mut caches, zone);
-        }
-        Some(f(&mut caches[0]))
+        let cache = match caches.first_mut() {
+            Some(cache) if cache.id == zone.id => cache,
+            _ => find(&mut caches, zone),
+        };
+        Some(f(cache))
     });
     found.ok().flatten()
 }
 
 /// Moves the zone's cache to the front, and drops caches whose zone was dropped.
 #[cold]
-fn find(caches: &mut Vec<Cache>, zone: &Arc<Zone>) {
+fn find<'c>(caches: &'c mut Vec<Cache>, zone: &Arc<Zone>) -> &'c mut Cache {
     caches.retain(|c| c.zone.strong_count() > 0);
     match caches.iter().position(|c| c.id == zone.id) {
         Some(at) => caches.swap(0, at),
@@ -151,6 +152,7 @@ fn find(caches: &mut Vec<Cache>, zone: &Arc<Zone>) {
             caches.insert(0, Cache { id: zone.id, zone: Arc::downgrade(zone), pages });
         }
     }
+    &mut caches[0]
 }
 
 /// Fills `places` from the front, until there are no more pages. Returns how many were filled.

@@ -16,14 +16,17 @@ pub struct HashedCounts;
 struct Multiply(u64);
 
 impl Hasher for Multiply {
+    #[inline]
     fn finish(&self) -> u64 {
         self.0
     }
 
+    #[inline]
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
     }
 
+    #[inline]
     fn write_u32(&mut self, n: u32) {
         self.0 = (self.0 ^ u64::from(n)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
     }
@@ -41,10 +44,12 @@ struct Shared {
 pub struct Hashed(Arc<Shared>);
 
 impl Hashed {
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     fn put(&self, key: u32) {
         let Fragment { binding, index } = page(key);
         self.0.bindings[binding as usize].put_one(index);
@@ -68,6 +73,7 @@ impl Tokens for HashedCounts {
 }
 
 impl Receive for Hashed {
+    #[inline]
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         for (fragments, tokens) in fragments.chunks(BATCH).zip(tokens.chunks_mut(BATCH)) {
             let mut counts = self.lock();
@@ -80,6 +86,7 @@ impl Receive for Hashed {
 }
 
 impl Return for Hashed {
+    #[inline]
     fn give_back(&self, ranges: &[TokenRange]) -> usize {
         let (mut keys, mut n, mut freed) = ([0; BATCH], 0, 0);
         let mut counts = self.lock();

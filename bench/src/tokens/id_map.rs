@@ -19,6 +19,7 @@ impl<V: Copy + Default> IdMap<V> {
         Self { leaves: Vec::new(), hint: 0, len: 0 }
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, value: V) -> u32 {
         if self.len == 64 * self.leaves.len() {
             self.hint = self.leaves.len();
@@ -35,6 +36,7 @@ impl<V: Copy + Default> IdMap<V> {
         self.hint as u32 * 64 + at
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, id: u32) -> Option<V> {
         let leaf = self.leaves.get_mut(id as usize / 64)?;
         let bit = 1 << (id % 64);

@@ -25,10 +25,12 @@ impl<P: Pages> Shared<P> {
         Arc::new(Self { bindings, map: Mutex::new(IdMap::new()) })
     }
 
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, IdMap<u32>> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     fn put(&self, key: u32) {
         let Fragment { binding, index } = page(key);
         // SAFETY: the key was in the map (the invariant), and the caller has removed it from there.
@@ -90,6 +92,7 @@ impl Tokens for LockedEach {
 }
 
 impl<const EACH: bool, P: Pages> Receive for Locked<EACH, P> {
+    #[inline]
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         let batch = if EACH { 1 } else { BATCH };
         for (fragments, tokens) in fragments.chunks(batch).zip(tokens.chunks_mut(batch)) {
@@ -100,6 +103,7 @@ impl<const EACH: bool, P: Pages> Receive for Locked<EACH, P> {
 }
 
 impl<const EACH: bool, P: Pages> Return for Locked<EACH, P> {
+    #[inline]
     fn give_back(&self, ranges: &[TokenRange]) -> usize {
         let mut freed = 0;
         if EACH {

@@ -63,15 +63,18 @@ pub trait Return: Clone + Send + Sync {
 }
 
 /// All tokens of some ranges.
+#[inline]
 fn each(ranges: &[TokenRange]) -> impl Iterator<Item = u32> {
     ranges.iter().flat_map(|range| (0..range.count).map_while(|n| range.start.checked_add(n)))
 }
 
 /// The number of a page: one for each page of each binding.
+#[inline]
 fn key(fragment: Fragment) -> u32 {
     ((fragment.binding + 1) << 24) | fragment.index
 }
 
+#[inline]
 fn page(key: u32) -> Fragment {
     Fragment { binding: (key >> 24) - 1, index: key & 0xFF_FFFF }
 }

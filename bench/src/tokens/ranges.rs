@@ -27,6 +27,7 @@ impl Tokens for Ranges {
 }
 
 impl Receive for Receiver {
+    #[inline]
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         let mut receive = self.table.receive();
         for (fragment, token) in fragments.iter().zip(tokens) {
@@ -40,6 +41,7 @@ impl Receive for Receiver {
 }
 
 impl Return for Returner<Arc<Niovs>> {
+    #[inline]
     fn give_back(&self, ranges: &[TokenRange]) -> usize {
         Returner::give_back(self, ranges).unwrap_or(0)
     }

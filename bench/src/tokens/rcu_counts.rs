@@ -23,6 +23,7 @@ type Tree = Node<Node<Node<Node<AtomicU32>>>>;
 
 impl<T: Default + Send + Sync + 'static> Node<T> {
     /// The child for a byte of the key. It is made if it does not exist. Called by the receiver alone.
+    #[inline]
     fn at<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
         let cell = &self.0[byte as usize];
         if cell.load(guard).is_none() {
@@ -31,6 +32,7 @@ impl<T: Default + Send + Sync + 'static> Node<T> {
         Some(cell.load(guard)?.value())
     }
 
+    #[inline]
     fn find<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
         Some(self.0[byte as usize].load(guard)?.value())
     }
@@ -57,6 +59,7 @@ impl Tokens for RcuCounts {
 }
 
 impl Receive for RcuTree {
+    #[inline]
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]) {
         rcu::read(|guard| {
             for (fragment, token) in fragments.iter().zip(tokens) {
@@ -73,6 +76,7 @@ impl Receive for RcuTree {
 }
 
 impl Return for RcuTree {
+    #[inline]
     fn give_back(&self, ranges: &[TokenRange]) -> usize {
         let (bindings, root) = &*self.0;
         rcu::read(|guard| {

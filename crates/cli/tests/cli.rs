@@ -395,7 +395,10 @@ fn a_backend_without_traffic_is_not_a_measurement() {
 fn signals_end_a_run_in_order() {
     for (signal, ends) in [("-INT", 130), ("-TERM", 143)] {
         let mut perf = Background::start(&["--duration", "15", "--mode", "small"]);
-        std::thread::sleep(Duration::from_millis(300));
+        let threads = PathBuf::from(format!("/proc/{}/task", perf.0.id()));
+        let names =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+        await_that(|| threads.read_dir().unwrap().filter_map(names).any(|name| name == "netmem-driver\n"));
         // A device thread, a driver thread and the one that speaks vhost-user, and none of them detached.
         perf.signal(signal);
         let (status, out, err) = perf.end();

@@ -15,7 +15,7 @@ use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A message of the front end: GET_FEATURES, which is answered with 8 bytes.
 fn asks_features(mut stream: &UnixStream) -> std::io::Result<[u8; 20]> {
@@ -113,13 +113,15 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
     let before = limit(lowest_free()).current.unwrap();
     is_hung_up_on(device.connect());
     // Not even that: the connection stays where it is, and is looked at now and then.
+    let begin = Instant::now();
     limit(6);
     let waits = device.connect();
+    // On a machine with much else to do, the device may not run for a while.
     std::thread::sleep(Duration::from_millis(500));
     limit(before);
     asks_features(&waits).unwrap();
-    let short = device.front_ends("short");
-    assert!((2..50).contains(&short), "{short}: it spins while descriptors are short");
+    let (short, most) = (device.front_ends("short"), begin.elapsed().as_millis() as u64 / 10);
+    assert!((1..most).contains(&short), "{short}: it spins while descriptors are short");
     drop(waits);
     device.serves_perf();
     device.ends_at("-TERM");
@@ -272,6 +274,15 @@ fn switches(pid: u32) -> BTreeMap<String, Vec<String>> {
     Path::new("/proc").join(pid.to_string()).join("task").read_dir().unwrap().map(of).collect()
 }
 
+/// Whether all threads of a process sleep.
+fn asleep(pid: u32) -> bool {
+    let sleeps = |task: std::io::Result<DirEntry>| {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        status.lines().any(|line| line == "State:\tS (sleeping)")
+    };
+    Path::new("/proc").join(pid.to_string()).join("task").read_dir().unwrap().all(sleeps)
+}
+
 /// An idle device executes nothing: with 16 queue pairs on two threads and a driver that is connected and idle, no thread of the
 /// process is scheduled in ten seconds.
 #[test]
@@ -286,7 +297,7 @@ fn an_idle_device_makes_no_context_switches() {
     let count = |name: &str| device.stats()["counters"][name].as_u64().unwrap();
     await_that(|| count("sleeps") - count("wakes") == 2);
     // The thread that answers the requests for statistics falls asleep as well.
-    std::thread::sleep(Duration::from_millis(300));
+    await_that(|| asleep(device.process.0.id()));
     let before = switches(device.process.0.id());
     assert!(before.len() >= 4, "main thread, two of the device, one for messages: {before:?}");
     std::thread::sleep(Duration::from_secs(10));

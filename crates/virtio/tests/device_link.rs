@@ -163,19 +163,27 @@ fn a_sleeping_device_is_woken_by_what_arrives() {
             driver.rings[1].kick.write(1).unwrap();
             until(|| driver.rings[1].take().is_some());
         };
-        let begin = Instant::now();
-        send(&mut driver);
-        until(|| driver.rings[0].take().is_some());
-        assert!(begin.elapsed() >= Duration::from_millis(40), "20 ms there and 20 ms back");
         let deadlines = || stats.woken_by_deadline.load(Relaxed);
-        assert!(deadlines() >= 2, "{} of {} sleeps", deadlines(), stats.sleeps.load(Relaxed));
+        loop {
+            let begin = Instant::now();
+            send(&mut driver);
+            until(|| driver.rings[0].take().is_some());
+            assert!(begin.elapsed() >= Duration::from_millis(40), "20 ms there and 20 ms back");
+            if deadlines() >= 2 {
+                break;
+            }
+            // A device that was kept from its CPU for 20 ms did not sleep before the frame arrived. The next frame may find it asleep.
+            driver.post_rx(0, 0, 1, EACH);
+            driver.rings[0].kick.write(1).unwrap();
+        }
         // The next frame finds no buffer, and waits for one.
         send(&mut driver);
-        std::thread::sleep(Duration::from_millis(100));
+        let before = stats.sleeps.load(Relaxed);
+        std::thread::sleep(Duration::from_millis(200));
         until(|| asleep(&stats) == 1);
-        let sleeps = stats.sleeps.load(Relaxed);
-        std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(stats.sleeps.load(Relaxed), sleeps, "it spins while the driver has no buffers");
+        // A device that is kept awake sleeps thousands of times.
+        let sleeps = stats.sleeps.load(Relaxed) - before;
+        assert!(sleeps < 10, "it spins while the driver has no buffers: {sleeps} sleeps");
         driver.post_rx(0, 1, 1, EACH);
         driver.rings[0].kick.write(1).unwrap();
         until(|| driver.rings[0].take().is_some());

@@ -15,6 +15,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// After this time, a test that waits is taken for hung. Nothing here takes long; the machine may have much else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 pub fn netmem() -> Command {
     Command::new(env!("CARGO_BIN_EXE_netmem"))
 }
@@ -74,7 +77,7 @@ impl Background {
         let status = loop {
             match self.0.try_wait().unwrap() {
                 Some(status) => break status,
-                None => assert!(begin.elapsed() < Duration::from_secs(20), "it does not end"),
+                None => assert!(begin.elapsed() < PATIENCE, "it does not end"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
@@ -120,7 +123,7 @@ pub fn device(port: &str) -> (Background, PathBuf, TempDir) {
 pub fn await_that(mut what: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !what() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "it does not come");
+        assert!(begin.elapsed() < PATIENCE, "it does not come");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -184,6 +187,6 @@ pub fn stats(socket: &Path) -> Value {
 
 /// A hang fails the test instead of hanging it.
 pub fn patient(stream: UnixStream) -> UnixStream {
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }

@@ -2,7 +2,9 @@
 //! sends the next.
 //!
 //! The clients know only as much of TCP as a connection without loss needs: they answer each segment of the server by
-//! its flags.
+//! its flags. A server that was kept from its CPU for longer than its retransmission timeout sends segments again. They are
+//! ignored, because the clients have answered the first ones. A second answer could reach a server whose connection
+//! has ended, and the server would reset it.
 //!
 //! ```text
 //!   SYN ─►   ◄─ SYN, ACK   request ─►   ◄─ answer   FIN ─►   ◄─ FIN   ACK ─►   SYN of the next port
@@ -44,6 +46,15 @@ pub(super) enum Proto {
     Tcp,
 }
 
+/// What the client at a port waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    Nothing,
+    Syn,
+    Answer,
+    Fin,
+}
+
 /// The clients of a thread's server.
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -51,6 +62,8 @@ pub(super) struct Clients {
     server: u16,
     port: u16,
     requests: u64,
+    /// For each of the [`PORTS`]. Only for TCP.
+    awaits: Vec<Awaits>,
     /// Frames towards the server.
     frames: VecDeque<Vec<u8>>,
     /// Requests that were not answered yet, or connections that have not ended.
@@ -115,7 +128,8 @@ impl Clients {
         question.extend_from_slice(&[0; 6]);
         question.extend_from_slice(&ADDRESSES[1].octets());
         let frames = VecDeque::from([question]);
-        Self { proto, server: PORT + thread as u16, port: PORTS.start, requests: 0, frames, open: 0, broken: 0 }
+        let (server, awaits) = (PORT + thread as u16, vec![Awaits::Nothing; PORTS.len()]);
+        Self { proto, server, port: PORTS.start, requests: 0, awaits, frames, open: 0, broken: 0 }
     }
 
     /// Connections that the server has reset.
@@ -168,6 +182,7 @@ impl Clients {
             }
             Proto::Tcp => {
                 let port = self.next_port();
+                self.awaits[usize::from(port - PORTS.start)] = Awaits::Syn;
                 self.segment(port, u32::from(port) << 8, 0, SYN, &[]);
             }
         }
@@ -179,17 +194,28 @@ impl Clients {
         let (port, seq, ack) = (be16(wire, TCP + 2), be32(wire, TCP + 4), be32(wire, TCP + 8));
         let (header, flags) = (usize::from(wire[TCP + 12] >> 4) * 4, wire[TCP + 13]);
         let payload = usize::from(be16(wire, IP + 2)).saturating_sub(20 + header);
-        if flags & RST != 0 {
-            self.broken += 1;
-            self.open -= 1;
-        } else if flags & SYN != 0 {
-            let request = self.request();
-            self.segment(port, ack, seq.wrapping_add(1), PSH | ACK, &request);
-        } else if payload > 0 {
-            self.segment(port, ack, seq.wrapping_add(payload as u32), FIN | ACK, &[]);
-        } else if flags & FIN != 0 {
-            self.segment(port, ack, seq.wrapping_add(1), ACK, &[]);
-            self.open -= 1;
+        let Some(awaits) = self.awaits.get_mut(usize::from(port.wrapping_sub(PORTS.start))) else { return };
+        match *awaits {
+            was if flags & RST != 0 => {
+                *awaits = Awaits::Nothing;
+                self.broken += 1;
+                self.open -= usize::from(was != Awaits::Nothing);
+            }
+            Awaits::Syn if flags & SYN != 0 => {
+                *awaits = Awaits::Answer;
+                let request = self.request();
+                self.segment(port, ack, seq.wrapping_add(1), PSH | ACK, &request);
+            }
+            Awaits::Answer if payload > 0 => {
+                *awaits = Awaits::Fin;
+                self.segment(port, ack, seq.wrapping_add(payload as u32), FIN | ACK, &[]);
+            }
+            Awaits::Fin if flags & FIN != 0 => {
+                *awaits = Awaits::Nothing;
+                self.segment(port, ack, seq.wrapping_add(1 + payload as u32), ACK, &[]);
+                self.open -= 1;
+            }
+            _ => {}
         }
     }
 }
@@ -230,6 +256,30 @@ mod tests {
     fn keys_have_digits() {
         assert_eq!(&key(0), b"key000000");
         assert_eq!(&key(907), b"key000907");
+    }
+
+    /// Each segment of the server is answered once. A reset counts in any state.
+    #[test]
+    fn segments_that_are_sent_again_are_not_answered() {
+        let mut clients = Clients::new(Proto::Tcp, 0);
+        clients.open();
+        let segment = |flags: u8, payload: usize| {
+            let mut wire = packet(6, 20 + payload);
+            wire.resize(TCP + 20 + payload, 0);
+            wire[TCP + 2..TCP + 4].copy_from_slice(&(PORTS.start + 1).to_be_bytes());
+            [wire[TCP + 12], wire[TCP + 13]] = [5 << 4, flags];
+            wire
+        };
+        for (flags, payload) in [(SYN | ACK, 0), (PSH | ACK, 64), (FIN | ACK, 0)] {
+            clients.frames.clear();
+            for _ in 0..3 {
+                assert!(clients.send(&segment(flags, payload)));
+            }
+            assert_eq!(clients.frames.len(), 1);
+        }
+        assert_eq!((clients.open, clients.broken()), (0, 0));
+        assert!(clients.send(&segment(RST, 0)));
+        assert_eq!((clients.open, clients.broken()), (0, 1));
     }
 
     #[test]

@@ -143,9 +143,21 @@ impl Region<Device> {
     /// is no room for descriptors.
     pub fn unmapped(file: impl Into<OwnedFd>, order: u8) -> Result<Self, RegionError> {
         let file = file.into();
-        let (_, len) = within(&.., size(file.as_fd())?)?;
+        let len = size(file.as_fd())?;
+        Self::exported(file, len, order)
+    }
+
+    /// The same of a file that does not tell the size of its memory: its creator says that it has `len` bytes. What the driver of a
+    /// GPU exports is such a file. A device that cannot import it refuses the region.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Order`], [`Range`](RegionError::Range), [`Small`](RegionError::Small), [`Pages`](RegionError::Pages), or
+    /// [`System`](RegionError::System) if there is no room for descriptors.
+    pub fn exported(file: impl Into<OwnedFd>, len: u64, order: u8) -> Result<Self, RegionError> {
+        let (_, len) = within(&.., len)?;
         let (pages, len) = whole_pages(len, order)?;
-        let (at, owner) = (ptr::null_mut(), Box::new(()));
+        let (file, at, owner) = (file.into(), ptr::null_mut(), Box::new(()));
         Self::on(Source { at, len, fd: Some(file), offset: 0, backing: Backing::Provided, owner }, pages, order)
     }
 }

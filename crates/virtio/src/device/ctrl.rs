@@ -52,7 +52,7 @@ fn answer<S: Side>(
         let answer = DriverFault::answer(head.id(), buffers.iter().position(|b| b.write))?;
         // The longest command that is carried out has 4 bytes, and is recognised by its length.
         let mut text = [0; 5];
-        let len = gather(&buffers[..answer], &mut text);
+        let len = gather(memory.table(), &buffers[..answer], &mut text).unwrap_or(0);
         let verdict = match text[..len] {
             [ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, low, high] if features.has(feature::MQ) => {
                 let Some(verdict) = set_pairs(u16::from_le_bytes([low, high])) else { break };
@@ -64,7 +64,8 @@ fn answer<S: Side>(
             }
             _ => ctrl::ERR,
         };
-        scatter([&[verdict], &[]], &buffers[answer..]);
+        // The command was carried out, whether or not its answer can be written.
+        let _ = scatter(memory.table(), [&[verdict], &[]], &buffers[answer..]);
         q.wrote(&buffers[answer..], 1);
         q.give_back(head, 1);
         tally.commands += 1;

@@ -184,6 +184,15 @@ pub enum DeviceError {
         #[source]
         source: std::io::Error,
     },
+    /// A file without a size, which [`super::Options::importer`] cannot import.
+    #[error("memory region {index} cannot be imported")]
+    RegionImport {
+        /// Its number.
+        index: usize,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// The device cannot wait for events of front ends.
     #[error("cannot wait for front ends")]
     Wait(#[from] NotifyError),

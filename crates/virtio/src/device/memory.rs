@@ -12,6 +12,9 @@
 //!   pair that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
 //!   address.
 //!
+//! A file that has no size is not mapped but [imported](super::import), if the device has an importer. Such a region has no
+//! address here: a translation does not find it, and its bytes are copied by their guest addresses.
+//!
 //! # What a front end can do with its files
 //!
 //! * *It can shorten a file that is not sealed*, and punch holes into every file. The device's next access is then a
@@ -30,12 +33,14 @@
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use netmem_pool::FileMapping;
 use rustix::fs::SealFlags;
 
 use super::DeviceError;
+use super::copy::CopyFailed;
+use super::import::{ImportedMemory, Importer};
 
 /// The most regions of a table, as many as other back ends have.
 pub const MAX_REGIONS: usize = 509;
@@ -68,12 +73,14 @@ impl RegionInfo {
 }
 
 /// The limits of the memory that a device accepts.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryLimits {
     /// See [`Options::require_sealed`](super::Options::require_sealed).
     pub require_sealed: bool,
     /// See [`Options::max_memory`](super::Options::max_memory).
     pub max_bytes: Option<u64>,
+    /// See [`Options::importer`](super::Options::importer).
+    pub importer: Option<Arc<dyn Importer>>,
 }
 
 impl MemoryLimits {
@@ -94,9 +101,9 @@ impl MemoryLimits {
 pub struct MemoryUse {
     /// Regions.
     pub regions: usize,
-    /// Bytes mapped.
+    /// Bytes mapped or imported.
     pub mapped: u64,
-    /// Regions whose file can be shortened.
+    /// Regions whose file can be shortened. Not those that are imported.
     pub unsealed: usize,
     /// The allocated size of the files, in memory or on disk, when they were mapped. A file counts once, also if it has
     /// several regions.
@@ -138,13 +145,19 @@ pub(crate) struct View<'t> {
 }
 
 impl<'t> View<'t> {
+    /// The table.
+    #[inline(always)]
+    pub(crate) fn table(&self) -> &'t MemoryTable {
+        self.table
+    }
+
     /// The number of the region that was used last: a hint for the next view.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// The host address of `len` bytes (at least one) at `addr`, if one region holds them all. Two comparisons if it is the
-    /// region of the last call; else a binary search.
+    /// The host address of `len` bytes (at least one) at `addr`, if one mapped region holds them all. Two comparisons if
+    /// it is the region of the last call; else a binary search.
     #[inline(always)]
     pub(crate) fn translate(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
         match self.last.translate(addr, len) {
@@ -162,7 +175,13 @@ impl<'t> View<'t> {
         window.translate(addr, len)
     }
 
-    /// The first piece of `len` bytes (at least one) at `addr` that lies in one region: where it is, and its bytes.
+    /// The first piece of `len` bytes (at least one) at `addr` that lies in one imported region: its bytes.
+    pub(crate) fn imported(&self, addr: u64, len: u32) -> Option<u32> {
+        let (_, offset, region) = self.table.imported(addr)?;
+        Some((region.info.size - offset).min(u64::from(len)) as u32)
+    }
+
+    /// The first piece of `len` bytes (at least one) at `addr` that lies in one mapped region: where it is, and its bytes.
     pub(crate) fn piece(&mut self, addr: u64, len: u32) -> Option<(*mut u8, u32)> {
         let host = self.translate(addr, 1)?;
         let here = self.last.len - (addr - self.last.start);
@@ -184,16 +203,52 @@ fn allocated(stat: &rustix::fs::Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
+/// How the bytes of a region are reached.
+#[derive(Debug)]
+enum Place {
+    /// They are in this process.
+    Mapped(FileMapping),
+    /// By copies. The flag is set once a copy has failed.
+    Imported(Box<dyn ImportedMemory>, AtomicBool),
+}
+
+impl Place {
+    /// How many accesses found that a page had been taken away.
+    fn lost(&self) -> u64 {
+        match self {
+            Self::Mapped(map) => map.lost(),
+            Self::Imported(..) => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Region {
     info: RegionInfo,
-    map: FileMapping,
+    place: Place,
     source: Arc<Source>,
     /// How many of its lost accesses [`MemoryTable::count_lost`] has returned.
     counted: AtomicU64,
 }
 
-/// The mapped regions of one front end, in the order of their guest addresses. Clones have the same regions.
+impl Region {
+    /// Of `len` bytes from `offset` on, how many are in the region.
+    fn until_end(&self, offset: u64, len: usize) -> usize {
+        (self.info.size - offset).min(len as u64) as usize
+    }
+
+    /// A copy has failed. Logged once, because the front end may make every copy fail.
+    fn failed(&self, error: &std::io::Error) -> CopyFailed {
+        if let Place::Imported(_, failed) = &self.place
+            && !failed.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(%error, addr = self.info.guest_addr, "a copy to or from imported memory failed; frames are dropped");
+        }
+        CopyFailed
+    }
+}
+
+/// The regions of one front end, in the order of their guest addresses. Clones have the same regions.
 ///
 /// Invariant (*mapped*): an address that a translation returns is valid for reads and writes of the length asked for, for as
 /// long as the table exists. The front end may write there at any time.
@@ -202,6 +257,8 @@ pub struct MemoryTable {
     regions: Vec<Arc<Region>>,
     /// Their guest addresses, which are searched.
     starts: Vec<u64>,
+    /// How many are imported.
+    imported: usize,
 }
 
 impl MemoryTable {
@@ -238,7 +295,7 @@ impl MemoryTable {
     ///
     /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionOverlap`],
     /// [`DeviceError::RegionUnsealed`], [`DeviceError::MemoryLimit`], [`DeviceError::RegionBeyondFile`],
-    /// [`DeviceError::RegionMap`].
+    /// [`DeviceError::RegionMap`], [`DeviceError::RegionImport`].
     pub fn add(&self, info: RegionInfo, file: OwnedFd, limits: &MemoryLimits) -> Result<Self, DeviceError> {
         let index = self.regions.len();
         if index >= MAX_REGIONS {
@@ -265,12 +322,13 @@ impl MemoryTable {
             return Err(DeviceError::NoSuchRegion { addr: info.guest_addr, size: info.size });
         };
         let mut table = self.clone();
-        table.regions.remove(at);
+        let removed = table.regions.remove(at);
         table.starts.remove(at);
+        table.imported -= usize::from(matches!(removed.place, Place::Imported(..)));
         Ok(table)
     }
 
-    /// Maps a region that was checked. `index` is its number in messages.
+    /// Maps or imports a region that was checked. `index` is its number in messages.
     fn insert(
         &mut self,
         index: usize,
@@ -287,16 +345,27 @@ impl MemoryTable {
         let failed = |source| DeviceError::RegionMap { index, source };
         let stat = rustix::fs::fstat(&fd).map_err(|e| failed(e.into()))?;
         let (end, file) = (info.mmap_offset + info.size, u64::try_from(stat.st_size).unwrap_or(0));
-        if end > file {
-            return Err(DeviceError::RegionBeyondFile { index, end, file });
-        }
-        let map = FileMapping::new(fd.as_fd(), info.mmap_offset, info.size).map_err(failed)?;
         let id = (stat.st_dev, stat.st_ino);
-        let known = self.regions.iter().map(|region| &region.source).find(|source| source.id == id);
-        let source = known.cloned().unwrap_or_else(|| Arc::new(Source { fd, id, sealed, before: allocated(&stat) }));
+        let (place, source) = match &limits.importer {
+            Some(importer) if file == 0 => {
+                let memory = importer.import(fd.as_fd(), end);
+                let memory = memory.map_err(|source| DeviceError::RegionImport { index, source })?;
+                self.imported += 1;
+                // Files of a driver share one inode, and their memory cannot be shortened.
+                let source = Source { fd, id, sealed: true, before: allocated(&stat) };
+                (Place::Imported(memory, AtomicBool::new(false)), Arc::new(source))
+            }
+            _ if end > file => return Err(DeviceError::RegionBeyondFile { index, end, file }),
+            _ => {
+                let map = FileMapping::new(fd.as_fd(), info.mmap_offset, info.size).map_err(failed)?;
+                let known = self.regions.iter().map(|region| &region.source).find(|source| source.id == id);
+                let new = || Arc::new(Source { fd, id, sealed, before: allocated(&stat) });
+                (Place::Mapped(map), known.cloned().unwrap_or_else(new))
+            }
+        };
         let at = self.starts.partition_point(|&start| start < info.guest_addr);
         self.starts.insert(at, info.guest_addr);
-        self.regions.insert(at, Arc::new(Region { info, map, source, counted: AtomicU64::new(0) }));
+        self.regions.insert(at, Arc::new(Region { info, place, source, counted: AtomicU64::new(0) }));
         Ok(())
     }
 
@@ -331,13 +400,13 @@ impl MemoryTable {
         self.regions.len()
     }
 
-    /// Regions whose file can be shortened.
+    /// Regions whose file can be shortened. Not those that are imported.
     #[must_use]
     pub fn unsealed(&self) -> usize {
         self.regions.iter().filter(|region| !region.source.sealed).count()
     }
 
-    /// Bytes mapped.
+    /// Bytes mapped or imported.
     #[must_use]
     pub fn mapped(&self) -> u64 {
         self.regions.iter().map(|region| region.info.size).fold(0, u64::saturating_add)
@@ -346,13 +415,13 @@ impl MemoryTable {
     /// How many accesses found that a page of a region had been taken away. See [`netmem_pool::sigbus`].
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.regions.iter().map(|region| region.map.lost()).sum()
+        self.regions.iter().map(|region| region.place.lost()).sum()
     }
 
     /// Accesses of [`lost`](Self::lost) that no earlier call has returned, from any table that has the region.
     pub(super) fn count_lost(&self) -> u64 {
         let news = |region: &Arc<Region>| {
-            let lost = region.map.lost();
+            let lost = region.place.lost();
             lost.saturating_sub(region.counted.fetch_max(lost, Ordering::Relaxed))
         };
         self.regions.iter().map(news).sum()
@@ -387,11 +456,58 @@ impl MemoryTable {
 
     #[inline]
     fn window(&self, index: usize) -> Window<'_> {
-        let Region { info, map, .. } = &*self.regions[index];
-        Window { start: info.guest_addr, len: info.size, host: map.as_ptr(), table: PhantomData }
+        let Region { info, place, .. } = &*self.regions[index];
+        match place {
+            Place::Mapped(map) => {
+                Window { start: info.guest_addr, len: info.size, host: map.as_ptr(), table: PhantomData }
+            }
+            Place::Imported(..) => Window::EMPTY,
+        }
     }
 
-    /// The host address of `len` bytes (at least one) at guest address `addr`, if one region holds them all.
+    /// Whether there are imported regions.
+    #[inline(always)]
+    pub(crate) fn imports(&self) -> bool {
+        self.imported > 0
+    }
+
+    /// The imported region at guest address `addr`: its memory, the offset of `addr` in the region, and the region.
+    fn imported(&self, addr: u64) -> Option<(&dyn ImportedMemory, u64, &Region)> {
+        let index = self.starts.partition_point(|&start| start <= addr).checked_sub(1)?;
+        let region = &*self.regions[index];
+        let offset = addr - region.info.guest_addr;
+        match &region.place {
+            Place::Imported(memory, _) if offset < region.info.size => Some((&**memory, offset, region)),
+            _ => None,
+        }
+    }
+
+    /// Copies `bytes` into imported regions, from guest address `addr` on.
+    #[cold]
+    pub(super) fn write(&self, mut addr: u64, mut bytes: &[u8]) -> Result<(), CopyFailed> {
+        while !bytes.is_empty() {
+            let (memory, offset, region) = self.imported(addr).ok_or(CopyFailed)?;
+            let (now, rest) = bytes.split_at(region.until_end(offset, bytes.len()));
+            memory.write(region.info.mmap_offset + offset, now).map_err(|e| region.failed(&e))?;
+            (addr, bytes) = (addr.wrapping_add(now.len() as u64), rest);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes out of imported regions, from guest address `addr` on.
+    #[cold]
+    pub(super) fn read(&self, mut addr: u64, mut bytes: &mut [u8]) -> Result<(), CopyFailed> {
+        while !bytes.is_empty() {
+            let (memory, offset, region) = self.imported(addr).ok_or(CopyFailed)?;
+            let n = region.until_end(offset, bytes.len());
+            let (now, rest) = bytes.split_at_mut(n);
+            memory.read(region.info.mmap_offset + offset, now).map_err(|e| region.failed(&e))?;
+            (addr, bytes) = (addr.wrapping_add(n as u64), rest);
+        }
+        Ok(())
+    }
+
+    /// The host address of `len` bytes (at least one) at guest address `addr`, if one mapped region holds them all.
     #[must_use]
     pub fn translate(&self, addr: u64, len: u32) -> Option<*mut u8> {
         self.view(usize::MAX).translate(addr, len)
@@ -403,13 +519,16 @@ impl MemoryTable {
         regions.find_map(|r| Some(r.guest_addr + addr.checked_sub(r.user_addr).filter(|&offset| offset < r.size)?))
     }
 
-    /// The host address of `len` bytes (at least one) at user address `addr`, if one region holds them all.
+    /// The host address of `len` bytes (at least one) at user address `addr`, if one mapped region holds them all.
     #[must_use]
     pub fn translate_user(&self, addr: u64, len: u64) -> Option<*mut u8> {
         self.regions.iter().find_map(|r| {
             let offset = addr.checked_sub(r.info.user_addr)?;
             let fits = offset < r.info.size && len <= r.info.size - offset;
-            fits.then(|| r.map.as_ptr().wrapping_add(offset as usize))
+            match &r.place {
+                Place::Mapped(map) if fits => Some(map.as_ptr().wrapping_add(offset as usize)),
+                _ => None,
+            }
         })
     }
 }

@@ -17,10 +17,13 @@ mod config;
 mod control;
 mod copy;
 mod ctrl;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod flow;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
+pub mod import;
 pub(crate) mod inflight;
 pub(crate) mod log;
 mod mapping;
@@ -83,6 +86,9 @@ pub struct Options {
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
     /// allocate. By default, and at most, [`memory::MAX_BYTES`].
     pub max_memory: Option<u64>,
+    /// Imports memory that cannot be mapped, such as that of a GPU: see [`import`]. Without an importer the device refuses files
+    /// without a size. With one, it refuses them if [`require_sealed`](Self::require_sealed) is set, because they cannot be sealed.
+    pub importer: Option<Arc<dyn import::Importer>>,
 }
 
 impl Default for Options {
@@ -97,13 +103,15 @@ impl Default for Options {
             split_headers: true,
             require_sealed: false,
             max_memory: None,
+            importer: None,
         }
     }
 }
 
 impl Options {
     fn memory_limits(&self) -> MemoryLimits {
-        MemoryLimits { require_sealed: self.require_sealed, max_bytes: self.max_memory }
+        let importer = self.importer.clone();
+        MemoryLimits { require_sealed: self.require_sealed, max_bytes: self.max_memory, importer }
     }
 
     fn offered(&self) -> u64 {

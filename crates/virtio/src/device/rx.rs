@@ -7,7 +7,7 @@
 use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
-use super::copy::scatter;
+use super::copy::{CopyFailed, scatter};
 use super::memory::{MemoryTable, View};
 use super::port::{Port, Posted};
 use super::split;
@@ -94,7 +94,9 @@ fn fill<S: Side, P: Port>(
 ) -> Result<(), DriverFault> {
     let (mut group, mut left) = (Group::EMPTY, BATCH);
     while left > 0 && q.available() {
+        // The kernel cannot read into imported memory.
         if P::READS
+            && !memory.table().imports()
             && let Some(bytes) = port.expects()
         {
             let chains = read_frames(q, memory, port, bytes, left, scratch, tally)?;
@@ -183,7 +185,9 @@ fn read_frame<'t, S: Side, P: Port>(
         held += more[taken - 1].bytes();
         taken += 1;
     }
-    scatter([&VnetHdr { num_buffers: taken as u16, ..header }.to_bytes()[..q.header()], &[]], buffers);
+    let header = VnetHdr { num_buffers: taken as u16, ..header }.to_bytes();
+    // It cannot fail: all buffers are mapped, see `fill`.
+    let _ = scatter(memory.table(), [&header[..q.header()], &[]], buffers);
     for head in std::iter::once(first).chain(more).take(taken) {
         let n = left.min(head.bytes());
         q.give_back(head, n as u32);
@@ -276,6 +280,10 @@ fn one<S: Side, P: Port>(
             tally.drop(DropReason::TooBig);
             1
         }
+        Fit::Lost => {
+            tally.drop(DropReason::CopyFailed);
+            1
+        }
     };
     port.consume();
     q.publish();
@@ -290,6 +298,8 @@ enum Fit {
     Waits,
     /// It fits no buffers that this driver posts.
     Never,
+    /// Its bytes could not be copied. Its chains stay the next ones.
+    Lost,
 }
 
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
@@ -320,7 +330,9 @@ fn spread<'t, S: Side>(
     first.copy_from_slice(header);
     first[10..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
     // A legacy header ends before the number of buffers.
-    scatter([&first[..q.header()], frame], buffers);
+    if let Err(CopyFailed) = scatter(memory.table(), [&first[..q.header()], frame], buffers) {
+        return Ok(Fit::Lost);
+    }
     q.wrote(buffers, total);
     let (mut left, taken) = (total, chains.len() as u16);
     for head in chains {

@@ -24,7 +24,8 @@ use netmem_packet::{Checksum, Headers, Join, Joinable, MAX_SEGMENTS};
 use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
-use super::memory::View;
+use super::copy::{CopyFailed, put};
+use super::memory::{MemoryTable, View};
 use super::port::Port;
 use super::rx::{BATCH, Scratch};
 use super::stats::{DropReason, Tally};
@@ -103,7 +104,7 @@ fn fill<'t, S: Side, P: Port>(
     let allowed = Allowed { sums: has(0), v4, v6, ecn: has(feature::GUEST_ECN) };
     let mut open: Vec<Open<S::At>> = Vec::new();
     let (mut cursor, mut chains, mut bytes) = (q.cursor(), 0, 0);
-    let mut result = Ok(());
+    let (table, mut result) = (memory.table(), Ok(()));
     for _ in 0..FRAMES {
         let Some((header, frame)) = port.peek().and_then(|wire| wire.split_first_chunk()) else { break };
         let (mut header, mut frame) = (VnetHdr::from_bytes(*header), frame);
@@ -113,7 +114,12 @@ fn fill<'t, S: Side, P: Port>(
             && let Some(chain) = continued(&mut open, joinable, header.meta().checksum)
         {
             let (split, n) = (chain.split, frame.len() - chain.split);
-            chain.write(buffers, &frame[split..]);
+            if let Err(CopyFailed) = chain.join(table, buffers, joinable, &frame[split..]) {
+                tally.rx_bytes -= frame.len() as u64;
+                tally.drop(DropReason::CopyFailed);
+                port.consume();
+                continue;
+            }
             (bytes, tally.rx_frames, tally.joined) = (bytes + n, tally.rx_frames + 1, tally.joined + 1);
             port.consume();
             continue;
@@ -136,18 +142,18 @@ fn fill<'t, S: Side, P: Port>(
             }
         };
         let range = start..buffers.len();
-        match Open::new(head, range, buffers, header, frame, &looked, &allowed) {
-            Some(chain) => {
+        match Open::new(head, range, (table, buffers), (header, frame), &looked, &allowed) {
+            Ok(chain) => {
                 (bytes, chains) = (bytes + chain.payload, chains + 1);
                 tally.rx_frames += 1;
                 open.push(chain);
             }
             // The chain stays the next one.
-            None => {
+            Err(reason) => {
                 cursor = before;
                 buffers.truncate(start);
                 tally.rx_bytes -= frame.len() as u64;
-                tally.drop(DropReason::TooBig);
+                tally.drop(reason);
             }
         }
         port.consume();
@@ -208,7 +214,6 @@ fn continued<'o, A>(open: &'o mut [Open<A>], frame: &Joinable, checksum: Checksu
     // The driver refuses a frame of more segments.
     let few = (join.headers().payload + join.payload() + more) / size < MAX_SEGMENTS;
     if known && few && more <= chain.room && join.is_continued_by(frame) {
-        join.add(frame);
         return Some(chain);
     }
     chain.continues = false;
@@ -216,23 +221,29 @@ fn continued<'o, A>(open: &'o mut [Open<A>], frame: &Joinable, checksum: Checksu
 }
 
 impl<A> Open<A> {
-    /// Puts a frame into a chain. `None` if it does not fit.
+    /// Puts a frame into a chain.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the frame is dropped: it does not fit, or its payload cannot be copied. Headers go to mapped memory only.
     fn new(
         head: Head<A>,
         range: Range<usize>,
-        buffers: &[Buffer<'_>],
-        header: VnetHdr,
-        frame: &[u8],
+        (table, buffers): (&MemoryTable, &[Buffer<'_>]),
+        (header, frame): (VnetHdr, &[u8]),
         looked: &Looked,
         allowed: &Allowed,
-    ) -> Option<Self> {
+    ) -> Result<Self, DropReason> {
         let first = buffers[range.start];
-        let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= LEAST)?;
+        if first.host.is_null() {
+            return Err(DropReason::CopyFailed);
+        }
+        let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= LEAST).ok_or(DropReason::TooBig)?;
         let behind = looked.payload.filter(|&at| at <= room && at < frame.len());
         let split = behind.unwrap_or(frame.len().min(room).min(usize::from(u16::MAX)));
         let beyond = head.bytes() - first.len;
         if frame.len() - split > beyond {
-            return None;
+            return Err(DropReason::TooBig);
         }
         let join = looked.joinable.as_ref().filter(|_| behind.is_some()).and_then(Join::new).filter(|join| {
             let gso = join.meta().gso;
@@ -244,15 +255,45 @@ impl<A> Open<A> {
         let at = (range.start + 1, 0);
         let continues = join.is_some();
         let mut chain = Self { head, buffers: range, header, split, payload: 0, at, room: beyond, join, continues };
-        chain.write(buffers, &frame[split..]);
-        Some(chain)
+        match chain.write(table, buffers, &frame[split..]) {
+            Ok(()) => Ok(chain),
+            Err(CopyFailed) => Err(DropReason::CopyFailed),
+        }
+    }
+
+    /// Joins the payload of a frame that [continues](continued) the chain. If the payload cannot be copied, the chain stays as it is,
+    /// and no later frame may continue it.
+    #[inline]
+    fn join(
+        &mut self,
+        table: &MemoryTable,
+        buffers: &[Buffer<'_>],
+        frame: &Joinable,
+        bytes: &[u8],
+    ) -> Result<(), CopyFailed> {
+        let written = self.write(table, buffers, bytes);
+        match &mut self.join {
+            Some(join) if written.is_ok() => join.add(frame),
+            _ => self.continues = false,
+        }
+        written
     }
 
     /// Writes payload, for which there is room, behind what is there.
     #[inline]
-    fn write(&mut self, buffers: &[Buffer<'_>], mut bytes: &[u8]) {
+    fn write(&mut self, table: &MemoryTable, buffers: &[Buffer<'_>], bytes: &[u8]) -> Result<(), CopyFailed> {
+        if table.imports() {
+            put(table, bytes, buffers, &mut self.at)?;
+        } else {
+            self.write_mapped(buffers, bytes);
+        }
         self.payload += bytes.len();
         self.room -= bytes.len();
+        Ok(())
+    }
+
+    #[inline]
+    fn write_mapped(&mut self, buffers: &[Buffer<'_>], mut bytes: &[u8]) {
         let (mut index, mut at) = self.at;
         while !bytes.is_empty() {
             let buffer = &buffers[index];

@@ -29,11 +29,13 @@ pub enum DropReason {
     FrontEndLeft,
     /// Towards the driver: it has an offload that the driver did not negotiate, and that is not done in software.
     Uncut,
+    /// In either direction: its bytes could not be copied to or from [imported memory](super::import).
+    CopyFailed,
 }
 
 impl DropReason {
     /// The names under which [`Stats::drops`] counts, in the order of the variants.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "too_big",
         "runt",
         "too_long",
@@ -43,6 +45,7 @@ impl DropReason {
         "port_refused",
         "front_end_left",
         "uncut",
+        "copy_failed",
     ];
 }
 

@@ -3,7 +3,7 @@
 use netmem_pool::foreign::copy_out;
 
 use super::DriverFault;
-use super::copy::gather;
+use super::copy::{CopyFailed, gather};
 use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port};
 use super::rx::{BATCH, Scratch};
@@ -77,7 +77,7 @@ fn drain<S: Side, P: Port>(
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
-            let Some(head) = chain(q, memory, P::WANTS_BYTES, scratch, wire)? else { break };
+            let Some(head) = chain(q, memory, P::WANTS_BYTES, scratch, wire, tally)? else { break };
             let total = head.bytes() + short(q);
             frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
             q.give_back_read(head);
@@ -123,6 +123,7 @@ fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
 }
 
 /// The next chain, of any form, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is set.
+/// Chains whose bytes cannot be copied are given back and counted before that.
 #[inline(never)]
 fn chain<S: Side>(
     q: &mut DeviceQueue<S>,
@@ -130,19 +131,28 @@ fn chain<S: Side>(
     copied: bool,
     scratch: &mut Scratch,
     wire: &mut [u8],
+    tally: &mut Tally,
 ) -> Result<Option<Head<S::At>>, DriverFault> {
-    let mut buffers = scratch.buffers.lend();
-    let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
-    let short = short(q);
-    if copied && matches!(lent, Ok(Some(_))) {
-        gather(&buffers, &mut wire[short..]);
-        if short > 0 {
-            wire.copy_within(short..VnetHdr::LEN, 0);
-            wire[q.header()..VnetHdr::LEN].fill(0);
+    loop {
+        let mut buffers = scratch.buffers.lend();
+        let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
+        let (short, mut result) = (short(q), Ok(0));
+        if copied && matches!(lent, Ok(Some(_))) {
+            result = gather(memory.table(), &buffers, &mut wire[short..]);
+            if short > 0 {
+                wire.copy_within(short..VnetHdr::LEN, 0);
+                wire[q.header()..VnetHdr::LEN].fill(0);
+            }
+        }
+        scratch.buffers.put(buffers);
+        match (lent?, result) {
+            (Some(head), Err(CopyFailed)) => {
+                tally.drop(DropReason::CopyFailed);
+                q.give_back_read(head);
+            }
+            (lent, _) => return Ok(lent),
         }
     }
-    scratch.buffers.put(buffers);
-    lent
 }
 
 /// Checks a frame of `total` bytes, header included, and hands it on.

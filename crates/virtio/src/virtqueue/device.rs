@@ -47,14 +47,14 @@ pub(crate) use self::split::SplitSide;
 /// A piece of the driver's memory, of the table that is borrowed for `'t`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer<'t> {
-    /// Its address in this process.
+    /// Its address in this process. Null if the piece is in an imported region, whose bytes are copied by their guest address.
     pub(crate) host: *mut u8,
     /// Bytes.
     pub(crate) len: usize,
     /// Whether the device writes it.
     pub(crate) write: bool,
     /// Its guest address, from the descriptor.
-    guest: u64,
+    pub(crate) guest: u64,
     table: PhantomData<&'t MemoryTable>,
 }
 
@@ -568,12 +568,14 @@ fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<
     Ok(())
 }
 
-/// The same for a buffer in several regions whose guest addresses are adjacent.
+/// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
 #[cold]
 fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
     let (mut addr, mut left) = (d.addr, d.len);
     while left > 0 {
-        let (host, n) = DriverFault::inside(index, d.addr, d.len, memory.piece(addr, left))?;
+        let imported = |memory: &View<'_>| Some((std::ptr::null_mut(), memory.imported(addr, left)?));
+        let piece = memory.piece(addr, left).or_else(|| imported(memory));
+        let (host, n) = DriverFault::inside(index, d.addr, d.len, piece)?;
         out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr, table: PhantomData });
         left -= n;
         // A region's end does not wrap around, so this cannot either, except to an address in no region.

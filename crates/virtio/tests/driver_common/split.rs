@@ -9,6 +9,8 @@ use std::sync::Arc;
 use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Frag, PAGE_SIZE, PeerMemory, Region, RegionProvider};
 use netmem_virtio::VhostUser;
+use netmem_virtio::device::cuda::GpuMemory;
+use netmem_virtio::device::import::ImportedMemory;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{
@@ -20,6 +22,8 @@ use super::{Books, Digest, Rig, assert_closed, until};
 
 pub struct DeviceMemory {
     file: File,
+    /// The memory of a GPU, or what stands in for it, in the place of the file.
+    gpu: Option<GpuMemory>,
     pub provider: Arc<RegionProvider<Device>>,
 }
 
@@ -33,7 +37,12 @@ impl DeviceMemory {
         let fd = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, (pages * (PAGE_SIZE << order)) as u64).unwrap();
         let file = File::from(fd.as_fd().try_clone_to_owned().unwrap());
-        Self { file, provider: RegionProvider::new(Region::unmapped(fd, order).unwrap()) }
+        Self { file, gpu: None, provider: RegionProvider::new(Region::unmapped(fd, order).unwrap()) }
+    }
+
+    pub fn of_gpu(gpu: GpuMemory) -> Self {
+        let region = Region::exported(gpu.export().unwrap(), gpu.len() as u64, 0).unwrap();
+        Self { file: File::open("/dev/null").unwrap(), gpu: Some(gpu), provider: RegionProvider::new(region) }
     }
 
     /// Small mode, with this memory in the device's table.
@@ -52,7 +61,10 @@ impl DeviceMemory {
     /// What the device has written there.
     pub fn read(&self, frag: &Frag<Device>) -> Vec<u8> {
         let mut bytes = vec![0; frag.len()];
-        self.file.read_exact_at(&mut bytes, frag.file_offset()).unwrap();
+        match &self.gpu {
+            Some(gpu) => gpu.read(frag.file_offset(), &mut bytes).unwrap(),
+            None => self.file.read_exact_at(&mut bytes, frag.file_offset()).unwrap(),
+        }
         bytes
     }
 

@@ -1,0 +1,1 @@
+../../../../tests/cuda/libcuda.c

@@ -17,8 +17,12 @@ fn build(target: &[&str]) -> PathBuf {
 
 /// The command: `NETMEM` (relative to the top of the tree), or else built now.
 pub(crate) fn netmem() -> PathBuf {
-    let built = || build(&["--package", "netmem-cli"]).join("netmem");
-    std::env::var_os("NETMEM").map_or_else(built, |path| Path::new(TREE).join(path))
+    std::env::var_os("NETMEM").map_or_else(netmem_with_cuda, |path| Path::new(TREE).join(path))
+}
+
+/// The command with the feature `cuda`, built now. [`netmem`] builds the same, so that no test replaces another test's command.
+pub(crate) fn netmem_with_cuda() -> PathBuf {
+    build(&["--package", "netmem-cli", "--features", "cuda"]).join("netmem")
 }
 
 /// An example of the package `netmem`, built now.

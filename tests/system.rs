@@ -10,7 +10,7 @@ mod built;
 #[path = "../crates/xsk/tests/common/mod.rs"]
 mod common;
 
-use built::{TREE, example, netmem};
+use built::{TREE, example, netmem, netmem_with_cuda};
 use common::skip;
 use serde_json::Value;
 use std::io::Write;
@@ -25,10 +25,16 @@ static CPUS: Mutex<()> = Mutex::new(());
 /// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
 #[track_caller]
 fn script(path: &str, args: &[&str]) {
+    script_of(&netmem(), path, args);
+}
+
+/// The same with this command.
+#[track_caller]
+fn script_of(netmem: &Path, path: &str, args: &[&str]) {
     let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new(Path::new(TREE).join(path))
         .args(args)
-        .env("NETMEM", netmem())
+        .env("NETMEM", netmem)
         // Peers are compared once, for a short time: the test checks only that the comparison works. A slow machine
         // gets more time.
         .envs([("RUNS", "1"), ("SECS", "1"), ("TIMEOUT", "900")])
@@ -67,6 +73,23 @@ fn forwarding_between_two_taps() {
 #[test]
 fn files_into_device_memory_and_back() {
     script("tests/kernel/loader.py", &[example("loader").to_str().unwrap()]);
+}
+
+/// The same into the memory of a GPU, on a library that stands in for its driver: the calls of both processes, with a kernel that is
+/// computed by the CPU. It proves nothing about a GPU.
+#[test]
+fn files_into_a_stand_in_for_a_gpu() {
+    script_of(&netmem_with_cuda(), "tests/kernel/loader.py", &[example("loader").to_str().unwrap(), "stand-in"]);
+}
+
+/// The same into the memory of a GPU, which a kernel checks. `NETMEM_GPU=none` says that there is none.
+#[test]
+fn files_into_a_gpu() {
+    if std::env::var("NETMEM_GPU").as_deref() == Ok("none") {
+        let _ = writeln!(std::io::stderr(), "skipped: files_into_a_gpu: NETMEM_GPU=none");
+        return;
+    }
+    script_of(&netmem_with_cuda(), "tests/kernel/loader.py", &[example("loader").to_str().unwrap(), "gpu"]);
 }
 
 /// Where the guest tests find the guest. The first test makes what is missing.

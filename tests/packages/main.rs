@@ -45,6 +45,13 @@ fn pcap() -> Done {
     Ok(())
 }
 
+#[cfg(feature = "cuda")]
+fn cuda() -> Done {
+    // There may be a GPU or not.
+    assert!(netmem::device::cuda::Gpu::open(u32::MAX).is_err());
+    Ok(())
+}
+
 #[cfg(feature = "xsk")]
 fn xsk() -> Done {
     let memory = RegionProvider::new(RegionOptions::new(64).huge_pages(false).build::<netmem::KernelShared>()?);
@@ -123,6 +130,8 @@ fn main() -> Done {
         ("device", device),
         #[cfg(feature = "pcap")]
         ("pcap", pcap),
+        #[cfg(feature = "cuda")]
+        ("cuda", cuda),
         #[cfg(feature = "xsk")]
         ("xsk", xsk),
         #[cfg(feature = "inet")]

@@ -53,7 +53,7 @@ for package in "${alone[@]}"; do
 done
 program with-driver $'[dependencies]\nnetmem-pool = "0.1"\nnetmem-virtio = { version = "0.1", default-features = false }' <<< 'fn main() {}'
 program with-netmem $'[dependencies]\nnetmem = "0.1"' <<< 'fn main() {}'
-features=(virtio device pcap xsk inet tokio futures devmem)
+features=(virtio device pcap cuda xsk inet tokio futures devmem)
 {
     echo '[dependencies]'
     echo 'netmem = { version = "0.1", default-features = false }'
@@ -63,6 +63,7 @@ features=(virtio device pcap xsk inet tokio futures devmem)
     echo 'virtio = ["netmem/virtio"]'
     echo 'device = ["virtio", "netmem/device"]'
     echo 'pcap = ["device", "netmem/pcap"]'
+    echo 'cuda = ["device", "netmem/cuda"]'
     echo 'xsk = ["netmem/xsk"]'
     echo 'inet = ["netmem/inet"]'
     echo 'tokio = ["inet", "netmem/tokio", "dep:tokio"]'

@@ -175,6 +175,11 @@ pub(crate) struct DeviceArgs {
     /// allocate [default: 16 TiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_memory: Option<u64>,
+    /// Import memory that a front end has exported from the NVIDIA GPU of this number, from 0 on, and reach it by copies of the GPU's
+    /// driver
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "GPU")]
+    pub(crate) cuda: Option<u32>,
     /// What the queue pairs are connected to: gen, a generator; sink, which drops all frames; echo, which sends them
     /// back; tap:NAME, a tap; pcap:FILE, a capture; xsk:IFACE or xsk:IFACE:QUEUE, as many queues of an interface by
     /// AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues

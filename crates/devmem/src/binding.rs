@@ -308,6 +308,16 @@ impl Binding<PercpuRef> {
     pub fn new(file: impl Into<OwnedFd>, order: u8, worker: &Arc<Worker>) -> Result<Self, BindError> {
         Self::counted(file, order, worker)
     }
+
+    /// The same of `len` bytes of memory whose file does not tell its size: what the driver of a GPU exports. A device that cannot
+    /// import the file refuses it when a queue is attached, or when the device is probed.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`].
+    pub fn exported(file: impl Into<OwnedFd>, len: u64, order: u8, worker: &Arc<Worker>) -> Result<Self, BindError> {
+        Self::over(Region::exported(file, len, order)?, len, worker)
+    }
 }
 
 /// The size in bytes of the memory of a descriptor.
@@ -331,12 +341,16 @@ impl<C: BindingCount> Binding<C> {
     ///
     /// [`BindError`].
     pub fn counted(file: impl Into<OwnedFd>, order: u8, worker: &Arc<Worker>) -> Result<Self, BindError> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let file = file.into();
         let bytes = size(file.as_fd()).map_err(|source| BindError::Descriptor { source })?;
-        let region = Region::unmapped(file, order)?;
+        Self::over(Region::unmapped(file, order)?, bytes, worker)
+    }
+
+    /// Binds a region of `bytes` bytes of memory.
+    fn over(region: Region<Device>, bytes: u64, worker: &Arc<Worker>) -> Result<Self, BindError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let page_size = region.page_size() as u64;
-        if bytes % page_size != 0 {
+        if !bytes.is_multiple_of(page_size) {
             return Err(BindError::Size { bytes, page_size, rest: bytes % page_size });
         }
         let memory = BoundMemory {

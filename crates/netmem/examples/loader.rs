@@ -11,6 +11,10 @@
 //! this process never maps it. A file ends where its sender ends the stream (`nc -N`). Then it is sent back from device
 //! memory.
 //!
+//! With a fifth argument, the number of an NVIDIA GPU, the memory is of that GPU, and a kernel on the GPU computes a
+//! checksum of each file. The device gets the same number: `netmem device --cuda 0`, of a command with the feature `cuda`.
+//! This has never run on a GPU (`examples/gpu/mod.rs`).
+//!
 //! The loader prints the path at which another process can open its memory, and for each file the number of its
 //! extents. If its output is not a terminal, it lists them: `OFFSET+LENGTH`. Files stay in the memory until standard
 //! input ends.
@@ -20,6 +24,10 @@
 //!                            └─ payload ──► the memory                                └── send(offset, length)
 //! ```
 
+#[path = "gpu/mod.rs"]
+mod gpu;
+
+use gpu::Checked;
 use netmem::devmem::stream::{
     Bindings, DeviceStream, OnDevice, StreamError, StreamFragment, StreamRx, StreamSendError, StreamTx, Streams,
 };
@@ -37,7 +45,7 @@ use std::error::Error;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::{IsTerminal, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,11 +80,11 @@ impl Incoming {
     }
 
     /// Receives and sends as much as is possible now. Returns true when the file was received and sent back.
-    fn turn(&mut self, memory: &BindingRef) -> Result<bool, Box<dyn Error>> {
+    fn turn(&mut self, memory: &BindingRef, gpu: Option<&Checked>) -> Result<bool, Box<dyn Error>> {
         while self.sent.is_none() {
             let mut place = [StreamFragment::Empty];
             match self.stream.recv(&mut place) {
-                Ok(0) => self.here(),
+                Ok(0) => self.here(gpu)?,
                 Ok(_) => self.keep(place)?,
                 Err(StreamError::Socket(SocketError::WouldBlock)) => return Ok(false),
                 Err(error) => return Err(error.into()),
@@ -115,7 +123,7 @@ impl Incoming {
     }
 
     /// The file was received.
-    fn here(&mut self) {
+    fn here(&mut self, gpu: Option<&Checked>) -> Result<(), Box<dyn Error>> {
         let seconds = self.begin.elapsed().as_secs_f64();
         let (peer, rate) = (self.stream.tcp().peer_addr(), self.bytes as f64 / seconds / 1e6);
         println!("file from {peer}: {} bytes in {} extents, {rate:.0} MB/s", self.bytes, self.extents.len());
@@ -127,28 +135,43 @@ impl Incoming {
             }
             println!("extents:{line}");
         }
+        if let Some(gpu) = gpu {
+            println!("checksum: {}", gpu.checksum(self.extents.iter().map(|e| (e.offset, e.len)))?);
+        }
         self.sent = Some(0);
         if self.extents.is_empty() {
             self.stream.tcp_mut().shutdown();
         }
+        Ok(())
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [socket, address, megabytes, files] = &arguments[..] else {
-        return Err("usage: loader SOCKET ADDRESS/LENGTH MEGABYTES FILES".into());
+    let [socket, address, megabytes, files, gpu @ ..] = &arguments[..] else {
+        return Err("usage: loader SOCKET ADDRESS/LENGTH MEGABYTES FILES [GPU]".into());
     };
     let (addr, prefix_len) = address.split_once('/').ok_or("the address is to be ADDRESS/LENGTH, as 192.0.2.2/24")?;
     let address = Address { addr: addr.parse()?, prefix_len: prefix_len.parse()? };
     let (pages, files): (usize, usize) = (megabytes.parse::<usize>()? * (1 << 20) / PAGE, files.parse()?);
 
     // The memory, bound. The worker cleans up when the last reference is gone.
-    let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    ftruncate(&memory, (pages * PAGE) as u64)?;
-    println!("memory: /proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     let worker = Arc::new(Worker::new("cleanup")?);
-    let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
+    let gpu = match gpu.first() {
+        Some(number) => Some(Checked::new(number.parse()?, pages * PAGE)?),
+        None => None,
+    };
+    let binding = match &gpu {
+        Some(gpu) => Binding::exported(gpu.export()?, gpu.len() as u64, 0, &worker)?,
+        None => {
+            let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+            ftruncate(&memory, (pages * PAGE) as u64)?;
+            let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
+            // The binding has a descriptor of its own; this one stays open for other processes.
+            println!("memory: /proc/{}/fd/{}", std::process::id(), memory.into_raw_fd());
+            binding
+        }
+    };
 
     // The driver of the device behind the socket. Its receive queue is restarted with the memory.
     let options = NetOptions::new(RxMode::Small).tx_pages(2048).device_memory(binding.region().clone());
@@ -196,7 +219,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let mut n = 0;
         while let Some(file) = incoming.get_mut(n) {
-            if file.turn(&memory_of)? {
+            if file.turn(&memory_of, gpu.as_ref())? {
                 kept.push(incoming.swap_remove(n));
                 println!("{} files are back", kept.len());
             } else {

@@ -61,7 +61,7 @@
 //! | [`refs`] | | reference counts that scale, and smart pointers over them |
 //! | [`percpu`] | | per-CPU counters and magazines: restartable sequences behind a gate |
 //! | `virtio` | `virtio` (default) | the virtio-net driver, vhost-user |
-//! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures |
+//! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures, with `cuda` in the memory of a GPU |
 //! | `xsk` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |
 //! | `inet` | `inet` | IP, UDP and TCP on these queues, whose payload is fragments; the features `tokio` and `futures` add their traits |
 //! | `devmem` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |

@@ -10,12 +10,14 @@ use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::XskPort;
+use netmem::device::import::Importer;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
 use netmem::virtio::Spin;
 use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
 use netmem::virtio::virtqueue::Negotiated;
 use netmem::xsk::ProgramOptions;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Instant;
@@ -125,6 +127,19 @@ fn serve_over<P: Port>(
     result
 }
 
+/// What imports the memory of the GPU that was asked for.
+#[cfg(feature = "cuda")]
+fn importer(args: &DeviceArgs) -> anyhow::Result<Option<Arc<dyn Importer>>> {
+    let Some(number) = args.cuda else { return Ok(None) };
+    let gpu = netmem::device::cuda::Gpu::open(number).with_context(|| format!("--cuda {number}"))?;
+    Ok(Some(Arc::new(gpu)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn importer(_: &DeviceArgs) -> anyhow::Result<Option<Arc<dyn Importer>>> {
+    Ok(None)
+}
+
 fn serve<P: Port>(
     args: &DeviceArgs,
     stop: &AtomicBool,
@@ -139,6 +154,7 @@ fn serve<P: Port>(
         withhold: args.ring_features.as_ref().map_or(0, |list| Negotiated::RING & !RingArg::features(list)),
         require_sealed: args.require_sealed,
         max_memory: args.max_memory,
+        importer: importer(args)?,
         ..Options::default()
     };
     let device = NetDevice::new(options, port)?;

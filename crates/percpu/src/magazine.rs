@@ -64,10 +64,12 @@ impl Magazine {
         }
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.length.load(Ordering::Relaxed) as usize
     }
 
+    #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.length.load(Ordering::Relaxed) >= self.capacity.load(Ordering::Relaxed)
     }
@@ -91,17 +93,20 @@ impl Magazine {
     }
 
     /// What a CPU's word holds when this magazine is the CPU's.
+    #[inline]
     pub(crate) fn address(&self) -> usize {
         std::ptr::from_ref(self).expose_provenance()
     }
 
     /// Makes `item` its only item, and forgets all others. Only the holder calls it. Does not read the header.
+    #[inline]
     pub(crate) fn set_only(&self, item: usize) {
         self.items[0].store(item, Ordering::Relaxed);
         self.length.store(1, Ordering::Relaxed);
     }
 
     /// Forgets its items. Only the holder calls it.
+    #[inline]
     pub(crate) fn clear(&self) {
         self.length.store(0, Ordering::Relaxed);
     }
@@ -116,6 +121,7 @@ impl Magazine {
     }
 
     /// Prefetches all of its lines for reading. The thread does not wait for them.
+    #[inline]
     pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
         for line in 0..size_of::<Self>() / LINE {
@@ -126,6 +132,7 @@ impl Magazine {
     }
 
     /// Prefetches all of its lines for writing.
+    #[inline]
     pub(crate) fn prefetch_to_write(&self) {
         prefetch_to_write(self);
     }
@@ -178,6 +185,7 @@ pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> 
 }
 
 /// Prefetches all lines of `value` for writing. The thread does not wait for them.
+#[inline]
 pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..size_of::<T>().div_ceil(LINE) {

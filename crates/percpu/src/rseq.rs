@@ -77,6 +77,8 @@ pub(crate) fn aborts() -> u64 {
     ABORTS.load(Ordering::Relaxed)
 }
 
+/// Inlined always: each sequence begins with it, and a program that depends on this crate would call it for each.
+#[inline(always)]
 fn some(area: &AtomicIsize) -> Result<isize, GateClosed> {
     let area = area.load(Ordering::Relaxed);
     if area == 0 { Err(GateClosed) } else { Ok(area) }

@@ -5,6 +5,8 @@
 //!   kernel's TCP ◄──► tap ◄── testpmd ──► vhost port ◄── vhost-user ──► driver, stack, tokens: this process
 //! ```
 //!
+//! The tap is the kernel's, or a [`LossyLink`] is between the kernel's tap and that of testpmd.
+//!
 //! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its frames are vouched for. Its engine `io`
 //! forwards frames and says nothing of their checksums. The bytes in device memory are checked and written by a third process. Needs root,
 //! `/dev/net/tun`, `ip`, `dpdk-testpmd` and two CPUs.
@@ -15,6 +17,7 @@
 mod debian13;
 mod device_end;
 mod kernel_common;
+mod lossy_link;
 mod memory_common;
 mod net_common;
 mod stream_common;
@@ -24,6 +27,7 @@ mod testpmd;
 
 use device_end::{DeviceEnd, pattern};
 use kernel_common::{addresses, in_a_network, skip};
+use lossy_link::LossyLink;
 use memory_common::Memory;
 use netmem_devmem::stream::{DeviceStream, StreamError, StreamFragment};
 use netmem_inet::{ListenOptions, SocketError};
@@ -32,7 +36,7 @@ use netmem_virtio::driver::SplitOptions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
-use stream_common::{Echo, Ours, PAGES, Part, Receiver, exchange, our};
+use stream_common::{Echo, Ours, PAGES, Part, Receiver, exchange, our, send_to_the_kernel};
 use testpmd::{Dpdk, Testpmd};
 
 #[test]
@@ -41,33 +45,53 @@ fn the_device() {
     device_end::serve();
 }
 
-/// Runs `work` with a stack behind testpmd, which forwards with `engine`. Each frame has up to `header_bytes` in host memory.
-fn behind_dpdk(engine: &str, header_bytes: u16, work: impl FnOnce(Ours, &mut Testpmd) + Send) {
+/// What is between our stack and the kernel.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Path {
+    /// testpmd's engine `io`, in place of `csum`: nothing vouches for checksums.
+    io: bool,
+    /// The back end takes large segments, and testpmd cuts them.
+    large: bool,
+    /// A link that loses segments.
+    lossy: bool,
+}
+
+/// Runs `work` with a stack behind testpmd. Each frame has up to `header_bytes` in host memory.
+fn behind_dpdk(
+    path: Path,
+    header_bytes: u16,
+    work: impl FnOnce(Ours, &mut Testpmd, Option<LossyLink>) -> Result<(), String> + Send,
+) {
+    let Path { io, large, lossy } = path;
     in_a_network(|| {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("vhost.sock");
-        let vhost = format!("net_vhost0,iface={},queues=1", socket.display());
-        // The engine `csum` leaves the checksum of TCP to the receiver, and addresses as they are.
-        let commands = "port stop 0\ncsum set tcp hw 0\nport start 0\ncsum mac-swap off 0\ncsum mac-swap off 1\n\
-                        set burst tx delay 10 retry 1000\n";
-        let commands = format!("{commands}set fwd {engine} retry");
-        let ports = [&*vhost, "net_tap0,iface=nm0"];
+        let vhost = format!("net_vhost0,iface={},queues=1,tso={}", socket.display(), u8::from(large));
+        let tap = if lossy { "nm1" } else { "nm0" };
+        // Port 0 is vhost, and port 1 is the tap. The engine `csum` leaves the checksum of TCP to the receiver, and addresses as they are.
+        let cuts = if large { "csum set ip hw 1\ncsum set tcp hw 1\ntso set 1400 1\n" } else { "" };
+        let engine = if io { "io" } else { "csum" };
+        let commands = format!(
+            "port stop all\ncsum set tcp hw 0\n{cuts}port start all\ncsum mac-swap off 0\ncsum mac-swap off 1\n\
+             set burst tx delay 10 retry 1000\nset fwd {engine} retry"
+        );
+        let ports = [&*vhost, &format!("net_tap0,iface={tap}")];
         let Some(mut testpmd) = Testpmd::of_ports(Dpdk::System, &ports, "", &commands) else { return Ok(()) };
+        let link = lossy.then(|| LossyLink::new("nm0", tap));
         addresses("nm0")?;
         let memory = Memory::pages(PAGES);
         let end = DeviceEnd::beside(&[&memory]);
         let backend = VhostUser::connect(&socket).unwrap();
-        work(Ours::on(backend, header_bytes, memory, end, false), &mut testpmd);
-        Ok(())
+        work(Ours::on(backend, header_bytes, memory, end, false), &mut testpmd, link)
     });
 }
 
 /// Proves INET-3, MEM-9 and MEM-11 on a foreign back end with a fixed split: the kernel's bytes land in device memory, and go back from there. The
 /// first bytes of payload are in host memory, as many as the headers are shorter than the host part, and are delivered as linear.
-fn echo(v6: bool, timestamps: bool) {
+fn echo(v6: bool, timestamps: bool, lossy: bool) {
     const LEN: usize = 1_500_000;
     let header_bytes = if v6 { SplitOptions::TCP_V6 } else { SplitOptions::TCP_V4 };
-    behind_dpdk("csum", header_bytes, |mut ours, _| {
+    behind_dpdk(Path { lossy, ..Path::default() }, header_bytes, |mut ours, _, link| {
         let setting = if timestamps { "1" } else { "0" };
         std::fs::write("/proc/sys/net/ipv4/tcp_timestamps", setting).unwrap();
         let mut listener = ours.streams.listen(([0, 0, 0, 0], 7).into(), ListenOptions::default()).unwrap();
@@ -93,34 +117,68 @@ fn echo(v6: bool, timestamps: bool) {
         let linear = usize::from(header_bytes) - headers;
         assert_eq!(in_host + in_device, LEN as u64);
         assert_eq!(longest, linear);
-        // Each segment has its first bytes in host memory, and the rest of its 1500 bytes in device memory.
-        let most = (1514 - usize::from(header_bytes)) as u64;
-        assert!(
-            in_device <= host_parts * most && in_device > LEN as u64 * 9 / 10,
-            "{in_device} in {host_parts} segments"
-        );
+        assert!(in_device > LEN as u64 * 9 / 10, "{in_device} in device memory");
+        match link.map(LossyLink::end) {
+            // Each segment has its first bytes in host memory, and the rest of its 1500 bytes in device memory.
+            None => {
+                let most = (1514 - usize::from(header_bytes)) as u64;
+                assert!(in_device <= host_parts * most, "{in_device} in {host_parts} segments");
+            }
+            // Our stack's segments with payload report no gaps.
+            Some(both) => {
+                let [from, to] = both;
+                assert!(from.lost > 20 && to.lost > 20, "{both:?}");
+                assert!(from.full_options > 0 && to.full_options_alone > 0, "{both:?}");
+            }
+        }
         let stats = ours.stack.stats();
         assert_eq!((stats.unvouched, stats.wrong_checksum, stats.unreadable), (0, 0, 0));
         drop(listener);
         ours.close();
+        Ok(())
     });
 }
 
 #[test]
 fn a_fixed_split_over_ipv4() {
-    echo(false, true);
+    echo(false, true, false);
 }
 
 #[test]
 fn a_fixed_split_over_ipv6() {
-    echo(true, true);
+    echo(true, true, false);
 }
 
 /// Without timestamps, headers are 12 bytes shorter, and so many more bytes are linear.
 #[test]
 fn a_fixed_split_and_short_options() {
-    echo(false, false);
-    echo(true, false);
+    echo(false, false, false);
+    echo(true, false, false);
+}
+
+/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end that loses frames: lost segments are sent again, in both directions, and each byte
+/// arrives once. Both sides report what has arrived behind the gaps. The kernel also does so in segments with payload, which then have 40 bytes of options. So
+/// their headers fill the host part, and all of their payload is in device memory.
+#[test]
+fn a_fixed_split_and_loss() {
+    echo(false, true, true);
+    echo(true, true, true);
+}
+
+/// Proves INET-3 and MEM-8 on a foreign back end that takes large segments: each of them is one frame for the back end, from device memory. testpmd cuts it,
+/// and the kernel receives each byte. testpmd cuts segments over IPv4 only.
+#[test]
+fn large_segments_to_a_foreign_back_end() {
+    const LEN: u64 = 8_000_000;
+    let path = Path { large: true, ..Path::default() };
+    behind_dpdk(path, SplitOptions::TCP_V4, |mut ours, _, _| {
+        send_to_the_kernel(&mut ours, false, LEN);
+        let sent = ours.stack.queues().1.queue().stats();
+        // Segments of 1448 bytes would be six times as many frames.
+        assert!(sent.frames < LEN / 1448 / 6, "{sent:?}");
+        ours.close();
+        Ok(())
+    });
 }
 
 /// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK does not vouch for is not acknowledged. It is counted, and the
@@ -130,7 +188,8 @@ fn a_fixed_split_and_short_options() {
 fn a_peer_that_is_not_vouched_for() {
     const FIRST: usize = 20;
     const LEN: usize = 300_000;
-    behind_dpdk("io", SplitOptions::TCP_V4, |mut ours, testpmd| {
+    let path = Path { io: true, ..Path::default() };
+    behind_dpdk(path, SplitOptions::TCP_V4, |mut ours, testpmd, _| {
         let mut listener = ours.streams.listen(([0, 0, 0, 0], 7).into(), ListenOptions::default()).unwrap();
         let connecting = thread::spawn(|| TcpStream::connect(SocketAddr::new(our(false), 7)).unwrap());
         while !connecting.is_finished() {
@@ -197,5 +256,6 @@ fn a_peer_that_is_not_vouched_for() {
         }
         writer.join().unwrap();
         ours.close();
+        Ok(())
     });
 }

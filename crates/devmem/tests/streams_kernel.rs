@@ -8,15 +8,12 @@ mod memory_common;
 mod net_common;
 mod stream_common;
 
-use device_end::{Piece, pattern};
+use device_end::pattern;
 use kernel_common::in_a_network;
-use netmem_devmem::stream::{DeviceStream, StreamSendError};
-use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, SocketError};
-use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
-use stream_common::{Echo, Ours, Part, Receiver, exchange, kernel, our};
+use stream_common::{Echo, Ours, Part, Receiver, exchange, our, send_to_the_kernel};
 
 const BAD: &str = "loss=1%,delay=1ms,jitter=500us,reorder=2%,duplicate=1%,corrupt=0.5%,seed=3";
 
@@ -94,74 +91,11 @@ fn streams_over_a_bad_link() {
     }
 }
 
-/// Sends `len` bytes from a binding that the device has filled, in ranges of many lengths at any place, and then the end.
-struct Source {
-    stream: DeviceStream,
-    at: u64,
-    len: u64,
-    unfinished: u64,
-    shut: bool,
-}
-
-/// Where a stream's bytes are in device memory.
-const PLACE: u64 = 1000 * 4096 + 13;
-
-impl Source {
-    fn new(stream: DeviceStream, seed: u64, len: u64, ours: &mut Ours) -> Self {
-        for position in (0..len).step_by(1 << 16) {
-            let piece = (len - position).min(1 << 16) as u32;
-            ours.end.fill(&[Piece { memory: 0, offset: PLACE + position, len: piece, seed, position }]);
-        }
-        Self { stream, at: 0, len, unfinished: 0, shut: false }
-    }
-
-    /// Returns false when everything was acknowledged.
-    fn turn(&mut self, ours: &Ours, rng: &mut fastrand::Rng) -> bool {
-        while let Some(sent) = self.stream.sent() {
-            assert!(sent.offset >= PLACE && sent.binding == ours.from.id(), "{sent:?}");
-            self.unfinished -= 1;
-        }
-        if !matches!(self.stream.tcp().is_connected(), Ok(true)) {
-            return true;
-        }
-        while self.at < self.len {
-            let len = rng.u64(1..=100_000).min(self.len - self.at);
-            match self.stream.send(&ours.from, PLACE + self.at, len as u32, false) {
-                Ok(_) => (self.at, self.unfinished) = (self.at + len, self.unfinished + 1),
-                Err(StreamSendError::Socket(SocketError::WouldBlock)) => return true,
-                Err(error) => panic!("{error}"),
-            }
-        }
-        if !self.shut {
-            self.stream.tcp_mut().shutdown();
-            self.shut = true;
-        }
-        self.unfinished > 0
-    }
-}
-
 /// Our side connects, and sends from device memory; the kernel compares.
 fn send(v6: bool, link: Option<&str>, len: u64) {
     in_a_network(|| {
         let mut ours = Ours::new(link)?;
-        let listener = TcpListener::bind(SocketAddr::new(kernel(v6), 0)).unwrap();
-        let to = listener.local_addr().unwrap();
-        let seed = to.port().into();
-        let peer = thread::spawn(move || {
-            let (mut stream, _): (TcpStream, _) = listener.accept().unwrap();
-            let (mut received, mut want) = (Vec::new(), vec![0; len as usize]);
-            stream.read_to_end(&mut received).unwrap();
-            pattern(seed, 0, &mut want);
-            assert!(received == want, "{} of {len} bytes, or others", received.len());
-        });
-        let stream = ours.streams.connect(to, &Config::default()).unwrap();
-        let mut source = Source::new(stream, seed, len, &mut ours);
-        let mut rng = fastrand::Rng::with_seed(7);
-        while source.turn(&ours, &mut rng) || !peer.is_finished() {
-            ours.turn();
-        }
-        peer.join().unwrap();
-        drop(source);
+        send_to_the_kernel(&mut ours, v6, len);
         ours.close();
         Ok(())
     });

@@ -10,6 +10,7 @@ use netmem_devmem::stream::{
     Streams,
 };
 use netmem_devmem::{Binding, BindingRef, TokenRange};
+use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, SocketError, Stack, StackOptions, Time};
 use netmem_packet::PollThenSleep;
@@ -17,7 +18,7 @@ use netmem_pool::{PeerShared, PoolOptions, SharedPool};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, QueueWait, SplitOptions, VirtioSplitTx};
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,6 +104,11 @@ impl Ours {
         let sleep = self.stack.next_deadline().map_or(most, |at| at.since(now).min(most));
         self.pause.turn(work, &mut [&mut self.stack], Some(sleep)).expect("it sleeps");
         assert_eq!(self.memory.mappings(), 0, "device memory is mapped here");
+    }
+
+    /// The features that the driver and the device have negotiated.
+    pub fn features(&self) -> u64 {
+        self.lab.device.features()
     }
 
     /// Drops everything, and checks that all pages come home.
@@ -251,6 +257,76 @@ impl Echo {
         }
         !(self.shut && self.sending.is_empty())
     }
+}
+
+/// Sends `len` bytes from a binding that the device has filled, in ranges of many lengths at any place, and then the end.
+pub struct Source {
+    stream: DeviceStream,
+    at: u64,
+    len: u64,
+    unfinished: u64,
+    shut: bool,
+}
+
+/// Where a stream's bytes are in device memory.
+pub const PLACE: u64 = 1000 * 4096 + 13;
+
+impl Source {
+    pub fn new(stream: DeviceStream, seed: u64, len: u64, ours: &mut Ours) -> Self {
+        for position in (0..len).step_by(1 << 16) {
+            let piece = (len - position).min(1 << 16) as u32;
+            ours.end.fill(&[Piece { memory: 0, offset: PLACE + position, len: piece, seed, position }]);
+        }
+        Self { stream, at: 0, len, unfinished: 0, shut: false }
+    }
+
+    /// Returns false when everything was acknowledged.
+    #[track_caller]
+    pub fn turn(&mut self, ours: &Ours, rng: &mut fastrand::Rng) -> bool {
+        while let Some(sent) = self.stream.sent() {
+            assert!(sent.offset >= PLACE && sent.binding == ours.from.id(), "{sent:?}");
+            self.unfinished -= 1;
+        }
+        if !matches!(self.stream.tcp().is_connected(), Ok(true)) {
+            return true;
+        }
+        while self.at < self.len {
+            let len = rng.u64(1..=100_000).min(self.len - self.at);
+            match self.stream.send(&ours.from, PLACE + self.at, len as u32, false) {
+                Ok(_) => (self.at, self.unfinished) = (self.at + len, self.unfinished + 1),
+                Err(StreamSendError::Socket(SocketError::WouldBlock)) => return true,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if !self.shut {
+            self.stream.tcp_mut().shutdown();
+            self.shut = true;
+        }
+        self.unfinished > 0
+    }
+}
+
+/// Our side connects to the kernel, and sends `len` bytes from device memory. The kernel's side compares them.
+#[track_caller]
+pub fn send_to_the_kernel(ours: &mut Ours, v6: bool, len: u64) {
+    use std::io::Read;
+    let listener = TcpListener::bind(SocketAddr::new(kernel(v6), 0)).expect("a port");
+    let to = listener.local_addr().expect("it is bound");
+    let seed = to.port().into();
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let (mut received, mut want) = (Vec::new(), vec![0; len as usize]);
+        stream.read_to_end(&mut received).expect("the peer ends in order");
+        pattern(seed, 0, &mut want);
+        assert!(received == want, "{} of {len} bytes, or others", received.len());
+    });
+    let stream = ours.streams.connect(to, &Config::default()).expect("a connection");
+    let mut source = Source::new(stream, seed, len, ours);
+    let mut rng = fastrand::Rng::with_seed(7);
+    while source.turn(ours, &mut rng) || !peer.is_finished() {
+        ours.turn();
+    }
+    peer.join().expect("the kernel has received every byte");
 }
 
 /// The kernel's side of an echo: it sends the pattern of its port, and compares what comes back.

@@ -253,7 +253,9 @@ impl<C: Carrier> Sender<C> {
     /// Bytes of payload that were not sent yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        usize::try_from(self.queue.end().distance(self.nxt.max(self.iss + 1))).unwrap_or(0)
+        // The beginning is compared only during the handshake: after 2^31 bytes it is too far away for an order.
+        let next = if self.syn_acked { self.nxt } else { self.nxt.max(self.iss + 1) };
+        usize::try_from(self.queue.end().distance(next)).unwrap_or(0)
     }
 
     /// Bytes of payload that are queued, sent or not.

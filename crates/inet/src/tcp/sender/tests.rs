@@ -781,3 +781,13 @@ fn a_sender_goes_on_from_saved_numbers() {
     trace.ack(15_002, &[]);
     assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
 }
+
+/// A connection that has sent 2^31 bytes or more goes on: the first number no longer has an order with the present ones.
+#[test]
+fn the_first_number_is_forgotten() {
+    for sent in [1 << 30, 1 << 31, 3 << 30, u32::MAX] {
+        let mut trace = Trace::new();
+        trace.sender.iss = Seq(0) - sent;
+        assert_eq!(trace.write(1000), [(1, 1001, "P")], "after {sent} bytes");
+    }
+}

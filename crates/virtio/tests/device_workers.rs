@@ -8,7 +8,7 @@ mod device_common;
 mod flows;
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -19,10 +19,12 @@ use std::time::Duration;
 
 use device_common::*;
 use flows::{FIRST_PORT, Flows, number};
+use netmem_packet::{Armed, Wait};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Echo, Port, Steering};
-use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Worker};
+use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Stats, Worker};
 use netmem_virtio::net::VnetHdr;
+use rustix::event::{EventfdFlags, eventfd};
 
 /// A watchdog: if the test hangs, it fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -355,4 +357,90 @@ fn pairs_are_divided_before_a_front_end_comes() {
     let (device, _) = device(2, None);
     let _driver = Driver::connect(&device, PLAIN);
     assert!(matches!(device.workers(2).unwrap_err(), DeviceError::Busy));
+}
+
+/// A queue of another kind that the thread of a worker waits for as well.
+struct Other {
+    fd: OwnedFd,
+    /// What it finds when it is armed.
+    work: bool,
+    armed: bool,
+    arms: u32,
+}
+
+impl Other {
+    fn new() -> Self {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        Self { fd, work: false, armed: false, arms: 0 }
+    }
+}
+
+impl AsFd for Other {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Wait for Other {
+    fn arm(&mut self) -> Armed {
+        self.arms += 1;
+        self.armed = !self.work;
+        if self.work { Armed::Work } else { Armed::Waits }
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+    }
+}
+
+/// A thread drives a worker together with other queues. A sleep is ended by a kick, by one of the queues and by its time.
+/// There is no sleep if a queue has work, if the round had work, or while the thread still polls. No queue stays armed.
+#[test]
+fn a_worker_sleeps_beside_other_queues() {
+    let (device, _) = device(1, None);
+    let (control, stats) = (device.control(), device.stats());
+    let mut worker = device.workers(1).unwrap().remove(0);
+    let mut driver = driver(&control, Arc::clone(&stats), 1);
+    let count = |what: fn(&Stats) -> &AtomicU64| what(&stats).load(Relaxed);
+    let (sleeps, timeouts) = (|| count(|s| &s.sleeps), || count(|s| &s.woken_by_deadline));
+    let (mut a, mut b) = (Other::new(), Other::new());
+    let soon = Some(Duration::from_millis(1));
+    // Kicks and messages of the start end the first sleeps.
+    until(|| {
+        while worker.poll() > 0 {}
+        worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], soon).unwrap();
+        timeouts() > 0
+    });
+    assert!(a.arms > 0 && !a.armed && !b.armed);
+
+    let before = (sleeps(), a.arms);
+    worker.turn(1, Spin::NONE, &mut [&mut a, &mut b], None).unwrap();
+    worker.turn(0, Spin::For(WATCHDOG), &mut [&mut a, &mut b], None).unwrap();
+    worker.turn(0, Spin::Forever, &mut [&mut a, &mut b], None).unwrap();
+    assert_eq!((sleeps(), a.arms), before);
+    b.work = true;
+    worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], None).unwrap();
+    assert_eq!((sleeps(), a.arms, a.armed, b.armed), (before.0, before.1 + 1, false, false));
+    b.work = false;
+
+    let timed_out = timeouts();
+    rustix::io::write(&b.fd, &1u64.to_ne_bytes()).unwrap();
+    worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], Some(WATCHDOG)).unwrap();
+    rustix::io::read(&b.fd, &mut [0; 8]).unwrap();
+    assert_eq!((sleeps(), timeouts(), a.armed, b.armed), (before.0 + 1, timed_out, false, false));
+
+    // The driver kicks only if the device asks for it, which it does while it sleeps.
+    thread::scope(|s| {
+        s.spawn(|| {
+            worker.poll();
+            worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], Some(WATCHDOG)).unwrap();
+        });
+        until(|| asleep(&stats) == 1);
+        send(&mut driver, 0, 0);
+    });
+    assert_eq!((sleeps(), timeouts(), a.armed, b.armed), (before.0 + 2, timed_out, false, false));
+    until(|| {
+        worker.poll();
+        take(&mut driver, 0, 0)
+    });
 }

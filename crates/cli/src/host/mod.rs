@@ -1,12 +1,13 @@
-//! Stacks over the embedded device. The device has its own threads. Each stack has a thread; the first stack uses the
-//! caller's.
+//! Stacks over the embedded device. Each stack has a thread; the first stack uses the caller's. The device has its own
+//! threads, or each stack's thread drives the part of the device that serves its queue pair ([`DeviceThreads`]).
 
 pub(crate) mod tasks;
 
 use crate::cpus;
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
-use netmem::device::{NetDevice, Options, Stats, Worker};
+use netmem::device::{DeviceError, NetDevice, Options, Stats, Worker};
+use netmem::packet::Wait;
 use netmem::pool::{PoolClosed, PoolOptions, SharedPool, TrustedPeer};
 use netmem::virtio::Spin;
 use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
@@ -17,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Memory of the embedded device, which is in this process: its bytes are slices.
 pub(crate) type Mem = TrustedPeer;
@@ -41,18 +42,62 @@ pub(crate) struct HostOptions {
     pub(crate) pages: usize,
     /// Additional pages of each queue pair, for the payload of restored connections.
     pub(crate) restored: usize,
-    /// Threads of the device.
-    pub(crate) device_threads: usize,
-    /// How long the device's threads poll before they sleep.
-    pub(crate) spin: Spin,
-    /// The CPU of the device's first thread.
-    pub(crate) device_cpu: Option<usize>,
+    pub(crate) device: DeviceThreads,
 }
+
+/// The threads that drive the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DeviceThreads {
+    /// The threads of the stacks: that of each stack drives the part of the device that serves its queue pair. The
+    /// device and the driver then need no notifications to each other.
+    Stacks,
+    /// One thread, which sleeps as soon as it has no work.
+    One {
+        /// Its CPU.
+        cpu: usize,
+    },
+}
+
+/// A worker of the device, for a thread that drives it together with a stack. See [`Worker`].
+pub(crate) trait Drives: Send {
+    /// [`Worker::poll`].
+    fn poll(&mut self) -> usize;
+
+    /// [`Worker::turn`].
+    fn turn(
+        &mut self,
+        work: usize,
+        spin: Spin,
+        beside: &mut [&mut dyn Wait],
+        at_most: Option<Duration>,
+    ) -> Result<(), DeviceError>;
+}
+
+impl<P: Port> Drives for Worker<P> {
+    fn poll(&mut self) -> usize {
+        Self::poll(self)
+    }
+
+    fn turn(
+        &mut self,
+        work: usize,
+        spin: Spin,
+        beside: &mut [&mut dyn Wait],
+        at_most: Option<Duration>,
+    ) -> Result<(), DeviceError> {
+        Self::turn(self, work, spin, beside, at_most)
+    }
+}
+
+/// The queue pairs of a device, and the workers that serve them, if the threads of the stacks drive them.
+pub(crate) type Pairs = Vec<(QueuePair<Mem>, Option<Box<dyn Drives>>)>;
 
 /// A running stack, with its clock, its host and its pages.
 pub(crate) struct Running {
     pub(crate) stack: OwnStack,
     pub(crate) clock: Clock,
+    /// The part of the device that this thread drives ([`DeviceThreads::Stacks`]).
+    pub(crate) device: Option<Box<dyn Drives>>,
     /// The part that it shares with the other stacks.
     pub(crate) host: Host<Mem>,
     /// Pages to send from, [`HostOptions::pages`] of them.
@@ -109,11 +154,11 @@ pub(crate) struct Ended {
 /// # Errors
 ///
 /// Those of `run`, of the device and of its ports.
-pub(crate) fn with_device<P: Port, T>(
+pub(crate) fn with_device<P: Port + 'static, T>(
     mut port: impl FnMut(usize) -> Result<P, PortError>,
     pairs: u16,
     options: &HostOptions,
-    run: impl FnOnce(&VirtioNet<Mem>, Vec<QueuePair<Mem>>, &Arc<Stats>) -> anyhow::Result<T>,
+    run: impl FnOnce(&VirtioNet<Mem>, Pairs, &Arc<Stats>) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Arc<Stats>)> {
     let mut value = None;
     let run: Drive<'_> = Box::new(|net, pairs, stats| {
@@ -125,39 +170,48 @@ pub(crate) fn with_device<P: Port, T>(
 }
 
 /// What runs with a driver. Without its type: a device would be compiled again for each.
-type Drive<'a> = Box<dyn FnOnce(&VirtioNet<Mem>, Vec<QueuePair<Mem>>, &Arc<Stats>) -> anyhow::Result<()> + 'a>;
+type Drive<'a> = Box<dyn FnOnce(&VirtioNet<Mem>, Pairs, &Arc<Stats>) -> anyhow::Result<()> + 'a>;
 
 /// See [`with_device`].
-fn start<P: Port>(
+fn start<P: Port + 'static>(
     port: &mut dyn FnMut(usize) -> Result<P, PortError>,
     pairs: u16,
     options: &HostOptions,
     run: Drive<'_>,
 ) -> anyhow::Result<Arc<Stats>> {
     let (mac, mtu) = (Some(mac(&options.addresses)), Some(options.mtu));
-    let device = Options { mac, mtu, max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
+    // The driver waits for the answer of the control queue, which a worker gives. A thread that drives both cannot. Without
+    // the queue, the driver enables its pairs by messages, which another thread of the device answers.
+    let serve_control = pairs > 1 && matches!(options.device, DeviceThreads::One { .. });
+    let device = Options { mac, mtu, max_pairs: pairs.into(), serve_control, ..Options::default() };
     let device = NetDevice::new(device, port)?;
     let (control, stats) = (device.control(), device.stats());
-    let workers = device.workers(options.device_threads)?;
+    let (mut servers, mut driven): (Vec<Worker<P>>, Vec<Box<dyn Drives>>) = Default::default();
+    match options.device {
+        DeviceThreads::One { .. } => servers = device.workers(1)?,
+        DeviceThreads::Stacks => {
+            for worker in device.workers(pairs.into())? {
+                driven.push(Box::new(worker));
+            }
+        }
+    }
     let (front, back) = UnixStream::pair().context("a socket pair")?;
     let connection = control.serve(back)?;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let over = &over;
-        let serve = |(n, mut worker): (usize, Worker<P>)| {
+        let serve = |mut worker: Worker<P>| {
             let run = move || {
-                options.device_cpu.into_iter().for_each(cpus::pin);
-                worker.run(over, options.spin)
+                if let DeviceThreads::One { cpu } = options.device {
+                    cpus::pin(cpu);
+                }
+                worker.run(over, Spin::NONE)
             };
-            Builder::new().name(format!("netmem-device{n}")).spawn_scoped(scope, run)
+            Builder::new().name("netmem-device".to_owned()).spawn_scoped(scope, run)
         };
-        let mut servers = Vec::new();
-        let started: std::io::Result<()> = workers.into_iter().enumerate().try_for_each(|worker| {
-            servers.push(serve(worker)?);
-            Ok(())
-        });
-        let started = started.context("cannot start a thread of the device");
-        let result = started.and_then(|()| drive(front, pairs, options, &stats, run));
+        let servers: std::io::Result<Vec<_>> = servers.into_iter().map(serve).collect();
+        let servers = servers.context("cannot start a thread of the device")?;
+        let result = drive(front, pairs, options, &stats, driven, run);
         over.store(true, Ordering::Relaxed);
         control.wake();
         for server in servers {
@@ -175,6 +229,7 @@ fn drive(
     pairs: u16,
     options: &HostOptions,
     stats: &Arc<Stats>,
+    driven: Vec<Box<dyn Drives>>,
     run: Drive<'_>,
 ) -> anyhow::Result<()> {
     let each = HELD as usize + 2 * usize::from(RING) + 1024;
@@ -188,7 +243,8 @@ fn drive(
     if pairs > 1 {
         net.set_active_pairs(pairs)?;
     }
-    run(&net, queues, stats)
+    let driven = driven.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    run(&net, queues.into_iter().zip(driven).collect(), stats)
 }
 
 /// The stacks of a host, one for each queue pair. They end together, because one stack may hold a frame that another
@@ -201,19 +257,22 @@ pub(crate) struct Stacks {
     own: Arc<SharedPool<Mem>>,
 }
 
-/// A queue pair, and its pages for headers and copies.
+/// A queue pair, the worker that serves it if this host drives it, and its pages for headers and copies.
 struct Queues {
     pair: QueuePair<Mem>,
+    device: Option<Box<dyn Drives>>,
     sent: Arc<SharedPool<Mem>>,
 }
 
 impl Stacks {
     /// A host over these queue pairs of a device, with `options.pages` pages to send.
-    pub(crate) fn new(net: &VirtioNet<Mem>, pairs: Vec<QueuePair<Mem>>, options: &HostOptions) -> anyhow::Result<Self> {
+    pub(crate) fn new(net: &VirtioNet<Mem>, pairs: Pairs, options: &HostOptions) -> anyhow::Result<Self> {
         let pool = |name, pages| anyhow::Ok(Arc::new(net.tx_pool(PoolOptions::new(name).limit(pages))?));
         let own = pool("own", options.pages)?;
-        let queues: anyhow::Result<_> =
-            pairs.into_iter().map(|pair| Ok(Queues { pair, sent: pool("sent", SENT + options.restored)? })).collect();
+        let queues: anyhow::Result<_> = pairs
+            .into_iter()
+            .map(|(pair, device)| Ok(Queues { pair, device, sent: pool("sent", SENT + options.restored)? }))
+            .collect();
         let mac = Mac(mac(&options.addresses));
         let host = Host::new(Interface { mac, mtu: options.mtu, addresses: options.addresses.clone() });
         Ok(Self { host, clock: Clock::start(), queues: queues?, own })
@@ -247,13 +306,14 @@ impl Stacks {
             if !*all_started.lock().unwrap_or_else(PoisonError::into_inner) {
                 anyhow::bail!("not all threads could be started");
             }
-            let Queues { pair: QueuePair { rx, tx }, sent } = queues;
+            let Queues { pair: QueuePair { rx, tx }, device, sent } = queues;
             let options = StackOptions { pages: HELD, ..StackOptions::default() };
             let stack = Stack::new(host, rx, tx, Arc::clone(&sent), options, clock.now())?;
-            let mut running = Running { stack, clock: *clock, host: host.clone(), pool: Arc::clone(own) };
+            let mut running = Running { stack, clock: *clock, device, host: host.clone(), pool: Arc::clone(own) };
             let value = run(n, &mut running)?;
-            let (rx, tx) = running.stack.into_queues();
-            Ok((value, Queues { pair: QueuePair { rx, tx }, sent }))
+            let Running { stack, device, .. } = running;
+            let (rx, tx) = stack.into_queues();
+            Ok((value, Queues { pair: QueuePair { rx, tx }, device, sent }))
         };
         let mut waiting = std::mem::take(queues).into_iter().enumerate();
         let first = waiting.next().context("a host without queues")?;
@@ -292,7 +352,7 @@ impl Stacks {
         drop(host);
         let mut books = Books::default();
         let (receiving, sending): (Vec<_>, Vec<_>) =
-            queues.into_iter().map(|Queues { pair: QueuePair { rx, tx }, sent }| (rx, (tx, sent))).unzip();
+            queues.into_iter().map(|Queues { pair: QueuePair { rx, tx }, sent, .. }| (rx, (tx, sent))).unzip();
         // The rings are dropped first, because frames in a ring may have pages of any queue's pool.
         let (rings, pools): (Vec<_>, Vec<_>) = sending.into_iter().unzip();
         drop(rings);
@@ -314,7 +374,7 @@ impl Stacks {
 /// # Errors
 ///
 /// As of [`with_device`] and [`Stacks::close`].
-pub(crate) fn with_stacks<P: Port, T>(
+pub(crate) fn with_stacks<P: Port + 'static, T>(
     port: impl FnMut(usize) -> Result<P, PortError>,
     pairs: u16,
     options: &HostOptions,

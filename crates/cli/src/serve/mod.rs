@@ -1,11 +1,14 @@
 //! `netmem serve`: a server on netmem's own stack, behind a tap or on an interface by AF_XDP.
 //!
 //! ```text
-//!   tap queue ── a thread of the device ── rings ── a thread: Stack::poll ──► a task for each connection ──► the next poll sends
+//!                  ┌─────────────────────────────── one thread ──────────────────────────────────┐
+//!   tap queue ──── Worker::poll ── rings ── Stack::poll ──► a task for each connection ──► Stack::poll sends
 //! ```
 //!
-//! Each queue of the tap has a queue pair, a stack and two threads. Each connection is a task on the thread of its
-//! stack. Its socket wakes the task. The thread sleeps if no task and no queue has work. If a frame arrives by another
+//! Each queue of the tap has a queue pair, a stack and a thread. The thread also drives the part of the device that
+//! serves the queue pair, so that a request needs no notification between driver and device and wakes no second
+//! thread. Each connection is a task on the thread of its stack. Its socket wakes the task. The thread sleeps if no
+//! task and no queue has work. If a frame arrives by another
 //! queue than its connection's, its stack hands it to the connection's stack.
 //!
 //! With `--state`, the next process continues the connections: see [`state`].
@@ -18,14 +21,14 @@ mod state;
 
 use crate::args::{BadArgument, PortArg, ServeArg, ServeArgs};
 use crate::host::tasks::Tasks;
-use crate::host::{Ended, HostOptions, Mem, Running, Stacks, with_stacks};
+use crate::host::{DeviceThreads, Ended, HostOptions, Mem, Running, Stacks, with_stacks};
 use crate::link::AskedLink;
 use crate::{limits, output, signals};
 use anyhow::Context as _;
 use client::{Client, Counts, End, Shared};
 use netmem::XskPort;
 use netmem::device::port::{Port, PortError, Tap, TapError};
-use netmem::packet::{Armed, PollThenSleep, Wait};
+use netmem::packet::{Armed, Wait};
 use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
 use netmem::xsk::{Filter, ProgramOptions, Rule};
@@ -43,7 +46,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long each thread polls after the last frame before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN: Spin = Spin::For(Duration::from_micros(50));
 /// Payload of at least this many bytes is sent from the page in which it was received. Shorter payload is copied,
 /// because otherwise it would pin a page that is many times as long.
 const BY_REFERENCE: usize = 512;
@@ -95,7 +98,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Serves with these ports, or with a bad link before each.
-fn serve_over<P: Port>(
+fn serve_over<P: Port + 'static>(
     args: &ServeArgs,
     mtu: u16,
     mut port: impl FnMut(usize) -> Result<P, PortError>,
@@ -176,7 +179,7 @@ struct Done<S> {
 }
 
 impl Server<'_> {
-    fn run<P: Port>(&self, mut port: impl FnMut(usize) -> Result<P, PortError>) -> anyhow::Result<()> {
+    fn run<P: Port + 'static>(&self, mut port: impl FnMut(usize) -> Result<P, PortError>) -> anyhow::Result<()> {
         // Once for each kind of port, and a service once for each service.
         let host: Host<'_> = &mut |options, run| Ok(with_stacks(&mut port, self.args.queues, options, run)?.1);
         match self.args.service {
@@ -206,9 +209,7 @@ impl Server<'_> {
             mtu: self.mtu,
             pages,
             restored: shares.iter().map(pages_of).max().unwrap_or(0),
-            spin: Spin::For(SPIN),
-            device_threads: queues.into(),
-            device_cpu: None,
+            device: DeviceThreads::Stacks,
         };
         let (mut report, mut service, mut shares) = (String::new(), Some(service), shares);
         let Ended { stats, books } = host(&options, &mut |stacks| {
@@ -269,7 +270,8 @@ impl Server<'_> {
         running: &mut Running,
         resumed: Vec<Left<S::State>>,
     ) -> anyhow::Result<Done<S::State>> {
-        let Running { stack, clock, host, .. } = running;
+        let Running { stack, clock, host, device, .. } = running;
+        let device = device.as_deref_mut().context("a stack without its part of the device")?;
         let (shared, left, mut lost) = (Shared::default(), Leaving::<S>::default(), 0);
         let mut tasks = Tasks::new();
         for connection in resumed {
@@ -294,18 +296,24 @@ impl Server<'_> {
             eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
         }
         let ended = |result: Result<(), SocketError>| shared.counts.borrow_mut().broken += u64::from(result.is_err());
-        let mut pause = PollThenSleep::new(SPIN);
         let mut signal = Signal(&self.stop.signal);
         while !self.stop.is_set() {
-            let mut work = stack.poll(clock.now());
+            let mut work = device.poll();
+            work += stack.poll(clock.now());
             work += accept(&mut listener, service, &shared, &left, &mut tasks);
             work += tasks.run(ended);
+            if work > 0 {
+                // Sends what the tasks have written. The device's next poll passes it on.
+                stack.poll(clock.now());
+            }
             let sleep = stack.next_deadline().map(|at| at.since(clock.now()));
-            pause.turn(work, &mut [stack, &mut signal], sleep)?;
+            device.turn(work, SPIN, &mut [stack, &mut signal], sleep)?;
         }
         if self.state.is_some() {
             for _ in 0..LAST_POLLS {
-                let work = stack.poll(clock.now()) + accept(&mut listener, service, &shared, &left, &mut tasks);
+                let work = device.poll()
+                    + stack.poll(clock.now())
+                    + accept(&mut listener, service, &shared, &left, &mut tasks);
                 if work == 0 {
                     break;
                 }
@@ -318,6 +326,11 @@ impl Server<'_> {
             drop((tasks, listener));
             // Sends the resets of the dropped connections, and other packets that are due.
             stack.poll(clock.now());
+        }
+        for _ in 0..LAST_POLLS {
+            if device.poll() == 0 {
+                break;
+            }
         }
         let counts = *shared.counts.borrow();
         Ok(Done { counts, stats: stack.stats(), lost, left: left.into_inner() })

@@ -15,8 +15,9 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use netmem_packet::{Armed, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -42,8 +43,71 @@ impl<P: Port> Worker<P> {
         while !stop.load(Ordering::Relaxed) {
             if self.poll() == 0 && self.stays_idle(spin, stop)? {
                 self.check_ports()?;
-                self.sleep()?;
+                self.sleep(&mut [], None)?;
             }
+        }
+        Ok(())
+    }
+
+    /// The end of a round of a thread that drives the worker together with other queues, for example the queues of the
+    /// driver of this device. The driver and the device then need no notifications to each other. Call
+    /// [`Self::poll`], do the work of the other queues, and then call this with the amount of `work` in the round.
+    ///
+    /// After the last round with work, the thread goes on polling for the time of `spin`. Then this call sleeps until
+    /// the worker or one of the queues `beside` may have work, but no longer than `at_most`. With [`Spin::Forever`] it
+    /// sleeps only while none of the worker's rings runs.
+    ///
+    /// Cost: a load after a round with work, a clock reading after one without, and three system calls or more for a
+    /// sleep.
+    ///
+    /// ```no_run
+    /// use netmem_packet::{Packet, Poll, RxQueue, TxQueue, Wait};
+    /// use netmem_virtio::Spin;
+    /// use netmem_virtio::device::{DeviceError, Worker, port::Tap};
+    ///
+    /// fn serve<R: RxQueue + Wait, T: TxQueue + Wait>(
+    ///     device: &mut Worker<Tap>,
+    ///     rx: &mut R,
+    ///     tx: &mut T,
+    /// ) -> Result<(), DeviceError> {
+    ///     loop {
+    ///         let mut work = device.poll();
+    ///         work += rx.poll(|poll| tx.complete() + poll.receive(256, &mut |packet: Packet<R::Mem>| drop(packet)));
+    ///         device.turn(work, Spin::default(), &mut [rx], None)?;
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A port that no longer works, or a system call that fails.
+    pub fn turn(
+        &mut self,
+        work: usize,
+        spin: Spin,
+        beside: &mut [&mut dyn Wait],
+        at_most: Option<Duration>,
+    ) -> Result<(), DeviceError> {
+        if work > 0 {
+            self.idle_rounds = 0;
+            return Ok(());
+        }
+        if self.idle_rounds == 0 {
+            self.idle_since = Instant::now();
+        }
+        let over = match spin.poll_for() {
+            Some(time) => time.is_zero() || self.idle_since.elapsed() >= time,
+            None => !self.rings_run,
+        };
+        self.idle_rounds = self.idle_rounds % LOOK + 1;
+        if over || self.idle_rounds == LOOK {
+            self.check_ports()?;
+        }
+        if over {
+            self.idle_rounds = 0;
+            self.sleep(beside, at_most)?;
+        } else {
+            std::hint::spin_loop();
         }
         Ok(())
     }
@@ -71,9 +135,9 @@ impl<P: Port> Worker<P> {
         self.ports.iter_mut().find_map(Port::take_error).map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Sleeps until there may be work. Returns at once if there is work, or if the control side is at work in a pair of the
-    /// worker.
-    fn sleep(&mut self) -> Result<(), DeviceError> {
+    /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`. Returns at once if there
+    /// is work, or if the control side is at work in a pair of the worker.
+    fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
         let Self { shared, wakers, index, ports, .. } = self;
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
@@ -104,30 +168,39 @@ impl<P: Port> Worker<P> {
             let left = port.left_frames().filter(|_| events == PollFlags::IN);
             fds.extend(port.fd().into_iter().chain(left).map(|fd| PollFd::from_borrowed_fd(fd, events)));
         }
+        if let Some(busy) = beside.iter_mut().position(|queue| queue.arm() == Armed::Work) {
+            beside[..busy].iter_mut().for_each(|queue| queue.disarm());
+            return Ok(());
+        }
+        let own = fds.len();
+        fds.extend(beside.iter().map(|queue| PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)));
         let stats = &shared.stats;
         stats.polls.fetch_add(std::mem::take(&mut self.idle), Ordering::Relaxed);
         stats.sleeps.fetch_add(1, Ordering::Relaxed);
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         // A time that does not fit the type means for ever.
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let timed_out = match poll(&mut fds, timeout.as_ref()) {
+        let timeout = [left, at_most].into_iter().flatten().min().and_then(|left| Timespec::try_from(left).ok());
+        let outcome = poll(&mut fds, timeout.as_ref());
+        let ended = |by: &[PollFd<'_>]| by.iter().any(|fd| !fd.revents().is_empty());
+        let [control, kick, port] = [&fds[..1], &fds[1..2], &fds[2..own]].map(ended);
+        drop(fds);
+        beside.iter_mut().for_each(|queue| queue.disarm());
+        let timed_out = match outcome {
             Ok(ready) => ready == 0,
             Err(Errno::INTR) => false,
             Err(e) => return Err(DeviceError::Io { what: "poll", source: e.into() }),
         };
-        let [control, kick, ports @ ..] = &fds[..] else { return Ok(()) };
-        let ended = |by: &PollFd<'_>| !by.revents().is_empty();
         // Counted before the cause, so that a reader who sees the cause also sees that the thread is awake.
         stats.wakes.fetch_add(1, Ordering::Relaxed);
-        if ended(control) {
+        if control {
             stats.woken_by_control.fetch_add(1, Ordering::Relaxed);
             waker.clear();
         }
-        if ended(kick) {
+        if kick {
             stats.woken_by_kick.fetch_add(1, Ordering::Relaxed);
             waker.kicks.clear();
         }
-        if ports.iter().any(ended) {
+        if port {
             stats.woken_by_port.fetch_add(1, Ordering::Relaxed);
         }
         if timed_out {
@@ -193,7 +266,7 @@ mod tests {
         let shared = Arc::clone(&device.worker.shared);
         let pair = shared.try_pair(0).unwrap();
         let worker = thread::spawn(move || {
-            device.worker.sleep().map(|()| device.worker.shared.stats.sleeps.load(Ordering::Relaxed))
+            device.worker.sleep(&mut [], None).map(|()| device.worker.shared.stats.sleeps.load(Ordering::Relaxed))
         });
         let patience = Instant::now() + Duration::from_secs(60);
         while !worker.is_finished() {

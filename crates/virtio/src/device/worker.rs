@@ -42,6 +42,10 @@ pub struct Worker<P> {
     faults: u64,
     /// Passes that are not in [`Stats::polls`] yet.
     pub(super) idle: u64,
+    /// The first [turn](Worker::turn) without work since the last one with work or the last sleep, and the turns since
+    /// then. Modulo a number if they are many.
+    pub(super) idle_since: Instant,
+    pub(super) idle_rounds: u32,
     scratch: Scratch,
     /// One frame from the driver.
     wire: Box<[u8]>,
@@ -59,6 +63,8 @@ impl<P: Port> Worker<P> {
             rings_run: false,
             faults: sigbus::faults(),
             idle: 0,
+            idle_since: Instant::now(),
+            idle_rounds: 0,
             scratch: Scratch::default(),
             wire: vec![0; MAX_WIRE].into(),
         }

@@ -15,16 +15,14 @@ mod report;
 
 use crate::args::PerfArgs;
 use crate::cpus::take_pinned;
-use crate::host::{Books, HostOptions, Stacks, with_device};
+use crate::host::{Books, DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::AskedLink;
 use crate::load::{Cpus, Meter};
 use crate::output;
 use crate::report::Done;
 use crate::signals::Interrupted;
 use anyhow::Context;
-use netmem::QueuePair;
 use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
-use netmem::virtio::Spin;
 use netmem_inet::Address;
 use plan::{Between, Plan, Proto};
 use report::{Report, Sample};
@@ -141,7 +139,7 @@ pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 /// A run with these ports, or with a bad link before the first port.
-fn over<P: Port>(
+fn over<P: Port + 'static>(
     plan: &Plan,
     link: Option<&AskedLink>,
     pairs: u16,
@@ -154,7 +152,7 @@ fn over<P: Port>(
     }
 }
 
-fn once<P: Port>(
+fn once<P: Port + 'static>(
     plan: &Plan,
     pairs: u16,
     port: impl FnMut(usize) -> Result<P, PortError>,
@@ -166,9 +164,7 @@ fn once<P: Port>(
         mtu: plan.mtu,
         pages,
         restored: 0,
-        device_threads: 1,
-        spin: Spin::NONE,
-        device_cpu: Some(plan.cpus.device),
+        device: DeviceThreads::One { cpu: plan.cpus.device },
     };
     let watch = Watch::new(plan);
     let device = host(at(1), usize::from(pairs) * plan::PAGES);
@@ -177,7 +173,7 @@ fn once<P: Port>(
             let over = Over(&watch);
             let mut pairs = pairs.into_iter();
             let mut pair = || pairs.next().context("the device has too few queues");
-            let ours = |scope, name, cpu, pair: QueuePair<_>, address, end: ours::End| {
+            let ours = |scope, name, cpu, pair, address, end: ours::End| {
                 let (spin, watch) = (plan.spin, &watch);
                 let mut stacks = Stacks::new(net, vec![pair], &host(address, plan::PAGES))?;
                 spawn(scope, name, cpu, move || {

@@ -124,6 +124,16 @@ impl<B: Pages + Clone, K: Counter> Receiver<B, K> {
         Err(DeliverError::NoSuchPage { binding: id, index, pages: known.pages })
     }
 
+    /// Prefetches the cache line of the count of page `index`, if the hint of the binding's id leads to its range. Does nothing otherwise.
+    #[inline]
+    pub(crate) fn prefetch(&self, binding: &B, index: u32) {
+        let id = binding.id();
+        let known = self.known.get(self.hints[id as usize % HINTS] as usize);
+        if let Some(known) = known.filter(|known| known.binding == id) {
+            known.base.prefetch(index);
+        }
+    }
+
     #[cold]
     fn meet(&mut self, binding: &B, index: u32, mut at: usize, idle: bool) -> Result<usize, DeliverError> {
         let pages = binding.pages();

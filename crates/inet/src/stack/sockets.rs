@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -227,6 +228,14 @@ impl<P: Payload> TcpStream<P> {
             Ok(Received::End) => Ok(None),
             Err(error) => Err(SocketError::Closed(error)),
         }
+    }
+
+    /// Calls `see` for the queued pieces of payload with the numbers in `which`; piece 0 is the piece that is received next. Returns how many
+    /// pieces there were. This is for prefetches. `see` must not call sockets.
+    pub fn look_ahead(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
+        let core = self.sockets.core.borrow();
+        let Some(slot) = core.slots.get(self.n as usize) else { return 0 };
+        slot.connection.queued_from(which.start).take(which.len()).map(see).count()
     }
 
     /// Registers the waker, which is called when there may be payload to receive, or the connection ends.

@@ -351,6 +351,11 @@ impl<C: Carrier> Connection<C> {
         self.receiver.peek()
     }
 
+    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n` pieces.
+    pub fn queued_from(&self, n: usize) -> impl Iterator<Item = &C::Received> {
+        self.receiver.queued_from(n)
+    }
+
     /// The budget in which the buffers of received payload are counted.
     #[must_use]
     pub fn budget(&self) -> &Budget {

@@ -381,6 +381,11 @@ impl<T: Chunk> Receiver<T> {
         self.queue.front().map(|held| &**held)
     }
 
+    /// The chunks for the user, in order, from chunk `first` on.
+    pub(super) fn queued_from(&self, first: usize) -> impl Iterator<Item = &T> {
+        self.queue.range(first.min(self.queue.len())..).map(|held| &**held)
+    }
+
     /// The window for a header that is sent now, and the edge that it promises: see [`promised`](Self::promised).
     pub(super) fn window(&self, syn: bool) -> (u16, Seq) {
         let shift = if syn { 0 } else { self.scale };

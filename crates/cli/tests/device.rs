@@ -12,6 +12,7 @@ use skip::skip;
 use std::collections::BTreeMap;
 use std::fs::DirEntry;
 use std::io::{BufRead, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -32,6 +33,12 @@ fn is_hung_up_on(mut stream: UnixStream) {
         Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
         other => panic!("{other:?}"),
     }
+}
+
+/// Ends a connection. To drop it would not do: while another test's thread starts a program, that program has a copy of each
+/// descriptor, until it runs.
+fn hang_up(stream: &UnixStream) {
+    stream.shutdown(Shutdown::Both).unwrap();
 }
 
 /// A connect to a socket with a full backlog blocks for as long as its process accepts nothing.
@@ -55,7 +62,7 @@ fn dead_connections_do_not_delay_the_next_front_end() {
     let device = Device::start(&["--port", "gen"]);
     device.process.signal("-STOP");
     let dead: Vec<_> = (0..127).map(|_| device.connect()).collect();
-    drop(dead);
+    dead.iter().for_each(hang_up);
     device.process.signal("-CONT");
     device.serves_perf();
     assert_eq!((device.front_ends("dead"), device.front_ends("served")), (127, 1));
@@ -72,7 +79,7 @@ fn a_busy_device_hangs_up_and_an_ended_front_end_makes_room() {
         assert_eq!(device.front_ends("busy"), round);
         assert_eq!(device.stats()["front_ends"]["connected"], true);
         // The next one connects before the device can have noticed that this one has ended.
-        drop(current);
+        hang_up(&current);
         current = device.connect();
         asks_features(&current).unwrap();
         assert_eq!(device.front_ends("served"), round + 1);
@@ -122,7 +129,7 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
     asks_features(&waits).unwrap();
     let (short, most) = (device.front_ends("short"), begin.elapsed().as_millis() as u64 / 10);
     assert!((1..most).contains(&short), "{short}: it spins while descriptors are short");
-    drop(waits);
+    hang_up(&waits);
     device.serves_perf();
     device.ends_at("-TERM");
 }

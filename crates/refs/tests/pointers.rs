@@ -27,13 +27,13 @@ impl Drop for Value {
 
 /// Waits until a condition is true. Tests run in parallel, and a section of another test delays the releases here.
 fn eventually(what: impl Fn() -> bool) {
-    for _ in 0..5000 {
+    for _ in 0..120_000 {
         if what() {
             return;
         }
         thread::sleep(Duration::from_millis(1));
     }
-    panic!("still not, after five seconds");
+    panic!("still not, after two minutes");
 }
 
 fn life_of<C: Count>() {

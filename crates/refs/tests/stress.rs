@@ -49,7 +49,7 @@ impl Drop for Object {
 }
 
 fn settled(made: &Made) {
-    for _ in 0..5000 {
+    for _ in 0..120_000 {
         if made.dropped.load(Ordering::Relaxed) == made.made.load(Ordering::Relaxed) {
             return;
         }

@@ -302,7 +302,10 @@ fn an_idle_device_makes_no_context_switches() {
         pair.rx.poll(|poll| poll.receive(64, &mut |_| ()));
     }
     let count = |name: &str| device.stats()["counters"][name].as_u64().unwrap();
-    await_that(|| count("sleeps") - count("wakes") == 2);
+    await_that(|| {
+        let counters = &device.stats()["counters"];
+        counters["sleeps"].as_u64().unwrap() == counters["wakes"].as_u64().unwrap() + 2
+    });
     // The thread that answers the requests for statistics falls asleep as well.
     await_that(|| asleep(device.process.0.id()));
     let before = switches(device.process.0.id());

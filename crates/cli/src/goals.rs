@@ -207,4 +207,26 @@ mod tests {
         let words: Vec<_> = goals.iter().map(|goal| goal.verdict.word()).collect();
         assert_eq!(words, ["reached", "missed", "reached", "reached", "missed", "reached"]);
     }
+
+    /// A goal that was missed, one of which a row was skipped, and a skipped row: each alone fails a check. A goal that was reached or
+    /// not run does not.
+    #[test]
+    fn each_kind_of_unmet_goal_fails_a_check() {
+        let goal = |value: Value, bound: f64| judge([Target::most(1, "a", value, "x", bound)], "rseq").remove(0);
+        let two = || Ok(Spread { median: 2.0, min: 1.0, max: 3.0 });
+        let [skipped, not_run] =
+            [Missing::Skipped("b".into()), Missing::NotRun("c".into())].map(|why| goal(Err(why), 9.0));
+        let of = |rows: &[bool], goals: &[Goal]| Unmet::of(rows.iter().copied(), goals);
+        let each = [of(&[], &[goal(two(), 1.0)]), of(&[], &[skipped]), of(&[true, false], &[])];
+        let none = Unmet::default();
+        assert_eq!(each, [Unmet { missed: 1, ..none }, Unmet { skipped: 1, ..none }, Unmet { rows: 1, ..none }]);
+        assert!(each.iter().all(|unmet| unmet.check(true).is_err() && unmet.check(false).is_ok()));
+        assert!(of(&[false], &[goal(two(), 2.0), not_run]).check(true).is_ok());
+        let [missed, skipped, rows] = each;
+        let sum = rows + rows + rows + skipped + skipped + missed;
+        assert_eq!(sum, Unmet { missed: 1, skipped: 2, rows: 3 });
+        let words =
+            "goals missed: 1; goals of which a row was skipped: 2; rows skipped: 3: --check makes that an error";
+        assert_eq!(sum.check(true).unwrap_err().to_string(), words);
+    }
 }

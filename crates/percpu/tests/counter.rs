@@ -69,11 +69,9 @@ fn thousands_of_threads() {
 #[test]
 fn a_depot() {
     let (depot, mut taker) = Depot::new(8, 12).unwrap();
-    let item = |n| NonZeroUsize::new(n).unwrap();
-    // SAFETY: the depot outlives the test.
-    let give = |n| unsafe { Depot::give(&depot, item(n), |_| unreachable!("it is open")) };
-    let refused = (1..=200).filter(|&n| !give(n)).count();
-    assert!((200 - 12 * 8..200).contains(&refused), "{refused}");
+    (1..=60).for_each(|n| put(&depot, n));
+    let refused = (61..=200).filter(|&n| !give(&depot, n)).count();
+    assert!((200 - 12 * 8..=140).contains(&refused), "{refused}");
     let mut found = Vec::new();
     while taker.refill(&depot, |item| found.push(item)) {
         assert!(found.len().is_multiple_of(8), "a magazine that was not full");
@@ -120,6 +118,15 @@ fn give(depot: &Depot, n: usize) -> bool {
     unsafe { Depot::give(depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("no giver is in it")) }
 }
 
+/// Gives one item to a depot that has room for it. In portable mode the locks of CPUs are those of the process: a thread of another
+/// test may have that of this CPU, and the item is refused.
+fn put(depot: &Depot, n: usize) {
+    while !give(depot, n) {
+        assert!(matches!(mode(), Mode::Portable(_)), "{n} was refused");
+        std::thread::yield_now();
+    }
+}
+
 /// If user code panics over an item, only that item is lost. The taker gets the others, in each way of taking them.
 #[test]
 fn a_panic_over_one_item_leaves_the_others_pending() {
@@ -131,7 +138,7 @@ fn a_panic_over_one_item_leaves_the_others_pending() {
     ];
     for way in ways {
         let (depot, mut taker) = Depot::new(4, 40).unwrap();
-        let mut given: Vec<_> = (1..=51).filter(|&n| give(&depot, n)).map(|n| n + 1).collect();
+        (1..=51).for_each(|n| put(&depot, n));
         let mut found = Vec::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             way(&mut taker, &depot, &mut |item| {
@@ -143,8 +150,7 @@ fn a_panic_over_one_item_leaves_the_others_pending() {
         while taker.refill(&depot, |item| found.push(item.get())) {}
         taker.reclaim(&depot, |item| found.push(item.get())).unwrap();
         found.sort();
-        given.sort();
-        assert_eq!(found, given);
+        assert_eq!(found, (2..=52).collect::<Vec<_>>());
     }
 }
 

@@ -107,7 +107,7 @@ fn the_echo_server_answers_clients_of_the_kernel() {
         });
         peer.join().unwrap();
         let mut bytes = [0; 100];
-        other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         assert_eq!(other.recv(&mut bytes).unwrap(), 14);
         drop(server.0.stdin.take());
         let report = server.report();

@@ -165,7 +165,7 @@ impl DeviceEnd {
 impl Drop for DeviceEnd {
     fn drop(&mut self) {
         let _ = self.requests.shutdown(std::net::Shutdown::Both);
-        let patience = Instant::now() + Duration::from_secs(20);
+        let patience = Instant::now() + Duration::from_secs(120);
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => {

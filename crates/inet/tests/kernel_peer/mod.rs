@@ -44,7 +44,7 @@ pub(crate) fn drive<R, T>(
     // The user's remaining sockets are dropped, and then nothing is left.
     drop(serve);
     let patience = Instant::now();
-    while stack.connections() > stack.connections_in_time_wait() && patience.elapsed() < Duration::from_secs(20) {
+    while stack.connections() > stack.connections_in_time_wait() && patience.elapsed() < Duration::from_secs(120) {
         turn(stack, Duration::from_millis(5));
     }
     assert_eq!(stack.pages(), 0, "{:?}", stack.stats());
@@ -142,7 +142,7 @@ pub(crate) fn echo(net: u8, run: impl FnOnce(Peer, Serve)) {
             assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
             // A datagram in three fragments. The answer is its length.
             let socket = UdpSocket::bind(SocketAddr::new(address(net, v6, false), 0)).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
             let large = pattern(3, 4000);
             socket.send_to(&large, to).unwrap();
             let mut answer = [0; 100];
@@ -177,7 +177,7 @@ pub(crate) fn connect(net: u8, run: impl FnOnce(Peer, Serve)) {
             // The addresses exist, but IPv6 may need a moment.
             let listener = std::net::TcpListener::bind(SocketAddr::new(ip, 7007)).unwrap();
             let datagrams = UdpSocket::bind(SocketAddr::new(ip, 5353)).unwrap();
-            datagrams.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            datagrams.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
             let echoes: Vec<_> = (0..CONNECTIONS)
                 .map(|_| {
                     let (mut stream, _) = listener.accept().unwrap();

@@ -25,26 +25,22 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-/// What a thread knows about pools. Only code that is inlined reads it: in a function of this crate, which is compiled as a part of
-/// a library, the access to a thread-local variable is a call, and an executable's own code needs one instruction. The two values are
-/// in one variable, because code of other libraries calls once for each variable.
-struct Here {
-    /// The home of the innermost poll context that this thread is in, or null.
-    context: Cell<*const PollHome>,
-    /// The address of the magazines from which this thread last took a page, in any pool for every thread. See
-    /// [`Home::collect_at_once`]. The pool may have been freed.
-    last_cpus: Cell<usize>,
+thread_local! {
+    /// The home of the innermost poll context that this thread is in, or null. It is const and has no destructor: reading it is one
+    /// instruction, also while a thread ends and in signal handlers.
+    static CONTEXT: Cell<*const PollHome> = const { Cell::new(ptr::null()) };
 }
 
 thread_local! {
-    /// It is const and has no destructor: reading it is one instruction, also while a thread ends and in signal handlers.
-    static HERE: Here = const { Here { context: Cell::new(ptr::null()), last_cpus: Cell::new(0) } };
+    /// The address of the magazines from which this thread last took a page, in any pool for every thread. See
+    /// [`Home::collect_at_once`]. The pool may have been freed.
+    static LAST_CPUS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Records that this thread takes a page from these magazines.
 #[inline(always)]
 pub(crate) fn takes_from(cpus: *const CpuCache) {
-    HERE.with(|here| here.last_cpus.set(cpus.expose_provenance()));
+    LAST_CPUS.set(cpus.expose_provenance());
 }
 
 /// Returns its argument, and hides from the compiler that the two are equal.
@@ -69,7 +65,7 @@ impl InContext {
     /// Makes `inner` this thread's context, or no pool's if it is null, until the value is dropped.
     #[inline]
     pub(crate) fn new(inner: *const PollHome) -> Self {
-        Self(HERE.with(|here| here.context.replace(inner)))
+        Self(CONTEXT.replace(inner))
     }
 
     /// The context outside of this one, or null.
@@ -80,9 +76,8 @@ impl InContext {
 }
 
 impl Drop for InContext {
-    #[inline]
     fn drop(&mut self) {
-        HERE.with(|here| here.context.set(self.0));
+        CONTEXT.set(self.0);
     }
 }
 
@@ -149,7 +144,6 @@ impl Home {
         self.depot.as_ref()
     }
 
-    #[inline]
     pub(crate) fn cpus(&self) -> Option<&CpuCache> {
         self.cpus.as_deref()
     }
@@ -157,7 +151,7 @@ impl Home {
     /// Whether this thread is in the home's context, or in a context that was entered inside of it.
     #[inline(always)]
     fn is_outer_context(home: *const Self) -> bool {
-        Self::is_around(home, HERE.with(|here| here.context.get()))
+        Self::is_around(home, CONTEXT.get())
     }
 
     /// Whether the context `at` is the home's, or was entered inside of the home's.
@@ -180,14 +174,12 @@ impl Home {
         // No reference to the home is held across the calls below, because they may free it.
         // SAFETY: *home stays* until the page is returned.
         unsafe {
-            HERE.with(|here| {
-                let context = here.context.get();
-                if context.cast() != home.as_ptr().cast_const() {
-                    cold_path();
-                    return Self::take_back_elsewhere(home, desc, context, here.last_cpus.get());
-                }
-                Self::take_back_here(home, desc);
-            });
+            let context = CONTEXT.get();
+            if context.cast() != home.as_ptr().cast_const() {
+                cold_path();
+                return Self::take_back_elsewhere(home, desc, context);
+            }
+            Self::take_back_here(home, desc);
         }
     }
 
@@ -208,17 +200,12 @@ impl Home {
     }
 
     /// Pushes onto this CPU's magazine, if there is room. The function does nothing else, so that it needs only the
-    /// registers of its arguments. The last two are those of [`HERE`], which the function does not read itself.
+    /// registers of its arguments.
     #[inline(never)]
-    unsafe fn take_back_elsewhere(
-        home: NonNull<Self>,
-        desc: NonNull<Desc>,
-        context: *const PollHome,
-        last_cpus: usize,
-    ) {
+    unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>, context: *const PollHome) {
         // SAFETY: the caller's.
         unsafe {
-            if !Self::is_around(home.as_ptr(), context) && Self::collect_at_once(home, desc, last_cpus) {
+            if !Self::is_around(home.as_ptr(), context) && Self::collect_at_once(home, desc) {
                 return;
             }
             Self::take_back_slowly(home, desc);
@@ -265,14 +252,15 @@ impl Home {
     ///
     /// As for [`take_back`](Self::take_back).
     #[inline(always)]
-    unsafe fn collect_at_once(home: NonNull<Self>, desc: NonNull<Desc>, last_cpus: usize) -> bool {
+    unsafe fn collect_at_once(home: NonNull<Self>, desc: NonNull<Desc>) -> bool {
         // SAFETY: the page keeps the home until it is collected.
         unsafe {
             match Self::collectors_at(home.as_ptr()) {
                 (Some(depot), _) => Depot::give_at_once(depot, item_of(desc)),
                 (_, Some(cpus)) => {
-                    let same = opaque(last_cpus);
-                    if cpus.addr() == last_cpus {
+                    let last = LAST_CPUS.get();
+                    let same = opaque(last);
+                    if cpus.addr() == last {
                         return CpuCache::push_at_once(ptr::with_exposed_provenance(same), item_of(desc));
                     }
                     CpuCache::push_at_once(cpus, item_of(desc))
@@ -319,9 +307,9 @@ impl Home {
                 _ => 0,
             };
             // The pages that are left keep the pool alive.
-            let (context, last_cpus) = HERE.with(|here| (here.context.get(), here.last_cpus.get()));
+            let context = CONTEXT.get();
             for &desc in &descs[given..] {
-                panics.call(|| Self::take_back_elsewhere(home, desc, context, last_cpus));
+                panics.call(|| Self::take_back_elsewhere(home, desc, context));
             }
         }
     }

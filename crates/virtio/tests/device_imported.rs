@@ -83,9 +83,15 @@ fn device<P: Port>(gpu: &Gpu, port: P) -> NetDevice<P> {
     NetDevice::new(options(gpu), |_| Ok(port.take().unwrap())).unwrap()
 }
 
+/// Memory of the GPU that the device imports.
+fn on_gpu(gpu: &Gpu, bytes: usize) -> DeviceMemory {
+    let memory = gpu.allocate(bytes).unwrap();
+    DeviceMemory::imported(memory.export().unwrap(), memory.len(), Box::new(memory))
+}
+
 /// Frames of all sizes, of which these must arrive in the memory of the GPU behind the host parts, and be as they were sent.
 fn receives(gpu: &Gpu, sent: &[Vec<u8>], want: &[Vec<u8>]) {
-    let memory = DeviceMemory::of_gpu(gpu.allocate(MIB).unwrap());
+    let memory = on_gpu(gpu, MIB);
     let split = memory.split().header_bytes(SplitOptions::UDP_V4);
     let mut bound = Bound::on(device(gpu, pcap(sent, Play::Once)), memory.options(), &split);
     compare(&mut bound.rx, &memory, want);
@@ -116,7 +122,7 @@ fn copies_that_fail() {
 
 /// Segments of one flow, of which the device joins those that it can copy.
 fn joins(gpu: &Gpu, lost: Option<usize>) {
-    let memory = DeviceMemory::of_gpu(gpu.allocate(16 * MIB).unwrap());
+    let memory = on_gpu(gpu, 16 * MIB);
     let segments = flow(false, 1, 7, &[1000; 4]);
     let split = memory.split().header_bytes(SplitOptions::TCP_V6);
     let port = Wires::new(VnetHdr::PLAIN, &segments);

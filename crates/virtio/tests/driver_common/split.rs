@@ -1,7 +1,7 @@
 //! Device memory to receive into and send from: a memfd that the tests read and write by system calls, and never map.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use std::sync::Arc;
 use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Frag, PAGE_SIZE, PeerMemory, Region, RegionProvider};
 use netmem_virtio::VhostUser;
-use netmem_virtio::device::cuda::GpuMemory;
 use netmem_virtio::device::import::ImportedMemory;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{NetDevice, Options};
@@ -23,7 +22,7 @@ use super::{Books, Digest, Rig, assert_closed, until};
 pub struct DeviceMemory {
     file: File,
     /// The memory of a GPU, or what stands in for it, in the place of the file.
-    gpu: Option<GpuMemory>,
+    imported: Option<Box<dyn ImportedMemory>>,
     pub provider: Arc<RegionProvider<Device>>,
 }
 
@@ -37,12 +36,13 @@ impl DeviceMemory {
         let fd = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, (pages * (PAGE_SIZE << order)) as u64).unwrap();
         let file = File::from(fd.as_fd().try_clone_to_owned().unwrap());
-        Self { file, gpu: None, provider: RegionProvider::new(Region::unmapped(fd, order).unwrap()) }
+        Self { file, imported: None, provider: RegionProvider::new(Region::unmapped(fd, order).unwrap()) }
     }
 
-    pub fn of_gpu(gpu: GpuMemory) -> Self {
-        let region = Region::exported(gpu.export().unwrap(), gpu.len() as u64, 0).unwrap();
-        Self { file: File::open("/dev/null").unwrap(), gpu: Some(gpu), provider: RegionProvider::new(region) }
+    /// Memory that `file` stands for, of `len` bytes, and that is reached by `memory` only.
+    pub fn imported(file: OwnedFd, len: usize, memory: Box<dyn ImportedMemory>) -> Self {
+        let provider = RegionProvider::new(Region::exported(file, len as u64, 0).unwrap());
+        Self { file: File::open("/dev/null").unwrap(), imported: Some(memory), provider }
     }
 
     /// Small mode, with this memory in the device's table.
@@ -61,8 +61,8 @@ impl DeviceMemory {
     /// What the device has written there.
     pub fn read(&self, frag: &Frag<Device>) -> Vec<u8> {
         let mut bytes = vec![0; frag.len()];
-        match &self.gpu {
-            Some(gpu) => gpu.read(frag.file_offset(), &mut bytes).unwrap(),
+        match &self.imported {
+            Some(memory) => memory.read(frag.file_offset(), &mut bytes).unwrap(),
             None => self.file.read_exact_at(&mut bytes, frag.file_offset()).unwrap(),
         }
         bytes

@@ -7,18 +7,13 @@ use netmem_inet::tcp::{self, Config};
 use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
 use netmem_packet::{Armed, PollThenSleep, Turn, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stack_common::{Cable, Link, host, pair, stack};
+use stack_common::{Cable, Link, addr, host, pair, stack};
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
 
 /// Sends bytes in both directions, over both IP versions, with and without offloads. Then both sides close, and nothing
 /// is left.

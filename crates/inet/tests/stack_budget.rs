@@ -4,23 +4,9 @@
 mod stack_common;
 
 use netmem_inet::tcp::Config;
-use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, TcpStream, Time};
-use netmem_pool::Private;
-use stack_common::{Cable, Link, MemRx, MemTx, fragments, host, pair, stack};
-use std::net::SocketAddr;
+use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
+use stack_common::{Cable, Link, MemRx, MemTx, addr, connected, fragments, host, pair, stack};
 use std::time::Duration;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// A pair of connected streams: the near host's end and the far host's end.
-fn connected(link: &mut Link) -> (TcpStream<Private>, TcpStream<Private>) {
-    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
-    let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
-    link.settle();
-    (client, listener.accept().unwrap())
-}
 
 /// Proves INET-4: fragments of datagrams that never become complete count in the queue's budget, and use a quarter of
 /// it at most. They are dropped when their time limit has passed, without another frame.

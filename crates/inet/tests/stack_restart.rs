@@ -5,23 +5,10 @@
 mod stack_common;
 
 use netmem_inet::tcp::Config;
-use netmem_inet::{Host, ListenOptions, SavedStream, SocketError, Stack, StackOptions, TcpStream};
+use netmem_inet::{Host, ListenOptions, SavedStream, SocketError, Stack, StackOptions};
 use netmem_pool::Private;
-use stack_common::{Cable, Link, MemRx, MemTx, host, pair, pool, stack};
-use std::net::SocketAddr;
+use stack_common::{Cable, Link, MemRx, MemTx, addr, connected, host, pair, pool, stack};
 use std::time::Duration;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// A pair of connected streams: the near host's end and the far host's end.
-fn connected(link: &mut Link) -> (TcpStream<Private>, TcpStream<Private>) {
-    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
-    let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
-    link.settle();
-    (client, listener.accept().unwrap())
-}
 
 /// Replaces the far host by a new one. If `saved` is given, the new host expects this stream.
 fn another_process(link: &mut Link, saved: Option<&SavedStream>) -> Host<Private> {

@@ -7,23 +7,10 @@ use bytes::Bytes;
 use netmem_inet::tcp::{Config, Ecn, IpFields};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpStream};
 use netmem_pool::Private;
-use stack_common::{Cable, Link, host, pair, stack};
+use stack_common::{Cable, Link, addr, connected, host, pair, stack};
 use std::cell::RefCell;
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::rc::Rc;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// A pair of connected streams: the near host's end and the far host's end.
-fn connected(link: &mut Link) -> (TcpStream<Private>, TcpStream<Private>) {
-    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
-    let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
-    link.settle();
-    (client, listener.accept().unwrap())
-}
 
 fn read(stream: &mut TcpStream<Private>, link: &mut Link, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];

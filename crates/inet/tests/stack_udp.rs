@@ -5,12 +5,8 @@ mod stack_common;
 
 use netmem_inet::{Fragment, SocketError};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta};
-use stack_common::{Frame, Link};
+use stack_common::{Frame, Link, addr};
 use std::net::SocketAddr;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
 
 fn receive(socket: &mut netmem_inet::UdpSocket<netmem_pool::Private>) -> Result<(Vec<u8>, SocketAddr), SocketError> {
     let mut places: Vec<Fragment<_>> = (0..64).map(|_| Fragment::default()).collect();

@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
 
+use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
-use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
+use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpStream, Time};
 use netmem_packet::{
     Armed, Checksum, Handler, Meta, Packet, Poll, Reach, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame,
 };
@@ -11,7 +12,7 @@ use netmem_pool::{Frag, Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionO
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -191,6 +192,10 @@ fn provider(pages: usize) -> Arc<RegionProvider<Private>> {
     RegionProvider::new(RegionOptions::new(pages).huge_pages(false).build::<Private>().unwrap())
 }
 
+pub fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
 pub fn host(number: u8) -> Host<Private> {
     let addresses = vec![
         Address { addr: IpAddr::from([10, 0, 0, number]), prefix_len: 24 },
@@ -312,4 +317,12 @@ pub fn fragments(link: &mut Link, id: u16, port: u16, payload: &[u8], cut: usize
         let meta = netmem_packet::Meta::default();
         link.far.queues().0.cable.borrow_mut().push_back(Frame { bytes, meta });
     }
+}
+
+/// A pair of connected streams: the near host's end and the far host's end.
+pub fn connected(link: &mut Link) -> (TcpStream<Private>, TcpStream<Private>) {
+    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+    link.settle();
+    (client, listener.accept().unwrap())
 }

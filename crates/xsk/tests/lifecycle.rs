@@ -13,6 +13,7 @@ use netmem_xsk::{
     XskRx, XskTx,
 };
 use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, until, veth, wire};
+use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -35,21 +36,27 @@ fn assert_closed(closed: &PoolClosed) {
     assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{closed:?}");
 }
 
-/// Polls until the queue has been quiet for a while: what the kernel has sent is here.
-fn drain(rx: &mut XskRx, mut packet: impl FnMut(Packet<KernelShared>)) {
-    let mut quiet = 0;
-    while quiet < 100 {
-        let n = rx.poll(|poll| poll.receive(256, &mut packet));
-        quiet = if n > 0 { 0 } else { quiet + 1 };
-        thread::sleep(Duration::from_micros(200));
-    }
+/// Frames that were lost on the way from the interface `theirs` to the queue, where the kernel says so.
+fn lost(rx: &XskRx, theirs: &str) -> u64 {
+    let kernel = rx.socket().kernel_stats().unwrap();
+    assert_eq!(kernel.rx_invalid, 0);
+    kernel.rx_dropped + kernel.rx_ring_full + send_drops(theirs)
 }
 
-/// Frames that were lost on the way to the queue, where the kernel says so.
-fn lost(bench: &Bench) -> u64 {
-    let kernel = bench.rx.socket().kernel_stats().unwrap();
-    assert_eq!((kernel.rx_invalid, kernel.tx_invalid), (0, 0));
-    kernel.rx_dropped + kernel.rx_ring_full + send_drops(&bench.theirs)
+/// Polls until each of `sent` frames was received, or is in a counter of the kernel: it may deliver them late. `received` says how many the
+/// handler got so far.
+#[track_caller]
+fn drain(
+    rx: &mut XskRx,
+    theirs: &str,
+    sent: u64,
+    mut packet: impl FnMut(Packet<KernelShared>),
+    received: impl Fn() -> u64,
+) {
+    until("all frames that were sent", || {
+        rx.poll(|poll| poll.receive(256, &mut packet));
+        (received() + lost(rx, theirs) >= sent).then_some(())
+    });
 }
 
 /// Proves XSK-1: pages are dropped at once, held for a second, and returned from eight threads, under traffic. All come home, and each
@@ -83,34 +90,36 @@ fn pages_come_home_from_eight_threads() {
                 })
                 .collect();
             let (peer, stop, sent) = (&bench.peer, &stop, &sent);
-            s.spawn(move || {
+            let sender = s.spawn(move || {
                 let mut i = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    peer.send(&frame(60 + i as usize % 1400, i));
+                    // One without room is counted as dropped.
+                    peer.offer(&frame(60 + i as usize % 1400, i));
                     i += 1;
                     sent.store(i, Ordering::Relaxed);
                 }
             });
             let stop = Stop(stop);
-            let (rx, start, mut n) = (&mut bench.rx, Instant::now(), 0);
+            let (rx, start, n) = (&mut bench.rx, Instant::now(), Cell::new(0));
             let mut hand = |packet: Packet<KernelShared>| {
-                n += 1;
-                if n % 5 == 0 {
+                n.set(n.get() + 1);
+                if n.get() % 5 == 0 {
                     drop(packet);
                 } else {
-                    holders[n % 8].send(packet).unwrap();
+                    holders[n.get() % 8].send(packet).unwrap();
                 }
             };
             while start.elapsed() < Duration::from_secs(1) {
                 rx.poll(|poll| poll.receive(64, &mut hand));
             }
             drop(stop);
-            drain(rx, hand);
-            n as u64
+            sender.join().unwrap();
+            drain(rx, &bench.theirs, sent.load(Ordering::Relaxed), hand, || n.get() as u64);
+            n.get() as u64
         });
         let stats = bench.rx.stats();
         assert_eq!((stats.frames, stats.passed, stats.stopped), (received, received, None));
-        assert_eq!(sent.into_inner(), received + lost(&bench), "{stats:?}");
+        assert_eq!(sent.into_inner(), received + lost(&bench.rx, &bench.theirs), "{stats:?}");
         // The level is there again.
         until("chunks for the kernel", || {
             bench.rx.poll(|poll| poll.receive(1, &mut |packet: Packet<_>| drop(packet)));
@@ -134,29 +143,28 @@ fn random_frames_of_every_length() {
     in_namespace(|| {
         let mut bench = Bench::new(4096, 3000, &UmemOptions::new().chunk(2048), QueueOptions::new());
         let mut random = fastrand::Rng::with_seed(5);
-        let (mut sent, mut refused) = (Vec::new(), 0);
-        let mut next = 0;
+        let (mut sent, mut dropped) = (Vec::<Vec<u8>>::new(), 0);
+        let next = Cell::new(0);
         let mut lengths: Vec<usize> = (14..3014).collect();
         random.shuffle(&mut lengths);
+        let compare = |packet: Packet<KernelShared>, sent: &[Vec<u8>]| {
+            assert_eq!(packet.to_vec(), sent[next.get()]);
+            next.set(next.get() + 1);
+        };
         for len in lengths {
-            let bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
-            match bench.peer.try_send(&bytes) {
-                Ok(()) => sent.push(bytes),
-                Err(_) => refused += 1,
-            }
-            bench.rx.poll(|poll| {
-                poll.receive(64, &mut |packet: Packet<KernelShared>| {
-                    assert_eq!(packet.to_vec(), sent[next]);
-                    next += 1;
-                })
+            sent.push((0..len).map(|_| random.u8(..)).collect());
+            until("room for the frame", || {
+                let gone = bench.peer.offer(&sent[sent.len() - 1]);
+                dropped += u64::from(!gone);
+                bench.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| compare(packet, &sent)));
+                gone.then_some(())
             });
         }
-        drain(&mut bench.rx, |packet| {
-            assert_eq!(packet.to_vec(), sent[next]);
-            next += 1;
-        });
-        assert_eq!((next, lost(&bench), refused), (sent.len(), 0, 0));
-        assert_eq!(bench.rx.stats().frames, sent.len() as u64);
+        let all = sent.len() as u64;
+        drain(&mut bench.rx, &bench.theirs, all + dropped, |packet| compare(packet, &sent), || next.get() as u64);
+        // Those that the interface had no room for were sent again.
+        assert_eq!((next.get(), lost(&bench.rx, &bench.theirs)), (sent.len(), dropped));
+        assert_eq!(bench.rx.stats().frames, all);
     });
 }
 
@@ -367,12 +375,18 @@ fn another_process_wants_the_interface() {
         let ours = bench.ours.clone();
         let before = Interface::by_name(&ours).unwrap().programs;
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-        let mut received = 0;
+        let received = Cell::new(0);
+        let count = |packet: Packet<KernelShared>| {
+            received.set(received.get() + 1);
+            drop(packet);
+        };
         thread::scope(|s| {
-            s.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
+            let (peer, flag, sent) = (&bench.peer, &stop, &sent);
+            s.spawn(move || {
+                while !flag.load(Ordering::Relaxed) {
                     let i = sent.load(Ordering::Relaxed);
-                    bench.peer.send(&frame(60 + i as usize % 1400, i));
+                    // One without room is counted as dropped.
+                    peer.offer(&frame(60 + i as usize % 1400, i));
                     sent.store(i + 1, Ordering::Relaxed);
                 }
             });
@@ -391,20 +405,17 @@ fn another_process_wants_the_interface() {
             });
             let stop = Stop(&stop);
             while !others.is_finished() {
-                bench.rx.poll(|poll| {
-                    poll.receive(64, &mut |packet: Packet<KernelShared>| {
-                        received += 1;
-                        drop(packet);
-                    })
-                });
+                bench.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| count(packet)));
             }
             drop(stop);
         });
-        drain(&mut bench.rx, |_| received += 1);
+        let sent = sent.into_inner();
+        drain(&mut bench.rx, &bench.theirs, sent, count, || received.get());
+        let received = received.get();
         assert_eq!(Interface::by_name(&ours).unwrap().programs, before);
         let stats = bench.rx.stats();
         assert!(received > 0 && (stats.frames, stats.stopped) == (received, None), "{stats:?}");
-        assert_eq!(sent.into_inner(), received + lost(&bench));
+        assert_eq!(sent, received + lost(&bench.rx, &bench.theirs));
         let Bench { rx, tx, program, .. } = bench;
         drop((program, tx));
         assert_closed(&rx.close().unwrap());
@@ -480,15 +491,16 @@ fn a_queue_that_only_sends_is_filled() {
             assert_eq!(bench.peer.receive(), frame(60, !i));
         }
         assert_eq!(bench.rx.posted(), 512);
-        let kernel = bench.rx.socket().kernel_stats().unwrap();
+        let kernel = until("all frames", || {
+            let kernel = bench.rx.socket().kernel_stats().unwrap();
+            (kernel.rx_ring_full >= 2000 - 64).then_some(kernel)
+        });
         assert_eq!((kernel.rx_ring_full, kernel.rx_fill_empty), (2000 - 64, 0));
         // It can receive at any time.
-        let mut n = 0;
-        drain(&mut bench.rx, |packet| {
-            assert_eq!(packet.to_vec(), frame(60, n));
-            n += 1;
-        });
-        assert_eq!(n, 64);
+        for n in 0..64 {
+            assert_eq!(bench.receive().to_vec(), frame(60, n));
+        }
+        bench.rx.poll(|poll| poll.receive(64, &mut |_: Packet<_>| panic!("there were 64")));
     });
 }
 

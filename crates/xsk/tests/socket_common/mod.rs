@@ -90,8 +90,20 @@ impl Raw {
         Self(fd)
     }
 
+    /// Sends a frame. Tries again if the interface had no room.
+    #[track_caller]
     pub(crate) fn send(&self, frame: &[u8]) {
-        self.try_send(frame).unwrap();
+        until("room for a frame", || self.offer(frame).then_some(()));
+    }
+
+    /// Sends a frame, unless the interface has no room: a veth drops it then, counts it, and reports `ENOBUFS` (since Linux 6.7). This happens
+    /// if the CPU that empties the ring of the other end is busy. Returns whether the frame was sent.
+    #[track_caller]
+    pub(crate) fn offer(&self, frame: &[u8]) -> bool {
+        match self.try_send(frame) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => false,
+            other => other.map(|()| true).unwrap(),
+        }
     }
 
     pub(crate) fn try_send(&self, frame: &[u8]) -> io::Result<()> {

@@ -12,6 +12,7 @@ mod kernel_peer;
 use common::{command, in_namespace, ip};
 use kernel_peer::{Peer, Serve, address, connect, drive, echo, host};
 use netmem_inet::{Stack, StackOptions, Time};
+use netmem_packet::TxQueue;
 use netmem_pool::{PeerShared, PoolOptions};
 use netmem_xsk::{QueueOptions, Xsk, XskOptions};
 use std::sync::Arc;
@@ -36,7 +37,12 @@ fn beside_the_kernel(net: u8, peer: Peer, serve: Serve) {
     let now = || Time::ZERO + beginning.elapsed();
     let mut stack = Stack::new(&host(net), rx, tx, pool.clone(), StackOptions::default(), now()).unwrap();
     drive(&mut stack, now, peer, serve);
-    let (rx, tx) = stack.into_queues();
+    let (rx, mut tx) = stack.into_queues();
+    // The kernel may still have the last frames that were sent. Their pages would stay with the UMEM.
+    while tx.outstanding() > 0 {
+        tx.complete();
+        std::thread::yield_now();
+    }
     // A frame that arrived after the last poll is not quarantined: closing returns its page.
     let posted = rx.posted();
     drop(tx);

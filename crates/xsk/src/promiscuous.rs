@@ -11,7 +11,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// killed. Needs `CAP_NET_RAW`.
 #[derive(Debug)]
 pub struct Promiscuous {
-    _socket: OwnedFd,
+    socket: OwnedFd,
+    ifindex: i32,
 }
 
 impl Promiscuous {
@@ -21,26 +22,41 @@ impl Promiscuous {
     ///
     /// The kernel's errors: `EPERM`, and `ENODEV` if there is no such interface.
     pub fn new(ifindex: u32) -> io::Result<Self> {
+        let ifindex = i32::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
         // The socket has no protocol, so it receives nothing itself.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        let request = libc::packet_mreq {
-            mr_ifindex: i32::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?,
-            mr_type: libc::PACKET_MR_PROMISC as u16,
-            mr_alen: 0,
-            mr_address: [0; 8],
-        };
-        // SAFETY: the option's value is this structure, which the kernel reads.
-        let rc = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_ADD_MEMBERSHIP,
-                (&raw const request).cast(),
-                size_of_val(&request) as libc::socklen_t,
-            )
-        };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { _socket: socket }) }
+        membership(&socket, libc::PACKET_ADD_MEMBERSHIP, ifindex)?;
+        Ok(Self { socket, ifindex })
     }
+}
+
+impl Drop for Promiscuous {
+    fn drop(&mut self) {
+        // A forked child has a copy of the descriptor until it executes another program. So closing our descriptor
+        // would not end the mode at once. This fails only if the interface is gone.
+        let _ = membership(&self.socket, libc::PACKET_DROP_MEMBERSHIP, self.ifindex);
+    }
+}
+
+/// Adds a request for promiscuous mode to a packet socket, or removes it.
+fn membership(socket: &OwnedFd, option: libc::c_int, ifindex: i32) -> io::Result<()> {
+    let request = libc::packet_mreq {
+        mr_ifindex: ifindex,
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    // SAFETY: the option's value is this structure, which the kernel reads.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            (&raw const request).cast(),
+            size_of_val(&request) as libc::socklen_t,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -58,8 +74,11 @@ mod tests {
             let index = Interface::by_name("v0").unwrap().index;
             let on = Promiscuous::new(index).unwrap();
             assert!(counted());
+            // As a forked child has it until it executes another program.
+            let copy = on.socket.try_clone().unwrap();
             drop(on);
             assert!(!counted());
+            drop(copy);
             assert_eq!(Promiscuous::new(9999).unwrap_err().raw_os_error(), Some(libc::ENODEV));
         });
     }

@@ -273,6 +273,11 @@ mod tests {
         (0..n).map(|_| pipe().unwrap()).unzip()
     }
 
+    /// Ends a connection. To drop it would not do: a child that another test makes has a copy of each descriptor, until it runs.
+    fn hang_up(stream: &UnixStream) {
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+
     /// Blocks until the last copy of each writer is closed.
     fn closed(readers: Vec<PipeReader>) {
         for mut reader in readers {
@@ -297,7 +302,7 @@ mod tests {
         assert_eq!(reader.read(&mut [0]).unwrap(), 1);
         let second = b.next().unwrap().unwrap();
         assert_eq!((second.request, second.needs_reply(), second.fds.len()), (Request::GET_FEATURES, false, 0));
-        drop(a);
+        a.shutdown();
         assert!(!b.is_open());
         assert!(b.next().unwrap().is_none());
     }
@@ -332,7 +337,7 @@ mod tests {
             }
         };
         assert!(matches!(error, LineError::TimedOut(SHORT)), "{error}");
-        drop(theirs);
+        hang_up(&theirs);
         assert!(matches!(line.send(&frame), Err(LineError::Closed)));
     }
 
@@ -404,7 +409,7 @@ mod tests {
         assert!(line.is_open());
         theirs.write_all(&[0; 100]).unwrap();
         assert!(line.is_open());
-        drop(theirs);
+        hang_up(&theirs);
         assert!(!line.is_open());
         let (line, mut theirs) = self::line(LONG);
         theirs.write_all(&[0; 100]).unwrap();

@@ -10,6 +10,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 pub(crate) use skip::skip;
 use std::io::Write;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Whether AF_XDP can be tested. If not, the running test is reported as skipped. `NETMEM_AF_XDP=none` says that the kernel is known to have no
@@ -122,9 +123,12 @@ pub(crate) fn with_capabilities(capabilities: CapabilitySet, test: impl FnOnce()
 }
 
 /// Makes this thread that of another user, without groups and capabilities, and without a way to get any: for good. The kernel keeps users and
-/// capabilities by thread, so that other threads stay what they are.
+/// capabilities by thread, so that other threads stay what they are. It is a user that no other test has, because the kernel adds up the locked
+/// memory of all processes of a user.
 pub(crate) fn drop_privileges() {
-    let (user, group) = (Uid::from_raw(65_534), Gid::from_raw(65_534));
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let user = 1_000_000 + std::process::id() * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(65_534));
     rustix::thread::set_no_new_privs(true).unwrap();
     rustix::thread::set_thread_groups(&[]).unwrap();
     rustix::thread::set_thread_res_gid(group, group, group).unwrap();

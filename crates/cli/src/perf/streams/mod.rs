@@ -234,7 +234,8 @@ fn spawn<'s, T: Send + 's>(
     Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")
 }
 
-/// Waits until every flow has received bytes, and then for the time of the run.
+/// Waits until every flow has received bytes, and then for the time of the run. If other programs had the CPUs all that time, or a flow
+/// waited for a retransmission, the run goes on until every flow has received bytes in it, but no longer than [`PATIENCE`].
 fn measure<T>(
     plan: &Plan,
     watch: &Watch,
@@ -259,6 +260,8 @@ fn measure<T>(
     anyhow::ensure!(all, "{} of {} flows have begun in {} s", begun(), plan.flows, PATIENCE.as_secs());
     let (since, cpus, bytes, empty) = (Instant::now(), Cpus::now()?, watch.totals(), watch.empty());
     wait(since + plan.duration, &|| false)?;
+    let moved = || watch.totals().iter().zip(&bytes).all(|(now, before)| now > before);
+    wait(since + plan.duration + PATIENCE, &moved)?;
     let elapsed = since.elapsed();
     let (cpus_after, bytes_after, empty_after) = (Cpus::now()?, watch.totals(), watch.empty());
     let bytes = bytes_after.iter().zip(bytes).map(|(after, before)| after - before).collect();

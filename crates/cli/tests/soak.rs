@@ -451,10 +451,13 @@ fn hostile_front_ends_leave_the_device_as_it_was() {
             rounds += 1;
         }
         println!("the next front end was served after {:?} at most ({})", slowest.0, slowest.1);
-        let broken = attacked.stats()["queue_errors"].clone();
-        let kinds = broken.as_object().unwrap().values().filter(|n| n.as_u64() > Some(0)).count();
-        println!("rings stopped: {broken}");
-        assert!(kinds >= 2, "the lies get somewhere: {broken}");
+        // On a busy machine, a peer may have been killed before it got somewhere. One that lies goes on until then.
+        let broken = || attacked.stats()["queue_errors"].clone();
+        let kinds = || broken().as_object().unwrap().values().filter(|n| n.as_u64() > Some(0)).count();
+        let liar = hostile("lies", rounds * 100 + FRONT_ENDS.len() as u64, &attacked.socket);
+        await_that(|| kinds() >= 2);
+        drop(liar);
+        println!("rings stopped: {}", broken());
         drop(ends);
         calm.join().unwrap();
     });

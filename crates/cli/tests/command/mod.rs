@@ -62,6 +62,31 @@ impl Background {
         assert!(sent.success());
     }
 
+    /// Waits until a signal would no longer end it at once: it has a handler for SIGINT.
+    #[track_caller]
+    pub fn awaits_signals(&self) {
+        let path = format!("/proc/{}/status", self.0.id());
+        await_that(|| {
+            let status = std::fs::read_to_string(&path).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
+        });
+    }
+
+    /// Waits until it says a line on standard error that begins so. What comes behind the line is not read.
+    #[track_caller]
+    pub fn says(&mut self, begin: &str) {
+        let stderr = self.0.stderr.as_mut().unwrap();
+        let (mut said, mut byte) = (String::new(), [0]);
+        loop {
+            assert_eq!(stderr.read(&mut byte).unwrap(), 1, "it has ended and said: {said}");
+            said.push(byte[0].into());
+            if byte == *b"\n" && said.lines().last().unwrap().starts_with(begin) {
+                return;
+            }
+        }
+    }
+
     /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because a report can be larger than a pipe.
     #[track_caller]
     pub fn end(&mut self) -> (Option<i32>, String, String) {
@@ -114,8 +139,9 @@ pub fn with_descriptor(fd: impl Into<OwnedFd>, args: &[&str]) -> Background {
 pub fn device(port: &str) -> (Background, PathBuf, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("device.sock");
-    let device = Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", port]);
-    await_that(|| socket.exists());
+    let mut device = Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", port]);
+    // The path is there a moment before a connection succeeds.
+    device.says("listening on");
     (device, socket, dir)
 }
 
@@ -141,8 +167,9 @@ impl Device {
         let dir = tempfile::tempdir().unwrap();
         let [socket, stats] = ["device", "stats"].map(|name| dir.path().join(name));
         let paths = ["device", "--listen", socket.to_str().unwrap(), "--stats", stats.to_str().unwrap()];
-        let process = Background::start(&[&paths[..], args].concat());
-        await_that(|| stats.exists());
+        let mut process = Background::start(&[&paths[..], args].concat());
+        // Both sockets take connections then.
+        process.says("listening on");
         Self { process, socket, stats, _dir: dir }
     }
 

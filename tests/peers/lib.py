@@ -411,7 +411,7 @@ class Ping:
 
     def __init__(self, interval=0.02):
         self.sent, self.answered, self.twice, self.gap = [], set(), 0, 0.0
-        self.ended, self.interval = threading.Event(), interval
+        self.enough, self.ended, self.interval = threading.Event(), threading.Event(), interval
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         self.socket.settimeout(0.1)
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]
@@ -420,7 +420,7 @@ class Ping:
             thread.start()
 
     def _send(self):
-        while not self.ended.wait(self.interval):
+        while not self.enough.wait(self.interval):
             message = struct.pack("!BBHHH", 8, 0, 0, 0x4E4D, len(self.sent) & 0xFFFF) + bytes(range(56))
             total = sum(struct.unpack("!32H", message))
             total = (total >> 16) + (total & 0xFFFF)
@@ -454,10 +454,15 @@ class Ping:
         until("pings are answered again", lambda: len(self.answered) >= target)
 
     def end(self):
-        time.sleep(0.5)
+        sender, receiver = self.threads
+        self.enough.set()
+        sender.join()
+        # Answers come in the order of the requests: what has no answer when the last request has one is lost.
+        end = time.monotonic() + 30
+        while len(self.sent) - 1 & 0xFFFF not in self.answered and time.monotonic() < end:
+            time.sleep(0.02)
         self.ended.set()
-        for thread in self.threads:
-            thread.join()
+        receiver.join()
         lost = [when for number, when in enumerate(self.sent) if number not in self.answered]
         return lost, f"ping: {len(self.sent)} sent, {len(lost)} lost, {self.twice} answered twice, longest gap {self.gap * 1e3:.0f} ms"
 

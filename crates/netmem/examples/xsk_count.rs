@@ -2,7 +2,8 @@
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_count -- eth1 [SECONDS]
 //!
-//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN. Without SECONDS it ends
+//! with standard input.
 //!
 //! The verdict of the handler's program decides in the receive pass, so a frame's page is posted again at once.
 
@@ -11,7 +12,10 @@ use netmem::xsk::{QueueOptions, Xsk, XskOptions, XskRx};
 use netmem::{Handler, KernelShared, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Packets and bytes by the Ethernet type, which says the protocol.
 #[derive(Default)]
@@ -34,19 +38,32 @@ impl Handler<KernelShared> for Count {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let interface = arguments.next().ok_or("usage: xsk_count INTERFACE [SECONDS]")?;
-    let seconds = arguments.next().map_or(Ok(10), |seconds| seconds.parse())?;
+    let seconds: Option<u64> = arguments.next().map(|seconds| seconds.parse()).transpose()?;
     let mut xsk: Xsk = Xsk::open(XskOptions::new(&interface), |_| QueueOptions::new())?;
     // Nothing is sent.
     let mut queues: Vec<XskRx> = xsk.pairs.drain(..).map(|(rx, _)| rx).collect();
     let mode = queues.first().map(|rx| rx.socket().mode().to_string()).unwrap_or_default();
     eprintln!("ready: {} queues of {interface}, {mode}", queues.len());
 
+    let over = Arc::new(AtomicBool::new(false));
+    let flag = over.clone();
+    std::thread::spawn(move || {
+        match seconds {
+            Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
+            None => _ = std::io::stdin().read_to_end(&mut Vec::new()),
+        }
+        flag.store(true, Ordering::Relaxed);
+    });
     let (mut count, mut pause) = (Count::default(), PollThenSleep::new(Duration::from_micros(50)));
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while let Some(left) = end.checked_duration_since(Instant::now()) {
+    loop {
+        // Read before the poll: what came before the end is counted.
+        let last = over.load(Ordering::Relaxed);
         let work = queues.iter_mut().map(|rx| rx.poll(|poll| poll.receive(256, &mut count))).sum();
+        if last && work == 0 {
+            break;
+        }
         let mut waits: Vec<&mut dyn Wait> = queues.iter_mut().map(|rx| rx as &mut dyn Wait).collect();
-        pause.turn(work, &mut waits, Some(left))?;
+        pause.turn(work, &mut waits, Some(Duration::from_millis(100)))?;
     }
     for (kind, (packets, bytes)) in &count.by_type {
         let name = match kind {

@@ -300,17 +300,26 @@ impl<C: Count> Replies<C> {
                     ensure!(!threads.iter().any(|thread| thread.is_finished()), "a server has ended before its time");
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                let now = || (sum(&watch.answered), sum(&watch.lookups), host.route_retries());
+                // Last, the requests that were answered while the counters were read: many, if this thread lost its CPU meanwhile.
+                let now = || {
+                    let (answered, lookups) = (sum(&watch.answered), sum(&watch.lookups));
+                    (answered, lookups, host.route_retries(), sum(&watch.answered) - answered)
+                };
                 let (since, before) = (Instant::now(), now());
                 // If there are more threads than CPUs, each thread must run several times.
                 let turns = self.threads.div_ceil(cpus.len()).max(1) as u32;
                 let duration = Duration::from_nanos(lab.duration_ns()) * turns;
-                // Goes on until the requests in flight are few compared with those that were counted.
-                while since.elapsed() < duration || sum(&watch.answered) - before.0 < 20 * ENOUGH {
-                    ensure!(since.elapsed() < duration + PATIENCE, "almost no answers in {} s", PATIENCE.as_secs());
-                    std::thread::sleep(duration.saturating_sub(since.elapsed()).max(Duration::from_millis(1)));
-                }
-                let (elapsed, after) = (since.elapsed(), now());
+                // Goes on until the requests in flight, and those that were answered while the counters were read, are few compared with
+                // those that were counted.
+                let (elapsed, after) = loop {
+                    let (elapsed, after) = (since.elapsed(), now());
+                    let few = ENOUGH.max(before.3 + after.3);
+                    if elapsed >= duration && after.0 - before.0 >= 20 * few {
+                        break (elapsed, after);
+                    }
+                    ensure!(elapsed < duration + PATIENCE, "almost no answers in {} s", PATIENCE.as_secs());
+                    std::thread::sleep(duration.saturating_sub(elapsed).max(Duration::from_millis(1)));
+                };
                 let operations = Some(after.0 - before.0);
                 let answered = (after.0 - before.0).max(1) as f64;
                 let lookups = (after.1 - before.1) as f64;

@@ -11,7 +11,7 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// The longest time for a connection to be made.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// If the kernel can poll the device, it polls that many microseconds in a call of a socket.
 const BUSY_POLL: libc::c_int = 50;
 

@@ -34,7 +34,7 @@ const VALUE: usize = 1000;
 const GETS: u64 = 100;
 const PORT: u16 = 11211;
 /// The longest time for a server to start, and for an answer to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Which server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,7 +45,7 @@ const SENT: usize = 2048;
 /// Answers of each thread before the measurement begins.
 const ENOUGH: u64 = 100;
 /// The longest time until the first answers.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Payload in host memory, for stacks that count their destination entries with `C`.
 struct Counted<C>(PhantomData<C>);

@@ -29,7 +29,7 @@ const PORT: u16 = 7000;
 /// The smallest number of bytes of a run.
 const ENOUGH: u64 = 64 << 10;
 /// The longest time until something arrives.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The stacks at the ends, and the path between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets and runs each for a while: fuzz/run.sh [SECONDS [TARGET...]]; 600 seconds and all of them by default.
+# Builds the fuzz targets and runs each for a while, one on each CPU: fuzz/run.sh [SECONDS [TARGET...]]; 600 seconds and all of them by
+# default.
 #
 # Needs a nightly toolchain and a C++ compiler, and no `cargo fuzz`: the flags below are those that it sets. New inputs go to
 # target/fuzz/corpus/TARGET, and an input that fails to target/fuzz/artifacts/TARGET. README.md says what to do with it.
@@ -23,7 +24,8 @@ RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm
     -Ccodegen-units=1" CARGO_TARGET_DIR=$out CARGO_INCREMENTAL=0 \
     cargo +nightly build --quiet --release --target "$host" "${targets[@]/#/--bin=}"
 
-for target in "${targets[@]}"; do
+fuzz() {
+    local target=$1
     mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "corpus/$target"
     # Leaks are for the targets to find: their books are exact, and the sanitizer counts what lives in statics.
     if ! ASAN_OPTIONS=detect_leaks=0 "$out/$host/release/$target" -max_total_time="$seconds" -max_len=2048 -timeout=20 -rss_limit_mb=1024 \
@@ -31,9 +33,13 @@ for target in "${targets[@]}"; do
         > "$out/$target.log" 2>&1; then
         tail -40 "$out/$target.log" >&2
         echo "$target failed; the whole log is in $out/$target.log" >&2
-        exit 1
+        return 1
     fi
     awk -v target="$target" '/^stat::number_of_executed_units/ { runs = $2 } /^stat::average_exec_per_sec/ { rate = $2 }
         / cov: / { for (i = 1; i < NF; i++) if ($i == "cov:") edges = $(i + 1) }
         END { printf "%-15s %10d inputs, %6d a second, %5d edges\n", target, runs, rate, edges }' "$out/$target.log"
-done
+}
+export -f fuzz
+export out host seconds
+# A target is one thread: as many run at a time as there are CPUs.
+printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'

@@ -17,10 +17,11 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{PoisonError, RwLock};
 
-/// Polling peers need whole CPUs, and a machine may have only two: so only one such test runs at a time.
-static CPUS: Mutex<()> = Mutex::new(());
+/// Polling peers need whole CPUs, and a machine may have only two. So a test with such peers holds this lock alone. Emulated guests
+/// poll nothing: their tests share the lock.
+static CPUS: RwLock<()> = RwLock::new(());
 
 /// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
 #[track_caller]
@@ -31,7 +32,20 @@ fn script(path: &str, args: &[&str]) {
 /// The same with this command.
 #[track_caller]
 fn script_of(netmem: &Path, path: &str, args: &[&str]) {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = CPUS.write().unwrap_or_else(PoisonError::into_inner);
+    run(netmem, path, args);
+}
+
+/// The same beside other scripts of which none polls. Each of these scripts has namespaces and a folder of its own.
+#[track_caller]
+fn script_beside(path: &str, args: &[&str]) {
+    let netmem = netmem();
+    let _beside = CPUS.read().unwrap_or_else(PoisonError::into_inner);
+    run(&netmem, path, args);
+}
+
+#[track_caller]
+fn run(netmem: &Path, path: &str, args: &[&str]) {
     let output = Command::new(Path::new(TREE).join(path))
         .args(args)
         .env("NETMEM", netmem)
@@ -139,7 +153,7 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
 /// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the system. This is a
 /// module, so that a run can exclude these tests by name (`--skip peers::`).
 mod peers {
-    use super::{TREE, script};
+    use super::{TREE, script, script_beside};
     use crate::common::af_xdp;
     use serde_json::Value;
     use std::process::{Command, Stdio};
@@ -158,38 +172,38 @@ mod peers {
     /// NET-11.
     #[test]
     fn a_guest_outlives_its_device() {
-        script("tests/peers/restart.py", &[DEBIAN13]);
+        script_beside("tests/peers/restart.py", &[DEBIAN13]);
     }
 
     /// The same with QEMU as the listening side, to which the device connects. Proves NET-11.
     #[test]
     fn a_guest_outlives_a_device_that_connects() {
-        script("tests/peers/restart.py", &[DEBIAN13, "connect"]);
+        script_beside("tests/peers/restart.py", &[DEBIAN13, "connect"]);
     }
 
     /// A guest is reset ten times, and its next driver uses the device each time. Proves NET-11.
     #[test]
     fn a_guest_reboots() {
-        script("tests/peers/reboot.py", &[DEBIAN13]);
+        script_beside("tests/peers/reboot.py", &[DEBIAN13]);
     }
 
     /// Memory is plugged into a guest under ping and TCP, used by the device, and taken out; no ping is lost. Proves NET-11.
     #[test]
     fn a_guest_gets_memory() {
-        script("tests/peers/plug.py", &[DEBIAN13]);
+        script_beside("tests/peers/plug.py", &[DEBIAN13]);
     }
 
     /// A guest migrates from one QEMU and device to another under ping and TCP; pings are lost only around the move, and counted.
     /// Proves NET-11.
     #[test]
     fn a_guest_migrates() {
-        script("tests/peers/migrate.py", &[DEBIAN13]);
+        script_beside("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
     /// The same with packed rings: their position and wrap counters move with the guest. Proves NET-7 and NET-11.
     #[test]
     fn a_guest_with_packed_rings_migrates() {
-        script("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
+        script_beside("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
     }
 
     /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and listening: what the device sends
@@ -210,7 +224,7 @@ mod peers {
     /// both ways over IPv4 and IPv6; cards without any of these beside them. Proves NET-7 and NET-9.
     #[test]
     fn a_guest_with_every_card() {
-        script("tests/peers/guest.py", &[DEBIAN13]);
+        script_beside("tests/peers/guest.py", &[DEBIAN13]);
     }
 
     /// The test programs of device memory in a guest whose kernel makes real dma-bufs, by `/dev/udmabuf` and by the system heap: datagrams, and
@@ -220,7 +234,7 @@ mod peers {
     fn device_memory_of_real_dma_bufs() {
         let programs = test_programs(&["traffic", "streams_kernel"]);
         let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
-        script("tests/peers/dmabuf.py", &words);
+        script_beside("tests/peers/dmabuf.py", &words);
     }
 
     /// AF_XDP in zero-copy mode, on a virtio-net card of a guest: the tests of the crate `xsk` that run on veth pairs in copy mode. Proves
@@ -229,7 +243,7 @@ mod peers {
     fn af_xdp_in_zero_copy_mode() {
         let programs = test_programs(&["frames", "lifecycle", "queues", "quirks", "rx_metadata"]);
         let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
-        script("tests/peers/xsk.py", &words);
+        script_beside("tests/peers/xsk.py", &words);
     }
 
     /// A guest with two queue pairs reaches the wire through two AF_XDP queues. It outlives the device, which is killed and leaves no program on
@@ -237,7 +251,7 @@ mod peers {
     #[test]
     fn a_guest_with_two_queues_on_af_xdp() {
         if af_xdp() {
-            script("tests/peers/xsk_port.py", &[DEBIAN13]);
+            script_beside("tests/peers/xsk_port.py", &[DEBIAN13]);
         }
     }
 
@@ -258,7 +272,7 @@ mod peers {
     /// iPXE drives the device and loads the kernel. Then the kernel drives the device. Proves NET-11.
     #[test]
     fn firmware_before_the_kernel() {
-        script("tests/peers/ipxe.py", &[DEBIAN13]);
+        script_beside("tests/peers/ipxe.py", &[DEBIAN13]);
     }
 }
 

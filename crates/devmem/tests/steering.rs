@@ -34,6 +34,8 @@ const FLOWS: u64 = 6;
 /// The most datagrams in flight. They are more than the device keeps for a queue, so it then waits for the queue. Sockets have room for as
 /// many, so none is dropped there.
 const WINDOW: u64 = 1024;
+/// The datagrams that may be sent for each turn of the thread that steers, so that they do not pass while this thread gets no CPU time.
+const TURN: u64 = 256;
 /// The number of tokens that are held before some are given back.
 const HELD: usize = 200;
 
@@ -182,8 +184,9 @@ impl Bench {
     }
 
     /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost. Meanwhile `restart` runs on a thread of
-    /// its own, and is told how many these are so far. Returns what was received.
-    fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn() -> u64) + Send) -> Outcome {
+    /// its own. It calls a function that waits until a number of datagrams have come, and lets few more come until the next call. Returns what
+    /// was received.
+    fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn(u64)) + Send) -> Outcome {
         let Self { lab, steering, limit, memories, bindings, table, into, sockets, .. } = self;
         let (queues, control) = (lab.queues(), lab.control());
         let mut attached = Attached { net: &mut lab.net, bindings, table, into };
@@ -198,7 +201,10 @@ impl Bench {
             let (queues, steering, seen) = (queues.clone(), steering.clone(), &seen);
             move || seen.load(Relaxed) + queues.unread() + steering.dropped()
         };
+        // The turns of the thread that steers, and how many datagrams the thread that restarts allows.
+        let (turns, allowed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (seen, on_host, held, stop, accounted) = (&seen, &on_host, &held, &stop, &accounted);
+        let (turns, allowed) = (&turns, &allowed);
         let (datagrams, kept) = thread::scope(|s| {
             for (queue, into) in into.iter().enumerate() {
                 let queues = queues.clone();
@@ -219,16 +225,25 @@ impl Bench {
                     for _ in 0..1000 {
                         steers.steer(FIRST_PORT + rng.u16(..FLOWS as u16), rng.u8(..2));
                     }
+                    turns.fetch_add(1, Relaxed);
                     stop.load(Relaxed)
                 });
             });
-            let restarts = s.spawn(move || restart(&mut attached, accounted));
+            let restarts = s.spawn(move || {
+                restart(&mut attached, &|come| {
+                    // More than it waits for, so that they are in flight when it goes on.
+                    allowed.store(come + WINDOW / 2, Relaxed);
+                    until(|| accounted() >= come);
+                });
+                allowed.store(frames, Relaxed);
+            });
             let gives = s.spawn(move || give_back(&returners, held, &tokens));
             let ends = Ends(stop);
             until(|| {
                 seen.fetch_add(user.receive(), Relaxed);
                 let so_far = accounted();
-                let upto = frames.min(so_far + WINDOW);
+                let paced = allowed.load(Relaxed).min(TURN * turns.load(Relaxed));
+                let upto = frames.min(so_far + WINDOW).min(paced);
                 if limit.swap(upto, Relaxed) != upto {
                     // The device may have found no frames, and sleep.
                     control.wake();
@@ -368,10 +383,10 @@ fn queues_are_restarted_meanwhile() {
     const ROUNDS: u64 = 24;
     // There are enough pages to fill the ring of a queue that was just attached, also if the other queue has the same binding.
     let mut bench = Bench::new(2048);
-    let outcome = bench.run(FRAMES, |attached, so_far| {
+    let outcome = bench.run(FRAMES, |attached, come| {
         let mut rng = fastrand::Rng::with_seed(9);
         // Frames come in all states: each state lasts until a number of further frames has come.
-        let wait = |round| until(|| so_far() >= round * FRAMES / ROUNDS);
+        let wait = |round| come(round * FRAMES / ROUNDS);
         for round in (0..ROUNDS).step_by(2) {
             let queue = rng.usize(..2);
             wait(round);

@@ -12,7 +12,7 @@ use netmem_xsk::{
     AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
     XskRx, XskTx,
 };
-use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, until, veth, wire};
+use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -246,8 +246,8 @@ fn sockets_are_closed_with_frames_in_flight() {
         let rounds = if nics().is_some() { 10 } else { 20 };
         under_traffic(&peer, || {
             for round in 0..rounds {
-                let options = on_wire(QueueOptions::new().fill(256));
-                let (rx, tx) = umem.open(index(&ours), 0, memory.clone(), options).unwrap();
+                let options = || on_wire(QueueOptions::new().fill(256));
+                let (rx, tx) = reopen(&ours, &umem, &memory, options).unwrap();
                 program.insert(0, rx.as_fd()).unwrap();
                 let level = rx.fill_level() as u64;
                 let mut traffic = Traffic { rx, tx, echoed: 0 };
@@ -535,7 +535,7 @@ fn child() {
     let ifindex = index(&interface);
     let (memory, umem): (Arc<RegionProvider<KernelShared>>, Umem<_>) = memory(4096, &UmemOptions::new());
     let program = Program::attach(ifindex, &ProgramOptions::default()).unwrap();
-    let (rx, tx) = umem.open(ifindex, 0, memory, on_wire(QueueOptions::new().fill(512))).unwrap();
+    let (rx, tx) = reopen(&interface, &umem, &memory, || on_wire(QueueOptions::new().fill(512))).unwrap();
     program.insert(0, rx.as_fd()).unwrap();
     let mut traffic = Traffic { rx, tx, echoed: 0 };
     println!("the queue is open");
@@ -577,7 +577,7 @@ fn a_process_that_is_killed_leaves_nothing() {
         // Nothing is left.
         let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
         let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
-        let (mut rx, _tx) = umem.open(index(&ours), 0, memory, on_wire(QueueOptions::new())).unwrap();
+        let (mut rx, _tx) = reopen(&ours, &umem, &memory, || on_wire(QueueOptions::new())).unwrap();
         program.insert(0, rx.as_fd()).unwrap();
         peer.send(&frame(100, 1));
         assert_eq!(socket_common::receive(&mut rx).len(), 100);

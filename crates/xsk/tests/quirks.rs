@@ -8,7 +8,7 @@ use common::{command, in_namespace, in_peer_namespace, ip, nics};
 use netmem_packet::{Packet, Poll, RxQueue, Sum};
 use netmem_pool::KernelShared;
 use netmem_xsk::{InterfaceInfo, Mode, QueueOptions, Umem, UmemOptions, Xsk, XskError, XskOptions};
-use socket_common::{index, memory, name, on_wire, until, veth, wire};
+use socket_common::{index, memory, name, on_wire, reopen, until, veth, wire};
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::net::UdpSocket;
@@ -146,24 +146,24 @@ fn the_mode_is_what_the_driver_has() {
     Warnings::listen();
     in_namespace(|| {
         let (ours, _theirs) = wire(1500);
-        let mode = |interface: &str, options: QueueOptions| {
+        let mode = |interface: &str, options: &dyn Fn() -> QueueOptions| {
             let (memory, umem): (_, Umem<KernelShared>) = memory(4096, &UmemOptions::new());
-            let opened = umem.open(index(interface), 0, memory, options);
+            let opened = reopen(interface, &umem, &memory, options);
             opened.map(|(rx, _tx)| rx.socket().mode())
         };
         let new = QueueOptions::new;
         let refused = |mode: Result<Mode, XskError>| {
             assert!(matches!(mode, Err(XskError::Unsupported { what: "zero-copy mode", .. })), "{mode:?}");
         };
-        assert_eq!(mode(&ours, new()).unwrap(), Mode::Copy);
-        refused(mode(&ours, new().mode(Mode::ZeroCopy)));
-        assert_eq!(mode(&ours, new().mode(Mode::Copy).multi_buffer(false)).unwrap(), Mode::Copy);
+        assert_eq!(mode(&ours, &new).unwrap(), Mode::Copy);
+        refused(mode(&ours, &|| new().mode(Mode::ZeroCopy)));
+        assert_eq!(mode(&ours, &|| new().mode(Mode::Copy).multi_buffer(false)).unwrap(), Mode::Copy);
         let best = if nics().is_some() { Mode::ZeroCopy } else { Mode::Copy };
-        assert_eq!(mode(&ours, on_wire(new())).unwrap(), best);
-        assert_eq!(mode(&ours, new().multi_buffer(false)).unwrap(), best);
+        assert_eq!(mode(&ours, &|| on_wire(new())).unwrap(), best);
+        assert_eq!(mode(&ours, &|| new().multi_buffer(false)).unwrap(), best);
         if let Ok(plain) = std::env::var("NETMEM_XSK_PLAIN") {
-            assert_eq!(mode(&plain, new().multi_buffer(false)).unwrap(), Mode::Copy);
-            refused(mode(&plain, new().multi_buffer(false).mode(Mode::ZeroCopy)));
+            assert_eq!(mode(&plain, &|| new().multi_buffer(false)).unwrap(), Mode::Copy);
+            refused(mode(&plain, &|| new().multi_buffer(false).mode(Mode::ZeroCopy)));
         }
     });
 }

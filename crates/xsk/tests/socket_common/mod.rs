@@ -6,7 +6,7 @@ use crate::common::{command, ip, nics};
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::{KernelShared, PagePool, PoolOptions, RegionOptions, RegionProvider};
 use netmem_xsk::{
-    InterfaceInfo, Mode, Program, ProgramOptions, QueueOptions, Umem, UmemMemory, UmemOptions, XskRx, XskTx,
+    InterfaceInfo, Mode, Program, ProgramOptions, QueueOptions, Umem, UmemMemory, UmemOptions, XskError, XskRx, XskTx,
 };
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -147,6 +147,21 @@ pub(crate) fn frame(len: usize, seed: u64) -> Vec<u8> {
     fastrand::Rng::with_seed(seed).fill(&mut frame);
     frame[..14].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
     frame
+}
+
+/// Opens a queue whose last socket was closed just now. The kernel releases the queue on a thread of its own. [`Umem::open`] waits half a second
+/// for that, which is too short on a machine that is busy.
+#[track_caller]
+pub(crate) fn reopen<M: UmemMemory>(
+    interface: &str,
+    umem: &Umem<M>,
+    memory: &Arc<RegionProvider<M>>,
+    options: impl Fn() -> QueueOptions,
+) -> Result<(XskRx<M>, XskTx<M>), XskError> {
+    until("a free queue", || match umem.open(index(interface), 0, memory.clone(), options()) {
+        Err(XskError::Busy { .. }) => None,
+        other => Some(other),
+    })
 }
 
 /// Memory, and a UMEM on it.

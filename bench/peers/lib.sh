@@ -106,11 +106,13 @@ tell() { printf '%s\n' "$2" > "$TMP/$1.in"; }
 
 # await NAME REGEX: waits until a line of the log matches.
 await() {
-    local _
+    local _ ended=
     for _ in {1..200}; do
         grep -aqE "$2" "$TMP/$1.log" && return
-        kill -0 "${PID[$1]}" 2> /dev/null || break
-        sleep 0.1
+        [[ -z $ended ]] || break
+        # The log of a process that has ended is read once more: it may have said so last.
+        kill -0 "${PID[$1]}" 2> /dev/null || ended=1
+        [[ -n $ended ]] || sleep 0.1
     done
     tail -n 20 "$TMP/$1.log" >&2
     fail "$1 never said '$2'"

@@ -107,9 +107,10 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
             };
             let Some(page) = page else { return false };
             let start = self.layout.start(&page);
-            segments.set(0, page.dma_addr() + u64::from(start));
+            let addr = page.dma_addr() + u64::from(start);
             let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
             *slot = PageSlot { page: Some(page), front, start };
+            segments.set(0, addr);
         }
         if let (true, Some(page)) = (self.needs_sync, &slot.page) {
             napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);

@@ -328,14 +328,11 @@ impl<B: Buffers> Work<B> {
         budget: usize,
         sink: &mut impl Sink<B>,
     ) -> (usize, Result<(), DeviceFault>) {
-        let pending = match queue.pending() {
+        let pending = match queue.pending_with(B::prefetch) {
             Ok(pending) => pending,
             Err(fault) => return (0, Err(fault)),
         };
         let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
-        for i in 0..n {
-            B::prefetch(queue.peek(i));
-        }
         let mut frames = 0;
         let mut buffers = 0;
         let outcome = loop {

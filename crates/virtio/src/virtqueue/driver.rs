@@ -145,35 +145,36 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// The tables, if the queue is to use them.
-    fn tables(self, shape: &Shape, tables: Option<Tables>) -> Option<Tables> {
+    fn tables(self, shape: Shape<'_>, tables: Option<Tables>) -> Option<Tables> {
         tables.filter(|_| usize::from(self.per_slot) != shape.lens.len() || self.per_slot == 0)
     }
 }
 
 /// The segments of every buffer of a shaped queue, and their addresses.
-#[derive(Debug, Default)]
-pub(crate) struct Shape {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape<'q> {
     /// The bytes of each segment.
-    lens: Box<[u32]>,
+    lens: &'q [u32],
     /// The addresses of all segments, slot by slot.
-    addrs: Box<[u64]>,
+    addrs: &'q [u64],
 }
 
-impl Shape {
+impl<'q> Shape<'q> {
     #[inline(always)]
-    fn addrs(&self, slot: u16) -> &[u64] {
+    fn addrs(self, slot: u16) -> &'q [u64] {
         let n = self.lens.len();
-        &self.addrs[usize::from(slot) * n..][..n]
+        let first = usize::from(slot) * n;
+        &self.addrs[first..first + n]
     }
 
     /// The segments of a slot.
-    fn segments(&self, slot: u16) -> impl Iterator<Item = Segment> {
-        self.addrs(slot).iter().zip(&self.lens).map(|(&addr, &len)| Segment { addr, len, writable: true })
+    fn segments(self, slot: u16) -> impl Iterator<Item = Segment> {
+        self.addrs(slot).iter().zip(self.lens).map(|(&addr, &len)| Segment { addr, len, writable: true })
     }
 
     /// The flags of segment `i`, without those of a format.
     #[inline(always)]
-    fn flags(&self, i: usize) -> u16 {
+    fn flags(self, i: usize) -> u16 {
         if i + 1 < self.lens.len() { DESC_WRITE | DESC_NEXT } else { DESC_WRITE }
     }
 }
@@ -287,20 +288,17 @@ impl Found {
         self.entries[usize::from(self.head.wrapping_add(i) % LOOK)]
     }
 
-    /// Calls `next` with the numbers from 0 on and adds what it returns, until it returns nothing, there is no room, or
-    /// `most` were added. Returns how many were added.
+    /// Adds up to `most` buffers, and no more than there is room for. They count after [`added`](Self::added).
     #[inline(always)]
-    fn fill(&mut self, most: u16, mut next: impl FnMut(u16) -> Option<(u16, u32)>) -> u16 {
-        let (most, tail, entries) = (most.min(LOOK - self.len()), self.tail, &mut *self.entries);
-        let mut n = 0;
-        while n < most
-            && let Some(used) = next(n)
-        {
-            entries[usize::from(tail.wrapping_add(n) % LOOK)] = used;
-            n += 1;
-        }
-        self.tail = tail.wrapping_add(n);
-        n
+    fn adding(&mut self, most: u16) -> Adding<'_> {
+        let most = most.min(LOOK - self.len());
+        Adding { entries: &mut self.entries, tail: self.tail, most, n: 0 }
+    }
+
+    /// The first `n` that were added after the last call count.
+    #[inline(always)]
+    fn added(&mut self, n: u16) {
+        self.tail = self.tail.wrapping_add(n);
     }
 
     /// Takes the first. The caller knows that there is one.
@@ -310,6 +308,29 @@ impl Found {
         let first = self.get(0);
         self.head = self.head.wrapping_add(1);
         first
+    }
+}
+
+/// The places of buffers that are added to [`Found`]. Its fields are a loop's own, so that a compiler keeps them in registers.
+struct Adding<'f> {
+    entries: &'f mut [(u16, u32); LOOK as usize],
+    tail: u16,
+    /// The most buffers, and those that were added.
+    most: u16,
+    n: u16,
+}
+
+impl Adding<'_> {
+    #[inline(always)]
+    fn has_room(&self) -> bool {
+        self.n < self.most
+    }
+
+    /// Adds a buffer. The caller has checked that there is room.
+    #[inline(always)]
+    fn push(&mut self, slot: u16, len: u32) {
+        self.entries[usize::from(self.tail.wrapping_add(self.n) % LOOK)] = (slot, len);
+        self.n += 1;
     }
 }
 
@@ -330,7 +351,7 @@ pub(crate) trait DriverFormat: Sized {
     fn entries(ring: &Self::Ring) -> u16;
 
     /// A format on `ring`, which is all zero. It wants no notifications.
-    fn new(ring: Self::Ring, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self;
+    fn new(ring: Self::Ring, setup: Setup, shape: Shape<'_>, tables: Option<Tables>) -> Self;
 
     /// The ring's entries.
     fn size(&self) -> u16;
@@ -343,7 +364,7 @@ pub(crate) trait DriverFormat: Sized {
 
     /// Makes shaped buffers available at the next [`publish`](Self::publish). For each it is given the slot, and how
     /// many of its addresses, from the first on, may have changed since it was last made available.
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape);
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>);
 
     /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of `segments`, and makes it
     /// available at the next [`publish`](Self::publish). The caller has checked that there is room.
@@ -356,8 +377,9 @@ pub(crate) trait DriverFormat: Sized {
     fn should_notify(&mut self) -> bool;
 
     /// Reads used entries, of which each stands for one buffer, until there is no room in `found`, and adds their buffers. The
-    /// device has `unread` more buffers than those that were found before. Those before a fault are found.
-    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault>;
+    /// device has `unread` more buffers than those that were found before. Those before a fault are found. Calls `seen` with the
+    /// slot of each buffer that it finds.
+    fn look(&mut self, unread: u16, found: &mut Found, seen: impl FnMut(u16)) -> Result<(), DeviceFault>;
 
     /// For buffers that are used in order: the next used entry, if there is one, and the number of buffers for which it
     /// can stand. The device has `unread` more buffers than those that were found before.
@@ -415,7 +437,10 @@ pub(crate) struct DriverQueue<F, B> {
     setup: Setup,
     slots: Box<[Slot<B>]>,
     free: Free,
-    shape: Shape,
+    /// The bytes of each segment of a buffer of a shaped queue.
+    lens: Box<[u32]>,
+    /// The addresses of all segments of a shaped queue, slot by slot.
+    addrs: Box<[u64]>,
     /// The bytes of a buffer of a shaped queue. In a free queue, whose lengths are not checked, the largest possible
     /// length.
     have: u32,
@@ -445,31 +470,32 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
     /// each buffer that fits into the ring. Buffers of several segments are described in `tables`, if there are any, and then take one
     /// entry of the ring.
     pub(crate) fn shaped(ring: F::Ring, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
-        let shape = Shape { lens: lens.into(), addrs: Box::default() };
         let per_slot = if tables.is_some() { 1 } else { lens.len() as u16 };
-        Self::made(ring, Setup { negotiated, per_slot }, shape, tables)
+        Self::made(ring, Setup { negotiated, per_slot }, lens, tables)
     }
 
     /// A queue on `ring`, which is all zero, whose buffers each have their own segments. Buffers of several are described in
     /// `tables`, if there are any.
     pub(crate) fn new(ring: F::Ring, negotiated: Negotiated, tables: Option<Tables>) -> Self {
-        Self::made(ring, Setup { negotiated, per_slot: 0 }, Shape::default(), tables)
+        Self::made(ring, Setup { negotiated, per_slot: 0 }, &[], tables)
     }
 
-    fn made(ring: F::Ring, setup: Setup, mut shape: Shape, tables: Option<Tables>) -> Self {
+    fn made(ring: F::Ring, setup: Setup, lens: &[u32], tables: Option<Tables>) -> Self {
         let size = F::entries(&ring);
         let count = size / setup.per_slot.max(1);
         let shaped = setup.per_slot > 0;
         // With in-order use, a driver of a split ring must use descriptors in the order of the table.
         let free = Free::new(count, shaped || setup.negotiated.in_order());
-        shape.addrs = vec![0; usize::from(count) * shape.lens.len()].into();
-        let format = F::new(ring, setup, &shape, setup.tables(&shape, tables));
-        let have = if shaped { shape.lens.iter().sum() } else { u32::MAX };
+        let addrs: Box<[u64]> = vec![0; usize::from(count) * lens.len()].into();
+        let shape = Shape { lens, addrs: &addrs };
+        let format = F::new(ring, setup, shape, setup.tables(shape, tables));
+        let have = if shaped { lens.iter().sum() } else { u32::MAX };
         let slot = |_| Slot { buffer: B::default(), posted: false, changed: 0 };
         let slots = (0..count).map(slot).collect();
         let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: None };
         let order = setup.negotiated.in_order().then(order);
-        Self { format, setup, slots, free, shape, have, posted: 0, found: Found::new(), fault: None, order }
+        let lens = lens.into();
+        Self { format, setup, slots, free, lens, addrs, have, posted: 0, found: Found::new(), fault: None, order }
     }
 }
 
@@ -478,9 +504,10 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// is posted there. Buffers stay in their slots, and the next [`refill`](Self::refill) describes those of a shaped
     /// queue to the device.
     pub(crate) fn replace(&mut self, ring: F::Ring, tables: Option<Tables>) {
-        self.format = F::new(ring, self.setup, &self.shape, self.setup.tables(&self.shape, tables));
+        let shape = Shape { lens: &self.lens, addrs: &self.addrs };
+        self.format = F::new(ring, self.setup, shape, self.setup.tables(shape, tables));
         for slot in &mut self.slots {
-            (slot.posted, slot.changed) = (false, self.shape.lens.len() as u16);
+            (slot.posted, slot.changed) = (false, self.lens.len() as u16);
         }
         (self.posted, self.found, self.fault) = (0, Found::new(), None);
         if let Some(order) = &mut self.order {
@@ -528,9 +555,19 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     ///
     /// If `fill` panics, no buffer of the batch is posted, and the next call continues with the contents of the slots.
     #[inline(always)]
-    pub(crate) fn refill(&mut self, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
-        let Self { format, slots, free, shape, order, .. } = self;
-        let (slots, addrs, n) = (&mut **slots, &mut *shape.addrs, shape.lens.len());
+    pub(crate) fn refill(&mut self, fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
+        // A compiler sees the 1, and so makes loops over buffers that have no loops over segments in them.
+        match self.lens.len() {
+            1 => self.refill_segments(1, fill),
+            n => self.refill_segments(n, fill),
+        }
+    }
+
+    /// [`refill`](Self::refill) for buffers of `n` segments.
+    #[inline(always)]
+    fn refill_segments(&mut self, n: usize, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
+        let Self { format, slots, free, lens, addrs, order, .. } = self;
+        let (slots, addrs) = (&mut **slots, &mut **addrs);
         let oldest = free.oldest(BATCH);
         let mut got = 0;
         for &id in oldest {
@@ -547,7 +584,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
             slot.posted = true;
             (id, std::mem::take(&mut slot.changed))
         });
-        format.expose(exposed, shape);
+        format.expose(exposed, Shape { lens: &lens[..n], addrs });
         if let Some(order) = order {
             order.slots.extend(batch);
         }
@@ -609,24 +646,36 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// reported after the buffers before it were taken.
     #[inline(always)]
     pub(crate) fn pending(&mut self) -> Result<u16, DeviceFault> {
-        self.look();
+        self.pending_with(|_| ())
+    }
+
+    /// [`pending`](Self::pending), which calls `prefetch` with each buffer that was not pending before.
+    #[inline(always)]
+    pub(crate) fn pending_with(&mut self, prefetch: impl FnMut(&B)) -> Result<u16, DeviceFault> {
+        self.look(prefetch);
         match self.fault {
             Some(fault) if self.found.len() == 0 => Err(fault),
             _ => Ok(self.found.len()),
         }
     }
 
+    /// Reads used entries, and calls `prefetch` with each buffer that was found.
     #[inline(always)]
-    fn look(&mut self) {
+    fn look(&mut self, mut prefetch: impl FnMut(&B)) {
         if self.fault.is_some() {
             return;
         }
-        let unread = self.posted - self.found.len();
-        let seen = match &self.order {
-            None => self.format.look(unread, &mut self.found),
-            Some(_) => self.look_in_order(),
+        let before = self.found.len();
+        let Self { format, slots, found, .. } = self;
+        let judged = match &self.order {
+            None => format.look(self.posted - before, found, |slot| prefetch(&slots[usize::from(slot)].buffer)),
+            Some(_) => {
+                let judged = self.look_in_order();
+                (before..self.found.len()).for_each(|i| prefetch(self.peek(i)));
+                judged
+            }
         };
-        self.fault = seen.err();
+        self.fault = judged.err();
     }
 
     /// The same for buffers that are used in order: a used entry stands for all buffers up to the one that it names.
@@ -635,22 +684,26 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     fn look_in_order(&mut self) -> Result<(), DeviceFault> {
         let Self { format, found, order: Some(order), posted, have, .. } = self else { return Ok(()) };
         let (mut judged, before) = (Ok(()), found.len());
-        found.fill(LOOK, |n| {
+        let mut adding = found.adding(LOOK);
+        while adding.has_room() {
             let (last, len) = match order.batch {
                 Some(batch) => batch,
-                None => match Self::batch(format, order, *posted, before + n) {
-                    Ok(batch) => batch?,
+                None => match Self::batch(format, order, *posted, before + adding.n) {
+                    Ok(Some(batch)) => batch,
+                    Ok(None) => break,
                     Err(fault) => {
                         judged = Err(fault);
-                        return None;
+                        break;
                     }
                 },
             };
-            let slot = order.slots.pop_front()?;
+            let Some(slot) = order.slots.pop_front() else { break };
             format.skip(slot);
             order.batch = (slot != last).then_some((last, len));
-            Some((slot, if slot == last { len } else { *have }))
-        });
+            adding.push(slot, if slot == last { len } else { *have });
+        }
+        let n = adding.n;
+        found.added(n);
         judged
     }
 
@@ -666,14 +719,14 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
 
     /// All buffers that the device has used and [`take`](Self::take) has not given back, for a queue that stops.
     pub(crate) fn unread(&mut self) -> u16 {
-        self.look();
+        self.look(|_| ());
         let posted = self.posted;
         // Buffers that do not fit are read into a separate list, and are not taken any more.
         let found = std::mem::replace(&mut self.found, Found::new());
         let (mut unread, mut last) = (found.len(), found.len());
         while last == LOOK {
             self.posted = posted - unread;
-            self.look();
+            self.look(|_| ());
             last = std::mem::replace(&mut self.found, Found::new()).len();
             unread += last;
         }

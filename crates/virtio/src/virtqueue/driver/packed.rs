@@ -90,7 +90,7 @@ impl DriverFormat for Packed {
         ring.size()
     }
 
-    fn new(ring: PackedRing, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self {
+    fn new(ring: PackedRing, setup: Setup, shape: Shape<'_>, tables: Option<Tables>) -> Self {
         let size = ring.size();
         if let (true, Some(tables)) = (setup.per_slot > 0, &tables) {
             (0..size).for_each(|slot| _ = tables.write(slot, shape.segments(slot), table_entry));
@@ -135,7 +135,7 @@ impl DriverFormat for Packed {
     /// Each address of a chain is written: the descriptors go to other places than before. In a table, only the
     /// addresses that have changed are written.
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape) {
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>) {
         let (mut at, mut held) = (self.ring.available_from(self.avail), self.held);
         if let Some(tables) = &self.tables {
             self.fresh += slots.len() as u32;
@@ -155,7 +155,7 @@ impl DriverFormat for Packed {
         }
         self.fresh += (slots.len() * shape.lens.len()) as u32;
         for (slot, _) in slots {
-            for (i, (&addr, &len)) in shape.addrs(slot).iter().zip(&shape.lens).enumerate() {
+            for (i, (&addr, &len)) in shape.addrs(slot).iter().zip(shape.lens).enumerate() {
                 let d = PackedDesc { addr, len, id: slot, flags: shape.flags(i) | at.flags() };
                 match held {
                     None => held = Some((at.position().offset(), d)),
@@ -223,7 +223,7 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
-    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault> {
+    fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
         let (mut at, before) = (self.ring.used_from(self.used), found.len());
         let (names, counts, posted) = (self.names, &*self.counts, before + unread);
         let judge = |n, id: u16| {
@@ -231,20 +231,24 @@ impl DriverFormat for Packed {
             let slot = names.slot(id.into())?;
             Ok((slot, names.count(slot, counts)?))
         };
-        let mut judged = Ok(());
-        found.fill(LOOK, |n| {
-            let d = at.used_desc()?;
-            match judge(before + n + 1, d.id) {
+        let (mut judged, mut adding) = (Ok(()), found.adding(LOOK));
+        while adding.has_room()
+            && let Some(d) = at.used_desc()
+        {
+            match judge(before + adding.n + 1, d.id) {
                 Ok((slot, count)) => {
                     at.advance(count);
-                    Some((slot, d.len))
+                    seen(slot);
+                    adding.push(slot, d.len);
                 }
                 Err(fault) => {
                     judged = Err(fault);
-                    None
+                    break;
                 }
             }
-        });
+        }
+        let n = adding.n;
+        found.added(n);
         self.used = at.position();
         judged
     }

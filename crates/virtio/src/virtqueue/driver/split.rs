@@ -87,7 +87,7 @@ impl DriverFormat for Split {
         ring.size()
     }
 
-    fn new(ring: SplitRing, setup: Setup, shape: &Shape, tables: Option<Tables>) -> Self {
+    fn new(ring: SplitRing, setup: Setup, shape: Shape<'_>, tables: Option<Tables>) -> Self {
         let (size, per_slot) = (ring.size(), setup.per_slot);
         let slots = size / per_slot.max(1);
         for slot in 0..slots {
@@ -139,20 +139,26 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: &Shape) {
-        let (ring, heads, mut at, per_slot, tables) =
-            (self.ring.local(), &mut *self.heads, self.next_avail, self.names.per_slot, self.tables.as_ref());
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>) {
+        let (ring, heads, mut at) = (self.ring.local(), &mut *self.heads, self.next_avail);
         self.fresh += slots.len() as u32;
-        for (slot, changed) in slots {
-            let head = slot * per_slot;
-            if changed > 0 {
-                match tables {
-                    None => (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr)),
-                    Some(tables) => tables.set_addrs(slot, shape.addrs(slot), changed),
+        if let Some(tables) = &self.tables {
+            for (slot, changed) in slots {
+                if changed > 0 {
+                    tables.set_addrs(slot, shape.addrs(slot), changed);
                 }
+                make_available(&ring, heads, at, slot);
+                at = at.wrapping_add(1);
             }
-            make_available(&ring, heads, at, head);
-            at = at.wrapping_add(1);
+        } else {
+            for (slot, changed) in slots {
+                let head = slot * shape.lens.len() as u16;
+                if changed > 0 {
+                    (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr));
+                }
+                make_available(&ring, heads, at, head);
+                at = at.wrapping_add(1);
+            }
         }
         self.next_avail = at;
     }
@@ -206,20 +212,25 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn look(&mut self, unread: u16, found: &mut Found) -> Result<(), DeviceFault> {
-        let (ring, names, next, ready) = (self.ring.local(), self.names, self.next_used, self.ready(unread)?);
-        let mut judged = Ok(());
-        let got = found.fill(ready, |n| {
-            let (id, len) = ring.used_entry(next.wrapping_add(n));
+    fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
+        let (ring, names, ready) = (self.ring.local(), self.names, self.ready(unread)?);
+        let (mut judged, mut adding) = (Ok(()), found.adding(ready));
+        while adding.has_room() {
+            let (id, len) = ring.used_entry(self.next_used.wrapping_add(adding.n));
             match names.slot(id) {
-                Ok(slot) => Some((slot, len)),
+                Ok(slot) => {
+                    seen(slot);
+                    adding.push(slot, len);
+                }
                 Err(fault) => {
                     judged = Err(fault);
-                    None
+                    break;
                 }
             }
-        });
-        self.next_used = next.wrapping_add(got);
+        }
+        let n = adding.n;
+        self.next_used = self.next_used.wrapping_add(n);
+        found.added(n);
         judged
     }
 

@@ -460,7 +460,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     ///
     /// [`NetError`]; nothing is left behind, and the connection is closed.
     pub fn probe(mut backend: VhostUser, mut options: NetOptions<M>) -> Result<(Self, Vec<QueuePair<M>>), NetError> {
-        let layout = options.check()?;
+        let layout = options.check(backend.splits())?;
         let pairs = options.pairs;
         if u64::from(pairs) > backend.pairs() {
             return Err(VhostUserError::TooFewQueues { wanted: pairs, has: backend.pairs() }.into());

@@ -344,7 +344,8 @@ impl<M: PeerMemory> NetOptions<M> {
         self.mode == RxMode::Big && self.checksums()
     }
 
-    pub(super) fn check(&self) -> Result<BufferLayout, NetError> {
+    /// Checks the options, and returns how buffers lie in pages. `ours` says whether the back end is our own device.
+    pub(super) fn check(&self, ours: bool) -> Result<BufferLayout, NetError> {
         let min = if self.mode == RxMode::Big { 32 } else { 2 };
         let max = virtqueue::MAX_SIZE;
         if !self.ring_size.is_power_of_two() || self.ring_size < min || self.ring_size > max {
@@ -375,6 +376,8 @@ impl<M: PeerMemory> NetOptions<M> {
             let taken = headroom + need;
             buffer.checked_sub(taken).ok_or(NetError::Room { headroom, frame, buffer })
         };
+        // Bytes in front of a buffer whose header ends a cache line.
+        let apart = |spare: u32| if spare >= 64 { 64 - VnetHdr::LEN as u32 } else { 0 };
         let layout = match self.mode {
             RxMode::Small => {
                 let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
@@ -382,7 +385,7 @@ impl<M: PeerMemory> NetOptions<M> {
                 let spare = spare(page / per_page / 64 * 64)?;
                 // As far as there is room, the header ends a cache line. One that is read begins it.
                 let read = self.checksums();
-                let skew = if spare >= 64 && !read { 64 - VnetHdr::LEN as u32 } else { 0 };
+                let skew = if read { 0 } else { apart(spare) };
                 let (first, colour_mask) = (headroom + skew, colours(spare - skew));
                 let unread = if read { 0 } else { VnetHdr::LEN as u32 };
                 BufferLayout { first, colour_mask, len: need, unread, per_page }
@@ -390,9 +393,11 @@ impl<M: PeerMemory> NetOptions<M> {
             RxMode::Mergeable => {
                 // Each buffer is shorter by all colours, so that frames of several buffers get few.
                 let most = if self.max_frame > STANDARD_FRAME { 192 } else { u32::MAX };
-                let colour_mask = colours(spare(page)?).min(most);
-                let len = page - headroom - colour_mask;
-                BufferLayout { first: headroom, colour_mask, len, unread: 0, per_page: 1 }
+                let spare = spare(page)?;
+                let skew = if ours { 0 } else { apart(spare) };
+                let first = headroom + skew;
+                let colour_mask = colours(spare - skew).min(most);
+                BufferLayout { first, colour_mask, len: page - first - colour_mask, unread: 0, per_page: 1 }
             }
             // Chains of whole pages.
             RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
@@ -499,5 +504,33 @@ fn colours(spare: u32) -> u32 {
 impl<M: PeerMemory> fmt::Debug for NetOptions<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NetOptions({}, {} pairs, rings of {})", self.mode, self.pairs, self.ring_size)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// The header of a mergeable buffer ends a cache line if the back end is foreign, and begins one if it is ours. In both cases the longest
+    /// frame that was asked for fits, with the last colour.
+    #[test]
+    fn the_header_of_a_mergeable_buffer_ends_a_line_of_a_foreign_back_end() {
+        for (headroom, max_frame) in [(0, 1518), (64, 1518), (256, 1518), (0, 9018), (256, 9018), (256, OFFLOAD_FRAME)]
+        {
+            let options = NetOptions::new(RxMode::Mergeable).headroom(headroom).max_frame(max_frame);
+            for (ours, offset) in [(true, 0), (false, 64 - VnetHdr::LEN as u32)] {
+                let layout = options.check(ours).unwrap();
+                let what = format!("headroom {headroom}, frames of {max_frame}, ours {ours}: {layout:?}");
+                assert_eq!(layout.first % 64, offset, "{what}");
+                assert!(layout.first >= headroom.into(), "{what}");
+                assert_eq!(layout.first + layout.colour_mask + layout.len, PAGE_SIZE as u32, "{what}");
+                assert!(layout.len as usize * (MAX_FRAGS + 1) >= VnetHdr::LEN + max_frame, "{what}");
+            }
+        }
+        // Where there is no room for that, the header begins a line.
+        let options =
+            NetOptions::new(RxMode::Mergeable).headroom((PAGE_SIZE - VnetHdr::LEN - STANDARD_FRAME) as u16 / 64 * 64);
+        assert_eq!(options.check(false).unwrap().first % 64, 0);
     }
 }

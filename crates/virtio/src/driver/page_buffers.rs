@@ -19,9 +19,13 @@ use netmem_pool::{Napi, Page, PagePool, PeerMemory, PoolClosed};
 /// How buffers lie in pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferLayout {
-    /// Where the buffer of the first colour begins. In small mode without offloads the header ends a cache line and the
-    /// frame begins the next: the header has no meaning then, so that it is not read, and its line is not fetched. Elsewhere
-    /// the header begins a line, and shares it with the frame's first bytes.
+    /// Where the buffer of the first colour begins, which is where its header is.
+    ///
+    /// In small mode without offloads the header ends a cache line and the frame begins the next: the header has no meaning then, so
+    /// that it is not read, and its line is not fetched. In mergeable mode with a foreign back end it ends a line, too: DPDK's vhost
+    /// writes a header only if it differs from what is there. So neither side writes that line, both keep it in their caches, and a
+    /// short frame is one line, not two. Our own device writes each header. With it, and in small mode with offloads, the header begins
+    /// a line, and shares it with the frame's first bytes.
     pub(crate) first: u32,
     /// Offsets are multiples of 64 up to this, a power of two less one times 64.
     pub(crate) colour_mask: u32,
@@ -94,6 +98,8 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     fn prefetch(slot: &PageSlot<M>) {
         if let Some(page) = &slot.page {
             prefetch(slot.front);
+            // The frame, if the header has a line of its own.
+            prefetch(slot.front + VnetHdr::LEN);
             page.prefetch();
         }
     }

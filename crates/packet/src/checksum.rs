@@ -28,7 +28,7 @@ const HEADROOM: usize = 128;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
-    /// The sum of words in the byte order of this machine, not folded.
+    /// The sum of words in the byte order of this machine, not folded: modulo 2^64 - 1, which is a multiple of 0xffff.
     words: u64,
     /// Whether the bytes so far are odd in number.
     odd: bool,
@@ -38,17 +38,17 @@ impl Sum {
     /// Adds bytes, behind those that were added before.
     #[inline]
     pub fn add(&mut self, bytes: &[u8]) {
-        let folded = fold(words(bytes));
+        let words = words(bytes);
         // One byte further on, every byte is in the other half of its word.
-        let folded = if self.odd { folded.swap_bytes() } else { folded };
-        self.words += u64::from(folded);
+        let words = if self.odd { words.rotate_left(8) } else { words };
+        self.words = plus(self.words, words);
         self.odd ^= bytes.len() % 2 == 1;
     }
 
     /// Adds a number of 16 bits, independent of how many bytes were added before.
     #[inline]
     pub fn add_word(&mut self, word: u16) {
-        self.words += u64::from(word.to_be());
+        self.words = plus(self.words, u64::from(word.to_be()));
     }
 
     /// The sum, as the number that its two bytes are on the wire.
@@ -70,6 +70,13 @@ impl Sum {
     }
 }
 
+/// The sum modulo 2^64 - 1: a carry out of the highest bit is added to the lowest. It is 0 only if both numbers are.
+#[inline]
+fn plus(one: u64, other: u64) -> u64 {
+    let (sum, carry) = one.overflowing_add(other);
+    sum + u64::from(carry)
+}
+
 /// The sum of `bytes` as words in the byte order of this machine, an odd byte filled up with zero. 2^16, 2^32, 2^64 and 1 are equal
 /// modulo 0xffff, so words of 64 bits are added, and their carries are counted beside the sum. Two sums are independent of each other, so
 /// that the processor adds to both at the same time.
@@ -83,22 +90,31 @@ fn words(bytes: &[u8]) -> u64 {
             sums[1] += u128::from(u64::from_ne_bytes(*two));
         }
     }
-    let (eights, rest) = rest.as_chunks::<8>();
-    let mut sum = sums[0] + sums[1];
-    sum += eights.iter().map(|&word| u128::from(u64::from_ne_bytes(word))).sum::<u128>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    sum += u128::from(u64::from_ne_bytes(last));
-    let (low, carries) = (sum as u64, (sum >> 64) as u64);
-    (low & 0xffff_ffff) + (low >> 32) + carries
+    let sum = sums[0] + sums[1];
+    let mut all = plus(sum as u64, (sum >> 64) as u64);
+    let (eights, mut rest) = rest.as_chunks::<8>();
+    for eight in eights {
+        all = plus(all, u64::from_ne_bytes(*eight));
+    }
+    if let Some((four, behind)) = rest.split_first_chunk::<4>() {
+        (all, rest) = (plus(all, u32::from_ne_bytes(*four).into()), behind);
+    }
+    if let Some((two, behind)) = rest.split_first_chunk::<2>() {
+        (all, rest) = (plus(all, u16::from_ne_bytes(*two).into()), behind);
+    }
+    if let Some(&last) = rest.first() {
+        all = plus(all, u16::from_ne_bytes([last, 0]).into());
+    }
+    all
 }
 
+/// The sum of the four words of 16 bits, in ones' complement. It is 0 only if all of them are.
 #[inline]
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
+fn fold(sum: u64) -> u16 {
+    let (half, carry) = (sum as u32).overflowing_add((sum >> 32) as u32);
+    let half = half + u32::from(carry);
+    let (word, carry) = (half as u16).overflowing_add((half >> 16) as u16);
+    word + u16::from(carry)
 }
 
 /// Completes a partial checksum in a frame that is a slice: the sum is from `start` to the frame's end, and is stored

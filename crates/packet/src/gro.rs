@@ -12,7 +12,7 @@
 
 use crate::device::Handler;
 use crate::frags::MAX_FRAGS;
-use crate::headers::Headers;
+use crate::headers::Covered;
 use crate::join::{Join, Joinable, LOOK};
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
@@ -90,13 +90,11 @@ fn is_verified(meta: Meta) -> bool {
     meta.checksum != Checksum::Unknown
 }
 
-/// Whether the transport checksum of a packet with `payload` bytes is right. Reads all of it.
+/// Whether the transport checksum of a packet is right. Reads all that the checksum is computed from.
 #[cold]
-fn is_right<M: Mapped>(packet: &Packet<M>, at: &Headers, payload: usize) -> bool {
-    let (len, mut head) = (at.payload - at.l4 + payload, [0; LOOK]);
-    let Ok(()) = packet.copy_to(0, &mut head[..at.payload]) else { return false };
-    let Ok(sum) = packet.sum(at.l4, len) else { return false };
-    let mut whole = at.pseudo(&head, len);
+fn is_right<M: Mapped>(packet: &Packet<M>, covered: Covered) -> bool {
+    let Covered { at, len, pseudo: mut whole } = covered;
+    let Ok(sum) = packet.sum(at, len) else { return false };
     whole.add_word(sum.value());
     whole.value() == 0xffff
 }
@@ -115,8 +113,7 @@ impl<M: Mapped> Held<M> {
 
     /// Whether the checksum of the first one is right. It is verified if it is not known yet.
     fn is_verified(&mut self) -> bool {
-        let (at, payload) = (self.join.headers(), self.join.payload());
-        self.verified = self.verified || is_right(&self.packet, at, payload);
+        self.verified = self.verified || is_right(&self.packet, self.join.covered());
         self.verified
     }
 
@@ -182,8 +179,7 @@ impl<H, M: Mapped> Gro<H, M> {
     /// Whether the segment may be joined to those in place `index`, by the checksums of both.
     fn verified(&mut self, index: usize, packet: &Packet<M>, next: &Joinable) -> bool {
         let held = &mut self.held[index];
-        let of_next =
-            || is_verified(packet.meta) || is_right(packet, next.headers(), next.payload().unwrap_or_default());
+        let of_next = || is_verified(packet.meta) || next.covered().is_some_and(|covered| is_right(packet, covered));
         let right = held.is_verified() && of_next();
         self.stats.wrong_checksum += u64::from(!right);
         right

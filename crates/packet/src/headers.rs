@@ -57,6 +57,14 @@ impl Transport {
     }
 }
 
+/// What a transport checksum is computed from: `len` bytes from byte `at` of the frame on, and the pseudo header.
+pub(crate) struct Covered {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    /// The sum of the pseudo header.
+    pub(crate) pseudo: crate::Sum,
+}
+
 /// Where the headers of a TCP or UDP frame are, in bytes from its first. All offsets are at most the length of the bytes that were
 /// parsed.
 ///
@@ -208,6 +216,14 @@ impl Headers {
         let mut sum = self.pseudo(frame, segment.len());
         sum.add(segment);
         sum.value() == 0xffff
+    }
+
+    /// What the transport checksum of a segment with `payload` bytes is computed from. `head` is what was parsed, or at least has its
+    /// addresses.
+    #[inline]
+    pub(crate) fn covered(&self, head: &[u8], payload: usize) -> Covered {
+        let len = self.payload - self.l4 + payload;
+        Covered { at: self.l4, len, pseudo: self.pseudo(head, len) }
     }
 
     /// The sum of the pseudo header of a transport segment of `len` bytes, its header included.

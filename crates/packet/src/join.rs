@@ -2,7 +2,7 @@
 //! before it, and the headers of the joined segment. [`Gro`](crate::Gro) joins packets with it, and a device joins the
 //! frames that it writes to a driver.
 
-use crate::headers::{Headers, Transport, tcp, udp};
+use crate::headers::{Covered, Headers, Transport, tcp, udp};
 use crate::meta::{Checksum, Gso, GsoKind, Meta};
 use std::fmt;
 
@@ -59,6 +59,12 @@ impl Joinable {
     #[must_use]
     pub fn payload(&self) -> Option<usize> {
         self.fields.map(|fields| fields.payload)
+    }
+
+    /// What its transport checksum is computed from, if the segment can be joined to others.
+    #[inline]
+    pub(crate) fn covered(&self) -> Option<Covered> {
+        Some(self.at.covered(&self.head, self.payload()?))
     }
 }
 
@@ -242,6 +248,12 @@ impl Join {
     #[must_use]
     pub fn headers(&self) -> &Headers {
         &self.at
+    }
+
+    /// What the transport checksum is computed from, of the only segment so far.
+    #[inline]
+    pub(crate) fn covered(&self) -> Covered {
+        self.at.covered(&self.head, self.payload)
     }
 
     /// Bytes of payload in all of them.

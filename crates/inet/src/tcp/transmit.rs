@@ -36,6 +36,8 @@ impl<C: Carrier> Connection<C> {
         if self.acks.is_due() && self.sack && self.receiver.has_sack() {
             self.send_ack(now, out)?;
         }
+        // Acknowledgement, window and options are the same in all segments of this call but a SYN.
+        let mut common = None;
         while let Some(next) = self.sender.next(now, self.offload(out)) {
             let mut flags = if self.state == State::SynSent { Flags::default() } else { Flags::ACK };
             for (set, flag) in [
@@ -50,7 +52,11 @@ impl<C: Carrier> Connection<C> {
             if next.syn {
                 flags = flags.with(self.ecn_flags());
             }
-            let (mut header, edge) = self.header(next.seq, flags, now);
+            let (mut header, edge) = match common {
+                Some((header, edge)) if !next.syn => (Header { seq: next.seq, flags, ..header }, edge),
+                _ => self.header(next.seq, flags, now),
+            };
+            common = Some((header, edge)).filter(|_| !next.syn);
             if let Some(urgent) = self.urgent_ahead(next.seq) {
                 header.flags = header.flags.with(Flags::URG);
                 header.urgent = urgent;

@@ -64,9 +64,11 @@ fn drain<S: Side, P: Port>(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let (mut group, mut done, mut fresh) = (Group::EMPTY, 0, 0);
+    // Whether the last chain had several buffers. The next one often has, too, and then a group has no chains.
+    let mut several = false;
     while done < BATCH && (accepts.is_none() || port.room()) {
         let most = PUBLISH_FRAMES - fresh;
-        if q.plain() {
+        if q.plain() && !several {
             q.look_ahead(memory, most, Direction::Read, &mut group);
         }
         let mut taken = whole_frames(port, accepts, group.chains(), wire, tally);
@@ -77,10 +79,11 @@ fn drain<S: Side, P: Port>(
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
-            let Some(head) = chain(q, memory, P::WANTS_BYTES, scratch, wire, tally)? else { break };
+            let Some((head, buffers)) = chain(q, memory, P::WANTS_BYTES, scratch, wire, tally)? else { break };
             let total = head.bytes() + short(q);
             frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
             q.give_back_read(head);
+            several = buffers > 1;
             taken += 1;
         }
         (done, fresh) = (done + taken, fresh + taken);
@@ -122,7 +125,11 @@ fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
 
-/// The next chain, of any form, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is set.
+/// A chain that is lent, and the number of its buffers.
+type Lent<S> = (Head<<S as Side>::At>, usize);
+
+/// The next chain, of any form, if there is one, and the number of its buffers. The first [`MAX_WIRE`] bytes of its frame are copied into
+/// `wire` if `copied` is set.
 /// Chains whose bytes cannot be copied are given back and counted before that.
 #[inline(never)]
 fn chain<S: Side>(
@@ -132,7 +139,7 @@ fn chain<S: Side>(
     scratch: &mut Scratch,
     wire: &mut [u8],
     tally: &mut Tally,
-) -> Result<Option<Head<S::At>>, DriverFault> {
+) -> Result<Option<Lent<S>>, DriverFault> {
     loop {
         let mut buffers = scratch.buffers.lend();
         let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
@@ -144,13 +151,14 @@ fn chain<S: Side>(
                 wire[q.header()..VnetHdr::LEN].fill(0);
             }
         }
+        let number = buffers.len();
         scratch.buffers.put(buffers);
         match (lent?, result) {
             (Some(head), Err(CopyFailed)) => {
                 tally.drop(DropReason::CopyFailed);
                 q.give_back_read(head);
             }
-            (lent, _) => return Ok(lent),
+            (lent, _) => return Ok(lent.map(|head| (head, number))),
         }
     }
 }

@@ -97,7 +97,8 @@ fn receives(gpu: &Gpu, sent: &[Vec<u8>], want: &[Vec<u8>]) {
     compare(&mut bound.rx, &memory, want);
     let lost = (sent.len() - want.len()) as u64;
     until(|| bound.rig.stats.dropped(DropReason::CopyFailed) == lost);
-    assert_eq!(bound.rig.stats.rx_frames.load(Relaxed), want.len() as u64);
+    // The device counts at the end of a pass, after the driver has the frames.
+    until(|| bound.rig.stats.rx_frames.load(Relaxed) == want.len() as u64);
     bound.close();
 }
 
@@ -136,7 +137,7 @@ fn joins(gpu: &Gpu, lost: Option<usize>) {
     };
     let got: Vec<_> = receive(&mut bound.rx, pieces.len()).iter().map(|frame| payload(&memory, frame)).collect();
     assert!(got == pieces);
-    assert_eq!(bound.rig.stats.dropped(DropReason::CopyFailed), u64::from(lost.is_some()));
+    until(|| bound.rig.stats.dropped(DropReason::CopyFailed) == u64::from(lost.is_some()));
     bound.close();
 }
 

@@ -142,11 +142,12 @@ fn any_offload_through_an_echo() {
             assert_eq!(soft.checksummed > 0, sent & feature::CSUM == 0, "{name}");
             let (checksummed, segmented) = (&rig.stats.checksummed, &rig.stats.segmented);
             let all = net.features() & feature::GUEST_OFFLOADS == feature::GUEST_OFFLOADS;
+            // The device counts at the end of a pass, after the driver has the frames.
             if sent & feature::HOST_TSO6 != 0 {
-                assert_eq!(segmented.load(Relaxed) > 0, !all, "{name}");
+                until(|| (segmented.load(Relaxed) > 0) != all);
             }
             if sent != 0 {
-                assert_eq!(checksummed.load(Relaxed) > 0, net.features() & feature::GUEST_CSUM == 0, "{name}");
+                until(|| (checksummed.load(Relaxed) > 0) == (net.features() & feature::GUEST_CSUM == 0));
             }
             assert_eq!(rig.stats.drops().map(|d| d.1).sum::<u64>(), 0, "{name}");
             drop((bulk, net));
@@ -216,7 +217,8 @@ fn a_port_without_offloads() {
         assert!(sent[VnetHdr::LEN..] == want[..]);
         assert!(sent[..10] == plain[..10]);
     }
-    assert_eq!(rig.stats.dropped(DropReason::PortRefused), 1);
+    // The device counts at the end of a pass, after the driver has its buffers back.
+    until(|| rig.stats.dropped(DropReason::PortRefused) == 1);
     drop((bulk, net));
     assert_closed(&rx.close().unwrap(), 0);
     assert_eq!(pool.stats().inflight, 0);

@@ -264,7 +264,9 @@ fn a_back_end_that_refuses_the_pairs_in_use() {
     assert_eq!((net.active_pairs(), net.is_connected()), (3, false));
     rig = echo(3);
     net.reconnect(rig.connect()).unwrap();
-    assert_eq!((net.active_pairs(), rig.stats.commands.load(Relaxed)), (3, 1));
+    assert_eq!(net.active_pairs(), 3);
+    // The device counts at the end of a pass, after the driver has its answer.
+    until(|| rig.stats.commands.load(Relaxed) == 1);
     drop(pairs);
 }
 
@@ -327,7 +329,7 @@ fn pairs_in_use() {
             assert_eq!(got, [bytes]);
         }
     }
-    assert_eq!(rig.stats.commands.load(Relaxed), 1);
+    until(|| rig.stats.commands.load(Relaxed) == 1);
     until(|| {
         pairs.iter_mut().all(|pair| {
             pair.tx.complete();

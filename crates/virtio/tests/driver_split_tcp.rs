@@ -183,7 +183,8 @@ fn segments_are_joined() {
                 assert_eq!(at.end(&head), frame.len());
                 assert_eq!(frame.meta.checksum, Checksum::Partial { start: at.l4 as u16, offset: 16 });
             }
-            assert_eq!(b.rig.stats.counters().find(|c| c.0 == "rx_joined"), Some(("rx_joined", 97)));
+            // The device counts at the end of a pass, after the driver has the frames.
+            until(|| b.rig.stats.counters().any(|c| c == ("rx_joined", 97)));
             drop(frames);
             b.close();
         }

@@ -19,8 +19,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{PoisonError, RwLock};
 
-/// Polling peers need whole CPUs, and a machine may have only two. So a test with such peers holds this lock alone. Emulated guests
-/// poll nothing: their tests share the lock.
+/// Polling peers need whole CPUs, and a machine may have only two. So a test with such peers holds this lock alone, and so does a test
+/// that lets no ping be lost. The other tests with emulated guests share the lock.
 static CPUS: RwLock<()> = RwLock::new(());
 
 /// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
@@ -36,7 +36,7 @@ fn script_of(netmem: &Path, path: &str, args: &[&str]) {
     run(netmem, path, args);
 }
 
-/// The same beside other scripts of which none polls. Each of these scripts has namespaces and a folder of its own.
+/// The same beside other such scripts, none of which polls or counts losses. Each has namespaces and a folder of its own.
 #[track_caller]
 fn script_beside(path: &str, args: &[&str]) {
     let netmem = netmem();
@@ -190,20 +190,20 @@ mod peers {
     /// Memory is plugged into a guest under ping and TCP, used by the device, and taken out; no ping is lost. Proves NET-11.
     #[test]
     fn a_guest_gets_memory() {
-        script_beside("tests/peers/plug.py", &[DEBIAN13]);
+        script("tests/peers/plug.py", &[DEBIAN13]);
     }
 
     /// A guest migrates from one QEMU and device to another under ping and TCP; pings are lost only around the move, and counted.
     /// Proves NET-11.
     #[test]
     fn a_guest_migrates() {
-        script_beside("tests/peers/migrate.py", &[DEBIAN13]);
+        script("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
     /// The same with packed rings: their position and wrap counters move with the guest. Proves NET-7 and NET-11.
     #[test]
     fn a_guest_with_packed_rings_migrates() {
-        script_beside("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
+        script("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
     }
 
     /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and listening: what the device sends

@@ -291,14 +291,14 @@ impl Found {
     /// Adds up to `most` buffers, and no more than there is room for. They count after [`added`](Self::added).
     #[inline(always)]
     fn adding(&mut self, most: u16) -> Adding<'_> {
-        let most = most.min(LOOK - self.len());
-        Adding { entries: &mut self.entries, tail: self.tail, most, n: 0 }
+        let (first, most) = (self.tail, most.min(LOOK - self.len()));
+        Adding { entries: &mut self.entries, at: first, end: first.wrapping_add(most) }
     }
 
-    /// The first `n` that were added after the last call count.
+    /// The buffers that were added up to this [position](Adding::at) count.
     #[inline(always)]
-    fn added(&mut self, n: u16) {
-        self.tail = self.tail.wrapping_add(n);
+    fn added(&mut self, at: u16) {
+        self.tail = at;
     }
 
     /// Takes the first. The caller knows that there is one.
@@ -314,23 +314,22 @@ impl Found {
 /// The places of buffers that are added to [`Found`]. Its fields are a loop's own, so that a compiler keeps them in registers.
 struct Adding<'f> {
     entries: &'f mut [(u16, u32); LOOK as usize],
-    tail: u16,
-    /// The most buffers, and those that were added.
-    most: u16,
-    n: u16,
+    /// The position of the next buffer, and the one behind the last for which there is room.
+    at: u16,
+    end: u16,
 }
 
 impl Adding<'_> {
     #[inline(always)]
     fn has_room(&self) -> bool {
-        self.n < self.most
+        self.at != self.end
     }
 
     /// Adds a buffer. The caller has checked that there is room.
     #[inline(always)]
     fn push(&mut self, slot: u16, len: u32) {
-        self.entries[usize::from(self.tail.wrapping_add(self.n) % LOOK)] = (slot, len);
-        self.n += 1;
+        self.entries[usize::from(self.at % LOOK)] = (slot, len);
+        self.at = self.at.wrapping_add(1);
     }
 }
 
@@ -683,12 +682,12 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     #[inline(never)]
     fn look_in_order(&mut self) -> Result<(), DeviceFault> {
         let Self { format, found, order: Some(order), posted, have, .. } = self else { return Ok(()) };
-        let (mut judged, before) = (Ok(()), found.len());
+        let (mut judged, mut known) = (Ok(()), found.len());
         let mut adding = found.adding(LOOK);
         while adding.has_room() {
             let (last, len) = match order.batch {
                 Some(batch) => batch,
-                None => match Self::batch(format, order, *posted, before + adding.n) {
+                None => match Self::batch(format, order, *posted, known) {
                     Ok(Some(batch)) => batch,
                     Ok(None) => break,
                     Err(fault) => {
@@ -701,9 +700,10 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
             format.skip(slot);
             order.batch = (slot != last).then_some((last, len));
             adding.push(slot, if slot == last { len } else { *have });
+            known += 1;
         }
-        let n = adding.n;
-        found.added(n);
+        let at = adding.at;
+        found.added(at);
         judged
     }
 

@@ -224,8 +224,8 @@ impl DriverFormat for Packed {
 
     #[inline(always)]
     fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
-        let (mut at, before) = (self.ring.used_from(self.used), found.len());
-        let (names, counts, posted) = (self.names, &*self.counts, before + unread);
+        let (mut at, mut known) = (self.ring.used_from(self.used), found.len());
+        let (names, counts, posted) = (self.names, &*self.counts, known + unread);
         let judge = |n, id: u16| {
             DeviceFault::ahead(n, posted)?;
             let slot = names.slot(id.into())?;
@@ -235,11 +235,12 @@ impl DriverFormat for Packed {
         while adding.has_room()
             && let Some(d) = at.used_desc()
         {
-            match judge(before + adding.n + 1, d.id) {
+            match judge(known + 1, d.id) {
                 Ok((slot, count)) => {
                     at.advance(count);
                     seen(slot);
                     adding.push(slot, d.len);
+                    known += 1;
                 }
                 Err(fault) => {
                     judged = Err(fault);
@@ -247,8 +248,8 @@ impl DriverFormat for Packed {
                 }
             }
         }
-        let n = adding.n;
-        found.added(n);
+        let end = adding.at;
+        found.added(end);
         self.used = at.position();
         judged
     }

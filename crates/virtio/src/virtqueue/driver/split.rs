@@ -214,13 +214,14 @@ impl DriverFormat for Split {
     #[inline(always)]
     fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
         let (ring, names, ready) = (self.ring.local(), self.names, self.ready(unread)?);
-        let (mut judged, mut adding) = (Ok(()), found.adding(ready));
+        let (mut judged, mut next, mut adding) = (Ok(()), self.next_used, found.adding(ready));
         while adding.has_room() {
-            let (id, len) = ring.used_entry(self.next_used.wrapping_add(adding.n));
+            let (id, len) = ring.used_entry(next);
             match names.slot(id) {
                 Ok(slot) => {
                     seen(slot);
                     adding.push(slot, len);
+                    next = next.wrapping_add(1);
                 }
                 Err(fault) => {
                     judged = Err(fault);
@@ -228,9 +229,9 @@ impl DriverFormat for Split {
                 }
             }
         }
-        let n = adding.n;
-        self.next_used = self.next_used.wrapping_add(n);
-        found.added(n);
+        let at = adding.at;
+        self.next_used = next;
+        found.added(at);
         judged
     }
 

@@ -127,7 +127,8 @@ pub(crate) fn with_capabilities(capabilities: CapabilitySet, test: impl FnOnce()
 /// memory of all processes of a user.
 pub(crate) fn drop_privileges() {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let user = 1_000_000 + std::process::id() * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
+    // Within the numbers that a container has.
+    let user = 20_000 + (std::process::id() * 16 + NEXT.fetch_add(1, Ordering::Relaxed)) % 40_000;
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(65_534));
     rustix::thread::set_no_new_privs(true).unwrap();
     rustix::thread::set_thread_groups(&[]).unwrap();

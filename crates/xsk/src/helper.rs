@@ -22,16 +22,17 @@ use crate::device::Device;
 use crate::netlink::{AttachMode, Interface};
 use crate::privileges::{MissingPrivilege, Privileges};
 use crate::program::{AttachError, Program, ProgramOptions};
+use crate::sys;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socket_with, sockopt,
+    SendAncillaryMessage, SendFlags, sockopt,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// The largest number of sockets of a grant.
@@ -101,7 +102,7 @@ pub enum HelperError {
     },
 }
 
-fn system(what: &'static str) -> impl FnOnce(Errno) -> HelperError {
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> HelperError {
     move |source| HelperError::System { what, source: source.into() }
 }
 
@@ -247,24 +248,10 @@ impl Grant {
 }
 
 fn open_socket(busy_poll: Option<(Duration, u16)>) -> Result<OwnedFd, HelperError> {
-    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
-        .map_err(system("opening an AF_XDP socket"))?;
+    let socket = sys::socket().map_err(system("opening an AF_XDP socket"))?;
     let set = |option, value: libc::c_int| {
-        // SAFETY: the option's value is an integer, which the kernel reads.
-        let rc = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const value).cast(),
-                size_of_val(&value) as libc::socklen_t,
-            )
-        };
-        if rc < 0 {
-            let source = io::Error::last_os_error();
-            return Err(HelperError::System { what: "setting an option of an AF_XDP socket", source });
-        }
-        Ok(())
+        sys::set(socket.as_fd(), libc::SOL_SOCKET, option, &value)
+            .map_err(system("setting an option of an AF_XDP socket"))
     };
     // This needs CAP_NET_ADMIN. Without it, the send buffer is smaller, and the worker has fewer frames in flight in
     // copy mode.

@@ -1,8 +1,9 @@
 //! Promiscuous mode: reception of frames for every MAC address.
 
+use crate::sys;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Makes an interface receive frames for every MAC address, as long as this value lives. A program needs this if hosts
 /// with addresses of their own are behind it.
@@ -46,17 +47,7 @@ fn membership(socket: &OwnedFd, option: libc::c_int, ifindex: i32) -> io::Result
         mr_alen: 0,
         mr_address: [0; 8],
     };
-    // SAFETY: the option's value is this structure, which the kernel reads.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            option,
-            (&raw const request).cast(),
-            size_of_val(&request) as libc::socklen_t,
-        )
-    };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    sys::set(socket.as_fd(), libc::SOL_PACKET, option, &request)
 }
 
 #[cfg(test)]

@@ -350,6 +350,22 @@ impl<C: Count> Routes<C> {
         }
     }
 
+    /// Whether packets can be sent to `destination`: a lookup of the route, which makes no entry. It is for answers to
+    /// packets of which a peer can send any number. One lock.
+    #[must_use]
+    pub fn reaches(&self, destination: IpAddr) -> bool {
+        !self.is_group(destination) && !self.interface.owns(destination) && self.lock().longest(destination).is_some()
+    }
+
+    /// Whether it is the address of several stations, or of none.
+    fn is_group(&self, destination: IpAddr) -> bool {
+        let group = match destination {
+            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_unspecified(),
+            IpAddr::V6(addr) => addr.is_unspecified(),
+        };
+        group || destination.is_multicast() || self.interface.is_broadcast(destination)
+    }
+
     fn bucket(&self, destination: IpAddr) -> &RcuCell<Dst<C>, C> {
         &self.buckets[self.hasher.hash_one(destination) as usize % self.buckets.len()]
     }
@@ -382,11 +398,7 @@ impl<C: Count> Routes<C> {
         now: Time,
         hop: impl Fn(IpAddr) -> Arc<Hop>,
     ) -> Result<Ref<Dst<C>, C>, NoRoute> {
-        let group = match destination {
-            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_unspecified(),
-            IpAddr::V6(addr) => addr.is_unspecified(),
-        };
-        if group || destination.is_multicast() || self.interface.is_broadcast(destination) {
+        if self.is_group(destination) {
             return Err(NoRoute::Group(destination));
         }
         let unreachable = NoRoute::Unreachable(destination);

@@ -25,7 +25,7 @@ use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
     Answer, Arriving, Chunk, Config, Connection, Ecn, Error, Event, Flags, Full, Header, Held, Listener, Meta,
-    Outgoing, Output, Received, Secret, State, reset_for,
+    Outgoing, Output, Received, Secret, State, Station, reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use std::collections::{BTreeMap, VecDeque};
@@ -491,8 +491,10 @@ impl World {
             self.reply(&flow, reset_for(header, meta.len));
             return;
         };
-        let arriving = Arriving { header, len: meta.len, flow: &flow, after };
-        match listening.listener.segment::<Memory>(arriving, &listening.config, &self.secret, None, self.now) {
+        let arriving = Arriving { header, len: meta.len, flow: &flow, after, cookie_at: None };
+        let station = Station { config: &listening.config, secret: &self.secret, queue: None };
+        let path = || Some(station.config.max_payload);
+        match listening.listener.segment::<Memory>(arriving, station, self.now, path) {
             Answer::HalfOpen(connection) => {
                 let id = self.next;
                 self.next += 1;

@@ -25,6 +25,9 @@ use std::task::Wake;
 /// dropped, as by a full ring.
 const MAILBOX: usize = 512;
 
+/// A time that does not come.
+const NEVER: u64 = u64::MAX;
+
 /// A host: its addresses, its routes, and the data that its stacks share. A clone is the same host.
 ///
 /// A host has one interface, the device whose queues its stacks poll. A connection lives on one stack.
@@ -38,6 +41,10 @@ struct Shared<P: Payload> {
     neighbors: Mutex<Neighbors<Packet<P::Mem>>>,
     /// The next deadline of the neighbours, in microseconds.
     neighbors_due: AtomicU64,
+    /// How often a neighbour was resolved, or did not answer.
+    hop_changes: AtomicU64,
+    /// When a stack last sent a cookie, in microseconds. [`NEVER`] if none has.
+    cookie_at: AtomicU64,
     limiter: Mutex<Limiter>,
     directory: Directory,
     ports: Ports,
@@ -56,6 +63,8 @@ pub(super) struct Door<P: Payload> {
     mailbox: ArrayQueue<Handed<P>>,
     /// The stack is gone, and takes no frames.
     closed: AtomicBool,
+    /// Connections of the stack wait for a next hop.
+    pub(super) awaits_hop: AtomicBool,
 }
 
 impl<P: Payload> Door<P> {
@@ -117,7 +126,9 @@ impl<P: Payload> Host<P> {
             routes: Routes::counted(interface.clone()),
             interface,
             neighbors: Mutex::new(Neighbors::new()),
-            neighbors_due: AtomicU64::new(u64::MAX),
+            neighbors_due: AtomicU64::new(NEVER),
+            hop_changes: AtomicU64::new(0),
+            cookie_at: AtomicU64::new(NEVER),
             limiter: Mutex::new(Limiter::new(Time::ZERO)),
             directory: Directory::new(),
             ports: Ports::default(),
@@ -204,18 +215,50 @@ impl<P: Payload> Host<P> {
     /// Publishes the next deadline of the neighbours.
     pub(super) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
         let due = if events { Some(0) } else { neighbors.deadline().map(Time::micros) };
-        self.0.neighbors_due.store(due.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0.neighbors_due.store(due.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
     /// The next deadline of the neighbours.
     pub(super) fn neighbors_due(&self) -> Option<Time> {
-        Some(self.0.neighbors_due.load(Ordering::Relaxed)).filter(|&at| at != u64::MAX).map(Time::from_micros)
+        time(&self.0.neighbors_due)
+    }
+
+    /// How often a neighbour was resolved, or did not answer. Connections that wait for one are tried when this moves.
+    pub(super) fn hop_changes(&self) -> u64 {
+        self.0.hop_changes.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that have connections which
+    /// wait for one. The stack that finds the change is any of them: the cache is the host's.
+    pub(super) fn hops_changed(&self, stack: StackId) {
+        self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
+        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
+        for (n, door) in doors.iter().enumerate() {
+            if n != stack as usize && door.awaits_hop.load(Ordering::SeqCst) {
+                door.bell.ring();
+            }
+        }
+    }
+
+    /// When a stack of the host last sent a cookie.
+    pub(super) fn cookie_at(&self) -> Option<Time> {
+        time(&self.0.cookie_at)
+    }
+
+    /// Notes that a stack has sent a cookie. The segment that returns it can arrive at any stack that listens.
+    pub(super) fn cookie_sent(&self, at: Time) {
+        // Stacks may have different opinions of the present. A moment does not matter: a cookie has its own time.
+        self.0.cookie_at.store(at.micros(), Ordering::Relaxed);
     }
 
     /// Adds a stack.
     pub(super) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
-        let door =
-            Arc::new(Door { bell: Bell::new()?, mailbox: ArrayQueue::new(MAILBOX), closed: AtomicBool::new(false) });
+        let door = Arc::new(Door {
+            bell: Bell::new()?,
+            mailbox: ArrayQueue::new(MAILBOX),
+            closed: AtomicBool::new(false),
+            awaits_hop: AtomicBool::new(false),
+        });
         let mut doors = self.0.doors.write().unwrap_or_else(PoisonError::into_inner);
         doors.push(door.clone());
         self.0.stacks.store(doors.len() as u64, Ordering::Release);
@@ -243,6 +286,10 @@ impl<P: Payload> Host<P> {
         door.bell.published();
         delivered
     }
+}
+
+fn time(at: &AtomicU64) -> Option<Time> {
+    Some(at.load(Ordering::Relaxed)).filter(|&at| at != NEVER).map(Time::from_micros)
 }
 
 impl<P: Payload> Clone for Host<P> {

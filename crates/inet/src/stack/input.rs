@@ -3,11 +3,15 @@
 use super::carrier::Part;
 use super::core::Core;
 use super::directory::{NOBODY, Protocol};
+use super::path::NextHop;
 use super::payload::{Frame, Payload, Transmit};
 use crate::interface::Cast;
 use crate::tcp;
-use crate::wire::{self, Covered, Datagram, Flow, IcmpKind, Ip, Link, MAX_HEAD, Network, Segment, Transport};
+use crate::wire::{
+    self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Segment, Transport, protocol,
+};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
+use std::net::IpAddr;
 
 /// The origin of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,7 +24,34 @@ pub(super) enum Origin {
     Here,
 }
 
+/// The way back to the station from which a packet came. An answer to a packet of no connection takes it: such an answer
+/// needs no entry of a destination or of a neighbour, of which a peer could otherwise make the stack forget others.
+#[derive(Clone, Copy)]
+pub(super) struct Back {
+    /// The link's header of the packet.
+    link: Link,
+    /// The packet came from this host.
+    here: bool,
+}
+
+impl Back {
+    /// The link's header of the packet.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+}
+
 impl<P: Payload> Core<P> {
+    /// The target of an answer to `to`, if there is a route to it.
+    pub(super) fn way_back(&self, back: Back, to: IpAddr) -> Option<NextHop> {
+        if back.here {
+            return Some(NextHop::Here);
+        }
+        let (source, destination) = (self.host.interface().mac, back.link.source);
+        let answers = destination.is_unicast() && self.host.routes().reaches(to);
+        answers.then_some(NextHop::Link(Link { destination, source }))
+    }
+
     /// Processes a received frame.
     pub(super) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
     where
@@ -171,19 +202,27 @@ impl<P: Payload> Core<P> {
                 }
             }
         }
+        let back = Back { link, here: origin == Origin::Here };
         match &transport {
-            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, ip, segment, frame, origin),
+            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, (ip, back), segment, frame, origin),
             Transport::Tcp(_) => {}
             Transport::Udp(datagram) => {
                 if !self.datagram(ip, datagram, frame, origin) {
-                    self.unreachable(tx, ip, &transport, cast, IcmpKind::PortUnreachable, head);
+                    self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::PortUnreachable, head);
+                }
+            }
+            Transport::Icmp(Icmp::Error(error)) => {
+                if cast == Cast::Unicast {
+                    self.icmp_error(error, frame, origin);
                 }
             }
             Transport::Icmp(message) => {
                 let Some(packet) = self.packet(frame, ip) else { return };
-                self.icmp(tx, (&link, ip), message, cast, packet);
+                self.icmp(tx, (ip, back), message, cast, packet);
             }
-            Transport::Unknown => self.unreachable(tx, ip, &transport, cast, IcmpKind::ProtocolUnreachable, head),
+            Transport::Unknown => {
+                self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::ProtocolUnreachable, head)
+            }
         }
     }
 
@@ -201,8 +240,14 @@ impl<P: Payload> Core<P> {
         Some(covered.holds(sum))
     }
 
-    fn tcp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, ip: &Ip, segment: &Segment, frame: P::Frame, origin: Origin)
-    where
+    fn tcp<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        (ip, back): (&Ip, Back),
+        segment: &Segment,
+        frame: P::Frame,
+        origin: Origin,
+    ) where
         P: Transmit<T>,
     {
         let flow = ip.flow(segment.source_port, segment.destination_port);
@@ -223,20 +268,27 @@ impl<P: Payload> Core<P> {
         let dropped = self.short && len > 0 && origin != Origin::Here;
         self.egress.stats.short += u64::from(dropped);
         let pieces = if dropped { 0 } else { usize::MAX };
-        self.segment(tx, flow, &segment.header, meta, P::received(frame, at, len).take(pieces));
+        self.segment(tx, (flow, back), &segment.header, meta, P::received(frame, at, len).take(pieces));
     }
 
     /// The other stack that a packet of this flow is for, if there is one.
     pub(super) fn elsewhere(&self, protocol: Protocol, flow: &Flow) -> Option<u32> {
         let known = match protocol {
-            Protocol::Tcp => self.has_connection(flow),
+            Protocol::Tcp => self.connections.find(flow).is_some(),
             Protocol::Udp => self.udp.find(flow).is_some(),
         };
         if known {
             return None;
         }
         let directory = self.host.directory();
-        let owner = if protocol == Protocol::Tcp { directory.owner(flow) } else { None };
+        let owner = match protocol {
+            // A connection lives where its SYN arrives, if that stack listens. Its further segments arrive there, too.
+            Protocol::Tcp => {
+                let listens = || self.listeners.find(flow.local).map(|_| self.id);
+                directory.owner(flow).or_else(listens)
+            }
+            Protocol::Udp => None,
+        };
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != self.id)
     }
 
@@ -262,6 +314,30 @@ impl<P: Payload> Core<P> {
             stats.handed_over += 1;
         } else {
             stats.mailbox_full += 1;
+        }
+    }
+
+    /// Processes an ICMP error about a packet. It is used only if this host could have sent the packet. A router's error
+    /// can arrive by any queue, because its addresses are not those of the flow.
+    fn icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
+        let IcmpError { kind, quoted } = error;
+        let flow = Flow { local: quoted.flow.local, remote: quoted.flow.remote };
+        let protocol = match quoted.protocol {
+            protocol::TCP => Protocol::Tcp,
+            protocol::UDP => Protocol::Udp,
+            _ => return,
+        };
+        if origin != Origin::Mailbox
+            && self.host.is_shared()
+            && let Some(stack) = self.elsewhere(protocol, &flow)
+        {
+            let len = frame.len();
+            return self.hand_over(stack, frame, len);
+        }
+        match (protocol, quoted.seq) {
+            (Protocol::Tcp, Some(seq)) => self.connection_error(&flow, *kind, seq),
+            (Protocol::Tcp, None) => {}
+            (Protocol::Udp, _) => self.datagram_error(&flow, *kind),
         }
     }
 

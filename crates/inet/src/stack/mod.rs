@@ -59,6 +59,7 @@
 
 mod bell;
 mod carrier;
+mod connections;
 mod control;
 mod core;
 mod directory;
@@ -69,11 +70,14 @@ mod fragment;
 mod futures;
 mod host;
 mod input;
+mod listeners;
 mod moving;
 mod path;
 mod payload;
+mod schedule;
 mod sockets;
 mod source;
+mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod udp;
@@ -103,6 +107,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 /// The limits of a stack.
@@ -179,6 +184,9 @@ pub struct StackStats {
     pub no_room: u64,
     /// Acknowledgements that were dropped because the accept queue was full.
     pub accept_overflows: u64,
+    /// Connections that ended before they were accepted: their peers reset them, or gave up. Each stays in its accept
+    /// queue, and counts towards the backlog, until it is accepted: what was received can be read, then the error.
+    pub ended_unaccepted: u64,
     /// Received datagrams that were dropped because their socket had no room.
     pub datagrams_dropped: u64,
     /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a datagram two.
@@ -306,10 +314,12 @@ where
                 work += 1;
             }
             work += core.neighbors(tx);
+            core.check_hops();
             work += core.work(tx, completed);
             work += core.send_datagrams(tx);
             // The packets that were just sent may need a neighbour's address.
             core.neighbors(tx);
+            door.awaits_hop.store(core.schedule.waits_for_hops(), Ordering::SeqCst);
             tx.flush();
             work + completed
         });
@@ -348,7 +358,7 @@ where
     /// Connections, including those that are closing.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.core.borrow().slots.len()
+        self.core.borrow().connections.len()
     }
 
     /// Connections in TIME-WAIT.
@@ -451,7 +461,7 @@ impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
 impl<R: Source, T: TxQueue> fmt::Debug for Stack<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let core = self.core.borrow();
-        write!(f, "Stack({} connections, {} pages)", core.slots.len(), core.budget.used())
+        write!(f, "Stack({} connections, {} pages)", core.connections.len(), core.budget.used())
     }
 }
 

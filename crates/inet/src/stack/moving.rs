@@ -7,7 +7,8 @@
 //!
 //! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset. The peer sends them again.
 
-use super::core::{Core, Role, Slot};
+use super::connections::{ConnectionId, Role, Slot};
+use super::core::Core;
 use super::fragment::Fragment;
 use super::host::Host;
 use super::path::Path;
@@ -85,11 +86,11 @@ impl<P: Payload> TcpStream<P> {
     ///
     /// # Errors
     ///
-    /// The stream, if its handshake is not complete, or if its stack is gone.
+    /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn depart(mut self) -> Result<Departed<P>, Self> {
         let mut core = self.sockets.core.borrow_mut();
-        let Some(slot) = core.take(self.n) else {
+        let Some(slot) = core.take(self.id) else {
             drop(core);
             return Err(self);
         };
@@ -109,7 +110,7 @@ impl<M: Mapped> TcpStream<M> {
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn save(self) -> Result<SavedStream, Self> {
-        let saved = self.sockets.core.borrow_mut().save(self.n, &self.rest);
+        let saved = self.sockets.core.borrow_mut().save(self.id, &self.rest);
         saved.ok_or(self)
     }
 }
@@ -138,9 +139,9 @@ impl<P: Payload> Sockets<P> {
             Err(error) => return Err((error, departed)),
         };
         let Some(connection) = departed.connection.take() else { return Err((SocketError::StackGone, departed)) };
-        let n = core.settle(*connection, departed.flow, path);
+        let id = core.settle(*connection, departed.flow, path);
         drop(core);
-        let mut stream = TcpStream::new(self.clone(), n);
+        let mut stream = TcpStream::new(self.clone(), id, departed.flow);
         stream.rest = mem::take(&mut departed.rest);
         Ok(stream)
     }
@@ -153,9 +154,8 @@ impl<M: Mapped> Sockets<M> {
     #[must_use]
     pub fn save_closing(&self) -> Vec<SavedStream> {
         let mut core = self.core.borrow_mut();
-        let closing = |(_, slot): &(usize, &Slot<M>)| slot.role == Role::Orphan;
-        let numbers: Vec<u32> = core.slots.iter().filter(closing).map(|(n, _)| n as u32).collect();
-        numbers.into_iter().filter_map(|n| core.save(n, &Fragment::default())).collect()
+        let closing = core.connections.ids(|slot| slot.role == Role::Orphan);
+        closing.into_iter().filter_map(|id| core.save(id, &Fragment::default())).collect()
     }
 
     /// Continues a connection that was saved. Restore all connections before the first poll of the host's stacks, or
@@ -180,20 +180,20 @@ impl<M: Mapped> Sockets<M> {
             core.host.directory().depart(flow);
             return Err(SocketError::WouldBlock);
         };
-        let config = core.config(config, &path, &flow);
+        let config = core.config_on(config, &path, &flow);
         let queue = Some(&core.budget);
         let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, core.now);
-        let n = core.settle(connection, flow, path);
+        let id = core.settle(connection, flow, path);
         drop(core);
-        Ok(TcpStream::new(self.clone(), n))
+        Ok(TcpStream::new(self.clone(), id, flow))
     }
 }
 
 impl<M: Mapped> Core<M> {
     /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read of the last fragment.
-    fn save(&mut self, n: u32, rest: &Fragment<M>) -> Option<SavedStream> {
-        let connection = self.slots.get(n as usize)?.connection.save(self.now)?;
-        let slot = self.take(n)?;
+    fn save(&mut self, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
+        let connection = self.connections.get(id)?.connection.save(self.now)?;
+        let slot = self.take(id)?;
         let mut unread = rest.to_vec();
         slot.connection.unread().for_each(|frag| append(&mut unread, frag));
         let mut unacknowledged = Vec::new();
@@ -204,14 +204,15 @@ impl<M: Mapped> Core<M> {
 }
 
 impl<P: Payload> Core<P> {
-    /// Takes a connection off the tables. Segments of it are dropped from now on.
-    fn take(&mut self, n: u32) -> Option<Slot<P>> {
-        if !self.slots.get(n as usize)?.connected {
+    /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its handshake is not complete,
+    /// or if it has ended: it has no flow then.
+    fn take(&mut self, id: ConnectionId) -> Option<Slot<P>> {
+        let slot = self.connections.get(id)?;
+        if !slot.connected || self.connections.find(&slot.flow) != Some(id) {
             return None;
         }
-        let flow = self.slots[n as usize].flow;
-        let slot = self.forget(n);
-        self.host.directory().depart(flow);
+        let (slot, _) = self.forget(id)?;
+        self.host.directory().depart(slot.flow);
         Some(slot)
     }
 
@@ -225,11 +226,13 @@ impl<P: Payload> Core<P> {
         if self.host.directory().arrive(*flow, self.id) { Ok(path) } else { Err(SocketError::InUse) }
     }
 
-    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> u32 {
-        let n = self.insert(connection, flow, path, Role::Stream);
-        self.slots[n as usize].connected = true;
+    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> ConnectionId {
+        let id = self.insert(connection, flow, path, Role::Stream);
+        if let Some(slot) = self.connections.get_mut(id) {
+            slot.connected = true;
+        }
         self.wake_driver();
-        n
+        id
     }
 
     /// Bytes in pages of the pool.

@@ -1,10 +1,13 @@
 //! Sockets of TCP: listeners and streams.
 
-use super::core::{Core, Slot};
+use super::connections::{ConnectionId, Slot};
+use super::core::Core;
 use super::fragment::{Fragment, Packer};
+use super::listeners::ListenerId;
 use super::payload::Payload;
 use super::{SocketError, StackStats};
 use crate::tcp::{self, Budget, Chunk, Config, Held, Info, IpFields, KeepAlive, Listener, Received, Refused};
+use crate::wire::Flow;
 use netmem_pool::{Frag, Mapped, Page};
 use std::cell::RefCell;
 use std::fmt;
@@ -68,9 +71,9 @@ impl<P: Payload> Sockets<P> {
         let mut core = self.core.borrow_mut();
         core.check_local(local.ip())?;
         let listener = Listener::new(options.backlog, options.half_open);
-        let n = core.listen(local, listener, options.connection)?;
+        let id = core.listen(local, listener, options.connection)?;
         drop(core);
-        Ok(TcpListener { sockets: self.clone(), n, local })
+        Ok(TcpListener { sockets: self.clone(), id, local })
     }
 
     /// Begins to connect to `remote`, from a port that the stack chooses. Returns at once: the stream is writable when it is connected.
@@ -80,9 +83,9 @@ impl<P: Payload> Sockets<P> {
     /// [`SocketError::NoRoute`], [`SocketError::NoPort`], [`SocketError::TooMany`].
     pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<TcpStream<P>, SocketError> {
         let mut core = self.core.borrow_mut();
-        let n = core.connect(remote, options)?;
+        let (id, flow) = core.connect(remote, options)?;
         drop(core);
-        Ok(TcpStream::new(self.clone(), n))
+        Ok(TcpStream::new(self.clone(), id, flow))
     }
 
     /// The counters of the stack, also after its end. As [`Stack::stats`](super::Stack::stats).
@@ -103,12 +106,13 @@ impl<P: Payload> Sockets<P> {
 /// Dropping it resets connections that wait to be accepted.
 pub struct TcpListener<P: Payload> {
     sockets: Sockets<P>,
-    n: u32,
+    id: ListenerId,
     local: SocketAddr,
 }
 
 impl<P: Payload> TcpListener<P> {
-    /// The next connection.
+    /// The next connection. It may have ended already: a connection that its peer has reset stays in the accept queue.
+    /// What was received before can be read, then the error.
     ///
     /// # Errors
     ///
@@ -118,9 +122,9 @@ impl<P: Payload> TcpListener<P> {
         if core.gone {
             return Err(SocketError::StackGone);
         }
-        let n = core.accept(self.n).ok_or(SocketError::WouldBlock)?;
+        let (id, flow) = core.accept(self.id).ok_or(SocketError::WouldBlock)?;
         drop(core);
-        Ok(TcpStream::new(self.sockets.clone(), n))
+        Ok(TcpStream::new(self.sockets.clone(), id, flow))
     }
 
     /// Like [`accept`](Self::accept); the waker is called when a connection waits.
@@ -133,7 +137,7 @@ impl<P: Payload> TcpListener<P> {
             Err(SocketError::WouldBlock) => {
                 let waker = cx.waker().clone();
                 let mut core = self.sockets.core.borrow_mut();
-                let listening = core.listeners.get_mut(self.n as usize);
+                let listening = core.listeners.get_mut(self.id);
                 let before = listening.and_then(|listening| listening.waker.replace(waker));
                 drop(core);
                 drop(before);
@@ -152,7 +156,7 @@ impl<P: Payload> TcpListener<P> {
 
 impl<P: Payload> Drop for TcpListener<P> {
     fn drop(&mut self) {
-        self.sockets.core.borrow_mut().unlisten(self.n);
+        self.sockets.core.borrow_mut().unlisten(self.id);
     }
 }
 
@@ -172,7 +176,7 @@ impl<P: Payload> fmt::Debug for TcpListener<P> {
 /// gets a reset instead.
 pub struct TcpStream<P: Payload> {
     pub(super) sockets: Sockets<P>,
-    pub(super) n: u32,
+    pub(super) id: ConnectionId,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     /// What [`read`](Self::read) has not copied yet.
@@ -185,9 +189,8 @@ pub struct TcpStream<P: Payload> {
 impl<P: Payload> Unpin for TcpStream<P> {}
 
 impl<P: Payload> TcpStream<P> {
-    pub(super) fn new(sockets: Sockets<P>, n: u32) -> Self {
-        let flow = sockets.core.borrow().slots[n as usize].flow;
-        Self { sockets, n, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
+    pub(super) fn new(sockets: Sockets<P>, id: ConnectionId, flow: Flow) -> Self {
+        Self { sockets, id, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
     }
 
     /// This end.
@@ -214,14 +217,14 @@ impl<P: Payload> TcpStream<P> {
     ) -> Result<Option<Held<P::Received>>, SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let now = core.now;
-        let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        let slot = core.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
         if slot.connection.peek().is_some_and(|chunk| !takes(chunk)) {
             return Err(SocketError::WouldBlock);
         }
         match slot.connection.recv(now) {
             Ok(Received::Chunk(held)) => {
                 // The window may have opened.
-                core.touch(self.n);
+                core.touch(self.id);
                 Ok(Some(held))
             }
             Ok(Received::Empty) => Err(SocketError::WouldBlock),
@@ -234,7 +237,7 @@ impl<P: Payload> TcpStream<P> {
     /// pieces there were. This is for prefetches. `see` must not call sockets.
     pub fn look_ahead(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
         let core = self.sockets.core.borrow();
-        let Some(slot) = core.slots.get(self.n as usize) else { return 0 };
+        let Some(slot) = core.connections.get(self.id) else { return 0 };
         // Most calls of a receiver that polls find nothing.
         if slot.connection.peek().is_none() {
             return 0;
@@ -252,7 +255,7 @@ impl<P: Payload> TcpStream<P> {
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
         let core = self.sockets.core.borrow();
-        core.slots.get(self.n as usize).map(|slot| slot.connection.budget().clone())
+        core.connections.get(self.id).map(|slot| slot.connection.budget().clone())
     }
 
     /// Segments that were dropped since payload last arrived: the device had not verified their checksum, and their
@@ -260,13 +263,13 @@ impl<P: Payload> TcpStream<P> {
     /// just be damaged.
     #[must_use]
     pub fn unvouched(&self) -> u64 {
-        self.sockets.core.borrow().slots.get(self.n as usize).map_or(0, |slot| slot.unvouched)
+        self.sockets.core.borrow().connections.get(self.id).map_or(0, |slot| slot.unvouched)
     }
 
     /// Whether the path leads to this host: segments go to no device.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.sockets.core.borrow().slots.get(self.n as usize).is_some_and(|slot| slot.path.is_here())
+        self.sockets.core.borrow().connections.get(self.id).is_some_and(|slot| slot.path.is_here())
     }
 
     fn wait_to_read<R>(&self, cx: &mut Context<'_>) -> Poll<R> {
@@ -280,7 +283,7 @@ impl<P: Payload> TcpStream<P> {
     fn wait<R>(&self, cx: &mut Context<'_>, place: impl FnOnce(&mut Slot<P>) -> &mut Option<Waker>) -> Poll<R> {
         let waker = cx.waker().clone();
         let mut core = self.sockets.core.borrow_mut();
-        let before = core.slots.get_mut(self.n as usize).and_then(|slot| place(slot).replace(waker));
+        let before = core.connections.get_mut(self.id).and_then(|slot| place(slot).replace(waker));
         // A waker that is dropped can drop another socket, which borrows the tables.
         drop(core);
         drop(before);
@@ -307,7 +310,7 @@ impl<M: Mapped> TcpStream<M> {
         }
         let mut core = self.sockets.core.borrow_mut();
         let now = core.now;
-        let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        let slot = core.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
         let mut outcome = Ok(());
         for place in places {
             match slot.connection.recv(now) {
@@ -326,7 +329,7 @@ impl<M: Mapped> TcpStream<M> {
         }
         if filled > 0 {
             // The window may have opened.
-            core.touch(self.n);
+            core.touch(self.id);
             return Ok(filled);
         }
         outcome.map(|()| 0)
@@ -410,13 +413,13 @@ impl<P: Payload> TcpStream<P> {
     /// [`SocketError::Closed`].
     pub fn send_chunk(&mut self, chunk: P::Sent, more: bool) -> Result<(), (SocketError, P::Sent)> {
         let mut core = self.sockets.core.borrow_mut();
-        let Some(slot) = core.slots.get_mut(self.n as usize) else { return Err((SocketError::StackGone, chunk)) };
+        let Some(slot) = core.connections.get_mut(self.id) else { return Err((SocketError::StackGone, chunk)) };
         if chunk.is_empty() {
             return Ok(());
         }
         match slot.connection.send(chunk, more) {
             Ok(()) => {
-                core.touch(self.n);
+                core.touch(self.id);
                 Ok(())
             }
             Err(refusal) => {
@@ -450,7 +453,7 @@ impl<P: Payload> TcpStream<P> {
         while written < bytes.len() {
             let room = {
                 let mut core = self.sockets.core.borrow_mut();
-                let slot = core.slots.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+                let slot = core.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
                 let room = slot.connection.room();
                 if self.page.is_none() && room > 0 {
                     self.page = core.egress.page();
@@ -477,7 +480,7 @@ impl<P: Payload> TcpStream<P> {
             return Ok(written);
         }
         // The reason why there is no room.
-        match core.slots.get(self.n as usize).map(|slot| (slot.closed, slot.connection.failure())) {
+        match core.connections.get(self.id).map(|slot| (slot.closed, slot.connection.failure())) {
             None => Err(SocketError::StackGone),
             Some((Some(_), error)) => Err(SocketError::Closed(error.unwrap_or(tcp::Error::Aborted))),
             Some((None, _)) => Err(SocketError::WouldBlock),
@@ -538,20 +541,20 @@ impl<P: Payload> TcpStream<P> {
     /// Bytes for which the send buffer has room at present.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.sockets.core.borrow().slots.get(self.n as usize).map_or(0, |slot| slot.connection.room())
+        self.sockets.core.borrow().connections.get(self.id).map_or(0, |slot| slot.connection.room())
     }
 
     /// Bytes that can be received now.
     #[must_use]
     pub fn readable(&self) -> usize {
         let core = self.sockets.core.borrow();
-        self.rest.len() + core.slots.get(self.n as usize).map_or(0, |slot| slot.connection.readable())
+        self.rest.len() + core.connections.get(self.id).map_or(0, |slot| slot.connection.readable())
     }
 
     /// Ready when the send buffer has room, or the connection has ended.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         let core = self.sockets.core.borrow();
-        let Some(slot) = core.slots.get(self.n as usize) else { return Poll::Ready(Err(SocketError::StackGone)) };
+        let Some(slot) = core.connections.get(self.id) else { return Poll::Ready(Err(SocketError::StackGone)) };
         if slot.closed.is_some() {
             return Poll::Ready(slot.connection.failure().map_or(Ok(()), |error| Err(SocketError::Closed(error))));
         }
@@ -569,7 +572,7 @@ impl<P: Payload> TcpStream<P> {
     /// [`SocketError::Closed`] says why the connection was not made, or has ended.
     pub fn is_connected(&self) -> Result<bool, SocketError> {
         let core = self.sockets.core.borrow();
-        let slot = core.slots.get(self.n as usize).ok_or(SocketError::StackGone)?;
+        let slot = core.connections.get(self.id).ok_or(SocketError::StackGone)?;
         match slot.connection.failure() {
             Some(error) => Err(SocketError::Closed(error)),
             None => Ok(slot.connected),
@@ -639,7 +642,7 @@ impl<P: Payload> TcpStream<P> {
     #[must_use]
     pub fn urgent(&self) -> Option<u32> {
         let core = self.sockets.core.borrow();
-        core.slots.get(self.n as usize)?.connection.urgent()
+        core.connections.get(self.id)?.connection.urgent()
     }
 
     /// The connection's state in numbers.
@@ -647,15 +650,15 @@ impl<P: Payload> TcpStream<P> {
     pub fn info(&self) -> Option<Info> {
         let core = self.sockets.core.borrow();
         let now = core.now;
-        core.slots.get(self.n as usize).map(|slot| slot.connection.info(now))
+        core.connections.get(self.id).map(|slot| slot.connection.info(now))
     }
 
     fn with(&self, f: impl FnOnce(&mut tcp::Connection<P>, crate::Time)) {
         let mut core = self.sockets.core.borrow_mut();
         let now = core.now;
-        if let Some(slot) = core.slots.get_mut(self.n as usize) {
+        if let Some(slot) = core.connections.get_mut(self.id) {
             f(&mut slot.connection, now);
-            core.touch(self.n);
+            core.touch(self.id);
         }
     }
 }
@@ -665,7 +668,7 @@ impl<P: Payload> Drop for TcpStream<P> {
         // The rest of a fragment is data that was not read.
         let unread = !self.rest.is_empty();
         self.rest = Fragment::default();
-        self.sockets.core.borrow_mut().let_go(self.n, unread);
+        self.sockets.core.borrow_mut().let_go(self.id, unread);
     }
 }
 

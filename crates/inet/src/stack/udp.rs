@@ -1,13 +1,14 @@
 //! UDP: datagrams whose payload is fragments.
 
-use super::core::{Core, any, everywhere};
+use super::core::Core;
 use super::directory::Protocol;
 use super::fragment::Fragment;
+use super::listeners::{any, everywhere};
 use super::path::{NextHop, Path};
 use super::payload::Payload;
 use super::{SocketError, Sockets};
 use crate::tcp::{Budget, Held};
-use crate::wire::{Flow, HEADROOM, MAX_HEADERS, Outer};
+use crate::wire::{Flow, HEADROOM, IcmpKind, MAX_HEADERS, Outer};
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{Frag, Mapped};
 use slab::Slab;
@@ -88,7 +89,7 @@ impl<M: Mapped> Datagrams<M> {
     }
 
     /// Processes an ICMP error about a datagram of this flow.
-    pub(super) fn refused(&mut self, flow: &Flow, wakers: &mut Vec<Waker>) {
+    fn refused(&mut self, flow: &Flow, wakers: &mut Vec<Waker>) {
         if let Some(n) = self.find(flow)
             && let Some(socket) = self.sockets.get_mut(n as usize)
         {
@@ -99,6 +100,19 @@ impl<M: Mapped> Datagrams<M> {
 }
 
 impl<P: Payload> Core<P> {
+    /// Processes an ICMP error about a datagram.
+    pub(super) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind) {
+        if let IcmpKind::TooBig { mtu } = kind {
+            if self.udp.find(flow).is_some()
+                && let Some(path) = self.find_path(flow.remote.ip())
+            {
+                path.too_big(mtu, self.now);
+            }
+        } else if kind == IcmpKind::PortUnreachable {
+            self.udp.refused(flow, &mut self.wakers);
+        }
+    }
+
     /// Sends datagrams that wait. Returns how many left the outbox.
     pub(super) fn send_datagrams<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
         let mut sent = 0;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, Stall, State};
 use super::event::Events;
 use super::record::Step;
 use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
@@ -93,6 +93,10 @@ impl<C: Carrier> Connection<C> {
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
         let in_flight = local || (una <= seq && seq < self.sender.next_seq());
+        if local && self.state == State::Closed {
+            // The reset that is to be sent has no way to the peer.
+            self.reply = None;
+        }
         if !in_flight || self.state == State::Closed {
             return false;
         }
@@ -114,11 +118,12 @@ impl<C: Carrier> Connection<C> {
     /// The time at which [`timeout`](Self::timeout) is to be called.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
+        let stall = self.stall.map(|stall| stall.at);
         if self.state == State::Closed {
-            return None;
+            return stall;
         }
         let look = self.look.map(|(at, _)| at);
-        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at()]
+        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at(), stall]
             .into_iter()
             .flatten()
             .min()
@@ -128,6 +133,9 @@ impl<C: Carrier> Connection<C> {
     /// nothing.
     pub fn timeout(&mut self, now: Time) {
         self.note(|| Step::Timeout(now));
+        if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
+            self.stalled(stall, now);
+        }
         if self.state == State::Closed {
             return;
         }
@@ -148,6 +156,23 @@ impl<C: Carrier> Connection<C> {
         if self.keep_alive_at().is_some_and(|at| at <= now) {
             self.keep_alive(now);
         }
+    }
+
+    /// The output refuses segments for as long as a retransmission timer runs. This counts as a retransmission if
+    /// payload, SYN or FIN waits, so that the connection ends where nothing leaves any more (RFC 9293, section 3.8.3).
+    fn stalled(&mut self, stall: Stall, now: Time) {
+        if self.state == State::Closed {
+            // The last segment is a reset, which is not repeated.
+            (self.reply, self.stall) = (None, None);
+            return;
+        }
+        let expired = stall.expired + u32::from(!self.sender.is_idle());
+        if expired > self.sender.most_retries() {
+            self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
+            self.stall = None;
+            return;
+        }
+        self.stall = Some(Stall { at: now + self.sender.backoff(expired), expired });
     }
 
     /// The time at which the next probe of an idle peer is due.
@@ -188,6 +213,17 @@ impl<C: Carrier> Connection<C> {
             _ => by_number,
         };
         (self.state == State::TimeWait && begins && later).then(|| self.sender.next_seq() + REUSE_GAP)
+    }
+
+    /// Ends TIME-WAIT, because a new connection with the same addresses and ports has begun ([`reused_by`] has allowed
+    /// it). The user can still read what was received, and then the end of the stream.
+    ///
+    /// [`reused_by`]: Self::reused_by
+    pub fn supersede(&mut self) {
+        self.note(|| Step::Supersede);
+        if self.state == State::TimeWait {
+            self.end();
+        }
     }
 
     /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement may have to be

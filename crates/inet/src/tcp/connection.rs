@@ -93,7 +93,18 @@ pub struct Connection<C: Carrier> {
     pub(super) probed: Time,
     pub(super) data_at: Time,
     pub(super) largest: u32,
+    /// Set while the output refuses segments.
+    pub(super) stall: Option<Stall>,
     pub(super) tape: Option<Box<Recording>>,
+}
+
+/// The timer of a connection whose segments the output refuses: its ring is full, or the next hop is not resolved.
+/// Nothing has left, so that no other timer may be running.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    pub(super) at: Time,
+    /// How often the timer has expired in a row.
+    pub(super) expired: u32,
 }
 
 /// The result of [`recv`](Connection::recv).
@@ -247,6 +258,7 @@ impl<C: Carrier> Connection<C> {
             probed: now,
             data_at: now,
             largest: 0,
+            stall: None,
             tape: None,
         }
     }

@@ -52,6 +52,20 @@ pub struct Arriving<'a, F> {
     pub flow: &'a F,
     /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow in TIME-WAIT.
     pub after: Option<Seq>,
+    /// When another listener of the host that shares the secret last sent a cookie. The segment that returns a cookie
+    /// can arrive at any of them.
+    pub cookie_at: Option<Time>,
+}
+
+/// What the connections of a listening port have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Station<'a> {
+    /// The options of a new connection. [`max_payload`](Config::max_payload) is set by the path.
+    pub config: &'a Config,
+    /// The key of initial numbers and cookies.
+    pub secret: &'a Secret,
+    /// The budget in which received payload is counted.
+    pub queue: Option<&'a Budget>,
 }
 
 impl Listener {
@@ -63,26 +77,30 @@ impl Listener {
 
     /// Processes a segment for which there is no connection. RFC 9293, section 3.10.7.2.
     ///
-    /// `config` is for the new connection, whose payload is counted in `queue`. Cost: the memory of a connection for a
-    /// SYN while there is room for half-open connections, otherwise two keyed hashes.
+    /// `path` is called only if a connection is to be made. It returns the bytes of payload of a segment that the path
+    /// to the peer admits, or `None` if no connection can be made: the segment is dropped then. So a segment that makes
+    /// no connection costs no lookup of a path.
+    ///
+    /// Cost: the memory of a connection for a SYN while there is room for half-open connections, otherwise two keyed
+    /// hashes.
     pub fn segment<C: Carrier>(
         &mut self,
         segment: Arriving<'_, impl Hash>,
-        config: &Config,
-        secret: &Secret,
-        queue: Option<&Budget>,
+        station: Station<'_>,
         now: Time,
+        path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
-        let Arriving { header, len, flow, after } = segment;
+        let Arriving { header, len, flow, after, cookie_at } = segment;
         let flags = header.flags;
         if flags.has(Flags::RST) {
             return Answer::Drop;
         }
         if flags.has(Flags::ACK) {
-            if flags.has(Flags::SYN) || self.cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
+            let cookie_at = self.cookie_at.max(cookie_at);
+            if flags.has(Flags::SYN) || cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
                 return reset(header, len);
             }
-            return self.cookie(header, len, flow, config, secret, queue, now);
+            return self.cookie(&segment, station, now, path);
         }
         if !flags.has(Flags::SYN) {
             return Answer::Drop;
@@ -92,29 +110,27 @@ impl Listener {
             return Answer::Drop;
         }
         if self.half_open < self.most_half_open {
+            let Some(config) = on_path(station.config, path) else { return Answer::Drop };
             self.half_open += 1;
-            let mut start = secret.start(flow, now);
+            let mut start = station.secret.start(flow, now);
             start.iss = after.map_or(start.iss, |after| start.iss.max(after));
-            return Answer::HalfOpen(Connection::answer(header, config, start, queue, now));
+            return Answer::HalfOpen(Connection::answer(header, &config, start, station.queue, now));
         }
         self.cookies += 1;
         self.cookie_at = Some(now);
-        Answer::Reply(syn_cookie(header, flow, config, secret, now))
+        Answer::Reply(syn_cookie(header, flow, station.config, station.secret, now))
     }
 
-    #[allow(clippy::too_many_arguments)] // Those of `segment`, taken apart.
     fn cookie<C: Carrier>(
         &mut self,
-        header: &Header,
-        len: u32,
-        flow: &impl Hash,
-        config: &Config,
-        secret: &Secret,
-        queue: Option<&Budget>,
+        segment: &Arriving<'_, impl Hash>,
+        station: Station<'_>,
         now: Time,
+        path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
+        let Arriving { header, len, flow, .. } = *segment;
         let iss = header.ack - 1;
-        let Some(mss) = cookie::check(secret, flow, header.seq - 1, iss, now) else {
+        let Some(mss) = cookie::check(station.secret, flow, header.seq - 1, iss, now) else {
             // The payload or FIN overtook the acknowledgement with the cookie. The segment is dropped: the peer sends
             // it again.
             let repeated = len > 0 || header.flags.has(Flags::FIN);
@@ -124,12 +140,13 @@ impl Listener {
             self.dropped += 1;
             return Answer::Drop;
         }
+        let Some(config) = on_path(station.config, path) else { return Answer::Drop };
         self.waiting += 1;
         let stamps = header.options.timestamps.filter(|_| config.timestamps);
         let (options, ecn) = stamps.map_or((Options::default(), false), |stamps| cookie::options(stamps.echo));
         let options = Options { mss: Some(mss), timestamps: stamps, ..options };
-        let start = super::Start { iss, ..secret.start(flow, now) };
-        Answer::Connected(Connection::from_cookie(header, options, ecn, config, start, queue, now))
+        let start = super::Start { iss, ..station.secret.start(flow, now) };
+        Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, station.queue, now))
     }
 
     /// Whether a segment may be passed to a half-open connection. While the accept queue is full, acknowledgements that
@@ -139,6 +156,12 @@ impl Listener {
         let admitted = !completes || header.flags.has(Flags::RST) || !self.is_full();
         self.dropped += u64::from(!admitted);
         admitted
+    }
+
+    /// When this listener last sent a cookie.
+    #[must_use]
+    pub fn cookie_at(&self) -> Option<Time> {
+        self.cookie_at
     }
 
     /// Notes that a half-open connection is connected, and waits for accept.
@@ -184,6 +207,11 @@ impl Listener {
     fn is_full(&self) -> bool {
         self.waiting >= self.backlog
     }
+}
+
+/// The options of a new connection on its path.
+fn on_path(config: &Config, path: impl FnOnce() -> Option<u16>) -> Option<Config> {
+    path().map(|max_payload| Config { max_payload, ..*config })
 }
 
 /// A SYN-ACK with a cookie, for which no state is kept.
@@ -249,8 +277,12 @@ mod tests {
     }
 
     fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<Pieces> {
-        let arriving = Arriving { header, len: 0, flow: &flow, after: None };
-        listener.segment(arriving, &Config::default(), &secret(), None, now)
+        give_segment(listener, Arriving { header, len: 0, flow: &flow, after: None, cookie_at: None }, now)
+    }
+
+    fn give_segment(listener: &mut Listener, segment: Arriving<'_, u32>, now: Time) -> Answer<Pieces> {
+        let station = Station { config: &Config::default(), secret: &secret(), queue: None };
+        listener.segment(segment, station, now, || Some(1460))
     }
 
     fn client(config: &Config) -> (End, Header) {
@@ -367,8 +399,8 @@ mod tests {
         assert!(!matches!(give(&mut listener, &ack, 1, late), Answer::Connected(_)), "too late");
         for (flags, len) in [(ack.flags, 1000), (ack.flags.with(Flags::FIN), 0)] {
             let header = Header { seq: ack.seq + 1000, flags, ..ack };
-            let arriving = Arriving { header: &header, len, flow: &1_u32, after: None };
-            let overtook = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+            let arriving = Arriving { header: &header, len, flow: &1, after: None, cookie_at: None };
+            let overtook = give_segment(&mut listener, arriving, NOW);
             assert!(matches!(overtook, Answer::Drop), "the acknowledgement is on its way");
         }
         assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Connected(_)));
@@ -381,6 +413,44 @@ mod tests {
         let (_, syn) = client(&Config::default());
         let kept = (0..10_000).filter(|flow| matches!(give(&mut listener, &syn, *flow, NOW), Answer::HalfOpen(_)));
         assert_eq!((kept.count(), listener.half_open(), listener.cookies()), (16, 16, 9984));
+    }
+
+    /// The stack of another queue has sent the cookie.
+    #[test]
+    fn a_cookie_returns_to_any_listener_that_shares_the_secret() {
+        let (mut one, mut other) = (Listener::new(1, 0), Listener::new(1, 0));
+        let (mut client, syn) = client(&Config::default());
+        let Answer::Reply(syn_ack) = give(&mut one, &syn, 1, NOW) else { panic!() };
+        client.input(&bare(syn_ack), NOW);
+        let ack = client.output(NOW).remove(0).header;
+        assert!(matches!(give(&mut other, &ack, 1, NOW), Answer::Reply(_)), "it knows of no cookie");
+        let arriving = Arriving { header: &ack, len: 0, flow: &1, after: None, cookie_at: one.cookie_at() };
+        assert!(matches!(give_segment(&mut other, arriving, NOW), Answer::Connected(_)));
+    }
+
+    /// A flood must not make the stack look up a path for each segment.
+    #[test]
+    fn only_a_connection_needs_a_path() {
+        let mut listener = Listener::new(1, 0);
+        let (mut client, syn) = client(&Config::default());
+        let (secret, config) = (secret(), Config::default());
+        let mut paths = 0;
+        let mut segment = |header: &Header, admits: bool| {
+            let arriving = Arriving { header, len: 0, flow: &1, after: None, cookie_at: None };
+            let station = Station { config: &config, secret: &secret, queue: None };
+            let answer: Answer<Pieces> = listener.segment(arriving, station, NOW, || {
+                paths += 1;
+                admits.then_some(1000)
+            });
+            (answer, paths)
+        };
+        let (Answer::Reply(syn_ack), 0) = segment(&syn, true) else { panic!() };
+        client.input(&bare(syn_ack), NOW);
+        let ack = client.output(NOW).remove(0).header;
+        let forged = Header { ack: ack.ack + 1, ..ack };
+        assert!(matches!(segment(&forged, true), (Answer::Reply(_), 0)));
+        assert!(matches!(segment(&ack, false), (Answer::Drop, 1)), "no connection can be made");
+        assert!(matches!(segment(&ack, true), (Answer::Connected(_), 2)));
     }
 
     #[test]
@@ -402,8 +472,8 @@ mod tests {
         let mut listener = Listener::new(1, 1);
         let (_, syn) = client(&Config::default());
         let after = secret().start(&1_u32, NOW).iss + 70_000;
-        let arriving = Arriving { header: &syn, len: 0, flow: &1_u32, after: Some(after) };
-        let answer = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: Some(after), cookie_at: None };
+        let answer = give_segment(&mut listener, arriving, NOW);
         assert!(matches!(answer, Answer::HalfOpen(server) if server.una() == after));
     }
 

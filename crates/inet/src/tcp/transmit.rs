@@ -1,6 +1,6 @@
 //! Output of segments.
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, Stall, State};
 use super::record::Left;
 use super::sender::Kind;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
@@ -10,9 +10,16 @@ impl<C: Carrier> Connection<C> {
     /// Sends everything that may be sent now: a reply, payload, acknowledgements.
     ///
     /// # Errors
-    /// The ring is full. Segments that were not sent are kept: call this again when the ring has room.
+    /// The output has refused a segment. Segments that were not sent are kept: call this again when the ring has room,
+    /// or the next hop is resolved. Until then a timer runs as long as a retransmission timer would, and its expirations
+    /// count as retransmissions. Nothing was lost, so that the congestion window, the round trip and the detection of
+    /// losses do not change.
     pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         let result = self.send_all(now, out);
+        self.stall = match result {
+            Ok(()) => None,
+            Err(Full) => self.stall.or_else(|| Some(Stall { at: now + self.sender.backoff(0), expired: 0 })),
+        };
         if let Some(tape) = &mut self.tape {
             tape.transmitted(now, out.max_payload(), result.is_err(), self.sender.settled());
         }

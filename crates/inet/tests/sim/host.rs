@@ -5,7 +5,7 @@ use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
     Answer, Arriving, Budget, Chunk, Config, Connection, Error, Event, Flags, Full, Header, IcmpError, Listener, Meta,
-    Outgoing, Output, Received, Refused, Secret, Seq, State, reset_for,
+    Outgoing, Output, Received, Refused, Secret, Seq, State, Station, reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
@@ -343,8 +343,10 @@ impl Host {
             && !self.over
             && let Some(listener) = &mut self.listener
         {
-            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after };
-            match listener.segment::<Memory>(arriving, &self.config, &self.secret, Some(&self.budget), now) {
+            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after, cookie_at: None };
+            let station = Station { config: &self.config, secret: &self.secret, queue: Some(&self.budget) };
+            let path = || Some(self.config.max_payload);
+            match listener.segment::<Memory>(arriving, station, now, path) {
                 Answer::HalfOpen(connection) => {
                     self.connection = Some(connection);
                     return;

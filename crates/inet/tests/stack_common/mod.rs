@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
 
+pub mod peer;
+
 use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpStream, Time};

@@ -80,8 +80,7 @@ impl<C: Carrier> Sender<C> {
         if self.board.is_empty() {
             return true;
         }
-        let most = if self.syn_acked { self.options.retries } else { self.options.syn_retries };
-        if self.retries - self.answered >= most {
+        if self.retries - self.answered >= self.most_retries() {
             return false;
         }
         self.probe = None;
@@ -94,6 +93,16 @@ impl<C: Carrier> Sender<C> {
         self.retries += 1;
         self.arm(Purpose::Retransmission, at.saturating_add(self.rtt.timeout(self.retries)));
         true
+    }
+
+    /// The retransmission timeout after `expired` expirations in a row.
+    pub(in crate::tcp) fn backoff(&self, expired: u32) -> Duration {
+        Duration::from_micros(self.rtt.timeout(expired))
+    }
+
+    /// After how many retransmissions without an answer the connection ends: R2 of RFC 9293, section 3.8.3.
+    pub(in crate::tcp) fn most_retries(&self) -> u32 {
+        if self.syn_acked { self.options.retries } else { self.options.syn_retries }
     }
 
     pub(super) fn arm(&mut self, purpose: Purpose, at: u64) {

@@ -1,0 +1,179 @@
+//! The connections of a stack: which there are, which flow each has, and which owner.
+//!
+//! A connection stays in the table until its owner has let it go, whatever the peer does: a [stream](Role::Stream) until
+//! it is dropped, one in an [accept queue](Role::Accepted) until it is accepted and dropped. So an owner's handle names
+//! its connection, or, if the stack is gone, nothing.
+//!
+//! A flow has at most one connection that receives its segments. A connection that has ended has no flow, although it
+//! stays in the table until its owner lets it go: the peer can begin a new connection from the same port. A new connection
+//! also takes over the flow of one in TIME-WAIT.
+
+use super::listeners::ListenerId;
+use super::path::Path;
+use super::payload::Payload;
+use super::table::{Id, Table};
+use crate::tcp::{self, Connection, Seq};
+use crate::wire::Flow;
+use std::collections::hash_map::{HashMap, RandomState};
+use std::task::Waker;
+
+/// The handle of a connection.
+pub(super) type ConnectionId = Id<InConnections>;
+
+/// The kind of [`ConnectionId`].
+pub(super) enum InConnections {}
+
+/// A connection in its table.
+pub(super) struct Slot<P: Payload> {
+    pub(super) connection: Connection<P>,
+    pub(super) flow: Flow,
+    pub(super) path: Path<P::Count>,
+    pub(super) role: Role,
+    /// It is in the list of connections that are due.
+    pub(super) due: bool,
+    /// It is in the queue of connections that wait for the ring.
+    pub(super) in_ring_queue: bool,
+    /// It is in the list of connections that wait for a next hop.
+    pub(super) awaits_hop: bool,
+    /// It is in the list of connections that want pages to receive.
+    pub(super) starved: bool,
+    pub(super) connected: bool,
+    /// The reason why the connection has ended, if it has.
+    pub(super) closed: Option<Option<tcp::Error>>,
+    pub(super) read: Option<Waker>,
+    pub(super) write: Option<Waker>,
+    /// The peer has announced urgent data, and the user was not told yet.
+    pub(super) urgent: bool,
+    /// It is in the list of connections in TIME-WAIT.
+    pub(super) in_time_wait: bool,
+    pub(super) max_payload: u16,
+    /// Segments that were dropped since the last payload, because the device had not verified their checksums.
+    pub(super) unvouched: u64,
+    /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
+    pub(super) una: Seq,
+}
+
+/// The owner of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A `TcpStream` of the user.
+    Stream,
+    /// A listener; the handshake is not complete.
+    HalfOpen(ListenerId),
+    /// A listener's accept queue.
+    Accepted(ListenerId),
+    /// No owner: the user has closed it, or its handshake has failed.
+    Orphan,
+}
+
+impl<P: Payload> Slot<P> {
+    pub(super) fn new(
+        connection: Connection<P>,
+        flow: Flow,
+        path: Path<P::Count>,
+        role: Role,
+        max_payload: u16,
+    ) -> Self {
+        Self {
+            connection,
+            flow,
+            path,
+            role,
+            due: false,
+            in_ring_queue: false,
+            awaits_hop: false,
+            starved: false,
+            connected: false,
+            closed: None,
+            read: None,
+            write: None,
+            urgent: false,
+            in_time_wait: false,
+            max_payload,
+            unvouched: 0,
+            una: Seq(0),
+        }
+    }
+
+    /// The wakers of the user, which are to be called because the connection has ended or will be removed.
+    pub(super) fn wakers(&mut self) -> impl Iterator<Item = Waker> + use<P> {
+        self.read.take().into_iter().chain(self.write.take())
+    }
+}
+
+/// The table of connections, and the flows by which segments find them.
+pub(super) struct Connections<P: Payload> {
+    table: Table<InConnections, Slot<P>>,
+    flows: HashMap<Flow, ConnectionId, RandomState>,
+}
+
+impl<P: Payload> Connections<P> {
+    pub(super) fn new() -> Self {
+        Self { table: Table::new(), flows: HashMap::default() }
+    }
+
+    /// Connections, with or without a flow.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: ConnectionId) -> Option<&Slot<P>> {
+        self.table.get(id)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
+        self.table.get_mut(id)
+    }
+
+    /// The connection whose timer has this number ([`Id::place`]).
+    pub(super) fn at(&self, place: u32) -> Option<ConnectionId> {
+        self.table.at(place)
+    }
+
+    /// The connection that receives the segments of a flow, and its entry.
+    #[inline]
+    pub(super) fn find_mut(&mut self, flow: &Flow) -> Option<(ConnectionId, &mut Slot<P>)> {
+        let id = self.find(flow)?;
+        self.table.get_mut(id).map(|slot| (id, slot))
+    }
+
+    /// The connection that receives the segments of a flow.
+    #[inline]
+    pub(super) fn find(&self, flow: &Flow) -> Option<ConnectionId> {
+        self.flows.get(flow).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Slot<P>)> {
+        self.table.iter()
+    }
+
+    /// The connections with a property. They are listed first, because what is done with them may change the table.
+    pub(super) fn ids(&self, which: impl Fn(&Slot<P>) -> bool) -> Vec<ConnectionId> {
+        self.iter().filter(|(_, slot)| which(slot)).map(|(id, _)| id).collect()
+    }
+
+    /// Inserts a connection. It receives the segments of its flow from now on.
+    pub(super) fn insert(&mut self, slot: Slot<P>) -> ConnectionId {
+        let flow = slot.flow;
+        let id = self.table.insert(slot);
+        self.flows.insert(flow, id);
+        id
+    }
+
+    /// Separates a connection from its flow. Returns false if it has none, because a later connection of the same flow
+    /// has it.
+    pub(super) fn unlink(&mut self, id: ConnectionId) -> bool {
+        let Some(flow) = self.get(id).map(|slot| slot.flow).filter(|flow| self.find(flow) == Some(id)) else {
+            return false;
+        };
+        self.flows.remove(&flow).is_some()
+    }
+
+    /// Removes a connection. Returns whether it had its flow, too.
+    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<(Slot<P>, bool)> {
+        let linked = self.unlink(id);
+        self.table.remove(id).map(|slot| (slot, linked))
+    }
+}

@@ -105,6 +105,7 @@ impl<C: Count> Path<C> {
         let Some(hop) = self.dst.hop() else { return NextHop::Here };
         match hop.mac() {
             Some(mac) => {
+                hop.touch(now);
                 self.state = State::Goes;
                 NextHop::Link(Link { destination: mac, ..self.link })
             }

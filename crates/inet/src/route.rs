@@ -101,8 +101,11 @@ pub struct Dst<C: Count = RcuRef> {
     mtu: u16,
     /// The generation of the routes from which it was made.
     generation: u64,
-    /// The path MTU in the upper 16 bits, and the time in milliseconds until which it is used; 0 if none is known.
-    path_mtu: AtomicU64,
+    /// What routers have reported about segments.
+    path_mtu: PathMtu,
+    /// What routers have reported about datagrams. An error about a datagram is easier to forge than one about a segment,
+    /// so it does not change the segments of connections.
+    datagram_mtu: PathMtu,
     /// When it was last looked up, to the second.
     used: AtomicU64,
     /// The next one in the bucket.
@@ -133,27 +136,44 @@ impl<C: Count> Dst<C> {
     #[inline]
     #[must_use]
     pub fn path_mtu(&self, now: Time) -> u16 {
-        match self.path_mtu.load(Ordering::Relaxed) {
-            0 => self.mtu,
-            word if millis(now) < word & MILLIS => self.mtu.min((word >> 48) as u16),
-            _ => self.mtu,
-        }
+        self.path_mtu.get(now).map_or(self.mtu, |mtu| self.mtu.min(mtu))
+    }
+
+    /// As [`path_mtu`](Self::path_mtu), for datagrams: errors about datagrams count, too. Two loads.
+    #[must_use]
+    pub fn datagram_mtu(&self, now: Time) -> u16 {
+        let mtu = self.path_mtu(now);
+        self.datagram_mtu.get(now).map_or(mtu, |datagrams| mtu.min(datagrams))
     }
 
     /// Records that a router has reported a path MTU of `mtu` bytes. The caller has checked that the error is about a
-    /// packet in flight. Values below [`MIN_PATH_MTU_V4`] and [`MIN_PATH_MTU_V6`] count as those. Returns whether the
+    /// segment in flight. Values below [`MIN_PATH_MTU_V4`] and [`MIN_PATH_MTU_V6`] count as those. Returns whether the
     /// path MTU is smaller than before.
     ///
     /// It is forgotten after 10 minutes.
     pub fn too_big(&self, mtu: u32, now: Time) -> bool {
-        let floor = if self.destination.is_ipv4() { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 };
-        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(floor);
+        let mtu = self.at_least(mtu);
         let smaller = mtu < self.path_mtu(now);
         if smaller {
-            let until = millis(now + PATH_MTU_AGE) & MILLIS;
-            self.path_mtu.store(u64::from(mtu) << 48 | until, Ordering::Relaxed);
+            self.path_mtu.set(mtu, now);
         }
         smaller
+    }
+
+    /// As [`too_big`](Self::too_big), for datagrams: the caller has checked that such a datagram was sent lately.
+    /// Connections do not use what is recorded here.
+    pub fn datagram_too_big(&self, mtu: u32, now: Time) -> bool {
+        let mtu = self.at_least(mtu);
+        let smaller = mtu < self.datagram_mtu(now);
+        if smaller {
+            self.datagram_mtu.set(mtu, now);
+        }
+        smaller
+    }
+
+    fn at_least(&self, mtu: u32) -> u16 {
+        let floor = if self.destination.is_ipv4() { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 };
+        u16::try_from(mtu).unwrap_or(u16::MAX).max(floor)
     }
 
     #[inline]
@@ -161,6 +181,26 @@ impl<C: Count> Dst<C> {
         if now.since(Time::from_micros(self.used.load(Ordering::Relaxed))) >= Duration::from_secs(1) {
             self.used.store(now.micros(), Ordering::Relaxed);
         }
+    }
+}
+
+/// The path MTU in the upper 16 bits, and the time in milliseconds until which it is used; 0 if none is known.
+struct PathMtu(AtomicU64);
+
+impl PathMtu {
+    const fn unknown() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline]
+    fn get(&self, now: Time) -> Option<u16> {
+        let word = self.0.load(Ordering::Relaxed);
+        (word != 0 && millis(now) < word & MILLIS).then_some((word >> 48) as u16)
+    }
+
+    fn set(&self, mtu: u16, now: Time) {
+        let until = millis(now + PATH_MTU_AGE) & MILLIS;
+        self.0.store(u64::from(mtu) << 48 | until, Ordering::Relaxed);
     }
 }
 
@@ -418,7 +458,8 @@ impl<C: Count> Routes<C> {
                 hop: (!local).then(|| hop(via)),
                 mtu: self.interface.mtu,
                 generation,
-                path_mtu: AtomicU64::new(0),
+                path_mtu: PathMtu::unknown(),
+                datagram_mtu: PathMtu::unknown(),
                 used: AtomicU64::new(now.micros()),
                 next: RcuCell::default(),
             })?;

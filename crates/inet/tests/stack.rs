@@ -113,7 +113,13 @@ fn datagrams_go_both_ways_and_a_closed_port_says_so() {
         drop(server);
         client.send_to(b"x", addr(there)).unwrap();
         link.settle();
+        assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock), "it talks to others, too");
+        assert_eq!(client.send(b"x"), Err(SocketError::NotConnected));
+        client.connect(Some(addr(there))).unwrap();
+        client.send(b"x").unwrap();
+        link.settle();
         assert_eq!(client.recv_from(&mut places), Err(SocketError::Refused));
+        assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock), "an error is reported once");
         places = Default::default();
         drop((client, places));
         assert_eq!((link.near.pages(), link.far.pages()), (0, 0));

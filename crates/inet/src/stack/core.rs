@@ -167,7 +167,9 @@ impl<P: Payload> Core<P> {
         }
         self.check_room()?;
         let path = self.find_path(remote.ip()).ok_or(SocketError::NoRoute)?;
-        let flow = self.host.directory().claim_port(self.host.ports(), path.source(), remote, self.id);
+        let (host, id) = (&self.host, self.id);
+        let arrives = |flow: &Flow| host.arrives_at(flow, id);
+        let flow = host.directory().claim_port(host.ports(), path.source(), remote, id, arrives);
         let flow = flow.ok_or(SocketError::NoPort)?;
         let config = self.config_on(config, &path, &flow);
         let start = self.host.secret().start(&flow, self.now);

@@ -14,6 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 /// Locks of the connections. Each is held for one lookup or change in a table.
 const SHARDS: usize = 64;
 
+/// The most ports that are passed over in search of one whose flow arrives by the right queue.
+const PASSED_OVER: usize = 1024;
+
 /// The number of a stack in its host.
 pub(crate) type StackId = u32;
 
@@ -73,11 +76,20 @@ impl Directory {
         }
     }
 
-    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports are in use.
-    pub(crate) fn claim_port(&self, ports: &Ports, local: IpAddr, remote: SocketAddr, stack: StackId) -> Option<Flow> {
-        ports.candidates(local, remote).find_map(|port| {
+    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports are in use. The first
+    /// ports are passed over unless their flows arrive by the stack's own queue.
+    pub(crate) fn claim_port(
+        &self,
+        ports: &Ports,
+        local: IpAddr,
+        remote: SocketAddr,
+        stack: StackId,
+        arrives: impl Fn(&Flow) -> bool,
+    ) -> Option<Flow> {
+        ports.candidates(local, remote).enumerate().find_map(|(n, port)| {
             let flow = Flow { local: SocketAddr::new(local, port), remote };
-            (!self.is_bound(Protocol::Tcp, port) && self.claim(flow, stack)).then_some(flow)
+            let fits = n >= PASSED_OVER || arrives(&flow);
+            (fits && !self.is_bound(Protocol::Tcp, port) && self.claim(flow, stack)).then_some(flow)
         })
     }
 
@@ -225,13 +237,16 @@ mod tests {
         let (here, remote) = (IpAddr::from([10, 0, 0, 1]), SocketAddr::from(([10, 0, 0, 2], 80)));
         assert!(directory.bind(Protocol::Tcp, SocketAddr::new(here, 5000), 0));
         let mut seen = HashSet::new();
-        while let Some(flow) = directory.claim_port(&ports, here, remote, 0) {
+        while let Some(flow) = directory.claim_port(&ports, here, remote, 0, |_| true) {
             assert!(flow.local.port() >= 1024 && flow.local.port() != 5000);
             assert!(seen.insert(flow.local.port()), "a port is claimed once");
         }
         assert_eq!(seen.len(), 65536 - 1024 - 1);
         let other = SocketAddr::from(([10, 0, 0, 3], 80));
-        assert!(directory.claim_port(&ports, here, other, 0).is_some(), "another destination has its own ports");
+        assert!(
+            directory.claim_port(&ports, here, other, 0, |_| false).is_some(),
+            "another destination has its own ports"
+        );
     }
 
     #[test]

@@ -42,6 +42,9 @@ pub enum SocketError {
     /// An ICMP message said that the destination of an earlier datagram has no socket on the port.
     #[error("the destination has no socket on that port")]
     Refused,
+    /// The socket is connected to no station.
+    #[error("the socket is not connected; send to an address, or connect it")]
+    NotConnected,
     /// The stack was dropped.
     #[error("the stack is gone")]
     StackGone,
@@ -68,6 +71,7 @@ impl From<SocketError> for io::Error {
             SocketError::InUse | SocketError::NoPort => io::ErrorKind::AddrInUse,
             SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::TooMany => io::ErrorKind::QuotaExceeded,
+            SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::TooLong { .. } => io::ErrorKind::InvalidInput,
         };
         Self::new(kind, error)

@@ -11,14 +11,15 @@ use crate::interface::Interface;
 use crate::neighbor::Neighbors;
 use crate::route::{RouteError, Routes};
 use crate::tcp::{Charges, Secret};
+use crate::wire::Flow;
 use crossbeam_queue::ArrayQueue;
 use netmem_packet::Packet;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::task::Wake;
 
 /// The most frames in a mailbox: frames that wait for a stack, and that another stack has received. A further one is
@@ -51,7 +52,12 @@ struct Shared<P: Payload> {
     secret: Secret,
     doors: RwLock<Vec<Arc<Door<P>>>>,
     stacks: AtomicU64,
+    /// The device's choice of a queue, if it is known.
+    spread: OnceLock<Box<Spread>>,
 }
+
+/// The queue by which the device delivers packets of a flow: from a remote address and port to a local one.
+type Spread = dyn Fn(SocketAddr, SocketAddr) -> usize + Send + Sync;
 
 /// A frame on its way from stack to stack.
 pub(super) type Handed<P> = (<P as Payload>::Frame, Charges);
@@ -135,6 +141,7 @@ impl<P: Payload> Host<P> {
             secret: Secret::new(key),
             doors: RwLock::default(),
             stacks: AtomicU64::new(0),
+            spread: OnceLock::new(),
         }))
     }
 
@@ -150,6 +157,20 @@ impl<P: Payload> Host<P> {
     /// Removes a route. Returns false if there is none.
     pub fn remove_route(&self, network: IpAddr, prefix_len: u8) -> bool {
         self.0.routes.remove(network, prefix_len)
+    }
+
+    /// Declares how the device spreads packets over its queues: `queue_of(remote, local)` is the number of the queue that
+    /// receives packets from `remote` to `local`. The stack of queue 0 is the one that was made first. Connections are
+    /// then opened from a port whose answers arrive by their own stack's queue, so that no mailbox is needed.
+    ///
+    /// A wrong answer costs a mailbox, and nothing else. Returns false if it was declared before; nothing changes then.
+    pub fn set_spread(&self, queue_of: impl Fn(SocketAddr, SocketAddr) -> usize + Send + Sync + 'static) -> bool {
+        self.0.spread.set(Box::new(queue_of)).is_ok()
+    }
+
+    /// Whether packets of a flow arrive by the queue of `stack`, as far as is known.
+    pub(super) fn arrives_at(&self, flow: &Flow, stack: StackId) -> bool {
+        self.0.spread.get().is_none_or(|queue_of| queue_of(flow.remote, flow.local) == stack as usize)
     }
 
     /// Connections of all stacks.

@@ -8,7 +8,8 @@ use super::payload::{Frame, Payload, Transmit};
 use crate::interface::Cast;
 use crate::tcp;
 use crate::wire::{
-    self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Segment, Transport, protocol,
+    self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Quoted, QuotedTransport,
+    Segment, Transport,
 };
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 use std::net::IpAddr;
@@ -320,24 +321,21 @@ impl<P: Payload> Core<P> {
     /// Processes an ICMP error about a packet. It is used only if this host could have sent the packet. A router's error
     /// can arrive by any queue, because its addresses are not those of the flow.
     fn icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
-        let IcmpError { kind, quoted } = error;
-        let flow = Flow { local: quoted.flow.local, remote: quoted.flow.remote };
-        let protocol = match quoted.protocol {
-            protocol::TCP => Protocol::Tcp,
-            protocol::UDP => Protocol::Udp,
-            _ => return,
+        let IcmpError { kind, quoted: Quoted { flow, transport } } = error;
+        let protocol = match transport {
+            QuotedTransport::Tcp { .. } => Protocol::Tcp,
+            QuotedTransport::Udp { .. } => Protocol::Udp,
         };
         if origin != Origin::Mailbox
             && self.host.is_shared()
-            && let Some(stack) = self.elsewhere(protocol, &flow)
+            && let Some(stack) = self.elsewhere(protocol, flow)
         {
             let len = frame.len();
             return self.hand_over(stack, frame, len);
         }
-        match (protocol, quoted.seq) {
-            (Protocol::Tcp, Some(seq)) => self.connection_error(&flow, *kind, seq),
-            (Protocol::Tcp, None) => {}
-            (Protocol::Udp, _) => self.datagram_error(&flow, *kind),
+        match *transport {
+            QuotedTransport::Tcp { seq } => self.connection_error(flow, *kind, seq),
+            QuotedTransport::Udp { len } => self.datagram_error(flow, *kind, len),
         }
     }
 

@@ -55,9 +55,19 @@ impl<C: Count> Path<C> {
         self.dst.path_mtu(now)
     }
 
-    /// Records that a router has reported that a packet was too long.
+    /// The longest IP packet with a datagram that the path admits.
+    pub(super) fn datagram_mtu(&self, now: Time) -> u16 {
+        self.dst.datagram_mtu(now)
+    }
+
+    /// Records that a router has reported that a segment was too long.
     pub(super) fn too_big(&self, mtu: u32, now: Time) {
         self.dst.too_big(mtu, now);
+    }
+
+    /// Records that a router has reported that a datagram was too long.
+    pub(super) fn datagram_too_big(&self, mtu: u32, now: Time) {
+        self.dst.datagram_too_big(mtu, now);
     }
 
     /// Whether it leads to this host.

@@ -7,6 +7,8 @@ use super::listeners::{any, everywhere};
 use super::path::{NextHop, Path};
 use super::payload::Payload;
 use super::{SocketError, Sockets};
+use crate::Time;
+use crate::route::MIN_PATH_MTU_V4;
 use crate::tcp::{Budget, Held};
 use crate::wire::{Flow, HEADROOM, IcmpKind, MAX_HEADERS, Outer};
 use netmem_packet::{Packet, TxQueue};
@@ -16,11 +18,18 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// The most datagrams that wait for the transmit ring. A further one is refused, and the user tries again.
 const OUTBOX: usize = 1024;
 /// The most datagrams that wait in a socket for its user.
 const QUEUE: usize = 1024;
+/// For so long after a long datagram was sent, an error that says it was too long is believed.
+const ERROR_AGE: Duration = Duration::from_secs(3);
+/// Payload of datagrams that are short enough for each path.
+const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
+/// Long datagrams that a socket remembers, for errors about them.
+const REMEMBERED: usize = 64;
 
 /// The sockets of a stack.
 pub(super) struct Datagrams<M: Mapped> {
@@ -38,7 +47,39 @@ struct Socket<M: Mapped> {
     /// Pages that wait in the queue or are held by the user.
     budget: Budget,
     read: Option<Waker>,
+    /// The only station that it exchanges datagrams with, if it is connected.
+    peer: Option<SocketAddr>,
+    /// An error that a connected socket reports.
     error: Option<SocketError>,
+    /// Long datagrams that were sent lately, the latest last.
+    long: VecDeque<Long>,
+}
+
+/// A datagram that may be too long for its path.
+#[derive(Clone, Copy)]
+struct Long {
+    to: SocketAddr,
+    /// Bytes of its header and its payload.
+    len: u16,
+    at: Time,
+}
+
+impl<M: Mapped> Socket<M> {
+    /// Notes that a datagram with `len` bytes of payload is sent. Each path admits short ones.
+    fn sends(&mut self, to: SocketAddr, len: usize, at: Time) {
+        if len > SHORT {
+            if self.long.len() == REMEMBERED {
+                self.long.pop_front();
+            }
+            // It fits: a datagram has at most 65535 bytes.
+            self.long.push_back(Long { to, len: (len + 8) as u16, at });
+        }
+    }
+
+    /// Whether it has sent such a datagram lately.
+    fn has_sent(&self, to: SocketAddr, len: u16, now: Time) -> bool {
+        self.long.iter().any(|sent| sent.to == to && sent.len == len && now.since(sent.at) < ERROR_AGE)
+    }
 }
 
 /// A datagram that was received.
@@ -71,7 +112,8 @@ impl<M: Mapped> Datagrams<M> {
     /// The socket that a packet with this flow is for.
     pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
         let exact = self.bound.get(&flow.local);
-        exact.or_else(|| self.bound.get(&everywhere(flow.local.port()))).copied()
+        let found = exact.or_else(|| self.bound.get(&everywhere(flow.local.port()))).copied();
+        found.filter(|&n| self.sockets[n as usize].peer.is_none_or(|peer| peer == flow.remote))
     }
 
     /// Queues a received datagram. Returns false if the socket has no room or no budget; the datagram is then dropped.
@@ -87,29 +129,25 @@ impl<M: Mapped> Datagrams<M> {
         wakers.extend(socket.read.take());
         true
     }
-
-    /// Processes an ICMP error about a datagram of this flow.
-    fn refused(&mut self, flow: &Flow, wakers: &mut Vec<Waker>) {
-        if let Some(n) = self.find(flow)
-            && let Some(socket) = self.sockets.get_mut(n as usize)
-        {
-            socket.error = Some(SocketError::Refused);
-            wakers.extend(socket.read.take());
-        }
-    }
 }
 
 impl<P: Payload> Core<P> {
-    /// Processes an ICMP error about a datagram.
-    pub(super) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind) {
-        if let IcmpKind::TooBig { mtu } = kind {
-            if self.udp.find(flow).is_some()
-                && let Some(path) = self.find_path(flow.remote.ip())
-            {
-                path.too_big(mtu, self.now);
+    /// Processes an ICMP error about a datagram of `len` bytes. A socket that is not connected does not report it: what it
+    /// receives next is of another station.
+    pub(super) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind, len: u16) {
+        let Some(n) = self.udp.find(flow) else { return };
+        let Some(socket) = self.udp.sockets.get_mut(n as usize) else { return };
+        match kind {
+            IcmpKind::TooBig { mtu } if socket.has_sent(flow.remote, len, self.now) => {
+                if let Some(path) = self.find_path(flow.remote.ip()) {
+                    path.datagram_too_big(mtu, self.now);
+                }
             }
-        } else if kind == IcmpKind::PortUnreachable {
-            self.udp.refused(flow, &mut self.wakers);
+            IcmpKind::PortUnreachable if socket.peer.is_some() => {
+                socket.error = Some(SocketError::Refused);
+                self.wakers.extend(socket.read.take());
+            }
+            _ => {}
         }
     }
 
@@ -145,7 +183,7 @@ impl<P: Payload> Core<P> {
         let mut path = self.find_path(flow.remote.ip())?;
         let hop = path.next_hop(&self.host, self.now);
         let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
-        let (outer, here, mtu) = (Outer::new(Some(link)), matches!(hop, NextHop::Here), path.mtu(self.now));
+        let (outer, here, mtu) = (Outer::new(Some(link)), matches!(hop, NextHop::Here), path.datagram_mtu(self.now));
         if here || packet.len() <= whole(mtu, &flow) {
             let packet = self.egress.datagram(&outer, &flow, packet)?;
             self.leaves(tx, &path, hop, packet);
@@ -224,7 +262,8 @@ impl<P: Payload> Sockets<P> {
             return Err(SocketError::InUse);
         };
         let budget = Budget::within(core.options.pages / 4, Some(&core.budget));
-        let socket = Socket { queue: VecDeque::new(), budget, read: None, error: None };
+        let socket =
+            Socket { queue: VecDeque::new(), budget, read: None, peer: None, error: None, long: VecDeque::new() };
         let n = core.udp.sockets.insert(socket) as u32;
         core.udp.bound.insert(any(local), n);
         drop(core);
@@ -239,11 +278,44 @@ impl<P: Payload> UdpSocket<P> {
         self.local
     }
 
+    /// Connects the socket to a station: it receives datagrams of that station alone, and reports that they reach no
+    /// socket there. Datagrams that wait to be received stay. `None` ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::NoRoute`].
+    pub fn connect(&mut self, peer: Option<SocketAddr>) -> Result<(), SocketError> {
+        let mut core = self.sockets.core.borrow_mut();
+        if let Some(peer) = peer {
+            core.flow_to(self.local, peer)?;
+        }
+        let socket = core.udp.sockets.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
+        (socket.peer, socket.error) = (peer, None);
+        Ok(())
+    }
+
+    /// The station that the socket is [connected](Self::connect) to.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.sockets.core.borrow().udp.sockets.get(self.n as usize)?.peer
+    }
+
+    /// Sends a copy of `payload` to the station that the socket is [connected](Self::connect) to.
+    ///
+    /// # Errors
+    ///
+    /// As of [`send_to`](Self::send_to). [`SocketError::NotConnected`].
+    pub fn send(&mut self, payload: &[u8]) -> Result<(), SocketError> {
+        let peer = self.peer_addr().ok_or(SocketError::NotConnected)?;
+        self.send_to(payload, peer)
+    }
+
     /// Receives a datagram: its payload goes into the first places of `into`, without a copy.
     ///
     /// # Errors
     ///
-    /// [`SocketError::WouldBlock`]: none is there. [`SocketError::Refused`]: a datagram that was sent earlier reached no socket.
+    /// [`SocketError::WouldBlock`]: none is there. [`SocketError::Refused`], if the socket is
+    /// [connected](Self::connect): a datagram that was sent earlier reached no socket.
     pub fn recv_from(&mut self, into: &mut [Fragment<P::Mem>]) -> Result<Received, SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let socket = core.udp.sockets.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
@@ -311,7 +383,8 @@ impl<P: Payload> UdpSocket<P> {
             packet.push(page.freeze_range(0..part.len())).map_err(|_| too_long)?;
         }
         core.egress.stats.copied_sent += payload.len() as u64;
-        core.push_datagram(flow, packet)
+        core.push_datagram(self.n, flow, packet);
+        Ok(())
     }
 
     /// Sends a fragment as one datagram, by the next poll of the stack. It is not copied.
@@ -322,7 +395,8 @@ impl<P: Payload> UdpSocket<P> {
     pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let flow = core.datagram_flow(self.local, to, payload.len())?;
-        core.push_datagram(flow, Packet::new(payload))
+        core.push_datagram(self.n, flow, Packet::new(payload));
+        Ok(())
     }
 
     /// Ready when there is room for a datagram.
@@ -341,17 +415,23 @@ impl<P: Payload> UdpSocket<P> {
 
 impl<P: Payload> Core<P> {
     fn datagram_flow(&mut self, local: SocketAddr, to: SocketAddr, len: usize) -> Result<Flow, SocketError> {
-        if self.gone {
-            return Err(SocketError::StackGone);
-        }
+        let flow = self.flow_to(local, to)?;
         if self.udp.outbox.len() >= OUTBOX {
             return Err(SocketError::WouldBlock);
         }
-        let path = self.find_path(to.ip()).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
         let most = if to.is_ipv4() { 65535 - 28 } else { 65535 - 8 };
         if len > most {
             return Err(SocketError::TooLong { len, most });
         }
+        Ok(flow)
+    }
+
+    /// The addresses and ports of datagrams from a socket to `to`.
+    fn flow_to(&mut self, local: SocketAddr, to: SocketAddr) -> Result<Flow, SocketError> {
+        if self.gone {
+            return Err(SocketError::StackGone);
+        }
+        let path = self.find_path(to.ip()).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
         let source = if local.ip().is_unspecified() { path.source() } else { local.ip() };
         if source.is_ipv4() != to.is_ipv4() {
             return Err(SocketError::NoRoute);
@@ -359,10 +439,12 @@ impl<P: Payload> Core<P> {
         Ok(Flow { local: SocketAddr::new(source, local.port()), remote: to })
     }
 
-    fn push_datagram(&mut self, flow: Flow, packet: Packet<P::Mem>) -> Result<(), SocketError> {
+    fn push_datagram(&mut self, socket: u32, flow: Flow, packet: Packet<P::Mem>) {
+        if let Some(socket) = self.udp.sockets.get_mut(socket as usize) {
+            socket.sends(flow.remote, packet.len(), self.now);
+        }
         self.udp.outbox.push_back((flow, packet));
         self.wake_driver();
-        Ok(())
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Icmp {
 }
 
 /// An error about a packet that this station may have sent. Any peer can forge one, so a connection checks
-/// [`seq`](Quoted::seq) before it acts on it.
+/// what is [quoted](QuotedTransport) before it acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// The kind of the error.
@@ -42,10 +42,23 @@ pub struct IcmpError {
 pub struct Quoted {
     /// The flow; its local address is the one that the error was sent to.
     pub flow: Flow,
-    /// [`protocol::TCP`] or [`protocol::UDP`].
-    pub protocol: u8,
-    /// The sequence number, if it was TCP.
-    pub seq: Option<Seq>,
+    /// The part of its transport header by which its sender recognises it.
+    pub transport: QuotedTransport,
+}
+
+/// What an error quotes of a transport header, besides the ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotedTransport {
+    /// A segment.
+    Tcp {
+        /// Its sequence number.
+        seq: Seq,
+    },
+    /// A datagram.
+    Udp {
+        /// Its length field: bytes of its header and its payload.
+        len: u16,
+    },
 }
 
 /// The kind of an ICMP error.
@@ -216,13 +229,16 @@ impl Icmp {
             return Ok(Self::Unknown);
         };
         // The least that the oldest rules require of a quotation: 8 bytes.
-        let transport = bytes.at::<8>(at)?;
+        let header = bytes.at::<8>(at)?;
         let flow = Flow {
-            local: SocketAddr::new(source, be16(transport, 0)),
-            remote: SocketAddr::new(destination, be16(transport, 2)),
+            local: SocketAddr::new(source, be16(header, 0)),
+            remote: SocketAddr::new(destination, be16(header, 2)),
         };
-        let seq = (number == protocol::TCP).then(|| Seq(be32(transport, 4)));
-        Ok(Self::Error(IcmpError { kind, quoted: Quoted { flow, protocol: number, seq } }))
+        let transport = match number {
+            protocol::TCP => QuotedTransport::Tcp { seq: Seq(be32(header, 4)) },
+            _ => QuotedTransport::Udp { len: be16(header, 4) },
+        };
+        Ok(Self::Error(IcmpError { kind, quoted: Quoted { flow, transport } }))
     }
 }
 

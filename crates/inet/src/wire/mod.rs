@@ -32,7 +32,7 @@ mod udp;
 
 pub use arp::Arp;
 pub use emit::{Body, EmitError, Emitted, Outer, emit_fragment};
-pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, emit_echo_reply, emit_icmp_error};
+pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, QuotedTransport, emit_echo_reply, emit_icmp_error};
 pub use ip::{Covered, FragmentHeader, Ip, MAX_EXTENSIONS, Transport, protocol};
 pub use neighbor::{Advertisement, Solicitation, all_nodes, solicited_node};
 pub use tcp::{Segment, emit_tcp, tcp_header_len};

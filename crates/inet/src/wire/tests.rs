@@ -475,7 +475,7 @@ fn errors_quote_the_packet() {
             assert!(emitted.len <= 128);
             (read(&out[..emitted.len]).map(|(_, _, transport)| transport), out[..emitted.len].to_vec())
         };
-        let quoted = Quoted { flow: sent, protocol: protocol::TCP, seq: Some(header.seq) };
+        let quoted = Quoted { flow: sent, transport: QuotedTransport::Tcp { seq: header.seq } };
         let (read, frame) = error(sent.local.ip());
         assert_eq!(read, Ok(Transport::Icmp(Icmp::Error(IcmpError { kind, quoted }))));
         let other = SlicedPacket::from_ethernet(&frame).unwrap();

@@ -47,10 +47,26 @@ pub struct Wire {
     pub now: Time,
     there: Cable,
     back: Cable,
+    /// Further stacks of the host, each with a queue pair of its own.
+    pub others: Vec<Queue>,
     /// Whether the peer answers questions for its Ethernet address.
     pub answers_arp: bool,
     /// The questions for Ethernet addresses that the stack has sent.
     pub questions: usize,
+}
+
+/// A stack with a queue pair, and the cable to it.
+pub struct Queue {
+    pub stack: Server,
+    there: Cable,
+    back: Cable,
+}
+
+impl Queue {
+    /// Puts a frame on the cable to the stack.
+    pub fn frame(&self, bytes: Vec<u8>) {
+        self.there.borrow_mut().push_back(Frame { bytes, meta: Meta::default() });
+    }
 }
 
 impl Wire {
@@ -59,10 +75,17 @@ impl Wire {
         let host = host(2);
         let stack = stack(&host, pair(&there, &back, false), options);
         let now = Time::from_micros(1_000_000);
-        Self { stack, host, now, there, back, answers_arp: true, questions: 0 }
+        Self { stack, host, now, there, back, others: Vec::new(), answers_arp: true, questions: 0 }
     }
 
-    /// Puts a frame on the cable to the stack.
+    /// Adds a stack of the same host, with a queue pair of its own.
+    pub fn add_queue(&mut self, options: StackOptions) {
+        let (there, back) = (Cable::default(), Cable::default());
+        let stack = stack(&self.host, pair(&there, &back, false), options);
+        self.others.push(Queue { stack, there, back });
+    }
+
+    /// Puts a frame on the cable to the first stack.
     pub fn frame(&self, bytes: Vec<u8>) {
         self.there.borrow_mut().push_back(Frame { bytes, meta: Meta::default() });
     }
@@ -74,27 +97,7 @@ impl Wire {
 
     /// Puts a segment from an address of the network on the cable.
     pub fn put_from(&self, from: [u8; 4], seg: &Seg) {
-        let mut tcp = PacketBuilder::ethernet2(mac_of(from), [2, 0, 0, 0, 0, 2])
-            .ipv4(from, [10, 0, 0, 2], 64)
-            .tcp(seg.peer, seg.port, seg.seq, seg.window);
-        if seg.has(FIN) {
-            tcp = tcp.fin();
-        }
-        if seg.has(SYN) {
-            tcp = tcp.syn().options(&[TcpOptionElement::MaximumSegmentSize(1460)]).unwrap();
-        }
-        if seg.has(RST) {
-            tcp = tcp.rst();
-        }
-        if seg.has(PSH) {
-            tcp = tcp.psh();
-        }
-        if seg.has(ACK) {
-            tcp = tcp.ack(seg.ack);
-        }
-        let mut bytes = Vec::new();
-        tcp.write(&mut bytes, &seg.payload).unwrap();
-        self.frame(bytes);
+        self.frame(frame_of(from, seg));
     }
 
     /// Polls the stack until it has nothing to do, and returns the segments that it has sent.
@@ -102,9 +105,15 @@ impl Wire {
         let mut sent = Vec::new();
         for _ in 0..1000 {
             self.now += Duration::from_micros(1);
-            let work = self.stack.poll(self.now);
-            let frames: Vec<Frame> = self.back.borrow_mut().drain(..).collect();
-            let idle = frames.is_empty() && work == 0 && self.there.borrow().is_empty();
+            let mut work = self.stack.poll(self.now);
+            let mut frames: Vec<Frame> = self.back.borrow_mut().drain(..).collect();
+            for Queue { stack, back, .. } in &mut self.others {
+                work += stack.poll(self.now);
+                frames.extend(back.borrow_mut().drain(..));
+            }
+            let left =
+                self.others.iter().map(|queue| &queue.there).chain([&self.there]).any(|c| !c.borrow().is_empty());
+            let idle = frames.is_empty() && work == 0 && !left;
             for Frame { bytes, .. } in frames {
                 sent.extend(self.read(&bytes));
             }
@@ -126,7 +135,7 @@ impl Wire {
     pub fn pass(&mut self, time: Duration) -> (Vec<Seg>, usize) {
         let end = self.now + time;
         let (mut sent, mut wakes) = (Vec::new(), 0);
-        while let Some(at) = self.stack.next_deadline().filter(|&at| at < end) {
+        while let Some(at) = self.next_deadline().filter(|&at| at < end) {
             self.now = self.now.max(at);
             wakes += 1;
             sent.extend(self.poll());
@@ -134,6 +143,11 @@ impl Wire {
         self.now = self.now.max(end);
         sent.extend(self.poll());
         (sent, wakes)
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        let stacks = self.others.iter().map(|queue| &queue.stack).chain([&self.stack]);
+        stacks.filter_map(Stack::next_deadline).min()
     }
 
     /// Opens a connection from `peer` to `port`. Returns the next sequence numbers of the peer and of the stack.
@@ -177,6 +191,31 @@ impl Wire {
             payload: tcp.payload().to_vec(),
         })
     }
+}
+
+/// The frame of a segment from an address of the network.
+pub fn frame_of(from: [u8; 4], seg: &Seg) -> Vec<u8> {
+    let mut tcp = PacketBuilder::ethernet2(mac_of(from), [2, 0, 0, 0, 0, 2])
+        .ipv4(from, [10, 0, 0, 2], 64)
+        .tcp(seg.peer, seg.port, seg.seq, seg.window);
+    if seg.has(FIN) {
+        tcp = tcp.fin();
+    }
+    if seg.has(SYN) {
+        tcp = tcp.syn().options(&[TcpOptionElement::MaximumSegmentSize(1460)]).unwrap();
+    }
+    if seg.has(RST) {
+        tcp = tcp.rst();
+    }
+    if seg.has(PSH) {
+        tcp = tcp.psh();
+    }
+    if seg.has(ACK) {
+        tcp = tcp.ack(seg.ack);
+    }
+    let mut bytes = Vec::new();
+    tcp.write(&mut bytes, &seg.payload).unwrap();
+    bytes
 }
 
 /// The Ethernet address of the station with an IP address.

@@ -9,6 +9,7 @@
 //! also takes over the flow of one in TIME-WAIT.
 
 use super::listeners::ListenerId;
+use super::pages::Written;
 use super::path::Path;
 use super::payload::Payload;
 use super::table::{Id, Table};
@@ -51,6 +52,10 @@ pub(super) struct Slot<P: Payload> {
     pub(super) unvouched: u64,
     /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
     pub(super) una: Seq,
+    /// The pages that the user has written, and that are not acknowledged.
+    pub(super) written: Written<P::Mem>,
+    /// It is in the queue of connections that want a page to write.
+    pub(super) awaits_page: bool,
 }
 
 /// The owner of a connection.
@@ -92,6 +97,8 @@ impl<P: Payload> Slot<P> {
             max_payload,
             unvouched: 0,
             una: Seq(0),
+            written: Written::new(),
+            awaits_page: false,
         }
     }
 

@@ -10,6 +10,7 @@ use super::egress::Egress;
 use super::host::Host;
 use super::input::Back;
 use super::listeners::{Begins, Listeners, Reused, headers};
+use super::pages::SendPages;
 use super::path::Path;
 use super::payload::{Payload, Transmit};
 use super::schedule::Schedule;
@@ -33,6 +34,8 @@ pub(super) struct Core<P: Payload> {
     pub(super) options: StackOptions,
     pub(super) now: Time,
     pub(super) egress: Egress<P::Mem>,
+    /// The pages of the pool, from which users write.
+    pub(super) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
     pub(super) budget: Budget,
     /// How many of these the fragments of datagrams may hold.
@@ -67,6 +70,7 @@ impl<P: Payload> Core<P> {
         let budget = Budget::waking(options.pages, waker);
         let fragments = Budget::within(options.pages / 4, Some(&budget));
         Self {
+            pages: SendPages::new(egress.pool.limit()),
             egress,
             udp: Datagrams::new(),
             reassembly: Reassembly::new(),
@@ -157,6 +161,7 @@ impl<P: Payload> Core<P> {
     pub(super) fn forget(&mut self, id: ConnectionId) -> Option<(Slot<P>, bool)> {
         let (mut slot, linked) = self.connections.remove(id)?;
         self.schedule.forget(id);
+        self.pages.release(slot.written.clear());
         self.wakers.extend(slot.wakers());
         Some((slot, linked))
     }

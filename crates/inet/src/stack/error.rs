@@ -58,6 +58,16 @@ impl SocketError {
     }
 }
 
+impl From<tcp::Refused> for SocketError {
+    fn from(why: tcp::Refused) -> Self {
+        match why {
+            tcp::Refused::Full => Self::WouldBlock,
+            tcp::Refused::Shut => Self::ShutDown,
+            tcp::Refused::Over(error) => Self::Closed(error),
+        }
+    }
+}
+
 impl From<SocketError> for io::Error {
     fn from(error: SocketError) -> Self {
         let kind = match error {

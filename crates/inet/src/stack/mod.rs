@@ -72,6 +72,7 @@ mod host;
 mod input;
 mod listeners;
 mod moving;
+mod pages;
 mod path;
 mod payload;
 mod schedule;
@@ -82,6 +83,7 @@ mod table;
 pub mod tokio;
 mod udp;
 mod wheel;
+mod write;
 
 pub use carrier::HeaderTicket;
 pub use error::SocketError;
@@ -321,6 +323,7 @@ where
             core.neighbors(tx);
             door.awaits_hop.store(core.schedule.waits_for_hops(), Ordering::SeqCst);
             tx.flush();
+            core.call_writers();
             work + completed
         });
         let mut wakers = std::mem::take(&mut core.wakers);

@@ -87,7 +87,6 @@ impl<P: Payload> TcpStream<P> {
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
-    #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn depart(mut self) -> Result<Departed<P>, Self> {
         let mut core = self.sockets.core.borrow_mut();
         let Some(slot) = core.take(self.id) else {
@@ -108,7 +107,6 @@ impl<M: Mapped> TcpStream<M> {
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
-    #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn save(self) -> Result<SavedStream, Self> {
         let saved = self.sockets.core.borrow_mut().save(self.id, &self.rest);
         saved.ok_or(self)
@@ -182,8 +180,14 @@ impl<M: Mapped> Sockets<M> {
         };
         let config = core.config_on(config, &path, &flow);
         let queue = Some(&core.budget);
+        let pages = unacknowledged.len();
         let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, core.now);
+        let end = connection.send_end();
         let id = core.settle(connection, flow, path);
+        core.pages.count(pages);
+        if let Some(slot) = core.connections.get_mut(id) {
+            slot.written.restored(pages, end);
+        }
         drop(core);
         Ok(TcpStream::new(self.clone(), id, flow))
     }

@@ -170,6 +170,7 @@ impl<P: Payload> Core<P> {
         if mem::replace(&mut slot.una, una) != una {
             // The peer has received a segment, so the next hop has forwarded it.
             slot.path.confirm(now);
+            self.pages.release(slot.written.acknowledged(una, slot.connection.send_end()));
         }
         let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
         if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
@@ -256,6 +257,20 @@ impl<P: Payload> Core<P> {
         }
     }
 
+    /// Calls the users of connections that wait for a page to write, in order, as many as there are pages.
+    pub(super) fn call_writers(&mut self) {
+        let mut ready = self.pages.ready();
+        while ready > 0
+            && let Some(id) = self.pages.next()
+        {
+            if let Some(slot) = self.connections.get_mut(id) {
+                slot.awaits_page = false;
+                self.wakers.extend(slot.write.take());
+                ready -= 1;
+            }
+        }
+    }
+
     /// If a connection's window is small because of the page budget, it is processed when pages are returned, on any
     /// thread.
     fn starve(&mut self, id: ConnectionId) {
@@ -315,6 +330,7 @@ impl<P: Payload> Core<P> {
     fn closed(&mut self, id: ConnectionId, error: Option<tcp::Error>) {
         let Some(slot) = self.connections.get_mut(id) else { return };
         slot.closed = Some(error);
+        self.pages.release(slot.written.clear());
         self.wakers.extend(slot.wakers());
         match slot.role {
             Role::HalfOpen(listener) => {

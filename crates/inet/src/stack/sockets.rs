@@ -6,9 +6,9 @@ use super::fragment::{Fragment, Packer};
 use super::listeners::ListenerId;
 use super::payload::Payload;
 use super::{SocketError, StackStats};
-use crate::tcp::{self, Budget, Chunk, Config, Held, Info, IpFields, KeepAlive, Listener, Received, Refused};
+use crate::tcp::{self, Budget, Chunk, Config, Held, Info, IpFields, KeepAlive, Listener, Received};
 use crate::wire::Flow;
-use netmem_pool::{Frag, Mapped, Page};
+use netmem_pool::{Frag, Mapped};
 use std::cell::RefCell;
 use std::fmt;
 use std::io::IoSlice;
@@ -97,7 +97,7 @@ impl<P: Payload> Sockets<P> {
     /// Pages into which received payload can be detached. See [`Fragment::detach`].
     pub fn packer(&self) -> Packer<P::Mem> {
         let core = self.core.borrow();
-        Packer::new(core.egress.pool.clone(), core.budget.clone())
+        Packer::new(core.egress.pool.clone(), core.budget.clone(), core.pages.packed.clone())
     }
 }
 
@@ -181,8 +181,6 @@ pub struct TcpStream<P: Payload> {
     pub(super) remote: SocketAddr,
     /// What [`read`](Self::read) has not copied yet.
     pub(super) rest: Fragment<P::Mem>,
-    /// The page into which [`write`](Self::write) copies.
-    page: Option<Page<P::Mem>>,
 }
 
 /// Nothing in it is pinned.
@@ -190,7 +188,7 @@ impl<P: Payload> Unpin for TcpStream<P> {}
 
 impl<P: Payload> TcpStream<P> {
     pub(super) fn new(sockets: Sockets<P>, id: ConnectionId, flow: Flow) -> Self {
-        Self { sockets, id, local: flow.local, remote: flow.remote, rest: Fragment::default(), page: None }
+        Self { sockets, id, local: flow.local, remote: flow.remote, rest: Fragment::default() }
     }
 
     /// This end.
@@ -422,14 +420,7 @@ impl<P: Payload> TcpStream<P> {
                 core.touch(self.id);
                 Ok(())
             }
-            Err(refusal) => {
-                let error = match refusal.why {
-                    Refused::Full => SocketError::WouldBlock,
-                    Refused::Shut => SocketError::ShutDown,
-                    Refused::Over(error) => SocketError::Closed(error),
-                };
-                Err((error, refusal.chunk))
-            }
+            Err(refusal) => Err((refusal.why.into(), refusal.chunk)),
         }
     }
 
@@ -441,7 +432,8 @@ impl<P: Payload> TcpStream<P> {
     ///
     /// # Errors
     ///
-    /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the pool has no page.
+    /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the connection has its share of the pool's pages, or
+    /// the pool has none.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SocketError> {
         if bytes.len() >= BY_REFERENCE {
             let found = self.sockets.core.borrow().egress.pool.frag_of(bytes);
@@ -449,42 +441,13 @@ impl<P: Payload> TcpStream<P> {
                 return self.send_chunk(P::from_host(frag), false).map(|()| bytes.len()).map_err(|(error, _)| error);
             }
         }
-        let mut written = 0;
-        while written < bytes.len() {
-            let room = {
-                let mut core = self.sockets.core.borrow_mut();
-                let slot = core.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
-                let room = slot.connection.room();
-                if self.page.is_none() && room > 0 {
-                    self.page = core.egress.page();
-                }
-                room
-            };
-            let Some(page) = self.page.as_mut().filter(|_| room > 0) else { break };
-            let n = page.len().min(bytes.len() - written).min(room);
-            let copied = page.copy_from(0, &bytes[written..written + n]);
-            debug_assert!(copied.is_ok());
-            let part = page.split_to(n).freeze();
-            if page.len() == 0 {
-                self.page = None;
-            }
-            match self.send_chunk(P::from_host(part), false) {
-                Ok(()) => written += n,
-                Err(_) if written > 0 => break,
-                Err((error, _)) => return Err(error),
-            }
-        }
         let mut core = self.sockets.core.borrow_mut();
+        let written = core.write(self.id, bytes)?;
         core.egress.stats.copied_sent += written as u64;
-        if written > 0 || bytes.is_empty() {
-            return Ok(written);
+        if written > 0 {
+            core.touch(self.id);
         }
-        // The reason why there is no room.
-        match core.connections.get(self.id).map(|slot| (slot.closed, slot.connection.failure())) {
-            None => Err(SocketError::StackGone),
-            Some((Some(_), error)) => Err(SocketError::Closed(error.unwrap_or(tcp::Error::Aborted))),
-            Some((None, _)) => Err(SocketError::WouldBlock),
-        }
+        if written > 0 || bytes.is_empty() { Ok(written) } else { Err(SocketError::WouldBlock) }
     }
 
     /// Writes the slices one after the other, as many bytes as there is room for. Returns how many bytes were written
@@ -551,14 +514,14 @@ impl<P: Payload> TcpStream<P> {
         self.rest.len() + core.connections.get(self.id).map_or(0, |slot| slot.connection.readable())
     }
 
-    /// Ready when the send buffer has room, or the connection has ended.
+    /// Ready when the send buffer has room and a page can be written, or the connection has ended.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
-        let core = self.sockets.core.borrow();
+        let mut core = self.sockets.core.borrow_mut();
         let Some(slot) = core.connections.get(self.id) else { return Poll::Ready(Err(SocketError::StackGone)) };
         if slot.closed.is_some() {
             return Poll::Ready(slot.connection.failure().map_or(Ok(()), |error| Err(SocketError::Closed(error))));
         }
-        if slot.connected && slot.connection.is_writable() {
+        if slot.connected && slot.connection.is_writable() && core.can_write(self.id) {
             return Poll::Ready(Ok(()));
         }
         drop(core);

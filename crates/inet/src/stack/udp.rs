@@ -12,7 +12,7 @@ use crate::route::MIN_PATH_MTU_V4;
 use crate::tcp::{Budget, Held};
 use crate::wire::{Flow, HEADROOM, IcmpKind, MAX_HEADERS, Outer};
 use netmem_packet::{Packet, TxQueue};
-use netmem_pool::{Frag, Mapped};
+use netmem_pool::{Frag, Mapped, Page};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -35,7 +35,9 @@ const REMEMBERED: usize = 64;
 pub(super) struct Datagrams<M: Mapped> {
     sockets: Slab<Socket<M>>,
     bound: HashMap<SocketAddr, u32>,
-    outbox: VecDeque<(Flow, Packet<M>)>,
+    outbox: VecDeque<Outgoing<M>>,
+    /// Pages of the stack's pool in the outbox.
+    held: usize,
     /// The outbox: frames with their headers that wait because the ring was full, and whether each is for this host.
     ready: VecDeque<(Packet<M>, bool)>,
     /// Sockets that found the outbox full.
@@ -82,6 +84,14 @@ impl<M: Mapped> Socket<M> {
     }
 }
 
+/// A datagram to be sent.
+struct Outgoing<M: Mapped> {
+    flow: Flow,
+    packet: Packet<M>,
+    /// Pages of the stack's pool into which it was copied.
+    pages: usize,
+}
+
 /// A datagram that was received.
 struct Arrived<M: Mapped> {
     flow: Flow,
@@ -95,6 +105,7 @@ impl<M: Mapped> Datagrams<M> {
             sockets: Slab::new(),
             bound: HashMap::new(),
             outbox: VecDeque::new(),
+            held: 0,
             ready: VecDeque::new(),
             writers: Vec::new(),
         }
@@ -170,7 +181,7 @@ impl<P: Payload> Core<P> {
             }
             sent += 1;
         }
-        if sent > 0 && self.udp.outbox.len() < OUTBOX {
+        if self.udp.outbox.len() < OUTBOX && self.pages.admits(self.udp.held) {
             self.wakers.append(&mut self.udp.writers);
         }
         sent
@@ -179,7 +190,9 @@ impl<P: Payload> Core<P> {
     /// Takes a datagram out of the outbox and writes its headers. If it is too long for the path, it is sent in
     /// fragments.
     fn next_datagram<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> Option<()> {
-        let (flow, packet) = self.udp.outbox.pop_front()?;
+        let Outgoing { flow, packet, pages } = self.udp.outbox.pop_front()?;
+        self.udp.held -= pages;
+        self.pages.release(pages);
         let mut path = self.find_path(flow.remote.ip())?;
         let hop = path.next_hop(&self.host, self.now);
         let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
@@ -371,19 +384,21 @@ impl<P: Payload> UdpSocket<P> {
         let flow = core.datagram_flow(self.local, to, payload.len())?;
         // Headers go in front of it.
         let at = HEADROOM + MAX_HEADERS;
-        let mut page = core.egress.page().ok_or(SocketError::WouldBlock)?;
+        let mut page = core.datagram_page(0)?;
         let most = page.len() - at;
         let (first, rest) = payload.split_at(payload.len().min(most));
         let too_long = SocketError::TooLong { len: payload.len(), most };
         page.copy_from(at, first).map_err(|_| too_long)?;
         let mut packet = Packet::new(page.freeze_range(at..at + first.len()));
+        let mut pages = 1;
         for part in rest.chunks(core.egress.pool.page_size()) {
-            let mut page = core.egress.page().ok_or(SocketError::WouldBlock)?;
+            let mut page = core.datagram_page(pages)?;
             page.copy_from(0, part).map_err(|_| too_long)?;
             packet.push(page.freeze_range(0..part.len())).map_err(|_| too_long)?;
+            pages += 1;
         }
         core.egress.stats.copied_sent += payload.len() as u64;
-        core.push_datagram(self.n, flow, packet);
+        core.push_datagram(self.n, Outgoing { flow, packet, pages });
         Ok(())
     }
 
@@ -395,14 +410,14 @@ impl<P: Payload> UdpSocket<P> {
     pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
         let mut core = self.sockets.core.borrow_mut();
         let flow = core.datagram_flow(self.local, to, payload.len())?;
-        core.push_datagram(self.n, flow, Packet::new(payload));
+        core.push_datagram(self.n, Outgoing { flow, packet: Packet::new(payload), pages: 0 });
         Ok(())
     }
 
     /// Ready when there is room for a datagram.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut core = self.sockets.core.borrow_mut();
-        if core.udp.outbox.len() < OUTBOX {
+        if core.udp.outbox.len() < OUTBOX && core.pages.admits(core.udp.held) {
             return Poll::Ready(());
         }
         let waker = cx.waker();
@@ -439,11 +454,19 @@ impl<P: Payload> Core<P> {
         Ok(Flow { local: SocketAddr::new(source, local.port()), remote: to })
     }
 
-    fn push_datagram(&mut self, socket: u32, flow: Flow, packet: Packet<P::Mem>) {
+    /// A page for a datagram that has `more` already. All datagrams together have the share of one connection.
+    fn datagram_page(&mut self, more: usize) -> Result<Page<P::Mem>, SocketError> {
+        let admitted = self.pages.admits(self.udp.held + more);
+        admitted.then(|| self.egress.page()).flatten().ok_or(SocketError::WouldBlock)
+    }
+
+    fn push_datagram(&mut self, socket: u32, outgoing: Outgoing<P::Mem>) {
         if let Some(socket) = self.udp.sockets.get_mut(socket as usize) {
-            socket.sends(flow.remote, packet.len(), self.now);
+            socket.sends(outgoing.flow.remote, outgoing.packet.len(), self.now);
         }
-        self.udp.outbox.push_back((flow, packet));
+        self.udp.held += outgoing.pages;
+        self.pages.count(outgoing.pages);
+        self.udp.outbox.push_back(outgoing);
         self.wake_driver();
     }
 }

@@ -1,4 +1,4 @@
-//! The page budget: the number of buffers that received payload may occupy.
+//! The page budget: the number of buffers that received payload may occupy, and the share of each connection.
 //!
 //! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment makes each of these
 //! bytes occupy a buffer. Buffers are therefore counted, for each connection and for its queue. A buffer is counted
@@ -19,6 +19,18 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
+
+/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of `free`, by twice `limit`,
+/// but at least one.
+///
+/// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one after the other and
+/// none goes. If each took a fixed part of what is free, `n` of them would leave a part that falls with the power of `n`.
+/// With the square, they leave `limit / (1 + n / 2)`: half after two, a fiftieth after a hundred. A single holder can
+/// occupy a quarter of all buffers. Nothing is computed when holders come and go.
+pub(crate) fn share(free: u32, limit: u32) -> u32 {
+    let (free, limit) = (u64::from(free), u64::from(limit.max(1)));
+    u32::try_from(free * free / (2 * limit)).unwrap_or(u32::MAX).max(1)
+}
 
 /// A number of buffers that may be occupied. A clone is the same budget.
 ///

@@ -296,15 +296,22 @@ impl<C: Carrier> Connection<C> {
         if let Some(tape) = &mut self.tape {
             tape.add(Step::Send { len: chunk.len() as u32, more, joins: self.sender.joins(&chunk) });
         }
-        let why = match self.state {
-            State::Closed => Refused::Over(self.error.unwrap_or(Error::Aborted)),
-            _ if self.shut => Refused::Shut,
-            _ => match self.sender.send(chunk, more) {
-                Ok(()) => return Ok(()),
-                Err(chunk) => return Err(Refusal { chunk, why: Refused::Full }),
-            },
-        };
-        Err(Refusal { chunk, why })
+        match self.can_send() {
+            Ok(()) => self.sender.send(chunk, more).map_err(|chunk| Refusal { chunk, why: Refused::Full }),
+            Err(why) => Err(Refusal { chunk, why }),
+        }
+    }
+
+    /// Whether [`send`](Self::send) accepts payload when there is room.
+    ///
+    /// # Errors
+    /// [`Refused::Over`], [`Refused::Shut`].
+    pub fn can_send(&self) -> Result<(), Refused> {
+        match self.state {
+            State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
+            _ if self.shut => Err(Refused::Shut),
+            _ => Ok(()),
+        }
     }
 
     /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the urgent pointer.
@@ -337,6 +344,12 @@ impl<C: Carrier> Connection<C> {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.sender.is_writable()
+    }
+
+    /// The number after the last byte that [`send`](Self::send) has accepted.
+    #[must_use]
+    pub fn send_end(&self) -> Seq {
+        self.sender.end()
     }
 
     /// Takes the next payload that is in order. Payload that arrived before a reset can still be read.

@@ -45,8 +45,8 @@ mod transmit;
 pub mod congestion;
 pub mod sender;
 
-pub(crate) use budget::Charges;
 pub use budget::{Budget, Charge, Held};
+pub(crate) use budget::{Charges, share};
 pub use carrier::{Carrier, Chunk, Ticket};
 pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;

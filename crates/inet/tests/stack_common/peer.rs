@@ -1,10 +1,11 @@
 //! A peer of a stack that is made of frames: a test writes each segment, and reads each answer.
 
-use super::{Cable, Frame, MemRx, MemTx, host, pair, stack};
+use super::{Cable, Frame, MemRx, MemTx, host, pair, pool, stack};
 use etherparse::{EtherType, Ethernet2Header, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
 use netmem_inet::{Host, Stack, StackOptions, Time};
 use netmem_packet::Meta;
-use netmem_pool::Private;
+use netmem_pool::{Private, SharedPool};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const FIN: u8 = 1;
@@ -44,6 +45,8 @@ impl Seg {
 pub struct Wire {
     pub stack: Server,
     pub host: Host<Private>,
+    /// The pages from which the stack sends.
+    pub pool: Arc<SharedPool<Private>>,
     pub now: Time,
     there: Cable,
     back: Cable,
@@ -72,10 +75,11 @@ impl Queue {
 impl Wire {
     pub fn new(options: StackOptions) -> Self {
         let (there, back) = (Cable::default(), Cable::default());
-        let host = host(2);
-        let stack = stack(&host, pair(&there, &back, false), options);
+        let (host, pool) = (host(2), pool());
+        let (rx, tx) = pair(&there, &back, false);
+        let stack = Stack::new(&host, rx, tx, pool.clone(), options, Time::ZERO).unwrap();
         let now = Time::from_micros(1_000_000);
-        Self { stack, host, now, there, back, others: Vec::new(), answers_arp: true, questions: 0 }
+        Self { stack, host, pool, now, there, back, others: Vec::new(), answers_arp: true, questions: 0 }
     }
 
     /// Adds a stack of the same host, with a queue pair of its own.

@@ -105,6 +105,9 @@ impl<C: Carrier> Sender<C> {
             self.after(ack, &mut news, at);
         }
         self.more = false;
+        if self.board.is_empty() {
+            self.ring.forget();
+        }
         acked.writable = !was_writable && self.is_writable();
         acked
     }

@@ -387,6 +387,7 @@ impl<C: Carrier> Sender<C> {
     /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
         self.start_at(self.nxt);
+        self.ring.forget();
         self.scratch = Vec::new();
         (self.timer, self.waiting, self.agreed, self.syn_acked) = (None, None, None, true);
         self.fin = false;

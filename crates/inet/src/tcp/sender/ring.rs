@@ -39,6 +39,14 @@ impl<T: Ticket> Ring<T> {
         self.bytes
     }
 
+    /// Forgets all transmissions, because nothing that they carried will be sent again. Their memory is held by the device
+    /// alone from now on: an idle connection holds none.
+    pub(super) fn forget(&mut self) {
+        self.first += self.tickets.len() as u64;
+        self.bytes = 0;
+        self.tickets.clear();
+    }
+
     /// The first transmission that was not finished at the last check.
     pub(super) fn first(&self) -> Id {
         self.first
@@ -67,5 +75,10 @@ mod tests {
         one.finish();
         assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (0, true, true));
         assert!(ring.is_done(0), "a range that was never sent waits for nothing");
+        let pending = Done::pending();
+        let id = ring.push(pending.clone(), 7);
+        ring.forget();
+        assert_eq!((ring.settle(), ring.is_done(id), ring.first()), (0, true, id + 1));
+        assert_eq!(ring.push(pending, 7), id + 1);
     }
 }

@@ -363,6 +363,42 @@ mod tests {
         assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
     }
 
+    /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at most.
+    #[test]
+    fn another_fin_does_not_begin_time_wait_again() {
+        for timestamps in [true, false] {
+            let config = Config { timestamps, ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            pair.a.tcp.send(stream(0, 5000), false).unwrap();
+            pair.settle();
+            pair.b.read(pair.now);
+            pair.b.tcp.close(pair.now);
+            pair.settle();
+            pair.a.tcp.close(pair.now);
+            let fin = pair.a.output(pair.now).remove(0);
+            pair.b.input(&fin, pair.now);
+            pair.b.output(pair.now);
+            let until = pair.b.tcp.deadline().unwrap();
+            assert_eq!(pair.b.tcp.state(), State::TimeWait);
+            pair.now += Duration::from_secs(30);
+            let nxt = fin.header.seq + 1;
+            for (seq, len) in [(nxt - 5000, 0), (nxt - 2, 0), (nxt - 1000, 500), (nxt + (1 << 24), 0), (nxt - 10, 10)] {
+                let other = Header { seq, ..fin.header };
+                pair.b.answer_text(other, len, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "{seq:?} {len}");
+            }
+            if let Some(stamps) = fin.header.options.timestamps {
+                let mut old = fin.header;
+                old.options.timestamps = Some(Timestamps { value: stamps.value.wrapping_sub(1), ..stamps });
+                pair.b.answer(old, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "an old timestamp");
+            }
+            // The FIN may come with payload that was received before.
+            pair.b.answer_text(Header { seq: nxt - 11, ..fin.header }, 10, pair.now);
+            assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+        }
+    }
+
     #[test]
     fn a_later_syn_reuses_time_wait() {
         let mut pair = pair();

@@ -121,6 +121,11 @@ impl<C: Carrier> Connection<C> {
             if !rst {
                 self.unacceptable(&header, len, now);
             }
+            // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is from an older segment
+            // or forged: it must not keep the ports occupied.
+            if self.state == State::TimeWait && fin && header.seq + len == self.receiver.nxt() {
+                self.time_wait(now);
+            }
             return;
         }
         if rst {
@@ -190,9 +195,6 @@ impl<C: Carrier> Connection<C> {
         // The payload was received before, so the acknowledgement was lost. It is repeated for each such segment.
         self.receiver.repeated(header.seq, header.seq + len);
         self.acks.at_once();
-        if self.state == State::TimeWait && header.flags.has(Flags::FIN) {
-            self.until = Some(now + self.config.time_wait);
-        }
     }
 
     /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The number of challenges is

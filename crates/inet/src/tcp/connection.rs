@@ -73,7 +73,9 @@ pub struct Connection<C: Carrier> {
     /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe of an idle peer.
     pub(super) reply: Option<Header>,
     pub(super) limit: Limit,
-    /// The time at which FIN-WAIT-2 or TIME-WAIT ends.
+    /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
+    /// user has closed: the time at which it is reset unless the peer acknowledges something
+    /// before.
     pub(super) until: Option<Time>,
     /// Whether the user has shut the sending side down.
     pub(super) shut: bool,
@@ -189,7 +191,8 @@ impl<C: Carrier> Connection<C> {
 
     /// A connection that answers `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
-        let mut this = Self::begin(State::SynReceived, config, start, queue, now);
+        let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
+        let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
         this.record(start, Some(syn), now);
         this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), now);
         this

@@ -121,8 +121,8 @@ impl<C: Carrier> Connection<C> {
             if !rst {
                 self.unacceptable(&header, len, now);
             }
-            // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is from an older segment
-            // or forged: it must not keep the ports occupied.
+            // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is
+            // from an older segment or forged: it must not keep the ports occupied.
             if self.state == State::TimeWait && fin && header.seq + len == self.receiver.nxt() {
                 self.time_wait(now);
             }
@@ -224,6 +224,9 @@ impl<C: Carrier> Connection<C> {
         }
         if acked.bytes > 0 || acked.fin {
             self.soft = None;
+        }
+        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) {
+            self.until = Some(now + self.config.orphan);
         }
         if acked.fin {
             match self.state {

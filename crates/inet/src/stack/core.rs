@@ -17,7 +17,7 @@ use crate::tcp::{
     self, Answer, Arriving, Budget, Config, Connection, Event, Flags, Header, IpFields, Listener, Outgoing, Output,
     Seq, State, Unreachable, reset_for,
 };
-use crate::wire::{Flow, IcmpKind};
+use crate::wire::{Flow, IcmpKind, Ip, Segment};
 use netmem_packet::TxQueue;
 use slab::Slab;
 use std::collections::VecDeque;
@@ -371,7 +371,7 @@ impl<P: Payload> Core<P> {
                     self.egress.stats.accept_overflows += 1;
                     return;
                 }
-                if meta.len > 0 {
+                if slot.unvouched > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, now) {
                     slot.unvouched = 0;
                 }
                 slot.connection.segment(header, payload, meta, now);
@@ -418,13 +418,19 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `flow` is set
-    /// if it was a segment.
+    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be
+    /// read. `segment` is set if it was one. Only a segment that its connection would have
+    /// processed counts for the connection: any host can forge others.
     #[cold]
-    pub(super) fn unvouched(&mut self, flow: Option<&Flow>) {
+    pub(super) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
         self.egress.stats.unvouched += 1;
-        let Some(&n) = flow.and_then(|flow| self.flows.get(flow)) else { return };
+        let Some(segment) = segment else { return };
+        let flow = ip.flow(segment.source_port, segment.destination_port);
+        let Some(&n) = self.flows.get(&flow) else { return };
         let slot = &mut self.slots[n as usize];
+        if !slot.connection.accepts(&segment.header, segment.payload.len as u32, self.now) {
+            return;
+        }
         slot.unvouched += 1;
         if slot.unvouched >= UNVOUCHED {
             self.wakers.extend(slot.read.take());

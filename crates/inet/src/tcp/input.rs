@@ -49,6 +49,35 @@ impl<C: Carrier> Connection<C> {
         self.note(|| Step::Segment { header: *header, meta, chunks, now });
     }
 
+    /// Whether a segment with this header and `len` bytes of payload would be processed: it is in
+    /// the window, it acknowledges what was sent, and its timestamp is not old (RFC 9293, section
+    /// 3.10.7.4; RFC 5961, section 5; RFC 7323, section 5.3).
+    ///
+    /// The owner of the connection needs this for segments that it drops itself, because it could
+    /// not verify them: a segment that would not be processed anyway says nothing about the peer.
+    #[must_use]
+    pub fn accepts(&self, header: &Header, len: u32, now: Time) -> bool {
+        let flags = header.flags;
+        let len = len + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        let expected = match self.state {
+            State::Closed => false,
+            State::SynSent => flags.has(Flags::SYN),
+            _ => self.is_recent(header, now) && self.receiver.is_acceptable(header.seq, len),
+        };
+        expected && flags.has(Flags::ACK) && self.can_acknowledge(header.ack)
+    }
+
+    /// Whether the peer, or another host that sees the segments, can have sent this acknowledgement
+    /// (RFC 5961, section 5). During the handshake, it must be that of SYN.
+    fn can_acknowledge(&self, ack: Seq) -> bool {
+        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
+        ack <= nxt
+            && match self.state {
+                State::SynSent | State::SynReceived => una < ack,
+                _ => una - self.sender.max_window() <= ack,
+            }
+    }
+
     fn judge(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         match self.state {
             State::Closed => {}
@@ -62,7 +91,7 @@ impl<C: Carrier> Connection<C> {
         let flags = header.flags;
         let acks = flags.has(Flags::ACK);
         // The acknowledgement is checked first, before anything else in the segment is used.
-        if acks && !(self.sender.una() < header.ack && header.ack <= self.sender.next_seq()) {
+        if acks && !self.can_acknowledge(header.ack) {
             if !flags.has(Flags::RST) {
                 self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
             }
@@ -114,7 +143,11 @@ impl<C: Carrier> Connection<C> {
             return self.synchronized(&header, payload, meta, now);
         }
         let len = meta.len + u32::from(syn) + u32::from(fin);
-        if !rst && !self.is_recent(&header, len, now) {
+        if !rst && !self.is_recent(&header, now) {
+            // Without a timestamp, it is not answered.
+            if header.options.timestamps.is_some() {
+                self.unacceptable(&header, len, now);
+            }
             return;
         }
         if !self.receiver.is_acceptable(header.seq, len) {
@@ -145,14 +178,12 @@ impl<C: Carrier> Connection<C> {
         if syn {
             return self.challenge(now);
         }
-        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
-        if self.state == State::SynReceived {
-            if !(una < header.ack && header.ack <= nxt) {
-                self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
-                return;
+        if !self.can_acknowledge(header.ack) {
+            if self.state != State::SynReceived {
+                return self.challenge(now);
             }
-        } else if nxt < header.ack || header.ack < una - self.sender.max_window() {
-            return self.challenge(now);
+            self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
+            return;
         }
         self.heard = now;
         self.probes = 0;
@@ -170,16 +201,10 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one. RFC 7323, section
-    /// 5.3.
-    fn is_recent(&mut self, header: &Header, len: u32, now: Time) -> bool {
+    /// 5.3. All segments of a connection with timestamps have a timestamp (section 3.2).
+    fn is_recent(&self, header: &Header, now: Time) -> bool {
         let Some(clock) = &self.clock else { return true };
-        // All segments of a connection with timestamps have a timestamp (RFC 7323, section 3.2).
-        let Some(stamps) = header.options.timestamps else { return false };
-        if !clock.is_old(stamps.value, now) {
-            return true;
-        }
-        self.unacceptable(header, len, now);
-        false
+        header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
     }
 
     /// Answers a segment that is old or outside the window by an acknowledgement.
@@ -502,6 +527,34 @@ mod tests {
         header.ack = una - max_window;
         pair.b.answer_text(header, 10, pair.now);
         assert_eq!(pair.b.tcp.readable(), 10, "an old acknowledgement does not matter");
+    }
+
+    #[test]
+    fn a_segment_is_accepted_by_number_acknowledgement_and_timestamp() {
+        let pair = Pair::connected(&Config::default(), &Config::default());
+        let header = pair.header_of_a(Flags::ACK);
+        let stamps = header.options.timestamps.unwrap();
+        let accepts = |change: &dyn Fn(&mut Header)| {
+            let mut header = header;
+            change(&mut header);
+            pair.b.tcp.accepts(&header, 10, pair.now)
+        };
+        assert!(
+            accepts(&|_| ()) && accepts(&|header| header.seq += 20) && accepts(&|header| header.seq = header.seq - 5)
+        );
+        assert!(!accepts(&|header| header.seq = header.seq - 10), "before the window");
+        assert!(!accepts(&|header| header.seq += 1 << 24), "behind the window");
+        assert!(!accepts(&|header| header.ack += 1), "not sent");
+        assert!(!accepts(&|header| header.ack = header.ack - (1 << 24)), "too old");
+        assert!(!accepts(&|header| header.flags = Flags::PSH), "no acknowledgement");
+        assert!(!accepts(&|header| header.options.timestamps = None));
+        let old = Timestamps { value: stamps.value.wrapping_sub(1), ..stamps };
+        assert!(!accepts(&|header| header.options.timestamps = Some(old)));
+        let pair = Pair::new(&plain(), &plain());
+        let mut syn_ack = Header { ack: pair.a.tcp.una() + 1, ..pair.header_of_a(Flags::SYN.with(Flags::ACK)) };
+        assert!(pair.a.tcp.accepts(&syn_ack, 0, pair.now));
+        syn_ack.ack += 1;
+        assert!(!pair.a.tcp.accepts(&syn_ack, 0, pair.now));
     }
 
     #[test]

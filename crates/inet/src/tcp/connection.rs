@@ -541,4 +541,33 @@ mod tests {
         pair.pass(Duration::from_secs(61));
         assert!(pair.a.tcp.is_gone() && pair.a.tcp.deadline().is_none());
     }
+
+    #[test]
+    fn a_segment_is_accepted_by_number_acknowledgement_and_timestamp() {
+        let pair = Pair::connected(&Config::default(), &Config::default());
+        let header = pair.header_of_a(Flags::ACK);
+        let stamps = header.options.timestamps.unwrap();
+        let accepts = |change: &dyn Fn(&mut Header)| {
+            let mut header = header;
+            change(&mut header);
+            pair.b.tcp.accepts(&header, 10, pair.now)
+        };
+        assert!(
+            accepts(&|_| ()) && accepts(&|header| header.seq += 20) && accepts(&|header| header.seq = header.seq - 5)
+        );
+        assert!(!accepts(&|header| header.seq = header.seq - 10), "before the window");
+        assert!(!accepts(&|header| header.seq += 1 << 24), "behind the window");
+        assert!(!accepts(&|header| header.ack += 1), "not sent");
+        assert!(!accepts(&|header| header.ack = header.ack - (1 << 24)), "too old");
+        assert!(!accepts(&|header| header.flags = Flags::PSH), "no acknowledgement");
+        assert!(!accepts(&|header| header.options.timestamps = None));
+        let old = Timestamps { value: stamps.value.wrapping_sub(1), ..stamps };
+        assert!(!accepts(&|header| header.options.timestamps = Some(old)));
+        let plain = Config { timestamps: false, ..Config::default() };
+        let pair = Pair::new(&plain, &plain);
+        let mut syn_ack = Header { ack: pair.a.tcp.una() + 1, ..pair.header_of_a(Flags::SYN.with(Flags::ACK)) };
+        assert!(pair.a.tcp.accepts(&syn_ack, 0, pair.now));
+        syn_ack.ack += 1;
+        assert!(!pair.a.tcp.accepts(&syn_ack, 0, pair.now));
+    }
 }

@@ -18,7 +18,7 @@ use super::udp::Datagrams;
 use crate::Time;
 use crate::reassembly::Reassembly;
 use crate::tcp::{self, Budget, Config, Connection, Flags, Header, IpFields, Seq, State, reset_for};
-use crate::wire::{Flow, IcmpKind};
+use crate::wire::{Flow, IcmpKind, Ip, Segment};
 use netmem_packet::TxQueue;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -248,19 +248,25 @@ impl<P: Payload> Core<P> {
             self.egress.stats.accept_overflows += 1;
             return;
         }
-        if meta.len > 0 {
+        if slot.unvouched > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, self.now) {
             slot.unvouched = 0;
         }
         slot.connection.segment(header, payload, meta, self.now);
         self.enqueue(id);
     }
 
-    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `flow` is set
-    /// if it was a segment.
+    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `segment` is set
+    /// if it was one. Only a segment that its connection would have processed counts for the connection: any host can
+    /// forge others.
     #[cold]
-    pub(super) fn unvouched(&mut self, flow: Option<&Flow>) {
+    pub(super) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
         self.egress.stats.unvouched += 1;
-        let Some((_, slot)) = flow.and_then(|flow| self.connections.find_mut(flow)) else { return };
+        let Some(segment) = segment else { return };
+        let flow = ip.flow(segment.source_port, segment.destination_port);
+        let Some((_, slot)) = self.connections.find_mut(&flow) else { return };
+        if !slot.connection.accepts(&segment.header, segment.payload.len as u32, self.now) {
+            return;
+        }
         slot.unvouched += 1;
         if slot.unvouched >= UNVOUCHED {
             self.wakers.extend(slot.read.take());

@@ -195,11 +195,11 @@ impl<P: Payload> Core<P> {
                     return;
                 }
                 None => {
-                    let flow = match &transport {
-                        Transport::Tcp(segment) => Some(ip.flow(segment.source_port, segment.destination_port)),
+                    let segment = match &transport {
+                        Transport::Tcp(segment) => Some(segment),
                         _ => None,
                     };
-                    return self.unvouched(flow.as_ref());
+                    return self.unvouched(ip, segment);
                 }
             }
         }

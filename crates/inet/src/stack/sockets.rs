@@ -256,9 +256,9 @@ impl<P: Payload> TcpStream<P> {
         core.connections.get(self.id).map(|slot| slot.connection.budget().clone())
     }
 
-    /// Segments that were dropped since payload last arrived: the device had not verified their checksum, and their
-    /// payload is in memory that this process cannot read. If this grows, the peer's payload never arrives. A few may
-    /// just be damaged.
+    /// Segments in the window that were dropped since payload last arrived: the device had not
+    /// verified their checksum, and their payload is in memory that this process cannot read. If
+    /// this grows, the peer's payload never arrives. A few may just be damaged.
     #[must_use]
     pub fn unvouched(&self) -> u64 {
         self.sockets.core.borrow().connections.get(self.id).map_or(0, |slot| slot.unvouched)

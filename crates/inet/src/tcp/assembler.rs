@@ -157,6 +157,12 @@ impl<T: Chunk> Assembler<T> {
         None
     }
 
+    /// The first range before `nxt` that is stored. [`pop`](Self::pop) drops it, because it arrived
+    /// again in order.
+    pub(super) fn overlap(&self, nxt: Seq) -> Option<(Seq, Seq)> {
+        self.blocks.first().filter(|block| block.from < nxt).map(|block| (block.from, block.to.min(nxt)))
+    }
+
     /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer. Returns false if
     /// there is none.
     pub(super) fn evict(&mut self) -> bool {

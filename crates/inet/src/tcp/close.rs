@@ -46,9 +46,10 @@ impl<C: Carrier> Connection<C> {
 
     /// Closes the connection for the user.
     ///
-    /// Queued payload is sent, then FIN. If there is payload that the user has not read, the connection is reset
-    /// instead: the peer must know that it was lost (RFC 9293, section 3.6.1). The connection is also reset if payload
-    /// arrives later.
+    /// Queued payload is sent, then FIN. If there is payload that the user has not read, the
+    /// connection is reset instead: the peer must know that it was lost (RFC 9293, section 3.6.1).
+    /// The connection is also reset if payload arrives later, or if the peer acknowledges nothing
+    /// for [`Config::orphan`](super::Config::orphan).
     pub fn close(&mut self, now: Time) {
         self.note(|| Step::Close(now));
         let unread = self.receiver.readable() > 0;
@@ -58,9 +59,12 @@ impl<C: Carrier> Connection<C> {
         }
         self.receiver.clear();
         self.finish();
-        if self.state == State::FinWait2 {
-            self.until.get_or_insert(now + self.config.fin_wait_2);
-        }
+        let limit = match self.state {
+            State::Closed | State::TimeWait => return,
+            State::FinWait2 => self.config.fin_wait_2,
+            _ => self.config.orphan,
+        };
+        self.until.get_or_insert(now + limit);
     }
 
     /// Resets the connection.
@@ -140,7 +144,10 @@ impl<C: Carrier> Connection<C> {
             return;
         }
         if self.until.is_some_and(|until| until <= now) {
-            return self.end();
+            return match self.state {
+                State::FinWait2 | State::TimeWait => self.end(),
+                _ => self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now),
+            };
         }
         if self.sender.deadline().is_some_and(|deadline| deadline <= now) && self.sender.timeout(now).is_err() {
             return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
@@ -357,6 +364,68 @@ mod tests {
         assert!(pair.a.tcp.is_gone());
     }
 
+    /// Two ends, where `b` has a window of 1,000 bytes and does not read. `a` has sent 5,000 bytes.
+    fn closed_window() -> Pair {
+        let mut pair = Pair::connected(
+            &Config::default(),
+            &Config { receive_buffer: 1000, fixed_window: true, ..Config::default() },
+        );
+        pair.a.tcp.send(stream(0, 5000), false).unwrap();
+        pair.settle();
+        pair
+    }
+
+    #[test]
+    fn an_orphan_whose_peer_keeps_its_window_closed_is_reset() {
+        let mut pair = closed_window();
+        pair.pass(Duration::from_secs(3600));
+        pair.a.tcp.shutdown();
+        pair.pass(Duration::from_secs(3600));
+        assert_eq!(pair.a.tcp.state(), State::FinWait1, "the user may wait as long as it wants");
+        pair.a.tcp.close(pair.now);
+        let probes = pair.pass(Duration::from_secs(179));
+        assert!(probes.iter().any(|(from_a, _)| !from_a), "the peer answers");
+        assert_eq!(pair.a.tcp.state(), State::FinWait1);
+        assert_eq!(resets(&pair.pass(Duration::from_secs(1))), 1);
+        assert_eq!((pair.a.tcp.is_gone(), pair.a.tcp.failure()), (true, Some(Error::TimedOut)));
+        assert_eq!((pair.a.tcp.deadline(), pair.a.tcp.unacknowledged().count()), (None, 0));
+        pair.b.read(pair.now);
+        assert_eq!((pair.b.read.len(), pair.b.tcp.recv(pair.now).err()), (1000, Some(Error::Reset)));
+    }
+
+    #[test]
+    fn an_orphan_lives_while_its_peer_reads() {
+        let mut pair = closed_window();
+        pair.a.tcp.close(pair.now);
+        for _ in 0..20 {
+            pair.pass(Duration::from_secs(150));
+            pair.b.read(pair.now);
+        }
+        assert_eq!(pair.b.read, Piece::numbered(0, 5000).bytes());
+        assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    }
+
+    /// A window that opens and closes again is no progress.
+    #[test]
+    fn an_orphan_is_not_kept_by_windows_in_which_nothing_fits() {
+        let mut pair = closed_window();
+        pair.a.tcp.close(pair.now);
+        let mut header = pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0;
+        let mut seconds = 0;
+        while !pair.a.tcp.is_gone() && seconds < 1000 {
+            seconds += 1;
+            pair.now += Duration::from_secs(1);
+            for window in [1, 0] {
+                header.window = window;
+                header.options.timestamps = pair.b.tcp.timestamps(false, pair.now);
+                pair.a.answer(header, pair.now);
+            }
+            pair.a.tcp.timeout(pair.now);
+            pair.a.output(pair.now);
+        }
+        assert_eq!(seconds, 180);
+    }
+
     #[test]
     fn close_before_the_answer_to_syn_is_silent() {
         let mut pair = Pair::new(&Config::default(), &Config::default());
@@ -397,6 +466,43 @@ mod tests {
         pair.b.input(&fin, pair.now);
         assert_eq!(pair.b.output(pair.now)[0].header.ack, fin.header.seq + 1);
         assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+    }
+
+    /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at
+    /// most.
+    #[test]
+    fn another_fin_does_not_begin_time_wait_again() {
+        for timestamps in [true, false] {
+            let config = Config { timestamps, ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            pair.a.tcp.send(stream(0, 5000), false).unwrap();
+            pair.settle();
+            pair.b.read(pair.now);
+            pair.b.tcp.close(pair.now);
+            pair.settle();
+            pair.a.tcp.close(pair.now);
+            let fin = pair.a.output(pair.now).remove(0);
+            pair.b.input(&fin, pair.now);
+            pair.b.output(pair.now);
+            let until = pair.b.tcp.deadline().unwrap();
+            assert_eq!(pair.b.tcp.state(), State::TimeWait);
+            pair.now += Duration::from_secs(30);
+            let nxt = fin.header.seq + 1;
+            for (seq, len) in [(nxt - 5000, 0), (nxt - 2, 0), (nxt - 1000, 500), (nxt + (1 << 24), 0), (nxt - 10, 10)] {
+                let other = Header { seq, ..fin.header };
+                pair.b.answer_text(other, len, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "{seq:?} {len}");
+            }
+            if let Some(stamps) = fin.header.options.timestamps {
+                let mut old = fin.header;
+                old.options.timestamps = Some(Timestamps { value: stamps.value.wrapping_sub(1), ..stamps });
+                pair.b.answer(old, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "an old timestamp");
+            }
+            // The FIN may come with payload that was received before.
+            pair.b.answer_text(Header { seq: nxt - 11, ..fin.header }, 10, pair.now);
+            assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+        }
     }
 
     #[test]

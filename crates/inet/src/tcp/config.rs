@@ -18,6 +18,11 @@ pub struct Config {
     pub max_payload: u16,
     /// Settings of the sending half.
     pub send: SendOptions,
+    /// The number of retransmissions of SYN-ACK before a half-open connection ends. The least time
+    /// of RFC 9293, section 3.8.3, is that of an active open, for which there is
+    /// [`SendOptions::syn_retries`]. Five take 63 seconds.
+    #[serde(default = "syn_ack_retries")]
+    pub syn_ack_retries: u32,
     /// The largest receive window, in bytes.
     pub receive_buffer: u32,
     /// Whether the window is as large as the buffer from the beginning. Otherwise it begins at 64 KiB and adapts to the
@@ -45,6 +50,12 @@ pub struct Config {
     pub keep_alive: Option<KeepAlive>,
     /// How long a connection that the user closed waits for the peer's FIN. The timer starts in FIN-WAIT-2.
     pub fin_wait_2: Duration,
+    /// How long a connection that the user closed (an orphan) continues although the peer
+    /// acknowledges nothing new. After this time it is reset. The limit also counts if the peer
+    /// answers each probe with a closed window: without it, such a peer would keep the queued
+    /// payload in memory for ever.
+    #[serde(default = "orphan")]
+    pub orphan: Duration,
     /// Twice the maximum segment lifetime: how long TIME-WAIT lasts.
     pub time_wait: Duration,
     /// The number of calls that are recorded, from the beginning on ([`Recording`](super::Recording)). 0: none.
@@ -58,6 +69,7 @@ impl Default for Config {
             default_mss: 536,
             max_payload: 1460,
             send: SendOptions::default(),
+            syn_ack_retries: syn_ack_retries(),
             receive_buffer: 6 << 20,
             fixed_window: false,
             budget: 6 << 10,
@@ -70,10 +82,19 @@ impl Default for Config {
             ack_delay: Duration::from_millis(40),
             keep_alive: None,
             fin_wait_2: Duration::from_secs(60),
+            orphan: orphan(),
             time_wait: Duration::from_secs(60),
             record: 0,
         }
     }
+}
+
+fn syn_ack_retries() -> u32 {
+    5
+}
+
+fn orphan() -> Duration {
+    Duration::from_secs(180)
 }
 
 /// Explicit congestion notification (RFC 3168).

@@ -73,7 +73,9 @@ pub struct Connection<C: Carrier> {
     /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe of an idle peer.
     pub(super) reply: Option<Header>,
     pub(super) limit: Limit,
-    /// The time at which FIN-WAIT-2 or TIME-WAIT ends.
+    /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
+    /// user has closed: the time at which it is reset unless the peer acknowledges something
+    /// before.
     pub(super) until: Option<Time>,
     /// Whether the user has shut the sending side down.
     pub(super) shut: bool,
@@ -200,7 +202,8 @@ impl<C: Carrier> Connection<C> {
 
     /// A connection that answers `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
-        let mut this = Self::begin(State::SynReceived, config, start, queue, now);
+        let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
+        let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
         this.record(start, Some(syn), now);
         this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), now);
         this
@@ -562,5 +565,34 @@ mod tests {
         assert!(pair.b.tcp.is_gone() && pair.b.events.last() == Some(&Event::Closed(None)));
         pair.pass(Duration::from_secs(61));
         assert!(pair.a.tcp.is_gone() && pair.a.tcp.deadline().is_none());
+    }
+
+    #[test]
+    fn a_segment_is_accepted_by_number_acknowledgement_and_timestamp() {
+        let pair = Pair::connected(&Config::default(), &Config::default());
+        let header = pair.header_of_a(Flags::ACK);
+        let stamps = header.options.timestamps.unwrap();
+        let accepts = |change: &dyn Fn(&mut Header)| {
+            let mut header = header;
+            change(&mut header);
+            pair.b.tcp.accepts(&header, 10, pair.now)
+        };
+        assert!(
+            accepts(&|_| ()) && accepts(&|header| header.seq += 20) && accepts(&|header| header.seq = header.seq - 5)
+        );
+        assert!(!accepts(&|header| header.seq = header.seq - 10), "before the window");
+        assert!(!accepts(&|header| header.seq += 1 << 24), "behind the window");
+        assert!(!accepts(&|header| header.ack += 1), "not sent");
+        assert!(!accepts(&|header| header.ack = header.ack - (1 << 24)), "too old");
+        assert!(!accepts(&|header| header.flags = Flags::PSH), "no acknowledgement");
+        assert!(!accepts(&|header| header.options.timestamps = None));
+        let old = Timestamps { value: stamps.value.wrapping_sub(1), ..stamps };
+        assert!(!accepts(&|header| header.options.timestamps = Some(old)));
+        let plain = Config { timestamps: false, ..Config::default() };
+        let pair = Pair::new(&plain, &plain);
+        let mut syn_ack = Header { ack: pair.a.tcp.una() + 1, ..pair.header_of_a(Flags::SYN.with(Flags::ACK)) };
+        assert!(pair.a.tcp.accepts(&syn_ack, 0, pair.now));
+        syn_ack.ack += 1;
+        assert!(!pair.a.tcp.accepts(&syn_ack, 0, pair.now));
     }
 }

@@ -49,6 +49,35 @@ impl<C: Carrier> Connection<C> {
         self.note(|| Step::Segment { header: *header, meta, chunks, now });
     }
 
+    /// Whether a segment with this header and `len` bytes of payload would be processed: it is in
+    /// the window, it acknowledges what was sent, and its timestamp is not old (RFC 9293, section
+    /// 3.10.7.4; RFC 5961, section 5; RFC 7323, section 5.3).
+    ///
+    /// The owner of the connection needs this for segments that it drops itself, because it could
+    /// not verify them: a segment that would not be processed anyway says nothing about the peer.
+    #[must_use]
+    pub fn accepts(&self, header: &Header, len: u32, now: Time) -> bool {
+        let flags = header.flags;
+        let len = len + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        let expected = match self.state {
+            State::Closed => false,
+            State::SynSent => flags.has(Flags::SYN),
+            _ => self.is_recent(header, now) && self.receiver.is_acceptable(header.seq, len),
+        };
+        expected && flags.has(Flags::ACK) && self.can_acknowledge(header.ack)
+    }
+
+    /// Whether the peer, or another host that sees the segments, can have sent this acknowledgement
+    /// (RFC 5961, section 5). During the handshake, it must be that of SYN.
+    fn can_acknowledge(&self, ack: Seq) -> bool {
+        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
+        ack <= nxt
+            && match self.state {
+                State::SynSent | State::SynReceived => una < ack,
+                _ => una - self.sender.max_window() <= ack,
+            }
+    }
+
     fn judge(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         match self.state {
             State::Closed => {}
@@ -62,7 +91,7 @@ impl<C: Carrier> Connection<C> {
         let flags = header.flags;
         let acks = flags.has(Flags::ACK);
         // The acknowledgement is checked first, before anything else in the segment is used.
-        if acks && !(self.sender.una() < header.ack && header.ack <= self.sender.next_seq()) {
+        if acks && !self.can_acknowledge(header.ack) {
             if !flags.has(Flags::RST) {
                 self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
             }
@@ -114,12 +143,21 @@ impl<C: Carrier> Connection<C> {
             return self.synchronized(&header, payload, meta, now);
         }
         let len = meta.len + u32::from(syn) + u32::from(fin);
-        if !rst && !self.is_recent(&header, len, now) {
+        if !rst && !self.is_recent(&header, now) {
+            // Without a timestamp, it is not answered.
+            if header.options.timestamps.is_some() {
+                self.unacceptable(&header, len, now);
+            }
             return;
         }
         if !self.receiver.is_acceptable(header.seq, len) {
             if !rst {
                 self.unacceptable(&header, len, now);
+            }
+            // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is
+            // from an older segment or forged: it must not keep the ports occupied.
+            if self.state == State::TimeWait && fin && header.seq + len == self.receiver.nxt() {
+                self.time_wait(now);
             }
             return;
         }
@@ -140,14 +178,12 @@ impl<C: Carrier> Connection<C> {
         if syn {
             return self.challenge(now);
         }
-        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
-        if self.state == State::SynReceived {
-            if !(una < header.ack && header.ack <= nxt) {
-                self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
-                return;
+        if !self.can_acknowledge(header.ack) {
+            if self.state != State::SynReceived {
+                return self.challenge(now);
             }
-        } else if nxt < header.ack || header.ack < una - self.sender.max_window() {
-            return self.challenge(now);
+            self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
+            return;
         }
         self.heard = now;
         self.probes = 0;
@@ -165,16 +201,10 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one. RFC 7323, section
-    /// 5.3.
-    fn is_recent(&mut self, header: &Header, len: u32, now: Time) -> bool {
+    /// 5.3. All segments of a connection with timestamps have a timestamp (section 3.2).
+    fn is_recent(&self, header: &Header, now: Time) -> bool {
         let Some(clock) = &self.clock else { return true };
-        // All segments of a connection with timestamps have a timestamp (RFC 7323, section 3.2).
-        let Some(stamps) = header.options.timestamps else { return false };
-        if !clock.is_old(stamps.value, now) {
-            return true;
-        }
-        self.unacceptable(header, len, now);
-        false
+        header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
     }
 
     /// Answers a segment that is old or outside the window by an acknowledgement.
@@ -190,9 +220,6 @@ impl<C: Carrier> Connection<C> {
         // The payload was received before, so the acknowledgement was lost. It is repeated for each such segment.
         self.receiver.repeated(header.seq, header.seq + len);
         self.acks.at_once();
-        if self.state == State::TimeWait && header.flags.has(Flags::FIN) {
-            self.until = Some(now + self.config.time_wait);
-        }
     }
 
     /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The number of challenges is
@@ -222,6 +249,9 @@ impl<C: Carrier> Connection<C> {
         }
         if acked.bytes > 0 || acked.fin {
             self.soft = None;
+        }
+        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) {
+            self.until = Some(now + self.config.orphan);
         }
         if acked.fin {
             match self.state {

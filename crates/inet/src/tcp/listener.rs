@@ -352,6 +352,22 @@ mod tests {
     }
 
     #[test]
+    fn a_syn_ack_is_repeated_five_times() {
+        let (_, syn) = client(&Config::default());
+        let Answer::HalfOpen(server) = give(&mut Listener::new(1, 1), &syn, 1, NOW) else { panic!() };
+        let mut server = End::new(server);
+        let (mut now, mut sent) = (NOW, server.output(NOW));
+        while let Some(next) = server.tcp.deadline() {
+            now = next;
+            server.tcp.timeout(now);
+            sent.extend(server.output(now));
+        }
+        assert!(sent.iter().all(|sent| sent.has(Flags::SYN.with(Flags::ACK))));
+        assert_eq!((sent.len(), now.since(NOW)), (6, Duration::from_secs(63)));
+        assert_eq!(server.tcp.failure(), Some(Error::TimedOut));
+    }
+
+    #[test]
     fn cookies_keep_scale_and_sack_within_timestamps() {
         for timestamps in [true, false] {
             let mut listener = Listener::new(1, 0);

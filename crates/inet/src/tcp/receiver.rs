@@ -205,6 +205,7 @@ impl<T: Chunk> Receiver<T> {
             at = end;
         }
         arrival.dropped += last - at;
+        let fin_again = fin && self.fin == Some(last);
         if fin && self.fin.is_none() && self.nxt <= last && last <= self.edge {
             self.fin = Some(last);
         }
@@ -213,6 +214,10 @@ impl<T: Chunk> Receiver<T> {
             self.finished = true;
             arrival.finished = true;
             self.nxt += 1;
+            // An earlier FIN cannot be reported, because it is not in a block.
+            if fin_again {
+                self.came_twice(last, self.nxt);
+            }
             self.edge = self.edge.max(self.nxt);
             self.assembler.clear();
         }
@@ -223,7 +228,7 @@ impl<T: Chunk> Receiver<T> {
     fn take(&mut self, mut at: Seq, mut chunk: T, arrival: &mut Arrival) {
         if at < self.nxt {
             let known = chunk.len().min((self.nxt - at) as usize);
-            self.duplicate.get_or_insert((at, at + known as u32));
+            self.came_twice(at, at + known as u32);
             arrival.acknowledge = true;
             chunk.advance(known);
             at += known as u32;
@@ -244,6 +249,9 @@ impl<T: Chunk> Receiver<T> {
             }
             if !self.assembler.is_empty() {
                 arrival.acknowledge = true;
+                if let Some((from, to)) = self.assembler.overlap(self.nxt) {
+                    self.came_twice(from, to);
+                }
                 while let Some(chunk) = self.assembler.pop(self.nxt) {
                     self.append(chunk);
                 }
@@ -251,8 +259,8 @@ impl<T: Chunk> Receiver<T> {
         } else {
             let inserted = self.assembler.insert(at, chunk, &self.budget);
             arrival.acknowledge = true;
-            if let Some(range) = inserted.duplicate {
-                self.duplicate.get_or_insert(range);
+            if let Some((from, to)) = inserted.duplicate {
+                self.came_twice(from, to);
             }
         }
     }
@@ -429,10 +437,23 @@ impl<T: Chunk> Receiver<T> {
         self.duplicate = None;
     }
 
-    /// Notes a range that was received before, and arrived again outside the window.
+    /// Notes that a segment outside of the window arrived. Its numbers before `nxt` were received
+    /// before.
     pub(super) fn repeated(&mut self, from: Seq, to: Seq) {
-        if from < to && to <= self.nxt {
-            self.duplicate.get_or_insert((from, to));
+        let to = to.min(self.nxt);
+        if from < to {
+            self.came_twice(from, to);
+        }
+    }
+
+    /// Notes a range that arrived twice. An acknowledgement reports the first such range, together
+    /// with the ranges that directly follow it: segments of a poll share an acknowledgement (RFC
+    /// 2883, section 4).
+    fn came_twice(&mut self, from: Seq, to: Seq) {
+        match &mut self.duplicate {
+            Some((_, end)) if *end == from => *end = to,
+            Some(_) => {}
+            none => *none = Some((from, to)),
         }
     }
 }
@@ -441,6 +462,8 @@ impl<T: Chunk> Receiver<T> {
 mod tests {
     use super::super::testing::Piece;
     use super::*;
+
+    mod duplicates;
 
     const START: Seq = Seq(u32::MAX - 999);
 

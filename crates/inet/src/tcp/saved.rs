@@ -35,7 +35,7 @@ pub struct Saved {
     stamp: u32,
     /// The peer's latest timestamp, and how long ago it was received.
     clock: Option<(u32, Duration)>,
-    /// The remaining time of FIN-WAIT-2 or TIME-WAIT.
+    /// The remaining time of FIN-WAIT-2 or TIME-WAIT, or until an orphan is reset.
     remaining: Option<Duration>,
 }
 

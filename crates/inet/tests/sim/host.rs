@@ -93,6 +93,12 @@ pub(crate) struct Host {
     pub(crate) closed: bool,
     pub(crate) over: bool,
     pub(crate) failure: Option<Error>,
+    /// The first number that the peer has not acknowledged, and the time since which that is so and
+    /// the user has closed.
+    waits: (Option<Seq>, bool, Time),
+    /// Whether the connection ended because its user had closed it, and the peer acknowledged
+    /// nothing for long.
+    pub(crate) orphaned: bool,
     pub(crate) watch: Watch,
 }
 
@@ -253,6 +259,8 @@ impl Host {
             closed: false,
             over: false,
             failure: None,
+            waits: (None, false, Time::ZERO),
+            orphaned: false,
             watch: Watch { edge: None, starved: 0, scale: 0, scaled: true },
         }
     }
@@ -430,8 +438,14 @@ impl Host {
                     }
                     (self.failure, self.readable) = (error, true);
                     self.over = true;
+                    let (_, closed, since) = self.waits;
+                    self.orphaned = closed && now.since(since) >= self.config.orphan;
                 }
             }
+        }
+        let (una, closed) = (Some(connection.una()), self.closed);
+        if (una, closed) != (self.waits.0, self.waits.1) {
+            self.waits = (una, closed, now);
         }
     }
 

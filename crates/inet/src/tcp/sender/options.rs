@@ -26,8 +26,9 @@ pub struct SendOptions {
     pub rto_min: Duration,
     /// The longest retransmission timeout.
     pub rto_max: Duration,
-    /// The number of retransmissions of SYN before the connection ends. Seven take more than the three minutes of RFC
-    /// 9293, 3.8.3.
+    /// The number of retransmissions of SYN before the connection ends. Seven take more than the
+    /// three minutes of RFC 9293, 3.8.3. For SYN-ACK,
+    /// [`Config::syn_ack_retries`](crate::tcp::Config::syn_ack_retries) replaces it.
     pub syn_retries: u32,
     /// The number of retransmissions by timeout, or of unanswered window probes, before the connection ends.
     pub retries: u32,

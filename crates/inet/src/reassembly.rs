@@ -262,6 +262,8 @@ mod tests {
     struct Bytes(Vec<u8>);
 
     impl Chunk for Bytes {
+        type Tail = ();
+
         fn len(&self) -> usize {
             self.0.len()
         }

@@ -48,9 +48,9 @@ fn frames_for_another_stack_are_counted() {
     let (queue0, queue1) = (Cable::default(), Cable::default());
     let mut near = stack(&host(1), pair(&back, &there, false), StackOptions::default());
     let both = host(2);
-    let options = StackOptions { pages: 7, ..StackOptions::default() };
-    let [mut first, mut second]: [Stack<MemRx, MemTx>; 2] =
-        [&queue0, &queue1].map(|queue| stack(&both, pair(queue, &back, false), options));
+    let [mut first, mut second]: [Stack<MemRx, MemTx>; 2] = [(&queue0, 7), (&queue1, 512)].map(|(queue, pages)| {
+        stack(&both, pair(queue, &back, false), StackOptions { pages, ..StackOptions::default() })
+    });
     let mut now = Time::from_micros(1_000_000);
     let mut poll = |near: &mut Stack<_, _>, first: &mut Stack<_, _>, second: Option<&mut Stack<_, _>>| {
         now += Duration::from_millis(1);

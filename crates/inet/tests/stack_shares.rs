@@ -95,3 +95,134 @@ fn peers_that_never_read_do_not_make_the_others_mute() {
     wire.pool.reclaim();
     assert_eq!((wire.stack.connections(), wire.pool.stats().inflight), (0, 0));
 }
+
+/// One connection sends single bytes at every second number. They are copied together: they occupy a few pages. Another
+/// connection's payload in order is received as before.
+#[test]
+fn single_bytes_out_of_order_share_pages() {
+    let (mut wire, mut listener) = listening();
+    let (seq, ack) = wire.open(2000, 80, 1000);
+    let _hoarder = listener.accept().unwrap();
+    for n in 0..4200 {
+        wire.put(&seg(2000, seq + 1 + 2 * n, ack, b"x"));
+        if n % 100 == 0 {
+            wire.poll();
+        }
+    }
+    wire.poll();
+    assert!((1..10).contains(&wire.stack.pages()), "{}", wire.stack.pages());
+    uploads(&mut wire, &mut listener, 3000);
+    // What was missing arrives.
+    wire.exchange(seg(2000, seq, ack, b"y"));
+    drop(_hoarder);
+    wire.pass(Duration::from_secs(1));
+    assert_eq!(wire.stack.pages(), 0);
+}
+
+/// Peers that send full segments out of order, as many as fit. Payload in order takes their place: that of the connection
+/// that has most goes first.
+#[test]
+fn payload_in_order_takes_the_place_of_payload_out_of_order() {
+    let (mut wire, mut listener) = listening();
+    let mut hoarders = Vec::new();
+    for peer in 2000..2300 {
+        let (seq, ack) = wire.open(peer, 80, 1000);
+        hoarders.push(listener.accept().unwrap());
+        for n in 0..40 {
+            wire.put(&seg(peer, seq + 1 + 1400 * n, ack, &[0; 1300]));
+        }
+        wire.poll();
+    }
+    assert!(wire.stack.pages() >= 480, "{}", wire.stack.pages());
+    let pages = wire.stack.pages();
+    uploads(&mut wire, &mut listener, 3000);
+    assert!(wire.stack.stats().evicted > 0 && wire.stack.pages() <= pages);
+    assert!(hoarders.iter().all(|stream| stream.is_connected() == Ok(true)));
+}
+
+/// Sends a megabyte in order on a new connection, in batches of what the window admits. None of it is dropped.
+fn uploads(wire: &mut Wire, listener: &mut TcpListener<Private>, peer: u16) {
+    let (mut seq, ack) = wire.open(peer, 80, 1000);
+    let mut stream = listener.accept().unwrap();
+    let (mut received, mut bytes) = (0, vec![0; 100_000]);
+    let mut window = 1400;
+    while received < 1_000_000 {
+        let before = seq;
+        while seq + 1400 <= before + window {
+            wire.put(&seg(peer, seq, ack, &[3; 1400]));
+            seq += 1400;
+        }
+        // With delayed acknowledgements.
+        let (mut sent, _) = wire.pass(Duration::from_millis(50));
+        received += stream.read(&mut bytes).unwrap();
+        sent.extend(wire.poll());
+        let answer = sent.iter().rfind(|seg| seg.peer == peer).unwrap();
+        assert_eq!(answer.ack, seq, "what the window promised is received");
+        window = u32::from(answer.window);
+        assert!(window >= 1400, "{answer:?} {:?}", stream.info());
+    }
+}
+
+/// The window promises bytes, whatever the size of the segments. The user does not read.
+#[test]
+fn small_segments_in_order_fill_the_window_that_was_promised() {
+    for len in [1, 7, 100, 536, 1460] {
+        let (mut wire, mut listener) = listening();
+        let (seq, ack) = wire.open(2000, 80, 1000);
+        let stream = listener.accept().unwrap();
+        let mut at = seq;
+        let window = u32::from(wire.exchange(seg(2000, seq, ack, &[1])).pop().unwrap().window);
+        assert!(window > 50_000, "{window}");
+        at += 1;
+        let mut sent = Vec::new();
+        while at + len <= seq + 1 + window {
+            wire.put(&seg(2000, at, ack, &vec![at as u8; len as usize]));
+            at += len;
+            if at % 50 < len {
+                sent.extend(wire.poll());
+            }
+        }
+        sent.extend(wire.pass(Duration::from_secs(1)).0);
+        let answer = sent.pop().unwrap();
+        let info = stream.info().unwrap();
+        assert_eq!((answer.ack, info.starved, stream.readable()), (at, 0, (at - seq) as usize), "{len}: {info:?}");
+        assert!(u32::from(answer.window) + at >= seq + 1 + window, "{len}: the edge has moved back");
+        drop(stream);
+        wire.poll();
+        assert_eq!(wire.stack.pages(), 0);
+    }
+}
+
+/// A user that reads late, while the others have taken all pages. The peer is told to wait, and does not give up.
+#[test]
+fn a_peer_whose_user_reads_late_is_not_starved_to_a_reset() {
+    let (mut wire, mut listener) = listening();
+    let (seq, ack) = wire.open(2000, 80, 1000);
+    let mut late = listener.accept().unwrap();
+    wire.exchange(seg(2000, seq, ack, &[1; 1400]));
+    // Others fill the budget with payload that is not read, one after the other.
+    let mut others = Vec::new();
+    for peer in 3000..4500 {
+        let (seq, ack) = wire.open(peer, 80, 1000);
+        others.push(listener.accept().unwrap());
+        wire.exchange(seg(peer, seq, ack, &[1; 1400]));
+        wire.exchange(seg(peer, seq + 1400, ack, &[1; 1400]));
+    }
+    let mut at = seq + 1400;
+    let (mut asked, mut closed) = (0, 0);
+    while asked < 30 {
+        let answer = wire.exchange(seg(2000, at, ack, &[2; 1400])).pop().unwrap();
+        closed += u32::from(answer.window == 0);
+        at = answer.ack;
+        asked += 1;
+        wire.pass(Duration::from_secs(60));
+    }
+    assert!(closed > 20 || at > seq + 30 * 1400, "{closed} {}", at - seq);
+    drop(others);
+    wire.poll();
+    // The user reads, and the window opens.
+    let mut bytes = vec![0; 100_000];
+    assert!(late.read(&mut bytes).unwrap() >= 1400);
+    let update = wire.poll();
+    assert!(update.iter().any(|seg| seg.peer == 2000 && seg.window > 10_000), "{update:?}");
+}

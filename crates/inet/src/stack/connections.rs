@@ -15,7 +15,9 @@ use super::payload::Payload;
 use super::table::{Id, Table};
 use crate::tcp::{self, Connection, Seq};
 use crate::wire::Flow;
+use std::collections::BTreeSet;
 use std::collections::hash_map::{HashMap, RandomState};
+use std::mem;
 use std::task::Waker;
 
 /// The handle of a connection.
@@ -56,6 +58,8 @@ pub(super) struct Slot<P: Payload> {
     pub(super) written: Written<P::Mem>,
     /// It is in the queue of connections that want a page to write.
     pub(super) awaits_page: bool,
+    /// Chunks of payload out of order, as [`Connections`] knows it.
+    out_of_order: usize,
 }
 
 /// The owner of a connection.
@@ -99,6 +103,7 @@ impl<P: Payload> Slot<P> {
             una: Seq(0),
             written: Written::new(),
             awaits_page: false,
+            out_of_order: 0,
         }
     }
 
@@ -112,11 +117,13 @@ impl<P: Payload> Slot<P> {
 pub(super) struct Connections<P: Payload> {
     table: Table<InConnections, Slot<P>>,
     flows: HashMap<Flow, ConnectionId, RandomState>,
+    /// The connections with payload out of order, by the number of its chunks, and their places.
+    out_of_order: BTreeSet<(usize, u32)>,
 }
 
 impl<P: Payload> Connections<P> {
     pub(super) fn new() -> Self {
-        Self { table: Table::new(), flows: HashMap::default() }
+        Self { table: Table::new(), flows: HashMap::default(), out_of_order: BTreeSet::new() }
     }
 
     /// Connections, with or without a flow.
@@ -181,6 +188,29 @@ impl<P: Payload> Connections<P> {
     /// Removes a connection. Returns whether it had its flow, too.
     pub(super) fn remove(&mut self, id: ConnectionId) -> Option<(Slot<P>, bool)> {
         let linked = self.unlink(id);
-        self.table.remove(id).map(|slot| (slot, linked))
+        let slot = self.table.remove(id)?;
+        self.out_of_order.remove(&(slot.out_of_order, id.place()));
+        Some((slot, linked))
+    }
+
+    /// Notes how much payload a connection has out of order. Costs a comparison, unless it has changed.
+    pub(super) fn note_out_of_order(&mut self, id: ConnectionId) {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        let now = slot.connection.out_of_order();
+        let before = mem::replace(&mut slot.out_of_order, now);
+        if now != before {
+            self.out_of_order.remove(&(before, id.place()));
+            if now > 0 {
+                self.out_of_order.insert((now, id.place()));
+            }
+        }
+    }
+
+    /// Drops a chunk of payload out of order, of the connection that has most. Returns false if there is none.
+    pub(super) fn evict(&mut self) -> bool {
+        let Some(id) = self.out_of_order.last().and_then(|&(_, place)| self.table.at(place)) else { return false };
+        let evicted = self.table.get_mut(id).is_some_and(|slot| slot.connection.evict());
+        self.note_out_of_order(id);
+        evicted
     }
 }

@@ -27,6 +27,8 @@ use std::task::Waker;
 /// After so many segments whose checksum the device has not verified, the user is told. Fewer of them may just be
 /// damaged.
 const UNVOUCHED: u64 = 3;
+/// The most chunks of payload out of order that are dropped for one segment in order.
+const MOST_EVICTED: usize = 64;
 
 pub(super) struct Core<P: Payload> {
     pub(super) host: Host<P>,
@@ -251,8 +253,27 @@ impl<P: Payload> Core<P> {
         if slot.unvouched > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, self.now) {
             slot.unvouched = 0;
         }
+        let lacks = meta.len > 0 && slot.connection.lacks_buffer_for(header.seq, meta.len);
+        if lacks {
+            self.relieve(id, header.seq, meta.len);
+        }
+        let Some(slot) = self.connections.get_mut(id) else { return };
         slot.connection.segment(header, payload, meta, self.now);
+        self.connections.note_out_of_order(id);
         self.enqueue(id);
+    }
+
+    /// No buffer is free for payload of a connection that is in order. Payload that is out of order makes room: that of
+    /// the connection that has most goes first. Its peer sends it again.
+    #[cold]
+    fn relieve(&mut self, id: ConnectionId, seq: Seq, len: u32) {
+        for _ in 0..MOST_EVICTED {
+            let lacks = self.connections.get(id).is_some_and(|slot| slot.connection.lacks_buffer_for(seq, len));
+            if !lacks || !self.connections.evict() {
+                return;
+            }
+            self.egress.stats.evicted += 1;
+        }
     }
 
     /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `segment` is set

@@ -197,6 +197,9 @@ pub struct StackStats {
     pub short: u64,
     /// Fragments, and frames for other stacks, that were dropped because the page budget was used up.
     pub over_budget: u64,
+    /// Chunks of payload out of order that were dropped because payload of another connection was in order, and no page
+    /// was free for it.
+    pub evicted: u64,
 }
 
 /// A stack over a queue pair. See the [module](self).

@@ -2,19 +2,28 @@
 
 use std::collections::VecDeque;
 
-use super::budget::{Budget, Held};
+use super::budget::{Budget, Charge, Held};
 use super::{Chunk, SackBlocks, Seq};
 
 /// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks in it do not overlap.
 ///
-/// Nothing is copied. A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The
-/// number of chunks is bounded by the [`Budget`] in which each of them is counted.
-pub(super) struct Assembler<T> {
+/// A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The number of buffers is
+/// bounded by the [`Budget`] in which each of them is counted.
+///
+/// Small chunks are copied behind each other, into the buffer of the first one, which is counted once. Otherwise a peer
+/// could occupy a buffer by each byte.
+pub(super) struct Assembler<T: Chunk> {
     blocks: Vec<Block<T>>,
+    chunks: usize,
+    /// The buffer into which small chunks are copied, and a charge for it.
+    tail: Option<(T::Tail, Charge)>,
     /// One number in each of the blocks that changed last, the latest first. This is the order of SACK blocks (RFC
     /// 2018, section 4).
     recent: [Option<Seq>; SackBlocks::MOST],
 }
+
+/// Payload that is at most so long is copied if its buffer could hold more: a fortieth of a page.
+const SMALL: usize = 100;
 
 struct Block<T> {
     from: Seq,
@@ -33,11 +42,31 @@ pub(super) struct Inserted {
 
 impl<T: Chunk> Assembler<T> {
     pub(super) fn new() -> Self {
-        Self { blocks: Vec::new(), recent: [None; SackBlocks::MOST] }
+        Self { blocks: Vec::new(), chunks: 0, tail: None, recent: [None; SackBlocks::MOST] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
+    }
+
+    /// The number of chunks that are stored.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Counts a chunk, and copies it if it is small. `None` if no buffer is free for it.
+    fn hold(&mut self, mut chunk: T, budget: &Budget) -> Option<Held<T>> {
+        if chunk.len() > SMALL {
+            return budget.take().map(|charge| Held::new(chunk, charge));
+        }
+        if let Some((tail, charge)) = &mut self.tail
+            && let Some(copy) = chunk.copy_to_tail(tail)
+        {
+            return Some(Held::new(copy, charge.share()));
+        }
+        let mut charge = budget.take()?;
+        self.tail = chunk.split_tail().map(|tail| (tail, charge.share()));
+        Some(Held::new(chunk, charge))
     }
 
     /// Stores the new bytes of `chunk`, whose first number is `seq`, while `budget` has room.
@@ -59,10 +88,6 @@ impl<T: Chunk> Assembler<T> {
                 continue;
             }
             let gap = next.map_or(usize::MAX, |(from, _)| (from - seq) as usize);
-            let Some(charge) = budget.take() else {
-                result.complete = false;
-                break;
-            };
             let len = chunk.len().min(gap);
             let rest = (len < chunk.len()).then(|| {
                 let mut rest = chunk.clone();
@@ -70,7 +95,11 @@ impl<T: Chunk> Assembler<T> {
                 rest
             });
             chunk.truncate(len);
-            self.place(at, seq, Held::new(chunk, charge));
+            let Some(held) = self.hold(chunk, budget) else {
+                result.complete = false;
+                break;
+            };
+            self.place(at, seq, held);
             changed = Some(seq);
             seq += len as u32;
             match rest {
@@ -86,6 +115,7 @@ impl<T: Chunk> Assembler<T> {
 
     /// Puts `piece` into the gap before block `at`, and merges blocks that are adjacent now.
     fn place(&mut self, at: usize, from: Seq, piece: Held<T>) {
+        self.chunks += 1;
         let to = from + piece.len() as u32;
         let joins_before = at > 0 && self.blocks[at - 1].to == from;
         let joins_after = self.blocks.get(at).is_some_and(|block| block.from == to);
@@ -145,9 +175,11 @@ impl<T: Chunk> Assembler<T> {
         {
             let known = (nxt - block.from) as usize;
             let chunk = block.chunks.pop_front();
+            self.chunks -= usize::from(chunk.is_some());
             block.from += chunk.as_ref().map_or(0, |chunk| chunk.len() as u32);
             if block.chunks.is_empty() {
                 self.blocks.remove(0);
+                self.forget_tail();
             }
             if let Some(mut chunk) = chunk.filter(|chunk| known < chunk.len()) {
                 chunk.advance(known);
@@ -168,16 +200,27 @@ impl<T: Chunk> Assembler<T> {
     pub(super) fn evict(&mut self) -> bool {
         let Some(last) = self.blocks.last_mut() else { return false };
         if let Some(chunk) = last.chunks.pop_back() {
+            self.chunks -= 1;
             last.to = last.to - chunk.len() as u32;
         }
         if last.chunks.is_empty() {
             self.blocks.pop();
+            self.forget_tail();
         }
         true
     }
 
     pub(super) fn clear(&mut self) {
-        self.blocks.clear();
+        self.blocks = Vec::new();
+        self.chunks = 0;
+        self.forget_tail();
+    }
+
+    /// Nothing is stored: no buffer is kept for what may come.
+    fn forget_tail(&mut self) {
+        if self.blocks.is_empty() {
+            self.tail = None;
+        }
     }
 
     #[cfg(test)]

@@ -4,6 +4,23 @@
 ///
 /// A clone is another holder of the same bytes. Dropping the last holder returns the memory.
 pub trait Chunk: Clone {
+    /// The unused memory behind a chunk, into which small chunks are copied. `()` if chunks are never copied.
+    type Tail;
+
+    /// Separates the unused memory behind this chunk from its buffer. `None` if another value uses the buffer, too, or if
+    /// chunks are never copied. The buffer is returned when the chunk, the tail and all that was copied into it are
+    /// dropped.
+    fn split_tail(&mut self) -> Option<Self::Tail> {
+        None
+    }
+
+    /// Copies this chunk to the beginning of `tail`, which gets shorter. The copy is directly behind what was copied
+    /// before, or behind the chunk from which the tail was separated. `None` if it has no room.
+    fn copy_to_tail(&self, tail: &mut Self::Tail) -> Option<Self> {
+        let _ = tail;
+        None
+    }
+
     /// Whether there are chunks that one frame cannot carry one behind the other: see [`precedes`](Self::precedes).
     const MIXED: bool = false;
 

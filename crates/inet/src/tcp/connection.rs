@@ -10,7 +10,7 @@ use super::budget::{Budget, Held};
 use super::clock::PeerClock;
 use super::event::Events;
 use super::limit::Limit;
-use super::receiver::Receiver;
+use super::receiver::{self, Receiver};
 use super::record::Step;
 use super::sender::{Negotiated, SendInfo, SendOptions, Sender};
 use super::{
@@ -205,7 +205,7 @@ impl<C: Carrier> Connection<C> {
         let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
         let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
         this.record(start, Some(syn), now);
-        this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), now);
+        this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), None, now);
         this
     }
 
@@ -222,7 +222,8 @@ impl<C: Carrier> Connection<C> {
         let send = SendOptions { timestamp_offset: start.timestamp_offset, ..config.send };
         let sender = Sender::established_at(start.iss, u32::from(config.max_payload), send, now);
         let mut this = Self::new(State::SynReceived, config, sender, queue, now);
-        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, ecn, now);
+        let promised = receiver::cookie_window(receiver::scale(config.receive_buffer).0);
+        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, ecn, Some(promised), now);
         this.establish(ack.seq, u32::from(ack.window) << this.peer_scale, now);
         this
     }
@@ -266,8 +267,8 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Takes the options of the peer's SYN that both sides support.
-    pub(super) fn agree(&mut self, syn: &Header, ecn: bool, now: Time) {
+    /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a SYN-ACK with a cookie.
+    pub(super) fn agree(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;
         self.peer_mss = options.mss.unwrap_or(self.config.default_mss);
@@ -277,7 +278,7 @@ impl<C: Carrier> Connection<C> {
         self.sack = self.config.sack && options.sack_permitted;
         self.ecn = ecn;
         self.clock = options.timestamps.filter(|_| self.config.timestamps).map(|stamps| PeerClock::new(stamps, now));
-        self.receiver.open(syn.seq, self.scaled);
+        self.receiver.open(syn.seq, self.scaled, promised);
     }
 
     /// Completes the handshake. The segment `seq` announced `window`, in bytes.
@@ -395,6 +396,26 @@ impl<C: Carrier> Connection<C> {
     #[must_use]
     pub fn is_starved(&self) -> bool {
         self.receiver.is_starved()
+    }
+
+    /// The number of chunks of payload that are out of order.
+    #[must_use]
+    pub fn out_of_order(&self) -> usize {
+        self.receiver.out_of_order()
+    }
+
+    /// Drops a chunk of payload that is out of order, the one with the highest numbers: the peer sends it again (RFC 2018,
+    /// section 8). Returns false if there is none. For an owner of many connections whose queue is short of buffers.
+    pub fn evict(&mut self) -> bool {
+        self.note(|| Step::Evict);
+        self.receiver.evict()
+    }
+
+    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order, and no buffer is free for them.
+    #[must_use]
+    pub fn lacks_buffer_for(&self, seq: Seq, len: u32) -> bool {
+        let nxt = self.receiver.nxt();
+        seq <= nxt && nxt < seq + len && !self.receiver.budget().has_room()
     }
 
     /// Bytes that can be read.

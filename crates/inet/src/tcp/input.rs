@@ -111,7 +111,7 @@ impl<C: Carrier> Connection<C> {
         self.heard = now;
         if acks {
             // A SYN-ACK that accepts ECN has ECE without CWR.
-            self.agree(header, self.config.ecn == Ecn::Request && asked == Flags::ECE, now);
+            self.agree(header, self.config.ecn == Ecn::Request && asked == Flags::ECE, None, now);
             self.acknowledge(header, u32::from(header.window), false, now);
             self.establish(header.seq, u32::from(header.window), now);
             self.acks.at_once();
@@ -120,7 +120,7 @@ impl<C: Carrier> Connection<C> {
         } else {
             // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the peer's SYN is ignored:
             // the peer sends it again.
-            self.agree(header, self.config.ecn != Ecn::Off && asked == both, now);
+            self.agree(header, self.config.ecn != Ecn::Off && asked == both, None, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }

@@ -230,7 +230,7 @@ fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, 
         seq: cookie::make(secret, flow, syn.seq, mss, now),
         ack: syn.seq + 1,
         flags: if ecn { flags.with(Flags::ECE) } else { flags },
-        window: receiver::first_window(most),
+        window: receiver::cookie_window(most),
         urgent: 0,
         options: Options {
             mss: Some(config.mss),

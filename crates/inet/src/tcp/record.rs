@@ -67,6 +67,7 @@ pub(super) enum Step {
     Abort(Time),
     DeviceGone,
     Supersede,
+    Evict,
     Nodelay(bool),
     Cork(bool),
     UserTimeout(Option<Duration>),
@@ -176,6 +177,7 @@ impl Recording {
                 Step::Abort(now) => tcp.abort(*now),
                 Step::DeviceGone => tcp.device_gone(),
                 Step::Supersede => tcp.supersede(),
+                Step::Evict => drop(tcp.evict()),
                 Step::Nodelay(nodelay) => tcp.set_nodelay(*nodelay),
                 Step::Cork(cork) => tcp.set_cork(*cork),
                 Step::UserTimeout(timeout) => tcp.set_user_timeout(*timeout),
@@ -209,6 +211,8 @@ impl Length {
 }
 
 impl Chunk for Length {
+    type Tail = ();
+
     fn continues(&self, next: &Self) -> bool {
         next.joins
     }

@@ -43,6 +43,8 @@ impl PartialEq for Piece {
 }
 
 impl Chunk for Piece {
+    type Tail = ();
+
     fn continues(&self, next: &Self) -> bool {
         Rc::ptr_eq(&self.bytes, &next.bytes) && self.to == next.from
     }

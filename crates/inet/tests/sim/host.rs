@@ -163,7 +163,7 @@ impl Output<Memory> for Device<'_> {
         if self.posted.len() >= self.ring.room || self.rng.f64() < self.ring.refuse {
             return Err(Full);
         }
-        let payload: Vec<u8> = segment.payload.iter().flat_map(Piece::bytes).copied().collect();
+        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes().to_vec()).collect();
         assert_eq!(payload.len(), segment.payload_len as usize, "the payload is as long as it says");
         let size = segment.segment_size as usize;
         assert!(

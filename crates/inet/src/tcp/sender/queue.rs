@@ -207,6 +207,8 @@ mod tests {
     struct Either(Piece, bool);
 
     impl Chunk for Either {
+        type Tail = ();
+
         const MIXED: bool = true;
 
         fn precedes(&self, next: &Self) -> bool {

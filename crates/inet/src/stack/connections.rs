@@ -13,12 +13,14 @@ use super::pages::Written;
 use super::path::Path;
 use super::payload::Payload;
 use super::table::{Id, Table};
+use crate::Time;
 use crate::tcp::{self, Connection, Seq};
 use crate::wire::Flow;
 use std::collections::BTreeSet;
 use std::collections::hash_map::{HashMap, RandomState};
 use std::mem;
 use std::task::Waker;
+use std::time::Duration;
 
 /// The handle of a connection.
 pub(super) type ConnectionId = Id<InConnections>;
@@ -58,6 +60,8 @@ pub(super) struct Slot<P: Payload> {
     pub(super) written: Written<P::Mem>,
     /// It is in the queue of connections that want a page to write.
     pub(super) awaits_page: bool,
+    /// When its memory is to be freed, if it is still idle then.
+    pub(super) shrink_at: Shrink,
     /// Chunks of payload out of order, as [`Connections`] knows it.
     out_of_order: usize,
 }
@@ -75,7 +79,39 @@ pub(super) enum Role {
     Orphan,
 }
 
+/// What is known of a connection's idleness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shrink {
+    Busy,
+    /// It has been idle since less than [`IDLE`].
+    At(Time),
+    Done,
+}
+
+/// After this time without traffic, the memory of a connection's lists is freed. The next traffic costs some allocations,
+/// so that connections which exchange messages keep theirs.
+const IDLE: Duration = Duration::from_secs(1);
+
 impl<P: Payload> Slot<P> {
+    /// Frees the memory of the connection's lists if it has been idle for long enough.
+    pub(super) fn shrink_if_idle(&mut self, now: Time) {
+        self.shrink_at = match self.shrink_at {
+            _ if !self.connection.is_idle() => Shrink::Busy,
+            Shrink::Busy => Shrink::At(now + IDLE),
+            Shrink::At(at) if at <= now => {
+                self.connection.shrink();
+                Shrink::Done
+            }
+            waits => waits,
+        };
+    }
+
+    /// When the connection is to be processed, if nothing else happens before.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let shrink = if let Shrink::At(at) = self.shrink_at { Some(at) } else { None };
+        [self.connection.deadline(), shrink].into_iter().flatten().min()
+    }
+
     pub(super) fn new(
         connection: Connection<P>,
         flow: Flow,
@@ -103,6 +139,7 @@ impl<P: Payload> Slot<P> {
             una: Seq(0),
             written: Written::new(),
             awaits_page: false,
+            shrink_at: Shrink::Busy,
             out_of_order: 0,
         }
     }

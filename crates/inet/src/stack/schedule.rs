@@ -183,6 +183,7 @@ impl<P: Payload> Core<P> {
         if slot.connection.state() == State::TimeWait && !mem::replace(&mut slot.in_time_wait, true) {
             self.schedule.time_wait.push_back(id);
         }
+        slot.shrink_if_idle(now);
         self.set_timer(id);
         self.starve(id);
         self.limit_time_wait();
@@ -291,7 +292,7 @@ impl<P: Payload> Core<P> {
         let Some(slot) = self.connections.get(id) else { return };
         let wheel = &mut self.schedule.wheel;
         // A timer may fire too early, and is then set again. This is cheaper than moving it each time.
-        if let Some(at) = slot.connection.deadline()
+        if let Some(at) = slot.deadline()
             && wheel.get(id.place()).is_none_or(|armed| at < armed)
         {
             wheel.set(id.place(), at);

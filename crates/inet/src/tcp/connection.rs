@@ -454,6 +454,20 @@ impl<C: Carrier> Connection<C> {
         self.error
     }
 
+    /// Whether the connection waits for nothing but what its peer or its user may begin: all that was sent is acknowledged,
+    /// and all that was received is read.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        (self.sender.is_idle() || self.state == State::Closed) && self.receiver.is_empty()
+    }
+
+    /// Frees the memory of lists that are empty. For a connection that is [idle](Self::is_idle) for a while. The next
+    /// segments allocate it again.
+    pub fn shrink(&mut self) {
+        self.sender.shrink();
+        self.receiver.shrink();
+    }
+
     /// Whether the connection is over, and nothing is left to be sent.
     #[must_use]
     pub fn is_gone(&self) -> bool {

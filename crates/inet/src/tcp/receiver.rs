@@ -162,6 +162,11 @@ impl<T: Chunk> Receiver<T> {
         self.queued
     }
 
+    /// Whether no payload is stored.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.assembler.is_empty()
+    }
+
     /// The number of buffers that payload occupies, including those that the user holds.
     pub(super) fn buffers(&self) -> u32 {
         self.budget.used()
@@ -379,6 +384,11 @@ impl<T: Chunk> Receiver<T> {
         let promised = saved.edge.max(saved.nxt) - saved.nxt;
         (self.nxt, self.edge) = (saved.nxt, saved.nxt + promised.min(LARGEST_WINDOW));
         self.fin = self.finished.then(|| self.nxt - 1);
+    }
+
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.queue.shrink_to_fit();
     }
 
     /// Drops all payload, because the user has closed the connection.

@@ -384,6 +384,15 @@ impl<C: Carrier> Sender<C> {
         if self.rtt.is_known() { Duration::from_micros(self.rtt.smoothed()) } else { Duration::from_millis(100) }
     }
 
+    /// Frees the memory of lists that are empty. For a connection that is idle for a while.
+    pub fn shrink(&mut self) {
+        self.queue.shrink();
+        self.board.shrink();
+        self.ring.shrink();
+        self.rack.shrink();
+        self.scratch = Vec::new();
+    }
+
     /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
         self.start_at(self.nxt);

@@ -37,6 +37,11 @@ impl<T: Chunk> Queue<T> {
         Self { entries: VecDeque::new(), start, end: start, hint: 0 }
     }
 
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.entries.shrink_to_fit();
+    }
+
     /// The number after the last byte.
     pub(super) fn end(&self) -> Seq {
         self.end

@@ -52,6 +52,11 @@ impl Rack {
         Self { quarters: 1, ..Self::default() }
     }
 
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.log.shrink_to_fit();
+    }
+
     /// Adds a transmission to the log.
     pub(super) fn sent(&mut self, start: Seq, end: Seq, sent: u64) {
         self.log.push_back(Entry { sent, start, end });

@@ -23,6 +23,11 @@ impl<T: Ticket> Ring<T> {
         Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
     }
 
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.tickets.shrink_to_fit();
+    }
+
     /// Adds a transmission of `bytes` of payload.
     pub(super) fn push(&mut self, ticket: T, bytes: usize) -> Id {
         self.tickets.push_back((ticket, bytes));

@@ -70,6 +70,11 @@ impl Scoreboard {
         Self { first_lost: una, ..Self::default() }
     }
 
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.ranges.shrink_to_fit();
+    }
+
     /// Segments that are not acknowledged.
     pub(super) fn out(&self) -> u32 {
         self.out

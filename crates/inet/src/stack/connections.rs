@@ -152,7 +152,8 @@ impl<P: Payload> Slot<P> {
 
 /// The table of connections, and the flows by which segments find them.
 pub(super) struct Connections<P: Payload> {
-    table: Table<InConnections, Slot<P>>,
+    /// Each entry has memory of its own: a table that grows moves none.
+    table: Table<InConnections, Box<Slot<P>>>,
     flows: HashMap<Flow, ConnectionId, RandomState>,
     /// The connections with payload out of order, by the number of its chunks, and their places.
     out_of_order: BTreeSet<(usize, u32)>,
@@ -170,12 +171,12 @@ impl<P: Payload> Connections<P> {
 
     #[inline]
     pub(super) fn get(&self, id: ConnectionId) -> Option<&Slot<P>> {
-        self.table.get(id)
+        self.table.get(id).map(|slot| &**slot)
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
-        self.table.get_mut(id)
+        self.table.get_mut(id).map(|slot| &mut **slot)
     }
 
     /// The connection whose timer has this number ([`Id::place`]).
@@ -187,7 +188,7 @@ impl<P: Payload> Connections<P> {
     #[inline]
     pub(super) fn find_mut(&mut self, flow: &Flow) -> Option<(ConnectionId, &mut Slot<P>)> {
         let id = self.find(flow)?;
-        self.table.get_mut(id).map(|slot| (id, slot))
+        self.get_mut(id).map(|slot| (id, slot))
     }
 
     /// The connection that receives the segments of a flow.
@@ -197,7 +198,7 @@ impl<P: Payload> Connections<P> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Slot<P>)> {
-        self.table.iter()
+        self.table.iter().map(|(id, slot)| (id, &**slot))
     }
 
     /// The connections with a property. They are listed first, because what is done with them may change the table.
@@ -208,7 +209,7 @@ impl<P: Payload> Connections<P> {
     /// Inserts a connection. It receives the segments of its flow from now on.
     pub(super) fn insert(&mut self, slot: Slot<P>) -> ConnectionId {
         let flow = slot.flow;
-        let id = self.table.insert(slot);
+        let id = self.table.insert(Box::new(slot));
         self.flows.insert(flow, id);
         id
     }
@@ -223,7 +224,7 @@ impl<P: Payload> Connections<P> {
     }
 
     /// Removes a connection. Returns whether it had its flow, too.
-    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<(Slot<P>, bool)> {
+    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
         let linked = self.unlink(id);
         let slot = self.table.remove(id)?;
         self.out_of_order.remove(&(slot.out_of_order, id.place()));

@@ -160,7 +160,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Takes a connection out of the tables of this stack. Returns also whether it had its flow.
-    pub(super) fn forget(&mut self, id: ConnectionId) -> Option<(Slot<P>, bool)> {
+    pub(super) fn forget(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
         let (mut slot, linked) = self.connections.remove(id)?;
         self.schedule.forget(id);
         self.pages.release(slot.written.clear());

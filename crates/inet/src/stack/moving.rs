@@ -210,7 +210,7 @@ impl<M: Mapped> Core<M> {
 impl<P: Payload> Core<P> {
     /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its handshake is not complete,
     /// or if it has ended: it has no flow then.
-    fn take(&mut self, id: ConnectionId) -> Option<Slot<P>> {
+    fn take(&mut self, id: ConnectionId) -> Option<Box<Slot<P>>> {
         let slot = self.connections.get(id)?;
         if !slot.connected || self.connections.find(&slot.flow) != Some(id) {
             return None;

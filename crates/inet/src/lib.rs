@@ -25,9 +25,9 @@ pub mod wire;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
 pub use stack::{
-    Departed, Fragment, Frame, HeaderTicket, Host, ListenOptions, Packer, Packets, Payload, Received, SavedStream,
-    SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream, Transmit,
-    UdpSocket, Unsent,
+    Departed, Fragment, Frame, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
+    SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream,
+    Transmit, UdpSocket, Unsent,
 };
 pub use time::Time;
 

@@ -168,16 +168,38 @@ impl<P: Payload> Core<P> {
         Some((slot, linked))
     }
 
-    pub(super) fn connect(&mut self, remote: SocketAddr, config: &Config) -> Result<(ConnectionId, Flow), SocketError> {
+    /// Opens a connection, from an address and a port of the user's choice if `local` is set.
+    pub(super) fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        config: &Config,
+    ) -> Result<(ConnectionId, Flow), SocketError> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
         self.check_room()?;
+        let chosen = local.map(|local| local.ip()).filter(|local| !local.is_unspecified());
+        if let Some(chosen) = chosen {
+            self.check_local(chosen)?;
+        }
         let path = self.find_path(remote.ip()).ok_or(SocketError::NoRoute)?;
+        let source = chosen.unwrap_or_else(|| path.source());
+        if source.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::NoRoute);
+        }
         let (host, id) = (&self.host, self.id);
-        let arrives = |flow: &Flow| host.arrives_at(flow, id);
-        let flow = host.directory().claim_port(host.ports(), path.source(), remote, id, arrives);
-        let flow = flow.ok_or(SocketError::NoPort)?;
+        let flow = match local.map_or(0, |local| local.port()) {
+            0 => {
+                let arrives = |flow: &Flow| host.arrives_at(flow, id);
+                let flow = host.directory().claim_port(host.ports(), source, remote, id, arrives);
+                flow.ok_or(SocketError::NoPort)?
+            }
+            port => {
+                let flow = Flow { local: SocketAddr::new(source, port), remote };
+                host.directory().claim(flow, id).then_some(flow).ok_or(SocketError::InUse)?
+            }
+        };
         let config = self.config_on(config, &path, &flow);
         let start = self.host.secret().start(&flow, self.now);
         let connection = Connection::connect(&config, start, Some(&self.budget), self.now);

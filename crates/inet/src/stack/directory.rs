@@ -41,14 +41,35 @@ pub(crate) struct Directory {
 /// A socket that is bound to a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Bound {
-    /// `None`: all addresses.
-    address: Option<IpAddr>,
+    to: Addresses,
     stack: StackId,
 }
 
-impl Bound {
-    fn is_for(&self, address: IpAddr) -> bool {
-        self.address.is_none_or(|own| own == address)
+/// The addresses of the host that a socket is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Addresses {
+    All,
+    /// All of IPv6.
+    V6,
+    One(IpAddr),
+}
+
+impl Addresses {
+    /// The addresses that `local` means, if the unspecified address of IPv6 means those of IPv6 only.
+    pub(crate) fn of(local: IpAddr, v6_only: bool) -> Self {
+        match local {
+            IpAddr::V6(local) if local.is_unspecified() && v6_only => Self::V6,
+            local if local.is_unspecified() => Self::All,
+            local => Self::One(local),
+        }
+    }
+
+    fn has(self, address: IpAddr) -> bool {
+        match self {
+            Self::All => true,
+            Self::V6 => address.is_ipv6(),
+            Self::One(own) => own == address,
+        }
     }
 }
 
@@ -93,14 +114,19 @@ impl Directory {
         })
     }
 
-    /// Binds a socket for datagrams to a port that no other socket has. `None` if all ports are in use.
-    pub(crate) fn bind_port(&self, ports: &Ports, local: IpAddr, stack: StackId) -> Option<SocketAddr> {
+    /// Binds a socket to a port that no other socket has. `None` if all ports are in use.
+    pub(crate) fn bind_port(
+        &self,
+        protocol: Protocol,
+        ports: &Ports,
+        local: IpAddr,
+        bound: (Addresses, StackId),
+    ) -> Option<u16> {
         // All that the socket sends comes from this port.
         let anywhere = SocketAddr::new(local, 0);
         ports
             .candidates(local, anywhere)
-            .map(|port| SocketAddr::new(local, port))
-            .find(|&local| !self.is_bound(Protocol::Udp, local.port()) && self.bind(Protocol::Udp, local, stack))
+            .find(|&port| !self.is_bound(protocol, port) && self.bind(protocol, port, bound))
     }
 
     /// The connection leaves its stack. Its flow stays in use until the connection [arrives](Self::arrive) at another
@@ -153,28 +179,26 @@ impl Directory {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Binds a socket of `stack` to a port. Returns false if this stack has a socket there that would get the same
+    /// Binds a socket of a stack to a port. Returns false if this stack has a socket there that would get the same
     /// packets. Sockets of different stacks can share a port.
-    pub(crate) fn bind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) -> bool {
-        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+    pub(crate) fn bind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) -> bool {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        let bound = ports.entry((protocol, local.port())).or_default();
+        let bound = ports.entry((protocol, port)).or_default();
         let clash = |other: &Bound| {
-            other.stack == stack && (other.address == address || protocol == Protocol::Udp && other.address.is_none())
+            other.stack == stack && (other.to == to || protocol == Protocol::Udp && other.to == Addresses::All)
         };
         if bound.iter().any(clash) {
             return false;
         }
-        bound.push(Bound { address, stack });
+        bound.push(Bound { to, stack });
         true
     }
 
     /// Removes a socket.
-    pub(crate) fn unbind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) {
-        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+    pub(crate) fn unbind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut bound) = ports.entry((protocol, local.port())) {
-            bound.get_mut().retain(|other| *other != Bound { address, stack });
+        if let Entry::Occupied(mut bound) = ports.entry((protocol, port)) {
+            bound.get_mut().retain(|other| *other != Bound { to, stack });
             if bound.get().is_empty() {
                 bound.remove();
             }
@@ -190,7 +214,7 @@ impl Directory {
     pub(crate) fn bound(&self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         let bound = ports.get(&(protocol, flow.local.port()))?;
-        let fitting = || bound.iter().filter(|bound| bound.is_for(flow.local.ip()));
+        let fitting = || bound.iter().filter(|bound| bound.to.has(flow.local.ip()));
         let count = fitting().count();
         let pick = self.hasher.hash_one(flow) as usize % count.max(1);
         fitting().nth(pick).map(|bound| bound.stack)
@@ -235,7 +259,7 @@ mod tests {
     fn chosen_ports_are_not_bound_and_not_taken() {
         let (directory, ports) = (Directory::new(), Ports::default());
         let (here, remote) = (IpAddr::from([10, 0, 0, 1]), SocketAddr::from(([10, 0, 0, 2], 80)));
-        assert!(directory.bind(Protocol::Tcp, SocketAddr::new(here, 5000), 0));
+        assert!(directory.bind(Protocol::Tcp, 5000, (Addresses::One(here), 0)));
         let mut seen = HashSet::new();
         while let Some(flow) = directory.claim_port(&ports, here, remote, 0, |_| true) {
             assert!(flow.local.port() >= 1024 && flow.local.port() != 5000);
@@ -252,11 +276,10 @@ mod tests {
     #[test]
     fn stacks_share_a_port_and_a_flow_goes_to_one_of_them() {
         let directory = Directory::new();
-        let any = SocketAddr::from(([0, 0, 0, 0], 80));
-        let other = SocketAddr::from(([10, 0, 0, 9], 80));
-        assert!(directory.bind(Protocol::Tcp, any, 0) && directory.bind(Protocol::Tcp, any, 1));
-        assert!(!directory.bind(Protocol::Tcp, any, 1), "the stack has one there");
-        assert!(directory.bind(Protocol::Tcp, other, 2));
+        let (any, other) = (Addresses::All, Addresses::One([10, 0, 0, 9].into()));
+        assert!(directory.bind(Protocol::Tcp, 80, (any, 0)) && directory.bind(Protocol::Tcp, 80, (any, 1)));
+        assert!(!directory.bind(Protocol::Tcp, 80, (any, 1)), "the stack has one there");
+        assert!(directory.bind(Protocol::Tcp, 80, (other, 2)));
         let mut seen = [0; 3];
         for remote in 0..1000 {
             let stack = directory.bound(Protocol::Tcp, &flow(80, remote)).unwrap();
@@ -265,11 +288,11 @@ mod tests {
         }
         assert!(seen[0] > 300 && seen[1] > 300 && seen[2] == 0, "{seen:?}");
         assert_eq!(directory.bound(Protocol::Udp, &flow(80, 1)), None);
-        directory.unbind(Protocol::Tcp, any, 0);
-        directory.unbind(Protocol::Tcp, any, 1);
+        directory.unbind(Protocol::Tcp, 80, (any, 0));
+        directory.unbind(Protocol::Tcp, 80, (any, 1));
         assert_eq!(directory.bound(Protocol::Tcp, &flow(80, 1)), None, "the third is bound to another address");
         assert!(directory.is_bound(Protocol::Tcp, 80));
-        directory.unbind(Protocol::Tcp, other, 2);
+        directory.unbind(Protocol::Tcp, 80, (other, 2));
         assert!(!directory.is_bound(Protocol::Tcp, 80));
     }
 }

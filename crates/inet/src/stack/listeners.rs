@@ -3,7 +3,7 @@
 use super::SocketError;
 use super::connections::{ConnectionId, InConnections, Role};
 use super::core::Core;
-use super::directory::Protocol;
+use super::directory::{Addresses, Protocol};
 use super::input::Back;
 use super::path::Path;
 use super::payload::{Payload, Transmit};
@@ -27,16 +27,18 @@ pub(super) enum InListeners {}
 pub(super) struct Listening {
     pub(super) listener: Listener,
     config: Config,
-    local: SocketAddr,
+    bound: (Addresses, u16),
     /// The accept queue. It owns its connections: they stay in their table, also if their peers reset them.
     ready: VecDeque<Id<InConnections>>,
+    /// Connections that were accepted.
+    pub(super) accepted: u64,
     pub(super) waker: Option<Waker>,
 }
 
 /// The table of listeners, and the addresses by which segments find them.
 pub(super) struct Listeners {
     table: Table<InListeners, Listening>,
-    bound: HashMap<SocketAddr, ListenerId>,
+    bound: HashMap<(Addresses, u16), ListenerId>,
 }
 
 impl Listeners {
@@ -48,9 +50,15 @@ impl Listeners {
         self.table.get_mut(id)
     }
 
-    /// The listener for segments to `local`.
+    pub(super) fn get(&self, id: ListenerId) -> Option<&Listening> {
+        self.table.get(id)
+    }
+
+    /// The listener for segments to `local`: the one whose addresses are the fewest.
     pub(super) fn find(&self, local: SocketAddr) -> Option<ListenerId> {
-        self.bound.get(&local).or_else(|| self.bound.get(&everywhere(local.port()))).copied()
+        let bound = |to| self.bound.get(&(to, local.port())).copied();
+        let v6 = || if local.is_ipv6() { bound(Addresses::V6) } else { None };
+        bound(Addresses::One(local.ip())).or_else(v6).or_else(|| bound(Addresses::All))
     }
 
     pub(super) fn ids(&self) -> Vec<ListenerId> {
@@ -75,26 +83,34 @@ pub(super) struct Begins<'a> {
 }
 
 impl<P: Payload> Core<P> {
+    /// Listens on an address and a port; port 0 means one that is free. Returns also the port.
     pub(super) fn listen(
         &mut self,
         local: SocketAddr,
         listener: Listener,
         config: Config,
-    ) -> Result<ListenerId, SocketError> {
-        if !self.host.directory().bind(Protocol::Tcp, local, self.id) {
-            return Err(SocketError::InUse);
-        }
-        let listening = Listening { listener, config, local, ready: VecDeque::new(), waker: None };
+        v6_only: bool,
+    ) -> Result<(ListenerId, u16), SocketError> {
+        let to = Addresses::of(local.ip(), v6_only);
+        let (directory, bound) = (self.host.directory(), (to, self.id));
+        let port = match local.port() {
+            0 => directory.bind_port(Protocol::Tcp, self.host.ports(), local.ip(), bound).ok_or(SocketError::NoPort)?,
+            port if directory.bind(Protocol::Tcp, port, bound) => port,
+            _ => return Err(SocketError::InUse),
+        };
+        let listening =
+            Listening { listener, config, bound: (to, port), ready: VecDeque::new(), accepted: 0, waker: None };
         let id = self.listeners.table.insert(listening);
-        self.listeners.bound.insert(any(local), id);
-        Ok(id)
+        self.listeners.bound.insert((to, port), id);
+        Ok((id, port))
     }
 
     /// The user has dropped a listener. Connections that were not accepted are reset.
     pub(super) fn unlisten(&mut self, id: ListenerId) {
         let Some(listening) = self.listeners.table.remove(id) else { return };
-        self.listeners.bound.remove(&any(listening.local));
-        self.host.directory().unbind(Protocol::Tcp, listening.local, self.id);
+        let (to, port) = listening.bound;
+        self.listeners.bound.remove(&(to, port));
+        self.host.directory().unbind(Protocol::Tcp, port, (to, self.id));
         // A waker that is dropped here could drop another socket, while the tables are borrowed.
         self.wakers.extend(listening.waker);
         for own in self.connections.ids(|slot| [Role::HalfOpen(id), Role::Accepted(id)].contains(&slot.role)) {
@@ -107,6 +123,7 @@ impl<P: Payload> Core<P> {
         let listening = self.listeners.get_mut(id)?;
         let connection = listening.ready.pop_front()?;
         listening.listener.taken();
+        listening.accepted += 1;
         let slot = self.connections.get_mut(connection);
         debug_assert!(slot.is_some(), "the accept queue owns its connections");
         let slot = slot?;
@@ -238,14 +255,4 @@ impl<P: Payload> Core<P> {
 /// Bytes of IP and TCP headers without options.
 pub(super) fn headers(flow: &Flow) -> u16 {
     if flow.local.is_ipv4() { 40 } else { 60 }
-}
-
-/// The key of a socket on all addresses of both families.
-pub(super) fn everywhere(port: u16) -> SocketAddr {
-    ([0, 0, 0, 0], port).into()
-}
-
-/// The key of a socket.
-pub(super) fn any(local: SocketAddr) -> SocketAddr {
-    if local.ip().is_unspecified() { everywhere(local.port()) } else { local }
 }

@@ -57,6 +57,7 @@
 //! }
 //! ```
 
+mod address;
 mod bell;
 mod carrier;
 mod connections;
@@ -65,6 +66,7 @@ mod core;
 mod directory;
 mod egress;
 mod error;
+mod finish;
 mod fragment;
 #[cfg(feature = "futures")]
 mod futures;
@@ -91,7 +93,7 @@ pub use fragment::{Fragment, Packer};
 pub use host::Host;
 pub use moving::{Departed, SavedStream};
 pub use payload::{Frame, Payload, Transmit, Unsent};
-pub use sockets::{ListenOptions, Sockets, TcpListener, TcpStream};
+pub use sockets::{ListenOptions, ListenerStats, Sockets, TcpListener, TcpStream};
 pub use source::{Merged, Packets, Source};
 pub use udp::{Received, UdpSocket};
 

@@ -1,5 +1,6 @@
 //! Sockets of TCP: listeners and streams.
 
+use super::address::canonical;
 use super::connections::{ConnectionId, Slot};
 use super::core::Core;
 use super::fragment::{Fragment, Packer};
@@ -48,32 +49,52 @@ pub struct ListenOptions {
     pub backlog: usize,
     /// Handshakes that are not complete. When there are so many, further ones are answered by cookies, which take no memory.
     pub half_open: usize,
+    /// Whether the address `[::]` means the addresses of IPv6 only, and not those of IPv4, too.
+    pub v6_only: bool,
     /// The options of accepted connections. MSS and path MTU follow from the route.
     pub connection: Config,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 1024, half_open: 1024, connection: Config::default() }
+        Self { backlog: 1024, half_open: 1024, v6_only: false, connection: Config::default() }
     }
 }
 
+/// The counters of a listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerStats {
+    /// Handshakes that are not complete now.
+    pub half_open: usize,
+    /// Connections that wait to be accepted now.
+    pub waiting: usize,
+    /// Connections that were accepted.
+    pub accepted: u64,
+    /// SYNs and acknowledgements that were dropped because the accept queue was full.
+    pub overflows: u64,
+    /// SYNs that were answered by a cookie, because there were too many handshakes.
+    pub cookies: u64,
+}
+
 impl<P: Payload> Sockets<P> {
-    /// Listens on `local`. The unspecified address means all addresses of the host, of both families.
+    /// Listens on `local`. The unspecified address means all addresses of the host, of both families; port 0 means one that
+    /// is free ([`TcpListener::local_addr`]).
     ///
-    /// Several stacks of a host can listen on the same port. Connections are spread over these stacks by their
-    /// addresses and ports.
+    /// Several stacks of a host can listen on the same port. A connection then lives on the stack at whose queue its first
+    /// segment arrives.
     ///
     /// # Errors
     ///
-    /// [`SocketError::NotOurs`], [`SocketError::InUse`].
+    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoPort`].
     pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<TcpListener<P>, SocketError> {
         let mut core = self.core.borrow_mut();
+        let local = canonical(local);
         core.check_local(local.ip())?;
         let listener = Listener::new(options.backlog, options.half_open);
-        let id = core.listen(local, listener, options.connection)?;
+        let (id, port) = core.listen(local, listener, options.connection, options.v6_only)?;
         drop(core);
-        Ok(TcpListener { sockets: self.clone(), id, local })
+        Ok(TcpListener { sockets: self.clone(), id, local: SocketAddr::new(local.ip(), port) })
     }
 
     /// Begins to connect to `remote`, from a port that the stack chooses. Returns at once: the stream is writable when it is connected.
@@ -82,8 +103,32 @@ impl<P: Payload> Sockets<P> {
     ///
     /// [`SocketError::NoRoute`], [`SocketError::NoPort`], [`SocketError::TooMany`].
     pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<TcpStream<P>, SocketError> {
+        self.open(None, remote, options)
+    }
+
+    /// Like [`connect`](Self::connect), from an address and a port of the user's choice. The unspecified address means the
+    /// one that the route has; port 0 means any.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`SocketError::NotOurs`], [`SocketError::InUse`]: another connection to `remote` has the port.
+    pub fn connect_from(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        options: &Config,
+    ) -> Result<TcpStream<P>, SocketError> {
+        self.open(Some(canonical(local)), remote, options)
+    }
+
+    fn open(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        options: &Config,
+    ) -> Result<TcpStream<P>, SocketError> {
         let mut core = self.core.borrow_mut();
-        let (id, flow) = core.connect(remote, options)?;
+        let (id, flow) = core.connect(local, canonical(remote), options)?;
         drop(core);
         Ok(TcpStream::new(self.clone(), id, flow))
     }
@@ -151,6 +196,21 @@ impl<P: Payload> TcpListener<P> {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// The listener's counters. `None` if the stack is gone.
+    #[must_use]
+    pub fn stats(&self) -> Option<ListenerStats> {
+        let core = self.sockets.core.borrow();
+        let listening = core.listeners.get(self.id)?;
+        let listener = &listening.listener;
+        Some(ListenerStats {
+            half_open: listener.half_open(),
+            waiting: listener.waiting(),
+            accepted: listening.accepted,
+            overflows: listener.dropped(),
+            cookies: listener.cookies(),
+        })
     }
 }
 
@@ -561,6 +621,12 @@ impl<P: Payload> TcpStream<P> {
         self.with(|connection, _| connection.shutdown());
     }
 
+    /// Shuts down the reading direction: after the bytes that were received, reads return the end of the stream. The peer
+    /// is not told; what it still sends is acknowledged.
+    pub fn shutdown_read(&mut self) {
+        self.with(|connection, _| connection.shutdown_read());
+    }
+
     /// Resets the connection. Bytes that were sent and not acknowledged are lost.
     pub fn abort(mut self) {
         self.reset();
@@ -584,6 +650,23 @@ impl<P: Payload> TcpStream<P> {
     /// Sets the size of the send buffer, in bytes.
     pub fn set_send_buffer(&mut self, bytes: usize) {
         self.with(|connection, _| connection.set_send_buffer(bytes));
+    }
+
+    /// Sets how many unsent bytes make the stream unwritable ([`poll_writable`](Self::poll_writable)), so that what is
+    /// written late is not queued behind much else.
+    pub fn set_low_water(&mut self, bytes: usize) {
+        self.with(|connection, _| connection.set_low_water(bytes));
+    }
+
+    /// If `quick`, the next segments are acknowledged at once, and not after a delay. Otherwise acknowledgements are
+    /// delayed from now on.
+    pub fn set_quick_ack(&mut self, quick: bool) {
+        self.with(|connection, _| connection.set_quick_ack(quick));
+    }
+
+    /// Marks the end of what was written as the end of urgent data. New protocols do not use it (RFC 6093).
+    pub fn mark_urgent(&mut self) {
+        self.with(|connection, _| connection.mark_urgent());
     }
 
     /// Sets whether probes are sent to an idle peer (keepalive).

@@ -1,9 +1,9 @@
 //! UDP: datagrams whose payload is fragments.
 
+use super::address::canonical;
 use super::core::Core;
-use super::directory::Protocol;
+use super::directory::{Addresses, Protocol};
 use super::fragment::Fragment;
-use super::listeners::{any, everywhere};
 use super::path::{NextHop, Path};
 use super::payload::Payload;
 use super::{SocketError, Sockets};
@@ -34,7 +34,7 @@ const REMEMBERED: usize = 64;
 /// The sockets of a stack.
 pub(super) struct Datagrams<M: Mapped> {
     sockets: Slab<Socket<M>>,
-    bound: HashMap<SocketAddr, u32>,
+    bound: HashMap<(Addresses, u16), u32>,
     outbox: VecDeque<Outgoing<M>>,
     /// Pages of the stack's pool in the outbox.
     held: usize,
@@ -122,8 +122,8 @@ impl<M: Mapped> Datagrams<M> {
 
     /// The socket that a packet with this flow is for.
     pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
-        let exact = self.bound.get(&flow.local);
-        let found = exact.or_else(|| self.bound.get(&everywhere(flow.local.port()))).copied();
+        let bound = |to| self.bound.get(&(to, flow.local.port())).copied();
+        let found = bound(Addresses::One(flow.local.ip())).or_else(|| bound(Addresses::All));
         found.filter(|&n| self.sockets[n as usize].peer.is_none_or(|peer| peer == flow.remote))
     }
 
@@ -265,20 +265,21 @@ impl<P: Payload> Sockets<P> {
     /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoPort`].
     pub fn bind(&self, local: SocketAddr) -> Result<UdpSocket<P>, SocketError> {
         let mut core = self.core.borrow_mut();
+        let local = canonical(local);
         core.check_local(local.ip())?;
-        let (host, id) = (core.host.clone(), core.id);
-        let local = if local.port() == 0 {
-            host.directory().bind_port(host.ports(), local.ip(), id).ok_or(SocketError::NoPort)?
-        } else if host.directory().bind(Protocol::Udp, local, id) {
-            local
-        } else {
-            return Err(SocketError::InUse);
+        let (host, to) = (core.host.clone(), Addresses::of(local.ip(), false));
+        let (directory, bound) = (host.directory(), (to, core.id));
+        let port = match local.port() {
+            0 => directory.bind_port(Protocol::Udp, host.ports(), local.ip(), bound).ok_or(SocketError::NoPort)?,
+            port if directory.bind(Protocol::Udp, port, bound) => port,
+            _ => return Err(SocketError::InUse),
         };
+        let local = SocketAddr::new(local.ip(), port);
         let budget = Budget::within(core.options.pages / 4, Some(&core.budget));
         let socket =
             Socket { queue: VecDeque::new(), budget, read: None, peer: None, error: None, long: VecDeque::new() };
         let n = core.udp.sockets.insert(socket) as u32;
-        core.udp.bound.insert(any(local), n);
+        core.udp.bound.insert((to, port), n);
         drop(core);
         Ok(UdpSocket { sockets: self.clone(), n, local })
     }
@@ -299,9 +300,7 @@ impl<P: Payload> UdpSocket<P> {
     /// [`SocketError::NoRoute`].
     pub fn connect(&mut self, peer: Option<SocketAddr>) -> Result<(), SocketError> {
         let mut core = self.sockets.core.borrow_mut();
-        if let Some(peer) = peer {
-            core.flow_to(self.local, peer)?;
-        }
+        let peer = peer.map(|peer| core.flow_to(self.local, peer)).transpose()?.map(|flow| flow.remote);
         let socket = core.udp.sockets.get_mut(self.n as usize).ok_or(SocketError::StackGone)?;
         (socket.peer, socket.error) = (peer, None);
         Ok(())
@@ -431,6 +430,7 @@ impl<P: Payload> UdpSocket<P> {
 impl<P: Payload> Core<P> {
     fn datagram_flow(&mut self, local: SocketAddr, to: SocketAddr, len: usize) -> Result<Flow, SocketError> {
         let flow = self.flow_to(local, to)?;
+        let to = flow.remote;
         if self.udp.outbox.len() >= OUTBOX {
             return Err(SocketError::WouldBlock);
         }
@@ -446,6 +446,7 @@ impl<P: Payload> Core<P> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
+        let to = canonical(to);
         let path = self.find_path(to.ip()).filter(|_| to.port() != 0).ok_or(SocketError::NoRoute)?;
         let source = if local.ip().is_unspecified() { path.source() } else { local.ip() };
         if source.is_ipv4() != to.is_ipv4() {
@@ -475,8 +476,9 @@ impl<P: Payload> Drop for UdpSocket<P> {
     fn drop(&mut self) {
         let mut core = self.sockets.core.borrow_mut();
         let socket = core.udp.sockets.try_remove(self.n as usize);
-        core.udp.bound.remove(&any(self.local));
-        core.host.directory().unbind(Protocol::Udp, self.local, core.id);
+        let (to, port) = (Addresses::of(self.local.ip(), false), self.local.port());
+        core.udp.bound.remove(&(to, port));
+        core.host.directory().unbind(Protocol::Udp, port, (to, core.id));
         drop(core);
         // The socket's contents are dropped when no table is borrowed.
         drop(socket);

@@ -506,6 +506,12 @@ impl<C: Carrier> Connection<C> {
         self.sender.set_send_buffer(bytes);
     }
 
+    /// Sets how many unsent bytes make the connection unwritable.
+    pub fn set_low_water(&mut self, bytes: usize) {
+        self.note(|| Step::LowWater(bytes));
+        self.sender.set_low_water(bytes);
+    }
+
     /// Sets whether and how an idle peer is probed. The time since the last segment from the peer counts as idle time.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         self.note(|| Step::KeepAlive(keep_alive));

@@ -1,6 +1,5 @@
 //! An AF_PACKET socket on the kernel's side of the tap.
 
-use super::namespace::ip;
 use rustix::io::Errno;
 use rustix::net::{MMsgHdr, RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice};
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Frames of one system call.
 const BATCH: usize = 128;
-/// Frames that the tap keeps for the server. The link sends at most half of them ahead.
-const QUEUE: usize = 4096;
+/// Frames that the tap of a [`Peer`](super::peer::Peer) keeps for the server. A link sends at most half of them ahead.
+pub const QUEUE: usize = 4096;
 /// Memory of received frames, with the kernel's own for each.
 const BUFFER: libc::c_int = 256 << 20;
 /// A server that reads no frame for so long hangs.
@@ -67,7 +66,6 @@ pub fn socket() -> io::Result<OwnedFd> {
 impl Link {
     /// The interface `name` of this thread's network namespace.
     pub fn open(name: &str, hears: Hears) -> Self {
-        ip(&format!("link set {name} txqueuelen {QUEUE}"));
         let protocol = match hears {
             Hears::All => libc::ETH_P_ALL,
             Hears::Arp => libc::ETH_P_ARP,

@@ -2,7 +2,8 @@
 
 use super::connection::{Connection, mss};
 use super::frame::{self, ACK, ALL, Mac, PSH, Received, SYN};
-use super::link::{Hears, Link};
+use super::link::{Hears, Link, QUEUE};
+use super::namespace::ip;
 use super::server::{Report, Server, Service, TAP, V4, V6};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
@@ -67,6 +68,7 @@ impl Peer {
     #[track_caller]
     pub fn start(command: &Path, service: Service, args: &[&str]) -> Self {
         let server = Server::start(command, service, args);
+        ip(&format!("link set {TAP} txqueuelen {QUEUE}"));
         let link = Link::open(TAP, Hears::All);
         let mut peer = Self {
             server,

@@ -116,7 +116,7 @@ fn errors_of_all_kinds() {
                 too_big(peer, n, next(), Quoted::Outside(0x8000_0000));
             }
         }
-        peer.settle();
+        peer.settle_on_all_queues();
         landed(peer, &flows);
         for &n in &flows {
             let full = mss(peer.connection(n).local);
@@ -148,7 +148,7 @@ fn errors_of_all_kinds() {
             }
             witness.check(peer);
         }
-        peer.settle();
+        peer.settle_on_all_queues();
         landed(peer, &flows);
 
         // True ones: each by one router, and so on one queue.
@@ -156,7 +156,7 @@ fn errors_of_all_kinds() {
         for &n in &flows {
             too_big(peer, n, next(), Quoted::InFlight);
         }
-        peer.settle();
+        peer.settle_on_all_queues();
         landed(peer, &flows);
         for &n in &flows {
             let local = peer.connection(n).local;

@@ -6,7 +6,7 @@ use super::link::{Hears, Link, QUEUE};
 use super::namespace::ip;
 use super::server::{Report, Server, Service, TAP, V4, V6};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -38,8 +38,9 @@ pub struct Peer {
     /// The server's Ethernet address.
     pub to: Mac,
     pub hosts: HashMap<IpAddr, Host>,
-    /// Answers to echo requests.
-    pub echoes: u32,
+    /// The answers to echo requests of this round.
+    echoes: HashSet<[u8; 4]>,
+    round: u32,
     connections: Vec<Connection>,
     /// By the peer's address and port, and the server's port.
     index: HashMap<(SocketAddr, u16), usize>,
@@ -75,7 +76,8 @@ impl Peer {
             link,
             to: ALL,
             hosts: HashMap::new(),
-            echoes: 0,
+            echoes: HashSet::new(),
+            round: 0,
             connections: Vec::new(),
             index: HashMap::new(),
             out: Vec::new(),
@@ -218,7 +220,9 @@ impl Peer {
                 Received::Segment(segment) => self.arrives(&segment),
                 Received::Question { target, to, asker } => self.asked(target, to, asker),
                 Received::Answer(mac, address) if address == IpAddr::V4(V4) => self.to = mac,
-                Received::Echo(_) => self.echoes += 1,
+                Received::Echo(id) => {
+                    self.echoes.insert(id);
+                }
                 Received::Answer(..) | Received::Other => {}
             }
         }
@@ -289,13 +293,32 @@ impl Peer {
     /// Waits until the server has processed all frames that were sent: it answers an echo request that came after them.
     #[track_caller]
     pub fn settle(&mut self) {
-        let before = self.echoes;
+        self.settle_from(1);
+    }
+
+    /// The same for a server with several queues. Stations of many addresses ask, so that some ask on each queue; and they ask twice,
+    /// because what a queue hands to another one is processed a turn later.
+    #[track_caller]
+    pub fn settle_on_all_queues(&mut self) {
+        self.settle_from(32);
+        self.settle_from(32);
+    }
+
+    #[track_caller]
+    fn settle_from(&mut self, stations: u32) {
+        self.echoes.clear();
+        self.round += 1;
+        let id = |station: u32, round: u32| (round << 8 | station).to_be_bytes();
         self.until("answers to echo requests", |peer| {
-            if peer.echoes == before {
+            let round = peer.round;
+            let asks: Vec<u32> = (0..stations).filter(|&n| !peer.echoes.contains(&id(n, round))).collect();
+            for &station in &asks {
+                peer.introduce(v4(station));
                 // The server limits its answers, so that one request may not be enough.
-                peer.push(frame::icmp(peer.ethernet(), [v4(0), V4.into()], [8, 0], [1, 2, 3, 4], b"settle"));
+                let addresses = [v4(station), V4.into()];
+                peer.push(frame::icmp(peer.ethernet(), addresses, [8, 0], id(station, round), b"settle"));
             }
-            peer.echoes > before
+            asks.is_empty()
         });
     }
 

@@ -18,8 +18,9 @@
 //! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is bounded: entries,
 //! packets that wait for an answer, and questions, of which there is one a second for each entry.
 //!
-//! **A full cache** replaces entries that carry no traffic. If each of them has carried some lately ([`IN_USE`]), a new
-//! neighbour is refused, so stations that only ask, or are only asked for, do not make the others slower.
+//! **A full cache** replaces entries that carry no traffic. Traffic is what a user marks as such ([`Hop::touch`]) or has
+//! acknowledged ([`Hop::confirm`]); the answer to the first packet of a station is none. If no entry near the hand of the
+//! clock is without traffic for [`IN_USE`], a new neighbour is refused.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -36,8 +37,11 @@ pub const MAX_NEIGHBORS: usize = 1024;
 pub const MAX_WAITING: usize = 8;
 /// Packets that wait for addresses, of all neighbours.
 pub const MAX_WAITING_IN_ALL: usize = 256;
-/// For so long after a frame was sent to a neighbour, or was acknowledged by it, its entry is not replaced.
-pub const IN_USE: Duration = Duration::from_secs(60);
+/// For so long after traffic with a neighbour its entry is not replaced. Replacing an entry that is used less often costs
+/// its next packet a question.
+pub const IN_USE: Duration = Duration::from_secs(5);
+/// Entries that are looked at for one that can be replaced.
+const LOOK: usize = 64;
 
 /// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is remembered.
 const RETRY: Duration = Duration::from_secs(1);
@@ -98,17 +102,20 @@ impl Hop {
         touch(&self.confirmed, now);
     }
 
-    /// Notes that a frame is sent to the neighbour. Its entry is then not replaced for [`IN_USE`]. One load, and at most
+    /// Notes that there is traffic with the neighbour. Its entry is then not replaced for [`IN_USE`]. One load, and at most
     /// one store a second.
     #[inline]
     pub fn touch(&self, now: Time) {
         touch(&self.used, now);
     }
 
-    /// Whether frames were sent to it lately.
+    /// Whether there was traffic lately.
     fn is_in_use(&self, now: Time) -> bool {
-        let used = self.used.load(Ordering::Relaxed);
-        used > 0 && now.since(Time::from_micros(used)) < IN_USE
+        let lately = |at: &AtomicU64| {
+            let at = at.load(Ordering::Relaxed);
+            at > 0 && now.since(Time::from_micros(at)) < IN_USE
+        };
+        lately(&self.used) || lately(&self.confirmed)
     }
 
     fn set(&self, mac: Option<Mac>) {
@@ -117,12 +124,12 @@ impl Hop {
     }
 }
 
-/// Sets `at` to the present if it is more than a second old.
+/// Sets `at` to the present if it is more than a second old, or was never set.
 #[inline]
 fn touch(at: &AtomicU64, now: Time) {
-    let before = Time::from_micros(at.load(Ordering::Relaxed));
-    if now.since(before) >= Duration::from_secs(1) {
-        at.store(now.micros(), Ordering::Relaxed);
+    let before = at.load(Ordering::Relaxed);
+    if before == 0 || now.since(Time::from_micros(before)) >= Duration::from_secs(1) {
+        at.store(now.micros().max(1), Ordering::Relaxed);
     }
 }
 
@@ -490,12 +497,11 @@ impl<P> Neighbors<P> {
     /// one that was used the longest ago.
     fn victim(&mut self, now: Time) -> Option<usize> {
         let len = self.entries.len();
-        let all = (self.hand..self.hand + len).map(|at| at % len);
-        let next = all.filter(|&at| !self.entries[at].hop.is_in_use(now)).take(16);
+        let near = (self.hand..self.hand + LOOK).map(|at| at % len);
+        self.hand = (self.hand + LOOK) % len;
+        let next = near.filter(|&at| !self.entries[at].hop.is_in_use(now)).take(16);
         let worth = |at: &usize| (Arc::strong_count(&self.entries[*at].hop) > 1, self.entries[*at].used);
-        let victim = next.min_by_key(worth)?;
-        self.hand = (victim + 1) % len;
-        Some(victim)
+        next.min_by_key(worth)
     }
 }
 
@@ -698,12 +704,17 @@ mod tests {
         // A cache in which all are in use has no room. One that is not used any more makes some.
         let mut neighbors = Neighbors::<u32>::new();
         let station = |n: u32| IpAddr::from(Ipv4Addr::from_bits(OWN.to_bits() + n));
-        let hops: Vec<_> = (2..2 + MAX_NEIGHBORS as u32).map(|n| neighbors.hop(station(n), at(1.0))).collect();
-        hops.iter().for_each(|hop| hop.touch(at(1.0)));
+        let hops: Vec<_> = (2..2 + MAX_NEIGHBORS as u32).map(|n| neighbors.hop(station(n), at(0.1))).collect();
+        // The clock of a program begins at 0.
+        hops.iter().for_each(|hop| hop.touch(at(0.1)));
         let last = neighbors.hop(station(5000), at(2.0));
-        assert_eq!(neighbors.resolve(&last, at(2.0)), Resolution::Failed);
-        hops[1..].iter().for_each(|hop| hop.touch(at(50.0)));
-        assert_eq!(neighbors.resolve(&last, at(62.0)), Resolution::Pending);
+        let resolves = |neighbors: &mut Neighbors<u32>, seconds: f64| {
+            let found = (0..MAX_NEIGHBORS / LOOK).map(|_| neighbors.resolve(&last, at(seconds)));
+            found.filter(|&found| found == Resolution::Pending).count()
+        };
+        assert_eq!(resolves(&mut neighbors, 2.0), 0);
+        hops[1..].iter().for_each(|hop| hop.touch(at(4.0)));
+        assert!(resolves(&mut neighbors, 6.0) > 0);
         assert!(!neighbors.index.contains_key(&station(2)) && neighbors.index.contains_key(&station(3)));
     }
 

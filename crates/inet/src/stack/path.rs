@@ -96,6 +96,13 @@ impl<C: Count> Path<C> {
         }
     }
 
+    /// Notes that there is traffic by the next hop.
+    pub(super) fn touch(&self, now: Time) {
+        if let Some(hop) = self.dst.hop() {
+            hop.touch(now);
+        }
+    }
+
     /// The link header of packets that wait for the next hop's address.
     pub(super) fn unresolved(&self) -> Link {
         self.link
@@ -115,7 +122,6 @@ impl<C: Count> Path<C> {
         let Some(hop) = self.dst.hop() else { return NextHop::Here };
         match hop.mac() {
             Some(mac) => {
-                hop.touch(now);
                 self.state = State::Goes;
                 NextHop::Link(Link { destination: mac, ..self.link })
             }

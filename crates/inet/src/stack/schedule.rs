@@ -223,6 +223,9 @@ impl<P: Payload> Core<P> {
             ip,
         };
         let refused = slot.connection.transmit(now, &mut out).is_err();
+        if slot.connected {
+            slot.path.touch(now);
+        }
         if slot.path.take_failure() {
             slot.connection.error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
         }

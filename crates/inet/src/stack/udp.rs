@@ -195,6 +195,7 @@ impl<P: Payload> Core<P> {
         self.pages.release(pages);
         let mut path = self.find_path(flow.remote.ip())?;
         let hop = path.next_hop(&self.host, self.now);
+        path.touch(self.now);
         let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
         let (outer, here, mtu) = (Outer::new(Some(link)), matches!(hop, NextHop::Here), path.datagram_mtu(self.now));
         if here || packet.len() <= whole(mtu, &flow) {

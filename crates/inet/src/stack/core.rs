@@ -1,7 +1,6 @@
 //! The tables of a stack: connections, listeners, timers.
 
 use super::carrier::Part;
-use super::control::meaning;
 use super::directory::{Protocol, StackId};
 use super::egress::{Egress, Segments};
 use super::host::Host;
@@ -502,7 +501,7 @@ impl<P: Payload> Core<P> {
     pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
         let Some(&n) = self.flows.get(flow) else { return };
         let slot = &mut self.slots[n as usize];
-        let error = meaning(kind, headers(flow).into());
+        let error = kind.for_connection(headers(flow).into());
         if slot.connection.error(error, Some(seq), self.now)
             && let IcmpKind::TooBig { mtu } = kind
         {

@@ -86,9 +86,8 @@ impl World {
     fn icmp(&mut self, error: &IcmpError) {
         let IcmpError { kind, quoted } = error;
         let (protocol::TCP, Some(seq)) = (quoted.protocol, quoted.seq) else { return };
-        let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| stream.flow == quoted.flow) else {
-            return;
-        };
+        let open = |stream: &Stream| stream.flow == quoted.flow && !stream.connection.is_gone();
+        let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| open(stream)) else { return };
         let v4 = quoted.flow.remote.is_ipv4();
         let believed = stream.connection.error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
         if let IcmpKind::TooBig { mtu } = *kind

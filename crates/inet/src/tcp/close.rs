@@ -314,6 +314,7 @@ mod tests {
         assert_eq!(pair.b.read.len(), 100);
     }
 
+    /// Proves INET-5.
     #[test]
     fn a_closed_connection_does_not_wait_for_ever_for_fin() {
         let mut pair = pair();
@@ -339,6 +340,7 @@ mod tests {
         pair
     }
 
+    /// Proves INET-5.
     #[test]
     fn an_orphan_whose_peer_keeps_its_window_closed_is_reset() {
         let mut pair = closed_window();
@@ -433,7 +435,7 @@ mod tests {
     }
 
     /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at
-    /// most.
+    /// most. Proves INET-5.
     #[test]
     fn another_fin_does_not_begin_time_wait_again() {
         for timestamps in [true, false] {

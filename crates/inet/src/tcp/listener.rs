@@ -318,6 +318,7 @@ mod tests {
         assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
     }
 
+    /// Proves INET-5.
     #[test]
     fn a_syn_ack_is_repeated_five_times() {
         let (_, syn) = client(&Config::default());

@@ -226,3 +226,22 @@ fn a_peer_whose_user_reads_late_is_not_starved_to_a_reset() {
     let update = wire.poll();
     assert!(update.iter().any(|seg| seg.peer == 2000 && seg.window > 10_000), "{update:?}");
 }
+
+/// The queue has too few buffers for an hour, so that all payload is dropped before it reaches its connection. The peer is
+/// told to wait: it does not take it for losses, and it goes on afterwards.
+#[test]
+fn a_peer_waits_while_the_queue_is_short_of_buffers() {
+    let mut link = stack_common::Link::new(false);
+    let (mut client, mut server) = stack_common::connected(&mut link);
+    link.far.queues().0.short = true;
+    assert_eq!(client.write(&[5; 20_000]), Ok(20_000));
+    link.pass(Duration::from_secs(3600));
+    assert_eq!((client.is_connected(), server.readable()), (Ok(true), 0));
+    link.far.queues().0.short = false;
+    let (mut bytes, mut received) = (vec![0; 20_000], 0);
+    while received < 20_000 {
+        received += server.read(&mut bytes[received..]).unwrap_or(0);
+        assert!(link.step() || received == 20_000);
+    }
+    assert!(bytes == [5; 20_000]);
+}

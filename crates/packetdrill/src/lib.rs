@@ -18,12 +18,17 @@
 //! | `times` | packetdrill spins until ten ticks of the system's clock have passed; the clock is virtual |
 //! | `mlockall`, `sched_setscheduler` | privileges that are of use only where the clock is real |
 //!
-//! Socket calls behave like those of Linux. The scripts expect that `SO_SNDBUF` is twice the value that was set, and
-//! that `write` accepts as many bytes as with Linux.
+//! What this TCP does not have (Fast Open, an error queue, epoll) is an error of the call, so that
+//! a script which needs it fails. Otherwise socket calls behave like those of Linux. The scripts
+//! expect that `SO_SNDBUF` is twice the value that was set, and that `write` accepts as many bytes
+//! as with Linux.
 
+mod address;
 mod calls;
 mod interface;
 mod memory;
+mod options;
+mod preload;
 mod settings;
 mod tcp_info;
 mod world;

@@ -7,7 +7,7 @@ use super::payload::Payload;
 use crate::icmp;
 use crate::interface::Cast;
 use crate::neighbor::{Event, Sent};
-use crate::tcp::{self, Flags, Header, IpFields, Unreachable};
+use crate::tcp::{Flags, Header, IpFields};
 use crate::wire::{
     Arp, Body, Flow, Icmp, IcmpKind, Ip, Link, MAX_HEADERS, Outer, Part, Transport, emit_echo_reply, emit_icmp_error,
     emit_tcp,
@@ -221,20 +221,4 @@ impl<P: Payload> Core<P> {
             Some(frame[..emitted.len].to_vec())
         });
     }
-}
-
-/// The meaning of an ICMP error for a connection.
-pub(super) fn meaning(kind: IcmpKind, headers: u32) -> tcp::IcmpError {
-    let unreachable = match kind {
-        IcmpKind::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },
-        IcmpKind::NetworkUnreachable => Unreachable::Network,
-        IcmpKind::HostUnreachable => Unreachable::Host,
-        IcmpKind::ProtocolUnreachable => Unreachable::Protocol,
-        IcmpKind::PortUnreachable => Unreachable::Port,
-        IcmpKind::Prohibited => Unreachable::Prohibited,
-        IcmpKind::TimeExceeded | IcmpKind::ReassemblyTimeExceeded | IcmpKind::ParameterProblem => {
-            Unreachable::NotDelivered
-        }
-    };
-    tcp::IcmpError::Unreachable(unreachable)
 }

@@ -4,7 +4,6 @@ use super::SocketError;
 use super::StackOptions;
 use super::carrier::Part;
 use super::connections::{ConnectionId, Connections, Role, Slot};
-use super::control::meaning;
 use super::directory::StackId;
 use super::egress::Egress;
 use super::host::Host;
@@ -347,7 +346,7 @@ impl<P: Payload> Core<P> {
     /// Processes an ICMP error about a segment.
     pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
         let Some((id, slot)) = self.connections.find_mut(flow) else { return };
-        let error = meaning(kind, headers(flow).into());
+        let error = kind.for_connection(headers(flow).into());
         if slot.connection.error(error, Some(seq), self.now)
             && let IcmpKind::TooBig { mtu } = kind
         {

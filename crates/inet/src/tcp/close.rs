@@ -159,6 +159,7 @@ impl<C: Carrier> Connection<C> {
         {
             *wait = (*wait * 2).min(LAST_LOOK);
             *at = now + *wait;
+            self.receiver.try_again();
         }
         if self.keep_alive_at().is_some_and(|at| at <= now) {
             self.keep_alive(now);
@@ -204,7 +205,9 @@ impl<C: Carrier> Connection<C> {
     /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits for buffers: the
     /// user returns a buffer by dropping payload, which is no call of this connection.
     pub(super) fn look_for_buffers(&mut self, now: Time) {
-        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + FIRST_LOOK, FIRST_LOOK)));
+        // A queue is short for long if it is short at all, and the check costs a segment of the peer.
+        let first = if self.receiver.is_cut() { LAST_LOOK } else { FIRST_LOOK };
+        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + first, first)));
     }
 
     /// Whether `syn` may begin a new connection with the same addresses and ports while this one is in TIME-WAIT. `syn`
@@ -350,6 +353,7 @@ mod tests {
         assert_eq!(pair.b.read.len(), 100);
     }
 
+    /// Proves INET-6.
     #[test]
     fn a_closed_connection_does_not_wait_for_ever_for_fin() {
         let mut pair = pair();
@@ -375,6 +379,7 @@ mod tests {
         pair
     }
 
+    /// Proves INET-6.
     #[test]
     fn an_orphan_whose_peer_keeps_its_window_closed_is_reset() {
         let mut pair = closed_window();
@@ -469,7 +474,7 @@ mod tests {
     }
 
     /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at
-    /// most.
+    /// most. Proves INET-6.
     #[test]
     fn another_fin_does_not_begin_time_wait_again() {
         for timestamps in [true, false] {

@@ -104,7 +104,8 @@ pub enum Ecn {
     Off,
     /// Used if the peer requests it.
     Accept,
-    /// Requested, and used if the peer accepts.
+    /// Requested by the first SYN, and used if the peer accepts. A repeated SYN does not request
+    /// it, and then data is not ECN-capable (RFC 3168, section 6.1.1.1).
     Request,
 }
 

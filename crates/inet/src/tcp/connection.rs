@@ -14,8 +14,8 @@ use super::receiver::{self, Receiver};
 use super::record::Step;
 use super::sender::{Negotiated, SendInfo, SendOptions, Sender};
 use super::{
-    Carrier, Chunk, Config, Ecn, Error, Event, Flags, Header, IpFields, KeepAlive, Options, Recording, Seq, Start,
-    Timestamps, Unreachable,
+    Carrier, Chunk, Config, Ecn, Error, Event, Header, IpFields, KeepAlive, Options, Recording, Seq, Start, Timestamps,
+    Unreachable,
 };
 use crate::Time;
 
@@ -59,7 +59,11 @@ pub struct Connection<C: Carrier> {
     /// Whether both sides sent the window scale option.
     pub(super) scaled: bool,
     pub(super) sack: bool,
+    /// Whether both sides agreed on ECN: marks of the peer's data are echoed.
     pub(super) ecn: bool,
+    /// Whether this side has sent a SYN without ECN. Its data must not be ECN-capable then, even if
+    /// the peer agrees to the ECN of an earlier SYN (RFC 3168, section 6.1.1).
+    pub(super) plain_syn: bool,
     /// The peer's clock, if the connection uses timestamps.
     pub(super) clock: Option<PeerClock>,
     /// The last number that was acknowledged to the peer.
@@ -205,7 +209,7 @@ impl<C: Carrier> Connection<C> {
         let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
         let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
         this.record(start, Some(syn), now);
-        this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), None, now);
+        this.agree(syn, config.ecn != Ecn::Off && syn.flags.is_ecn_setup(), None, now);
         this
     }
 
@@ -242,6 +246,7 @@ impl<C: Carrier> Connection<C> {
             scaled: false,
             sack: false,
             ecn: false,
+            plain_syn: false,
             clock: None,
             acknowledged: Seq(0),
             echo: false,
@@ -285,7 +290,8 @@ impl<C: Carrier> Connection<C> {
     pub(super) fn establish(&mut self, seq: Seq, window: u32, now: Time) {
         let mss = self.peer_mss;
         let timestamps = self.clock.is_some();
-        self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn: self.ecn, window, seq }, now);
+        let ecn = self.ecn && !self.plain_syn;
+        self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn, window, seq }, now);
         self.state = if self.shut { State::FinWait1 } else { State::Established };
         self.data_at = now;
         self.events.add(Events::CONNECTED);
@@ -326,10 +332,11 @@ impl<C: Carrier> Connection<C> {
         self.urgent_sent = Some(self.sender.end());
     }
 
-    /// Whether both ends use explicit congestion notification.
+    /// Whether the data of this end is ECN-capable: both ends agreed on explicit congestion
+    /// notification, and none of them sent a SYN without it.
     #[must_use]
     pub fn uses_ecn(&self) -> bool {
-        self.ecn
+        self.sender.uses_ecn()
     }
 
     /// Fields of the IP headers of the connection's segments.
@@ -574,6 +581,7 @@ impl<C: Carrier> Connection<C> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Flags;
     use super::super::testing::{Pair, Piece, stream};
     use super::*;
 

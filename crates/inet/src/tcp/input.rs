@@ -106,12 +106,11 @@ impl<C: Carrier> Connection<C> {
         if !flags.has(Flags::SYN) {
             return;
         }
-        let both = Flags::ECE.with(Flags::CWR);
-        let asked = flags.without(Flags(!both.0));
+        // If ECN is not requested, a SYN without ECN was sent, and data must not be ECN-capable.
+        let ecn = self.config.ecn == Ecn::Request && flags.is_ecn_setup();
         self.heard = now;
         if acks {
-            // A SYN-ACK that accepts ECN has ECE without CWR.
-            self.agree(header, self.config.ecn == Ecn::Request && asked == Flags::ECE, None, now);
+            self.agree(header, ecn, None, now);
             self.acknowledge(header, u32::from(header.window), false, now);
             self.establish(header.seq, u32::from(header.window), now);
             self.acks.at_once();
@@ -120,7 +119,7 @@ impl<C: Carrier> Connection<C> {
         } else {
             // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the peer's SYN is ignored:
             // the peer sends it again.
-            self.agree(header, self.config.ecn != Ecn::Off && asked == both, None, now);
+            self.agree(header, ecn, None, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }
@@ -137,6 +136,7 @@ impl<C: Carrier> Connection<C> {
         // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already received, and only
         // its acknowledgement is new.
         if self.state == State::SynReceived && syn && flags.has(Flags::ACK) && header.seq == self.irs {
+            self.check_ecn(flags);
             header.seq += 1;
             header.flags = flags.without(Flags::SYN);
             self.acks.at_once();
@@ -207,12 +207,24 @@ impl<C: Carrier> Connection<C> {
         header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
     }
 
+    /// Gives ECN up if the flags of a repeated SYN or SYN-ACK are without it: the peer sends no
+    /// ECN-capable data then, and expects none (RFC 3168, sections 6.1.1 and 6.1.1.1).
+    fn check_ecn(&mut self, flags: Flags) {
+        if !flags.is_ecn_setup() {
+            (self.ecn, self.echo) = (false, false);
+            self.sender.give_up_ecn();
+        }
+    }
+
     /// Answers a segment that is old or outside the window by an acknowledgement.
     fn unacceptable(&mut self, header: &Header, len: u32, now: Time) {
         let syn = header.flags.has(Flags::SYN);
-        if syn && self.state == State::SynReceived && header.seq == self.irs {
-            // The peer has not received the SYN-ACK.
-            return self.syn_again(now);
+        if syn && header.seq == self.irs {
+            self.check_ecn(header.flags);
+            if self.state == State::SynReceived {
+                // The peer has not received the SYN-ACK.
+                return self.syn_again(now);
+            }
         }
         if syn || len == 0 {
             return self.challenge(now);

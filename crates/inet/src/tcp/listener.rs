@@ -220,8 +220,7 @@ fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, 
     let stamps = syn.options.timestamps.filter(|_| config.timestamps);
     let scale = syn.options.window_scale.filter(|_| config.window_scaling && stamps.is_some());
     let sack = syn.options.sack_permitted && config.sack && stamps.is_some();
-    let both = Flags::ECE.with(Flags::CWR);
-    let ecn = syn.flags.has(both) && config.ecn != Ecn::Off && stamps.is_some();
+    let ecn = syn.flags.is_ecn_setup() && config.ecn != Ecn::Off && stamps.is_some();
     let clock = (now.micros() / 1000) as u32;
     let clock = clock.wrapping_add(secret.start(flow, now).timestamp_offset);
     let flags = Flags::SYN.with(Flags::ACK);
@@ -351,6 +350,7 @@ mod tests {
         assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
     }
 
+    /// Proves INET-6.
     #[test]
     fn a_syn_ack_is_repeated_five_times() {
         let (_, syn) = client(&Config::default());

@@ -68,6 +68,8 @@ pub(super) struct Receiver<T: Chunk> {
     short: Option<Seq>,
     /// Bytes in order that were dropped because no buffer was free.
     starved: u64,
+    /// Set while the queue has too few buffers: payload in order was dropped before it came here.
+    cut: bool,
     scale: u8,
     /// The announced MSS. The window edge moves by at least this much.
     mss: u32,
@@ -112,6 +114,7 @@ impl<T: Chunk> Receiver<T> {
             edge: Seq(0),
             short: None,
             starved: 0,
+            cut: false,
             scale,
             mss,
             capacity,
@@ -225,6 +228,11 @@ impl<T: Chunk> Receiver<T> {
             at = end;
         }
         arrival.dropped += last - at;
+        if at < last && seq <= self.nxt && self.nxt < last {
+            // The peer must wait, and not take it for a loss, or it gives up if the queue is short for long.
+            self.starve(last - at);
+            self.cut = true;
+        }
         let fin_again = fin && self.fin == Some(last);
         if fin && self.fin.is_none() && self.nxt <= last && last <= self.edge {
             self.fin = Some(last);
@@ -260,12 +268,14 @@ impl<T: Chunk> Receiver<T> {
         self.per_buffer = (self.per_buffer - self.per_buffer / 8 + len / 8).max(1);
         if at == self.nxt {
             match self.admit() {
-                Some(charge) => self.append(Held::new(chunk, charge)),
+                Some(charge) => {
+                    self.cut = false;
+                    self.append(Held::new(chunk, charge));
+                }
                 None if self.absorb(&chunk) => {}
                 None => {
                     arrival.dropped += len;
-                    self.starved += u64::from(len);
-                    self.short.get_or_insert(self.edge);
+                    self.starve(len);
                 }
             }
             if !self.assembler.is_empty() {
@@ -284,6 +294,22 @@ impl<T: Chunk> Receiver<T> {
                 self.came_twice(from, to);
             }
         }
+    }
+
+    /// Notes that payload in order was dropped because no buffer was free: the window closes.
+    fn starve(&mut self, bytes: u32) {
+        self.starved += u64::from(bytes);
+        self.short.get_or_insert(self.edge);
+    }
+
+    /// Whether payload is dropped because the queue has too few buffers.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// The queue may have buffers again: the window opens, and the peer tries.
+    pub(super) fn try_again(&mut self) {
+        self.cut = false;
     }
 
     /// Counts a buffer for a chunk that is in order. If none is free, payload that is out of order is evicted, and then
@@ -400,6 +426,9 @@ impl<T: Chunk> Receiver<T> {
 
     /// The number of bytes from `nxt` on that could be promised now.
     fn room(&self) -> u32 {
+        if self.cut {
+            return 0;
+        }
         let free = self.budget.free();
         let buffers = free.saturating_mul(self.per_buffer);
         // If a segment would be admitted, the window has room for it.

@@ -25,6 +25,9 @@ pub struct Saved {
     irs: Seq,
     peer_scale: u8,
     scaled: bool,
+    /// Whether marks of the peer's data are echoed. The sender's state says whether its own data is
+    /// ECN-capable.
+    ecn: bool,
     echo: bool,
     shut: bool,
     deaf: bool,
@@ -56,6 +59,7 @@ impl<C: Carrier> Connection<C> {
             irs: self.irs,
             peer_scale: self.peer_scale,
             scaled: self.scaled,
+            ecn: self.ecn,
             echo: self.echo,
             shut: self.shut,
             deaf: self.deaf,
@@ -102,7 +106,7 @@ impl<C: Carrier> Connection<C> {
         this.peer_mss = saved.sender.mss;
         this.peer_scale = saved.peer_scale.min(14);
         this.scaled = saved.scaled;
-        (this.sack, this.ecn) = (saved.sender.sack, saved.sender.ecn);
+        (this.sack, this.ecn) = (saved.sender.sack, saved.ecn);
         this.clock = saved.clock.map(|(recent, age)| PeerClock::aged(recent, age, now));
         this.acknowledged = this.receiver.nxt();
         this.echo = saved.echo;

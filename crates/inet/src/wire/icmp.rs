@@ -3,7 +3,7 @@
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
 use super::neighbor::{ADVERTISEMENT, SOLICITATION};
 use super::{Advertisement, Bytes, Drop, Flow, Ip, Part, Solicitation, be16, be32, protocol};
-use crate::tcp::Seq;
+use crate::tcp::{self, Seq, Unreachable};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -105,6 +105,21 @@ impl IcmpKind {
             Self::ReassemblyTimeExceeded => (11, 1, 0),
             Self::ParameterProblem => (12, 0, 0),
         }
+    }
+
+    /// What the error means for a connection whose segments have `headers` bytes of IP and TCP
+    /// headers, without options.
+    #[must_use]
+    pub fn for_connection(self, headers: u32) -> tcp::IcmpError {
+        tcp::IcmpError::Unreachable(match self {
+            Self::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },
+            Self::NetworkUnreachable => Unreachable::Network,
+            Self::HostUnreachable => Unreachable::Host,
+            Self::ProtocolUnreachable => Unreachable::Protocol,
+            Self::PortUnreachable => Unreachable::Port,
+            Self::Prohibited => Unreachable::Prohibited,
+            Self::TimeExceeded | Self::ReassemblyTimeExceeded | Self::ParameterProblem => Unreachable::NotDelivered,
+        })
     }
 
     /// `len` is that of the packet that is quoted.

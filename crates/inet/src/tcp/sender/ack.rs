@@ -71,11 +71,24 @@ impl Sacks {
 }
 
 impl<C: Carrier> Sender<C> {
+    /// Whether data is ECN-capable.
+    #[must_use]
+    pub fn uses_ecn(&self) -> bool {
+        self.agreed.is_some_and(|agreed| agreed.ecn)
+    }
+
+    /// Makes data that is sent from now on not ECN-capable.
+    pub fn give_up_ecn(&mut self) {
+        if let Some(agreed) = &mut self.agreed {
+            (agreed.ecn, self.cwr) = (false, false);
+        }
+    }
+
     /// Processes an acknowledgement. The connection has found its segment acceptable. If its number is before the first
     /// unacknowledged number, only its selective acknowledgements are used.
     pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
         let at = now.micros();
-        let ack = &Ack { ece: ack.ece && self.agreed.is_some_and(|agreed| agreed.ecn), ..*ack };
+        let ack = &Ack { ece: ack.ece && self.uses_ecn(), ..*ack };
         let mut acked = Acked::default();
         if ack.ack > self.nxt {
             return acked;

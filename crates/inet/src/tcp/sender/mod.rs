@@ -620,7 +620,7 @@ impl<C: Carrier> Sender<C> {
         // more.
         let push =
             len > size || (len > 0 && (self.queue.is_pushed_at(self.nxt + len) || self.probe == Some(Probe::Window)));
-        let ecn = len > 0 && self.agreed.is_some_and(|agreed| agreed.ecn);
+        let ecn = len > 0 && self.uses_ecn();
         let cwr = ecn && self.cwr;
         Transmission { fin, push, ect: ecn, cwr, segment_size: size, ..self.transmission(self.nxt, len, kind) }
     }

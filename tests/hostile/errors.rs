@@ -8,7 +8,8 @@ use crate::generator::server::{Server, Service};
 use etherparse::IpNumber;
 use std::net::{IpAddr, SocketAddr};
 
-/// Connections of each family. Each is on one of two queues, and so is each error, by hashes of the kernel.
+/// Connections of each family. Each is on one of two queues, and so is each error, by hashes of the
+/// kernel.
 const FLOWS: u32 = 8;
 /// Bytes that the server has in flight when a connection is quoted.
 const FLIGHT: usize = 8000;
@@ -38,7 +39,8 @@ fn quotation(peer: &mut Peer, n: usize, quoted: Quoted) -> Vec<u8> {
     frame::quote(protocol, connection.remote, connection.local, behind, 1400)
 }
 
-/// A router of the connection's family. Routers have many addresses, so that their errors arrive on all queues.
+/// A router of the connection's family. Routers have many addresses, so that their errors arrive on
+/// all queues.
 fn router(local: SocketAddr, number: u32) -> IpAddr {
     if local.is_ipv4() { v4(0x4000 + number % 512) } else { v6(0x4000 + number % 512) }
 }
@@ -107,7 +109,8 @@ fn errors_of_all_kinds() {
             number
         };
 
-        // Forged: a router that has seen no segment of the connection cannot name a number in flight.
+        // Forged: a router that has seen no segment of the connection cannot name a number in
+        // flight.
         in_flight(peer, &flows);
         for &n in &flows {
             for _ in 0..8 {

@@ -7,8 +7,8 @@ use crate::generator::server::Service;
 use crate::generator::witness::{answer, request};
 use std::net::SocketAddr;
 
-/// Handshakes that are completed and reset by frames that arrive together. Payload that came between is received: it counts, and then the
-/// reset.
+/// Handshakes that are completed and reset by frames that arrive together. Payload that came
+/// between is received: it counts, and then the reset.
 #[test]
 fn connections_that_are_reset_before_they_are_accepted() {
     const CONNECTIONS: usize = 6000;
@@ -31,8 +31,8 @@ fn connections_that_are_reset_before_they_are_accepted() {
     assert!(report.number(" bytes received") >= (CONNECTIONS * PAYLOAD.len()) as u64, "{report}");
 }
 
-/// A cookie is valid for a while after its connection has ended. Its acknowledgement comes again and again, each time with a reset behind
-/// it.
+/// A cookie is valid for a while after its connection has ended. Its acknowledgement comes again
+/// and again, each time with a reset behind it.
 #[test]
 fn a_cookie_that_is_replayed_and_reset() {
     /// More than a listener keeps of handshakes that are not complete.
@@ -64,8 +64,8 @@ fn a_cookie_that_is_replayed_and_reset() {
     assert!((3..=REPLAYS as u64 + 2).contains(&served) && broken == served - 2, "{report}");
 }
 
-/// The server has shut down its direction and still reads. The peer's FIN ends that, and a SYN of the same address and port comes in the
-/// next frame. Each connection asks for another length.
+/// The server has shut down its direction and still reads. The peer's FIN ends that, and a SYN of
+/// the same address and port comes in the next frame. Each connection asks for another length.
 #[test]
 fn a_port_that_is_used_again_in_time_wait() {
     const PORTS: usize = 64;
@@ -101,7 +101,8 @@ fn a_port_that_is_used_again_in_time_wait() {
     assert_eq!(report.number(" requests were answered"), all + 2, "{report}");
 }
 
-/// Each of these connections asks for a body of its length, and for its own end. It receives them, and nothing else.
+/// Each of these connections asks for a body of its length, and for its own end. It receives them,
+/// and nothing else.
 fn answers(peer: &mut Peer, opened: &[usize], len: impl Fn(usize) -> usize) {
     for (at, &n) in opened.iter().enumerate() {
         peer.send(n, &request(len(at), true));

@@ -1,11 +1,13 @@
-//! Hosts on the network that attack `netmem serve`: by raw frames through a tap, without root's help for the server. What they cost must
-//! be their own connections.
+//! Hosts on the network that attack `netmem serve`: by raw frames through a tap, without root's
+//! help for the server. What they cost must be their own connections.
 //!
-//! Each test has a server, a namespace and a peer of its own. Before the attack, a connection is established. After it, that connection
-//! goes on with each byte; the server answers a signal, exits with 0, and reports that all pages came back.
+//! Each test has a server, a namespace and a peer of its own. Before the attack, a connection is
+//! established. After it, that connection goes on with each byte; the server answers a signal,
+//! exits with 0, and reports that all pages came back.
 //!
-//! `NETMEM` is the command (see `built.rs`). `NETMEM_HOSTILE_FRAMES` is the number of mutated frames, `NETMEM_HOSTILE_SEED` their seed. The
-//! ratios, which are figures and no promises of a test, are those of the example `ratios`.
+//! `NETMEM` is the command (see `built.rs`). `NETMEM_HOSTILE_FRAMES` is the number of mutated
+//! frames, `NETMEM_HOSTILE_SEED` their seed. The ratios, which are figures and no promises of a
+//! test, are those of the example `ratios`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[allow(dead_code)] // Its examples are for other tests.

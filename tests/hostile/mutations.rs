@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Stations of each family.
 const STATIONS: u32 = 32;
-/// Frames between two answers to the established connection. In between, the connections of the attackers come no further.
+/// Frames between two answers to the established connection. In between, the connections of the
+/// attackers come no further.
 const ROUND: u64 = 200;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -126,7 +127,8 @@ impl Mutator {
         }
     }
 
-    /// Changes some bytes of the headers, cuts the frame, or makes a fragment of it. Half of the frames get right checksums.
+    /// Changes some bytes of the headers, cuts the frame, or makes a fragment of it. Half of the
+    /// frames get right checksums.
     fn mutate(&mut self, frame: &mut Vec<u8>) {
         const START: usize = OFFLOADS + 12;
         for _ in 0..self.random.u8(..4) {

@@ -8,8 +8,9 @@ use crate::generator::witness::Witness;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Sleeps of the server's thread for each question that it asks, at most. A question is asked a second after the last one or later. So
-/// this is an order of magnitude: a stack that wakes without a deadline does so a thousand times a second.
+/// Sleeps of the server's thread for each question that it asks, at most. A question is asked a
+/// second after the last one or later. So this is an order of magnitude: a stack that wakes without
+/// a deadline does so a thousand times a second.
 const SLEEPS: u64 = 50;
 /// The Ethernet address to which the station has moved.
 const MOVED: Mac = [0x02, 0xbb, 0, 0, 0x11, 0x11];
@@ -18,8 +19,8 @@ fn questions(peer: &Peer, host: IpAddr) -> [u32; 2] {
     peer.hosts.get(&host).copied().unwrap_or_default().asked
 }
 
-/// A station vanishes while its connection is idle. Then the server writes. Its thread sleeps between its attempts, and when the station
-/// is back, the server sends what it owes by itself.
+/// A station vanishes while its connection is idle. Then the server writes. Its thread sleeps
+/// between its attempts, and when the station is back, the server sends what it owes by itself.
 #[test]
 fn a_neighbour_that_vanishes() {
     // One attempt, and the next.
@@ -29,7 +30,8 @@ fn a_neighbour_that_vanishes() {
         let (IpAddr::V4(own), n) = (local.ip(), peer.connect(&[local])[0]) else { unreachable!() };
         peer.send(n, b"begin");
         peer.all("an echo", &[n], |connection| connection.received.len() == 5);
-        // It vanishes, and moves: so the server has no confirmation of the address that it uses, and asks for it soon.
+        // It vanishes, and moves: so the server has no confirmation of the address that it uses,
+        // and asks for it soon.
         peer.connection(n).acknowledges = false;
         let host = peer.hosts.entry(local.ip()).or_default();
         (host.silent, host.asked) = (true, [0; 2]);
@@ -63,8 +65,9 @@ fn a_neighbour_that_vanishes() {
     assert!(sleeps <= SLEEPS * u64::from(QUESTIONS), "{sleeps} sleeps while {QUESTIONS} questions were asked");
 }
 
-/// SYNs from more stations than the server can know as neighbours. Established connections send each segment once, and each is answered:
-/// no frame of theirs is dropped. Their neighbours stay known: no station is asked for again. A new station is served after the flood.
+/// SYNs from more stations than the server can know as neighbours. Established connections send
+/// each segment once, and each is answered: no frame of theirs is dropped. Their neighbours stay
+/// known: no station is asked for again. A new station is served after the flood.
 #[test]
 fn a_flood_of_connection_requests() {
     const SOURCES: u32 = 5000;

@@ -9,8 +9,9 @@
 //! | `syn` | CPU time of the server for a connection request, and for one to a closed port, which it resets; all handshakes that it keeps are begun | at most 1.5 |
 //! | `idle` | resident memory before and with idle HTTP connections, each answered once; whether a new one is answered | |
 //!
-//! COMMAND is the command's path, so that builds can be compared. Uploads and round trips are the kernel's TCP. `PAIRS` (7), `SECS` (1, of
-//! each half of a pair) and `CONNECTIONS` (20000) are settings. It needs root, and two CPUs that are otherwise idle.
+//! COMMAND is the command's path, so that builds can be compared. Uploads and round trips are the
+//! kernel's TCP. `PAIRS` (7), `SECS` (1, of each half of a pair) and `CONNECTIONS` (20000) are
+//! settings. It needs root, and two CPUs that are otherwise idle.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod generator;
@@ -34,7 +35,8 @@ const RATE: u32 = 50_000;
 const STATIONS: u32 = 5000;
 /// Single bytes in a second.
 const TINY: u32 = 20_000;
-/// Frames of each half of the row `syn`, and a number of stations that the server knows as neighbours.
+/// Frames of each half of the row `syn`, and a number of stations that the server knows as
+/// neighbours.
 const SATURATING: usize = 200_000;
 const NEIGHBORS: u32 = 512;
 /// The port on which no service listens.
@@ -74,8 +76,8 @@ fn main() {
     }
 }
 
-/// Runs pairs, whose halves take turns in being the first: `half(true)` is under attack. Prints each pair, and the median of the ratios
-/// with the smallest and the largest.
+/// Runs pairs, whose halves take turns in being the first: `half(true)` is under attack. Prints
+/// each pair, and the median of the ratios with the smallest and the largest.
 fn pairs(row: &str, unit: &str, goal: &str, mut half: impl FnMut(bool) -> f64) {
     let mut ratios = Vec::new();
     // Neighbours, caches and pages are as they are in a server that has run for a while.
@@ -215,7 +217,8 @@ fn flood(command: &Path) {
     drop(server);
 }
 
-/// Sends these frames again and again at the rate until it is over. Returns the rate that was reached.
+/// Sends these frames again and again at the rate until it is over. Returns the rate that was
+/// reached.
 fn generate(link: &mut Link, frames: &[Vec<u8>], over: &AtomicBool) -> f64 {
     let (begin, mut sent, mut buffer) = (Instant::now(), 0, vec![0; 1 << 17]);
     while !over.load(Relaxed) {
@@ -237,7 +240,8 @@ fn generate(link: &mut Link, frames: &[Vec<u8>], over: &AtomicBool) -> f64 {
 fn syn(command: &Path) {
     for stations in [NEIGHBORS, STATIONS] {
         let mut peer = Peer::start(command, Service::Echo, &[]);
-        // Handshakes that the server keeps, so that all further ones are cookies. Their stations are neighbours.
+        // Handshakes that the server keeps, so that all further ones are cookies. Their stations
+        // are neighbours.
         for locals in (0..1200)
             .map(|n| SocketAddr::new(v4(n % NEIGHBORS), 900 + (n / NEIGHBORS) as u16))
             .collect::<Vec<_>>()
@@ -313,7 +317,8 @@ fn idle(command: &Path) {
     println!("idle: a new one is answered: {is_answered}; {open} are still established");
 }
 
-/// Whether all of these connections get there. It is given up when nothing has come for two seconds.
+/// Whether all of these connections get there. It is given up when nothing has come for two
+/// seconds.
 fn come(peer: &mut Peer, numbers: &[usize], done: impl Fn(&generator::connection::Connection) -> bool) -> bool {
     let (mut left, mut last) = (numbers.to_vec(), Instant::now());
     loop {

@@ -57,7 +57,8 @@ fn idle_connections_20000() {
     idle(20_000);
 }
 
-/// Clients that ask for more than fits in their window, and never read it. Then clients that do not even acknowledge it.
+/// Clients that ask for more than fits in their window, and never read it. Then clients that do not
+/// even acknowledge it.
 #[test]
 fn clients_that_never_read() {
     const CLIENTS: usize = 64;
@@ -82,8 +83,9 @@ fn clients_that_never_read() {
     assert_eq!(report.served().0, 2 * CLIENTS as u64 + 3, "{report}");
 }
 
-/// Clients that send one small request after another, as many as the server reads, and never read the answers. These are copied, so that
-/// they occupy pages. The later ones find the pages occupied that the first have left.
+/// Clients that send one small request after another, as many as the server reads, and never read
+/// the answers. These are copied, so that they occupy pages. The later ones find the pages occupied
+/// that the first have left.
 #[test]
 fn clients_that_ask_on_and_never_read() {
     const CLIENTS: usize = 64;
@@ -103,8 +105,8 @@ fn clients_that_ask_on_and_never_read() {
     assert_eq!(report.served().0, (CLIENTS * WAVES + WAVES + 1) as u64, "{report}");
 }
 
-/// These clients ask until the server reads no further: three times in a row, nothing could be sent, and another connection was answered
-/// meanwhile.
+/// These clients ask until the server reads no further: three times in a row, nothing could be
+/// sent, and another connection was answered meanwhile.
 fn ask_on(peer: &mut Peer, witness: &mut Witness, clients: &[usize]) {
     /// Bytes of requests that a client sends at most. Their answers are longer than a send buffer.
     const ASKED: usize = 700_000;
@@ -127,8 +129,8 @@ fn ask_on(peer: &mut Peer, witness: &mut Witness, clients: &[usize]) {
     }
 }
 
-/// Sends bytes in flights: as much as the window admits, then nothing before all of it is acknowledged. What is lost is sent again, and
-/// all that came after it.
+/// Sends bytes in flights: as much as the window admits, then nothing before all of it is
+/// acknowledged. What is lost is sent again, and all that came after it.
 struct Upload {
     n: usize,
     part: Vec<u8>,
@@ -177,8 +179,8 @@ impl Upload {
     }
 }
 
-/// A connection sends single bytes at every second number, so that none is in order and none can be read. Another one's upload keeps its
-/// window, and loses nothing.
+/// A connection sends single bytes at every second number, so that none is in order and none can be
+/// read. Another one's upload keeps its window, and loses nothing.
 #[test]
 fn single_bytes_with_gaps_beside_an_upload() {
     const UPLOAD: usize = 20 << 20;

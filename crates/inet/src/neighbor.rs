@@ -1,4 +1,5 @@
-//! The cache of neighbours: the Ethernet addresses of the IP addresses on the link (RFC 826, RFC 4861).
+//! The cache of neighbours: the Ethernet addresses of the IP addresses on the link (RFC 826, RFC
+//! 4861).
 //!
 //! ```text
 //!                    resolve                answered                       30 s without a confirmation
@@ -11,16 +12,18 @@
 //!                                         └──────────┴───────────────────────────────────┘
 //! ```
 //!
-//! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender reads for each
-//! frame without a lock, if the cache has marked it as usable. If not, the sender asks the cache
-//! ([`Neighbors::resolve`]), under the lock that protects it.
+//! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender
+//! reads for each frame without a lock, if the cache has marked it as usable. If not, the sender
+//! asks the cache ([`Neighbors::resolve`]), under the lock that protects it.
 //!
-//! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is bounded: entries,
-//! packets that wait for an answer, and questions, of which there is one a second for each entry.
+//! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is
+//! bounded: entries, packets that wait for an answer, and questions, of which there is one a second
+//! for each entry.
 //!
-//! **A full cache** replaces entries that carry no traffic. Traffic is what a user marks as such ([`Hop::touch`]) or has
-//! acknowledged ([`Hop::confirm`]); the answer to the first packet of a station is none. If no entry near the hand of the
-//! clock is without traffic for [`IN_USE`], a new neighbour is refused.
+//! **A full cache** replaces entries that carry no traffic. Traffic is what a user marks as such
+//! ([`Hop::touch`]) or has acknowledged ([`Hop::confirm`]); the answer to the first packet of a
+//! station is none. If no entry near the hand of the clock is without traffic for [`IN_USE`], a new
+//! neighbour is refused.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -37,23 +40,24 @@ pub const MAX_NEIGHBORS: usize = 1024;
 pub const MAX_WAITING: usize = 8;
 /// Packets that wait for addresses, of all neighbours.
 pub const MAX_WAITING_IN_ALL: usize = 256;
-/// For so long after traffic with a neighbour its entry is not replaced. Replacing an entry that is used less often costs
-/// its next packet a question.
+/// For so long after traffic with a neighbour its entry is not replaced. Replacing an entry that is
+/// used less often costs its next packet a question.
 pub const IN_USE: Duration = Duration::from_secs(5);
 /// Entries that are looked at for one that can be replaced.
 const LOOK: usize = 64;
 
-/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is remembered.
+/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is
+/// remembered.
 const RETRY: Duration = Duration::from_secs(1);
 /// Questions until a neighbour has failed (`MAX_MULTICAST_SOLICIT`, `MAX_UNICAST_SOLICIT`).
 const QUESTIONS: u8 = 3;
-/// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random factor is applied to
-/// it.
+/// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random
+/// factor is applied to it.
 const REACHABLE: Duration = Duration::from_secs(30);
 /// How long a stale neighbour is used before it is asked (`DELAY_FIRST_PROBE_TIME`).
 const DELAY: Duration = Duration::from_secs(5);
-/// A new address is not replaced for so long, so that two stations with the same IP address cannot make it change all
-/// the time.
+/// A new address is not replaced for so long, so that two stations with the same IP address cannot
+/// make it change all the time.
 const LOCKED: Duration = Duration::from_secs(1);
 
 /// A neighbour, as the cache and senders share it. 64 bytes.
@@ -84,7 +88,8 @@ impl Hop {
 
     /// The Ethernet address, if the cache need not be asked. One load.
     ///
-    /// If the address changes at this moment, the frame goes to the old address, as it would have a moment before.
+    /// If the address changes at this moment, the frame goes to the old address, as it would have a
+    /// moment before.
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
@@ -95,15 +100,15 @@ impl Hop {
         })
     }
 
-    /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The cache then need not
-    /// ask it. One load, and at most one store a second.
+    /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The
+    /// cache then need not ask it. One load, and at most one store a second.
     #[inline]
     pub fn confirm(&self, now: Time) {
         touch(&self.confirmed, now);
     }
 
-    /// Notes that there is traffic with the neighbour. Its entry is then not replaced for [`IN_USE`]. One load, and at most
-    /// one store a second.
+    /// Notes that there is traffic with the neighbour. Its entry is then not replaced for
+    /// [`IN_USE`]. One load, and at most one store a second.
     #[inline]
     pub fn touch(&self, now: Time) {
         touch(&self.used, now);
@@ -140,7 +145,8 @@ pub enum Resolution {
     Known(Mac),
     /// It was asked for.
     Pending,
-    /// No station answered. It will be asked for again, not before a second has passed. Or the cache has no room for it.
+    /// No station answered. It will be asked for again, not before a second has passed. Or the
+    /// cache has no room for it.
     Failed,
 }
 
@@ -149,8 +155,8 @@ pub enum Resolution {
 pub enum Sent<P> {
     /// It can be sent, to this address.
     Now(Mac, P),
-    /// It waits for the neighbour's address. If too many packets wait for this neighbour, its oldest is taken out and
-    /// returned here.
+    /// It waits for the neighbour's address. If too many packets wait for this neighbour, its
+    /// oldest is taken out and returned here.
     Queued(Option<P>),
     /// The neighbour does not answer, or too many packets wait for others.
     Failed(P),
@@ -241,8 +247,8 @@ impl<P> Neighbors<P> {
         Self::default()
     }
 
-    /// The part of the neighbour with that address that senders share. The address is not asked for before it is
-    /// [resolved](Self::resolve).
+    /// The part of the neighbour with that address that senders share. The address is not asked for
+    /// before it is [resolved](Self::resolve).
     pub fn hop(&mut self, addr: IpAddr, now: Time) -> Arc<Hop> {
         match self.entry(addr, now, None) {
             Some(at) => self.entries[at].hop.clone(),
@@ -250,8 +256,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs a lookup. If a
-    /// sender has the address from [`Hop::mac`], it need not call this.
+    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs
+    /// a lookup. If a sender has the address from [`Hop::mac`], it need not call this.
     pub fn resolve(&mut self, hop: &Arc<Hop>, now: Time) -> Resolution {
         let Some(at) = self.entry(hop.addr, now, Some(hop)) else { return Resolution::Failed };
         let entry = &mut self.entries[at];
@@ -277,8 +283,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// Sends a packet to a neighbour, or keeps it until the neighbour's address is known, among at most [`MAX_WAITING`],
-    /// and [`MAX_WAITING_IN_ALL`] of all neighbours.
+    /// Sends a packet to a neighbour, or keeps it until the neighbour's address is known, among at
+    /// most [`MAX_WAITING`], and [`MAX_WAITING_IN_ALL`] of all neighbours.
     pub fn send(&mut self, hop: &Arc<Hop>, packet: P, now: Time) -> Sent<P> {
         match self.resolve(hop, now) {
             Resolution::Known(mac) => Sent::Now(mac, packet),
@@ -298,8 +304,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A request or a reply was received. A request for an address of `interface` makes an entry, because an answer will be sent there; other
-    /// messages only change entries that exist.
+    /// A request or a reply was received. A request for an address of `interface` makes an entry,
+    /// because an answer will be sent there; other messages only change entries that exist.
     pub fn arp(&mut self, arp: &Arp, interface: &Interface, now: Time) {
         let sender = IpAddr::V4(arp.sender);
         if !interface.is_neighbor(sender) || interface.owns(sender) {
@@ -341,8 +347,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this station;
-    /// `overrides`, that it replaces an earlier address.
+    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this
+    /// station; `overrides`, that it replaces an earlier address.
     fn heard(&mut self, addr: IpAddr, mac: Mac, answer: bool, overrides: bool, now: Time) {
         let Some(&at) = self.index.get(&addr) else { return };
         if !mac.is_unicast() {
@@ -353,7 +359,8 @@ impl<P> Neighbors<P> {
         let known = !matches!(entry.state, State::Incomplete(_) | State::Failed);
         let other = known && entry.mac != mac;
         if other && (!overrides || now.since(entry.learned) < LOCKED) {
-            // There are two stations with this address, or one has moved. The known address is used, and asked again.
+            // There are two stations with this address, or one has moved. The known address is
+            // used, and asked again.
             if entry.state == State::Reachable {
                 entry.hop.set(None);
                 self.becomes(at, State::Stale, None);
@@ -388,7 +395,8 @@ impl<P> Neighbors<P> {
         self.due
     }
 
-    /// Changes the states that are due. Costs a look at all entries if one may be due, else a comparison.
+    /// Changes the states that are due. Costs a look at all entries if one may be due, else a
+    /// comparison.
     pub fn timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -421,7 +429,8 @@ impl<P> Neighbors<P> {
         self.due = self.entries.iter().filter_map(|entry| entry.due).min();
     }
 
-    /// The next event, the oldest first. Must be called until there is none, after every call of another method.
+    /// The next event, the oldest first. Must be called until there is none, after every call of
+    /// another method.
     pub fn event(&mut self) -> Option<Event<P>> {
         self.events.pop_front()
     }
@@ -465,12 +474,12 @@ impl<P> Neighbors<P> {
         packets
     }
 
-    /// The entry of an address, made if there is none, with `hop` if users have one already. `None` if the cache is full
-    /// of neighbours that are in use.
+    /// The entry of an address, made if there is none, with `hop` if users have one already. `None`
+    /// if the cache is full of neighbours that are in use.
     fn entry(&mut self, addr: IpAddr, now: Time, hop: Option<&Arc<Hop>>) -> Option<usize> {
         if let Some(&at) = self.index.get(&addr) {
-            // If an entry was replaced meanwhile, its users still have its hop, which stays empty. They ask the cache
-            // each time.
+            // If an entry was replaced meanwhile, its users still have its hop, which stays empty.
+            // They ask the cache each time.
             return Some(at);
         }
         let hop = hop.cloned().unwrap_or_else(|| Hop::new(addr));
@@ -493,8 +502,8 @@ impl<P> Neighbors<P> {
         Some(at)
     }
 
-    /// The entry to be replaced: of the next 16 that are not in use, one without users if there is any, and of those the
-    /// one that was used the longest ago.
+    /// The entry to be replaced: of the next 16 that are not in use, one without users if there is
+    /// any, and of those the one that was used the longest ago.
     fn victim(&mut self, now: Time) -> Option<usize> {
         let len = self.entries.len();
         let near = (self.hand..self.hand + LOOK).map(|at| at % len);
@@ -505,7 +514,8 @@ impl<P> Neighbors<P> {
     }
 }
 
-/// How long a neighbour is reachable: from half to one and a half times [`REACHABLE`], so that not all are asked at the same time.
+/// How long a neighbour is reachable: from half to one and a half times [`REACHABLE`], so that not
+/// all are asked at the same time.
 fn spread<P>(entry: &Entry<P>) -> Duration {
     let [.., a, b] = entry.mac.0;
     REACHABLE / 2 + REACHABLE * u32::from(a ^ b) / 255
@@ -630,7 +640,8 @@ mod tests {
         }
     }
 
-    /// A reply that was not asked for makes no entry, and a change of address is used and asked for, not more than once a second.
+    /// A reply that was not asked for makes no entry, and a change of address is used and asked
+    /// for, not more than once a second.
     #[test]
     fn unasked_news_are_not_believed_without_a_question() {
         let mut neighbors = Neighbors::<u32>::new();
@@ -684,8 +695,8 @@ mod tests {
         assert_eq!((neighbors.entries.len(), neighbors.index.len()), (MAX_NEIGHBORS, MAX_NEIGHBORS));
         assert!(users.iter().all(|hop| hop.mac().is_some()));
     }
-    /// A neighbour to which frames are sent without a question for its address has its entry although stations that do
-    /// nothing but ask came later, each of them with users.
+    /// A neighbour to which frames are sent without a question for its address has its entry
+    /// although stations that do nothing but ask came later, each of them with users.
     #[test]
     fn a_neighbour_that_carries_traffic_is_not_replaced() {
         let (mut neighbors, hop) = resolved();

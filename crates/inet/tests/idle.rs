@@ -1,5 +1,5 @@
-//! The memory of an idle connection. `NETMEM_CONNECTIONS=100000` sets the number of connections; a program of its own,
-//! because it counts what is allocated.
+//! The memory of an idle connection. `NETMEM_CONNECTIONS=100000` sets the number of connections; a
+//! program of its own, because it counts what is allocated.
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod stack_common;
@@ -35,8 +35,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Each connection has received and sent some segments, and is idle since. It holds no page, and little memory: its lists
-/// were freed. The goal is a kibibyte (docs/streams.md); the bound here is what is reached.
+/// Each connection has received and sent some segments, and is idle since. It holds no page, and
+/// little memory: its lists were freed. The goal is a kibibyte (docs/streams.md); the bound here is
+/// what is reached.
 #[test]
 fn an_idle_connection_is_small() {
     let number: u32 = std::env::var("NETMEM_CONNECTIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
@@ -46,7 +47,8 @@ fn an_idle_connection_is_small() {
     let mut listener = wire.stack.sockets().listen(addr("0.0.0.0:80"), listening).unwrap();
     let mut streams = Vec::with_capacity(number as usize);
     let mut run = |wire: &mut Wire, n: u32| {
-        // Few stations, each with many ports: the entries of destinations and neighbours are not the connection's.
+        // Few stations, each with many ports: the entries of destinations and neighbours are not
+        // the connection's.
         let from = [10, 0, 0, 20 + (n / 60_000) as u8];
         let peer = 1024 + (n % 60_000) as u16;
         let seg = |flags, seq, ack, payload: &[u8]| Seg {

@@ -1,4 +1,5 @@
-//! Handles of connections: a connection stays in its table until its owner has let it go, and a handle names no other.
+//! Handles of connections: a connection stays in its table until its owner has let it go, and a
+//! handle names no other.
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod stack_common;
@@ -26,7 +27,8 @@ fn listening(options: ListenOptions) -> (Wire, TcpListener<Private>) {
     (wire, listener)
 }
 
-/// SYN, SYN-ACK, ACK, payload, RST, all before `accept`. The connection counts towards the backlog until it is accepted.
+/// SYN, SYN-ACK, ACK, payload, RST, all before `accept`. The connection counts towards the backlog
+/// until it is accepted.
 #[test]
 fn a_connection_that_is_reset_before_accept_stays_queued() {
     let (mut wire, mut listener) = listening(ListenOptions { backlog: 2, ..ListenOptions::default() });
@@ -55,7 +57,8 @@ fn a_connection_that_is_reset_before_accept_stays_queued() {
     assert_eq!((wire.stack.connections(), wire.host.connections(), wire.stack.pages()), (0, 0, 0));
 }
 
-/// Connections that are opened and reset at once, in one poll, many times over the places of the table.
+/// Connections that are opened and reset at once, in one poll, many times over the places of the
+/// table.
 #[test]
 fn connections_that_are_reset_at_once_end_nothing() {
     let (mut wire, mut listener) = listening(ListenOptions::default());
@@ -78,7 +81,8 @@ fn connections_that_are_reset_at_once_end_nothing() {
     }
 }
 
-/// A cookie stays valid for a while. Each time that its acknowledgement is replayed after a reset, it makes a connection.
+/// A cookie stays valid for a while. Each time that its acknowledgement is replayed after a reset,
+/// it makes a connection.
 #[test]
 fn a_replayed_cookie_fills_the_backlog_and_no_more() {
     let (mut wire, mut listener) = listening(ListenOptions { backlog: 100, half_open: 0, ..ListenOptions::default() });
@@ -97,8 +101,8 @@ fn a_replayed_cookie_fills_the_backlog_and_no_more() {
     assert_eq!((accepted, wire.stack.connections(), wire.host.connections()), (100, 0, 0));
 }
 
-/// The user has shut down and still reads; the peer has closed: TIME-WAIT. A new connection has the same addresses and
-/// ports. `half_open` and cookies both begin one.
+/// The user has shut down and still reads; the peer has closed: TIME-WAIT. A new connection has the
+/// same addresses and ports. `half_open` and cookies both begin one.
 #[test]
 fn a_stream_in_time_wait_does_not_receive_the_next_connections_payload() {
     for half_open in [16, 0] {
@@ -119,7 +123,8 @@ fn a_stream_in_time_wait_does_not_receive_the_next_connections_payload() {
             iss += 1_000_000;
         }
         assert_eq!(wire.stack.connections(), 50);
-        // A segment of the last one still has an answer, and a reset of the first one does not remove its flow.
+        // A segment of the last one still has an answer, and a reset of the first one does not
+        // remove its flow.
         drop(streams.remove(0));
         wire.poll();
         assert_eq!((wire.stack.connections(), wire.host.connections()), (49, 1));
@@ -138,7 +143,8 @@ fn a_stream_in_time_wait_does_not_receive_the_next_connections_payload() {
     }
 }
 
-/// The peer resets a connection and opens another one from the same port, while the user still has the first one's stream.
+/// The peer resets a connection and opens another one from the same port, while the user still has
+/// the first one's stream.
 #[test]
 fn a_stream_that_has_ended_does_not_occupy_its_flow() {
     let (mut wire, mut listener) = listening(ListenOptions::default());

@@ -1,5 +1,6 @@
-//! A stack is driven by random segments and random calls, in any order: open, accept, reset, close, drop, the reuse of
-//! ports, replayed segments. A model knows which bytes each connection of the peer has sent. What must hold:
+//! A stack is driven by random segments and random calls, in any order: open, accept, reset, close,
+//! drop, the reuse of ports, replayed segments. A model knows which bytes each connection of the
+//! peer has sent. What must hold:
 //!
 //! * A stream delivers the bytes of one connection of its peer, from the first one on, in order.
 //! * What the stack has acknowledged, the connection's stream delivers, if its user still has it.
@@ -21,7 +22,8 @@ use std::time::Duration;
 const PORTS: [u16; 3] = [5001, 5002, 5003];
 const STEPS: usize = 300;
 
-/// A connection, as the peer sees it. The peer can have forgotten it, and opened a later one from the same port.
+/// A connection, as the peer sees it. The peer can have forgotten it, and opened a later one from
+/// the same port.
 #[derive(Clone, Debug)]
 struct Remote {
     peer: u16,
@@ -57,7 +59,8 @@ struct Model {
     listener: Option<TcpListener<Private>>,
     remotes: Vec<Remote>,
     streams: Vec<Local>,
-    /// Connections of the peer whose streams the user has dropped, or that were reset before they were accepted.
+    /// Connections of the peer whose streams the user has dropped, or that were reset before they
+    /// were accepted.
     log: Vec<Seg>,
     next_iss: u32,
 }

@@ -1,5 +1,5 @@
-//! Several stacks of a host, each with a queue of its own: a connection lives on one of them, and what arrives elsewhere
-//! finds it.
+//! Several stacks of a host, each with a queue of its own: a connection lives on one of them, and
+//! what arrives elsewhere finds it.
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod stack_common;
@@ -26,7 +26,8 @@ fn two(options: ListenOptions) -> (Wire, [TcpListener<Private>; 2]) {
     (wire, listeners)
 }
 
-/// A connection lives where its SYN arrives, if that stack listens. No frame goes through a mailbox.
+/// A connection lives where its SYN arrives, if that stack listens. No frame goes through a
+/// mailbox.
 #[test]
 fn a_connection_lives_where_its_syn_arrives() {
     let (mut wire, mut listeners) = two(ListenOptions::default());
@@ -52,7 +53,8 @@ fn a_connection_lives_where_its_syn_arrives() {
     assert_eq!((wire.stack.stats().handed_over, wire.others[0].stack.stats().handed_over), (0, 0));
 }
 
-/// The kernel or a NIC moves a flow to another queue during the handshake. The stack there knows nothing of the cookie.
+/// The kernel or a NIC moves a flow to another queue during the handshake. The stack there knows
+/// nothing of the cookie.
 #[test]
 fn a_cookie_can_return_by_another_queue() {
     let (mut wire, mut listeners) = two(ListenOptions { half_open: 0, ..ListenOptions::default() });
@@ -94,8 +96,8 @@ fn an_error_finds_its_connection_on_another_queue() {
     assert_eq!(wire.others[0].stack.stats().handed_over, 2);
 }
 
-/// The neighbour's answer arrives by the queue of another stack. The stack whose connection waits for it does not wait for
-/// its timer.
+/// The neighbour's answer arrives by the queue of another stack. The stack whose connection waits
+/// for it does not wait for its timer.
 #[test]
 fn a_neighbour_is_resolved_by_any_queue() {
     let mut wire = Wire::new(StackOptions::default());
@@ -117,7 +119,8 @@ fn a_neighbour_is_resolved_by_any_queue() {
     wire.pass(Duration::from_millis(1));
 }
 
-/// Where the device's hash is known, a connection is opened from a port whose answers arrive by its own queue.
+/// Where the device's hash is known, a connection is opened from a port whose answers arrive by its
+/// own queue.
 #[test]
 fn a_connection_is_opened_from_a_port_of_its_own_queue() {
     let mut wire = Wire::new(StackOptions::default());

@@ -1,4 +1,5 @@
-//! Shares of pages: a peer that is idle, slow or hostile costs its own connection, and nothing else.
+//! Shares of pages: a peer that is idle, slow or hostile costs its own connection, and nothing
+//! else.
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod stack_common;
@@ -34,7 +35,8 @@ fn answered(wire: &mut Wire, listener: &mut TcpListener<Private>, peer: u16) -> 
     stream
 }
 
-/// Connections that were answered once, more of them than there are pages. Each has given its pages back.
+/// Connections that were answered once, more of them than there are pages. Each has given its pages
+/// back.
 #[test]
 fn idle_connections_hold_no_page() {
     let (mut wire, mut listener) = listening();
@@ -45,8 +47,8 @@ fn idle_connections_hold_no_page() {
     assert!(streams.iter().all(|stream| stream.is_connected() == Ok(true)));
 }
 
-/// Peers that request and never read, each of them as much as the connection may hold. Then all others go on as they were,
-/// and a new one is answered.
+/// Peers that request and never read, each of them as much as the connection may hold. Then all
+/// others go on as they were, and a new one is answered.
 #[test]
 fn peers_that_never_read_do_not_make_the_others_mute() {
     let (mut wire, mut listener) = listening();
@@ -96,8 +98,8 @@ fn peers_that_never_read_do_not_make_the_others_mute() {
     assert_eq!((wire.stack.connections(), wire.pool.stats().inflight), (0, 0));
 }
 
-/// One connection sends single bytes at every second number. They are copied together: they occupy a few pages. Another
-/// connection's payload in order is received as before.
+/// One connection sends single bytes at every second number. They are copied together: they occupy
+/// a few pages. Another connection's payload in order is received as before.
 #[test]
 fn single_bytes_out_of_order_share_pages() {
     let (mut wire, mut listener) = listening();
@@ -119,8 +121,8 @@ fn single_bytes_out_of_order_share_pages() {
     assert_eq!(wire.stack.pages(), 0);
 }
 
-/// Peers that send full segments out of order, as many as fit. Payload in order takes their place: that of the connection
-/// that has most goes first.
+/// Peers that send full segments out of order, as many as fit. Payload in order takes their place:
+/// that of the connection that has most goes first.
 #[test]
 fn payload_in_order_takes_the_place_of_payload_out_of_order() {
     let (mut wire, mut listener) = listening();
@@ -140,7 +142,8 @@ fn payload_in_order_takes_the_place_of_payload_out_of_order() {
     assert!(hoarders.iter().all(|stream| stream.is_connected() == Ok(true)));
 }
 
-/// Sends a megabyte in order on a new connection, in batches of what the window admits. None of it is dropped.
+/// Sends a megabyte in order on a new connection, in batches of what the window admits. None of it
+/// is dropped.
 fn uploads(wire: &mut Wire, listener: &mut TcpListener<Private>, peer: u16) {
     let (mut seq, ack) = wire.open(peer, 80, 1000);
     let mut stream = listener.accept().unwrap();
@@ -193,7 +196,8 @@ fn small_segments_in_order_fill_the_window_that_was_promised() {
     }
 }
 
-/// A user that reads late, while the others have taken all pages. The peer is told to wait, and does not give up.
+/// A user that reads late, while the others have taken all pages. The peer is told to wait, and
+/// does not give up.
 #[test]
 fn a_peer_whose_user_reads_late_is_not_starved_to_a_reset() {
     let (mut wire, mut listener) = listening();
@@ -227,8 +231,8 @@ fn a_peer_whose_user_reads_late_is_not_starved_to_a_reset() {
     assert!(update.iter().any(|seg| seg.peer == 2000 && seg.window > 10_000), "{update:?}");
 }
 
-/// The queue has too few buffers for an hour, so that all payload is dropped before it reaches its connection. The peer is
-/// told to wait: it does not take it for losses, and it goes on afterwards.
+/// The queue has too few buffers for an hour, so that all payload is dropped before it reaches its
+/// connection. The peer is told to wait: it does not take it for losses, and it goes on afterwards.
 #[test]
 fn a_peer_waits_while_the_queue_is_short_of_buffers() {
     let mut link = stack_common::Link::new(false);

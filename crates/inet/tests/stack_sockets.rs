@@ -131,7 +131,8 @@ fn a_stack_that_finishes_ends_its_connections() {
     drop((kept, near));
 }
 
-/// A peer that does not answer does not hold up the end for longer than the deadline: it is sent a reset.
+/// A peer that does not answer does not hold up the end for longer than the deadline: it is sent a
+/// reset.
 #[test]
 fn a_stack_that_cannot_finish_resets() {
     let mut link = Link::new(false);

@@ -22,9 +22,9 @@ fn listening(options: ListenOptions) -> (Wire, TcpListener<Private>) {
     (wire, listener)
 }
 
-/// The peer is unplugged while its connections are idle. The user writes to one, which sends to the address that it knows,
-/// and to another one, when the next hop is known not to answer. Both end as if no acknowledgement had come, and the stack
-/// sleeps in between.
+/// The peer is unplugged while its connections are idle. The user writes to one, which sends to the
+/// address that it knows, and to another one, when the next hop is known not to answer. Both end as
+/// if no acknowledgement had come, and the stack sleeps in between.
 #[test]
 fn a_write_to_a_neighbour_that_has_vanished_ends_in_a_timeout() {
     let (mut wire, mut listener) = listening(ListenOptions::default());
@@ -81,7 +81,8 @@ fn a_segment_leaves_when_its_next_hop_is_resolved() {
     assert!(sent.iter().any(|seg| seg.payload == b"hello"), "{sent:?}");
 }
 
-/// A ring that the device never empties: nothing leaves, so nothing was lost, and the connection ends all the same.
+/// A ring that the device never empties: nothing leaves, so nothing was lost, and the connection
+/// ends all the same.
 #[test]
 fn a_ring_that_stays_full_ends_in_a_timeout() {
     let mut link = Link::new(false);
@@ -100,8 +101,8 @@ fn a_ring_that_stays_full_ends_in_a_timeout() {
     assert_eq!(client.is_connected(), Err(SocketError::Closed(Error::TimedOut)));
 }
 
-/// Connections that wait for the ring get room in the order in which they began to wait, and those for which there is no
-/// room are not visited.
+/// Connections that wait for the ring get room in the order in which they began to wait, and those
+/// for which there is no room are not visited.
 #[test]
 fn room_in_the_ring_goes_round() {
     let mut link = Link::new(false);
@@ -119,8 +120,8 @@ fn room_in_the_ring_goes_round() {
         client.set_nodelay(true);
         assert_eq!(client.write(&[1; 14_000]), Ok(14_000));
     }
-    // In each turn the device is done with four packets. When the first connection has sent all, each other one has had
-    // its turn.
+    // In each turn the device is done with four packets. When the first connection has sent all,
+    // each other one has had its turn.
     let mut done = vec![0; 20];
     while done.iter().any(|&bytes| bytes < 14_000) {
         link.now += Duration::from_micros(100);
@@ -138,8 +139,9 @@ fn room_in_the_ring_goes_round() {
     }
 }
 
-/// A flood of SYNs and of segments to closed ports, from stations of the link that do not exist. No destination and no
-/// neighbour is looked up for the answers, and the entries of an established connection stay.
+/// A flood of SYNs and of segments to closed ports, from stations of the link that do not exist. No
+/// destination and no neighbour is looked up for the answers, and the entries of an established
+/// connection stay.
 #[test]
 fn answers_without_a_connection_leave_no_trace() {
     let (mut wire, mut listener) = listening(ListenOptions { half_open: 0, ..ListenOptions::default() });

@@ -15,8 +15,8 @@ fn receive(socket: &mut netmem_inet::UdpSocket<netmem_pool::Private>) -> Result<
     Ok((places[..received.fragments].iter().flat_map(|fragment| fragment.to_vec()).collect(), received.from))
 }
 
-/// A long datagram is sent in fragments that fit the path, over IPv4 and IPv6, and is received complete. A datagram
-/// that is too long for a packet is refused.
+/// A long datagram is sent in fragments that fit the path, over IPv4 and IPv6, and is received
+/// complete. A datagram that is too long for a packet is refused.
 #[test]
 fn a_long_datagram_leaves_in_fragments() {
     for (near, far, most) in [("10.0.0.1:7", "10.0.0.2:9", 65507), ("[fd00::1]:7", "[fd00::2]:9", 65527)] {
@@ -24,7 +24,8 @@ fn a_long_datagram_leaves_in_fragments() {
         let mut to = link.far.sockets().bind(addr(far)).unwrap();
         let mut from = link.near.sockets().bind(addr(near)).unwrap();
         let payload: Vec<u8> = (0..most as u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
-        // The first datagram is sent before the neighbour is known. Eight packets can wait for a neighbour.
+        // The first datagram is sent before the neighbour is known. Eight packets can wait for a
+        // neighbour.
         from.send_to(b"first", addr(far)).unwrap();
         link.settle();
         assert_eq!(receive(&mut to), Ok((b"first".to_vec(), addr(near))));
@@ -54,8 +55,8 @@ fn a_long_datagram_leaves_in_fragments() {
     }
 }
 
-/// If a frame contains several datagrams, because the sender's kernel has not cut it, they are received as separate
-/// datagrams.
+/// If a frame contains several datagrams, because the sender's kernel has not cut it, they are
+/// received as separate datagrams.
 #[test]
 fn datagrams_that_come_in_one_frame_are_cut() {
     let mut link = Link::new(true);
@@ -96,8 +97,8 @@ fn a_connected_socket_receives_from_its_peer() {
     assert_eq!(socket.connect(Some(addr("[fd00::1]:7"))), Err(SocketError::NoRoute));
 }
 
-/// An error "too big" about a datagram: the address and the length of the datagram must be right, and it must have been
-/// sent lately. Segments of connections to the same station keep their size.
+/// An error "too big" about a datagram: the address and the length of the datagram must be right,
+/// and it must have been sent lately. Segments of connections to the same station keep their size.
 #[test]
 fn an_error_about_a_datagram_changes_no_connection() {
     let mut link = Link::new(false);

@@ -1,7 +1,8 @@
 //! The functions that packetdrill calls.
 //!
-//! Pointers come from packetdrill's own calls. They are valid for the lengths that are passed with them, like those of
-//! system calls, or null where a script passes null. Each `SAFETY` comment of this file refers to this.
+//! Pointers come from packetdrill's own calls. They are valid for the lengths that are passed with
+//! them, like those of system calls, or null where a script passes null. Each `SAFETY` comment of
+//! this file refers to this.
 //!
 //! What this TCP does not have is an error: a script that needs it fails.
 
@@ -95,7 +96,8 @@ pub(crate) fn status(result: Result<(), Errno>) -> c_int {
     answer(result.map(|()| 0)) as c_int
 }
 
-/// Makes a new descriptor of the process: a socket without an address, which is only a number for packetdrill.
+/// Makes a new descriptor of the process: a socket without an address, which is only a number for
+/// packetdrill.
 fn descriptor() -> c_int {
     match UnixDatagram::unbound() {
         Ok(socket) => socket.into_raw_fd(),

@@ -7,8 +7,8 @@ use libc::{c_int, c_long, c_void, socklen_t};
 use netmem_inet::tcp::sender::State;
 use std::time::Duration;
 
-/// `TCP_INFO`, and the other options that packetdrill reads, for descriptors of this object. For all other descriptors
-/// the system is called.
+/// `TCP_INFO`, and the other options that packetdrill reads, for descriptors of this object. For
+/// all other descriptors the system is called.
 #[unsafe(no_mangle)]
 extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
     const TCP_CC_INFO: c_int = 26;

@@ -13,7 +13,8 @@ pub fn mss(address: SocketAddr) -> usize {
 pub struct Connection {
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// The number of the next byte that is sent, and of the oldest that the server has not acknowledged.
+    /// The number of the next byte that is sent, and of the oldest that the server has not
+    /// acknowledged.
     pub next: u32,
     pub una: u32,
     /// The number of the next byte that is expected.
@@ -32,7 +33,8 @@ pub struct Connection {
     /// The server's FIN, or a reset, has arrived.
     pub finished: bool,
     pub reset: bool,
-    /// The server has answered SYN by an acknowledgement of this number: it has another connection of these addresses and ports.
+    /// The server has answered SYN by an acknowledgement of this number: it has another connection
+    /// of these addresses and ports.
     pub challenged: Option<u32>,
     /// Acknowledgements in a row that acknowledge nothing new.
     pub repeated: u32,

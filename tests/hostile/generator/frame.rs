@@ -1,4 +1,5 @@
-//! Frames, as they are made and as they are read. In front of each is the header in which the kernel has offloads.
+//! Frames, as they are made and as they are read. In front of each is the header in which the
+//! kernel has offloads.
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{
@@ -110,8 +111,8 @@ pub fn icmp(link: Link, [from, to]: [IpAddr; 2], [kind, code]: [u8; 2], rest: [u
     bytes
 }
 
-/// What an error quotes of a packet from `from` to `to`: its IP header, its ports, and the 4 bytes behind them, which are TCP's sequence
-/// number, or length and checksum of UDP.
+/// What an error quotes of a packet from `from` to `to`: its IP header, its ports, and the 4 bytes
+/// behind them, which are TCP's sequence number, or length and checksum of UDP.
 pub fn quote(protocol: IpNumber, from: SocketAddr, to: SocketAddr, behind: [u8; 4], len: u16) -> Vec<u8> {
     let link = Link { from: [2; 6], to: [2; 6] };
     let mut payload = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
@@ -179,7 +180,8 @@ pub struct Arrived<'a> {
     pub size: usize,
 }
 
-/// Reads a frame of the server, behind its header of offloads. What cannot be read is [`Received::Other`].
+/// Reads a frame of the server, behind its header of offloads. What cannot be read is
+/// [`Received::Other`].
 pub fn read(bytes: &[u8]) -> Received<'_> {
     let Some((offloads, bytes)) = bytes.split_at_checked(OFFLOADS) else { return Received::Other };
     let Ok(packet) = SlicedPacket::from_ethernet(bytes) else { return Received::Other };
@@ -239,8 +241,8 @@ fn read_discovery(message: &[u8], mac: Mac, from: IpAddr) -> Received<'static> {
     }
 }
 
-/// Computes the checksums of a frame with changed bytes again: that of the IPv4 header, and those of TCP, UDP and ICMP directly behind an
-/// IP header. What is too damaged for that stays as it is.
+/// Computes the checksums of a frame with changed bytes again: that of the IPv4 header, and those
+/// of TCP, UDP and ICMP directly behind an IP header. What is too damaged for that stays as it is.
 pub fn fix(bytes: &mut [u8]) {
     let Some(frame) = bytes.get_mut(OFFLOADS..) else { return };
     let (start, len, protocol, addresses) = match frame.get(12..14) {

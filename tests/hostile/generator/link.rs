@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Frames of one system call.
 const BATCH: usize = 128;
-/// Frames that the tap of a [`Peer`](super::peer::Peer) keeps for the server. A link sends at most half of them ahead.
+/// Frames that the tap of a [`Peer`](super::peer::Peer) keeps for the server. A link sends at most
+/// half of them ahead.
 pub const QUEUE: usize = 4096;
 /// Memory of received frames, with the kernel's own for each.
 const BUFFER: libc::c_int = 256 << 20;
@@ -101,7 +102,8 @@ impl Link {
         &self.name
     }
 
-    /// Sends frames in their order, as fast as the server reads them: no more wait in the tap than it keeps.
+    /// Sends frames in their order, as fast as the server reads them: no more wait in the tap than
+    /// it keeps.
     ///
     /// # Errors
     ///
@@ -183,7 +185,8 @@ impl Link {
         let mut counts = [0_u32; 2];
         let mut size = size_of_val(&counts) as libc::socklen_t;
         let fd = self.socket.as_raw_fd();
-        // SAFETY: the option's value is two integers, packets and drops, which live until the call returns.
+        // SAFETY: the option's value is two integers, packets and drops, which live until the call
+        // returns.
         let result = unsafe {
             libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, counts.as_mut_ptr().cast(), &mut size)
         };

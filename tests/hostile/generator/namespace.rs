@@ -24,14 +24,16 @@ fn missing() -> Option<String> {
 }
 
 fn unshare() -> std::io::Result<()> {
-    // SAFETY: only the thread's network namespace becomes another one. Descriptors and memory stay shared.
+    // SAFETY: only the thread's network namespace becomes another one. Descriptors and memory stay
+    // shared.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }
 }
 
-/// Runs `run` on a thread with a namespace of its own. `None`, and the reason is reported, if something is missing here.
+/// Runs `run` on a thread with a namespace of its own. `None`, and the reason is reported, if
+/// something is missing here.
 #[track_caller]
 pub fn in_namespace<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
     if let Some(why) = missing() {

@@ -12,7 +12,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What does not come in this time is missing. Nothing takes long; the machine may have much else to do.
+/// What does not come in this time is missing. Nothing takes long; the machine may have much else
+/// to do.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The peer's Ethernet address.
 pub const MAC: Mac = [0x02, 0xaa, 0, 0, 0x5a, 0x5a];
@@ -58,8 +59,8 @@ pub fn v6(n: u32) -> IpAddr {
     Ipv6Addr::from_bits(Ipv6Addr::new(0xfd79, 0, 0, 0, 1, 0, 0, 0).to_bits() + u128::from(n)).into()
 }
 
-/// `n` addresses and ports of the peer: 40 ports of each address, and each connection has another one. The server knows 1024 neighbours at
-/// most.
+/// `n` addresses and ports of the peer: 40 ports of each address, and each connection has another
+/// one. The server knows 1024 neighbours at most.
 pub fn locals(n: usize) -> Vec<SocketAddr> {
     (0..n as u32).map(|n| SocketAddr::new(v4(n / 40), 2000 + (n % 40) as u16)).collect()
 }
@@ -120,7 +121,8 @@ impl Peer {
         SocketAddr::new(Server::address(&local.ip()), self.server.service().port())
     }
 
-    /// A station asks for the server's Ethernet address before it sends the first packet, and so makes its own known.
+    /// A station asks for the server's Ethernet address before it sends the first packet, and so
+    /// makes its own known.
     fn introduce(&mut self, address: IpAddr) {
         if !std::mem::replace(&mut self.hosts.entry(address).or_default().known, true) {
             let link = frame::Link { from: MAC, to: ALL };
@@ -190,7 +192,8 @@ impl Peer {
 
     // ---- what arrives
 
-    /// Sends what is due and processes what has arrived. Waits for a frame at most this long. Fails if the server has ended.
+    /// Sends what is due and processes what has arrived. Waits for a frame at most this long. Fails
+    /// if the server has ended.
     #[track_caller]
     pub fn pump(&mut self, most: Duration) {
         self.flush();
@@ -290,14 +293,16 @@ impl Peer {
         }
     }
 
-    /// Waits until the server has processed all frames that were sent: it answers an echo request that came after them.
+    /// Waits until the server has processed all frames that were sent: it answers an echo request
+    /// that came after them.
     #[track_caller]
     pub fn settle(&mut self) {
         self.settle_from(1);
     }
 
-    /// The same for a server with several queues. Stations of many addresses ask, so that some ask on each queue; and they ask twice,
-    /// because what a queue hands to another one is processed a turn later.
+    /// The same for a server with several queues. Stations of many addresses ask, so that some ask
+    /// on each queue; and they ask twice, because what a queue hands to another one is processed a
+    /// turn later.
     #[track_caller]
     pub fn settle_on_all_queues(&mut self) {
         self.settle_from(32);

@@ -99,13 +99,14 @@ impl<M: Mapped> Carrier for M {
     type Ticket = HeaderTicket<M>;
 }
 
-/// A transmission. Its headers are in a separate page, which the packet and this value hold. When only this value holds
-/// it, the device has completed the transmission. So the driver does not need to report completions.
+/// A transmission. Its headers are in a separate page, which the packet and this value hold. When
+/// only this value holds it, the device has completed the transmission. So the driver does not need
+/// to report completions.
 pub struct HeaderTicket<M: Memory>(Option<Frag<M>>);
 
 impl<M: Memory> HeaderTicket<M> {
-    /// A transmission whose headers are `head`. The page has no other values than `head`, its clones, and those that are dropped with the
-    /// packet.
+    /// A transmission whose headers are `head`. The page has no other values than `head`, its
+    /// clones, and those that are dropped with the packet.
     pub(super) fn new(head: Frag<M>) -> Self {
         Self(Some(head))
     }

@@ -1,12 +1,13 @@
 //! The connections of a stack: which there are, which flow each has, and which owner.
 //!
-//! A connection stays in the table until its owner has let it go, whatever the peer does: a [stream](Role::Stream) until
-//! it is dropped, one in an [accept queue](Role::Accepted) until it is accepted and dropped. So an owner's handle names
-//! its connection, or, if the stack is gone, nothing.
+//! A connection stays in the table until its owner has let it go, whatever the peer does: a
+//! [stream](Role::Stream) until it is dropped, one in an [accept queue](Role::Accepted) until it is
+//! accepted and dropped. So an owner's handle names its connection, or, if the stack is gone,
+//! nothing.
 //!
-//! A flow has at most one connection that receives its segments. A connection that has ended has no flow, although it
-//! stays in the table until its owner lets it go: the peer can begin a new connection from the same port. A new connection
-//! also takes over the flow of one in TIME-WAIT.
+//! A flow has at most one connection that receives its segments. A connection that has ended has no
+//! flow, although it stays in the table until its owner lets it go: the peer can begin a new
+//! connection from the same port. A new connection also takes over the flow of one in TIME-WAIT.
 
 use super::listeners::ListenerId;
 use super::pages::Written;
@@ -52,7 +53,8 @@ pub(super) struct Slot<P: Payload> {
     /// It is in the list of connections in TIME-WAIT.
     pub(super) in_time_wait: bool,
     pub(super) max_payload: u16,
-    /// Segments that were dropped since the last payload, because the device had not verified their checksums.
+    /// Segments that were dropped since the last payload, because the device had not verified their
+    /// checksums.
     pub(super) unvouched: u64,
     /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
     pub(super) una: Seq,
@@ -88,8 +90,8 @@ pub(super) enum Shrink {
     Done,
 }
 
-/// After this time without traffic, the memory of a connection's lists is freed. The next traffic costs some allocations,
-/// so that connections which exchange messages keep theirs.
+/// After this time without traffic, the memory of a connection's lists is freed. The next traffic
+/// costs some allocations, so that connections which exchange messages keep theirs.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl<P: Payload> Slot<P> {
@@ -144,7 +146,8 @@ impl<P: Payload> Slot<P> {
         }
     }
 
-    /// The wakers of the user, which are to be called because the connection has ended or will be removed.
+    /// The wakers of the user, which are to be called because the connection has ended or will be
+    /// removed.
     pub(super) fn wakers(&mut self) -> impl Iterator<Item = Waker> + use<P> {
         self.read.take().into_iter().chain(self.write.take())
     }
@@ -201,7 +204,8 @@ impl<P: Payload> Connections<P> {
         self.table.iter().map(|(id, slot)| (id, &**slot))
     }
 
-    /// The connections with a property. They are listed first, because what is done with them may change the table.
+    /// The connections with a property. They are listed first, because what is done with them may
+    /// change the table.
     pub(super) fn ids(&self, which: impl Fn(&Slot<P>) -> bool) -> Vec<ConnectionId> {
         self.iter().filter(|(_, slot)| which(slot)).map(|(id, _)| id).collect()
     }
@@ -214,8 +218,8 @@ impl<P: Payload> Connections<P> {
         id
     }
 
-    /// Separates a connection from its flow. Returns false if it has none, because a later connection of the same flow
-    /// has it.
+    /// Separates a connection from its flow. Returns false if it has none, because a later
+    /// connection of the same flow has it.
     pub(super) fn unlink(&mut self, id: ConnectionId) -> bool {
         let Some(flow) = self.get(id).map(|slot| slot.flow).filter(|flow| self.find(flow) == Some(id)) else {
             return false;
@@ -231,7 +235,8 @@ impl<P: Payload> Connections<P> {
         Some((slot, linked))
     }
 
-    /// Notes how much payload a connection has out of order. Costs a comparison, unless it has changed.
+    /// Notes how much payload a connection has out of order. Costs a comparison, unless it has
+    /// changed.
     pub(super) fn note_out_of_order(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         let now = slot.connection.out_of_order();
@@ -244,7 +249,8 @@ impl<P: Payload> Connections<P> {
         }
     }
 
-    /// Drops a chunk of payload out of order, of the connection that has most. Returns false if there is none.
+    /// Drops a chunk of payload out of order, of the connection that has most. Returns false if
+    /// there is none.
     pub(super) fn evict(&mut self) -> bool {
         let Some(id) = self.out_of_order.last().and_then(|&(_, place)| self.table.at(place)) else { return false };
         let evicted = self.table.get_mut(id).is_some_and(|slot| slot.connection.evict());

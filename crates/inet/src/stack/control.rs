@@ -147,7 +147,8 @@ impl<P: Payload> Core<P> {
         self.send_back(tx, hop, packet);
     }
 
-    /// Sends a segment of no connection back to where a segment came from. It is lost if there is no room for it.
+    /// Sends a segment of no connection back to where a segment came from. It is lost if there is
+    /// no room for it.
     pub(super) fn reply<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
@@ -174,7 +175,8 @@ impl<P: Payload> Core<P> {
         };
     }
 
-    /// Sends a packet as soon as the address of its next hop is known. The first six bytes are written then.
+    /// Sends a packet as soon as the address of its next hop is known. The first six bytes are
+    /// written then.
     pub(super) fn await_next_hop<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
@@ -198,8 +200,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the link's header on. No
-    /// error is sent about a datagram that was in fragments.
+    /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the
+    /// link's header on. No error is sent about a datagram that was in fragments.
     pub(super) fn unreachable<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,

@@ -1,4 +1,5 @@
-//! The parts of a stack that its sockets share with it: connections, listeners, sockets for datagrams, budgets.
+//! The parts of a stack that its sockets share with it: connections, listeners, sockets for
+//! datagrams, budgets.
 
 use super::SocketError;
 use super::StackOptions;
@@ -23,8 +24,8 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::task::Waker;
 
-/// After so many segments whose checksum the device has not verified, the user is told. Fewer of them may just be
-/// damaged.
+/// After so many segments whose checksum the device has not verified, the user is told. Fewer of
+/// them may just be damaged.
 const UNVOUCHED: u64 = 3;
 /// The most chunks of payload out of order that are dropped for one segment in order.
 const MOST_EVICTED: usize = 64;
@@ -48,7 +49,8 @@ pub(super) struct Core<P: Payload> {
     pub(super) schedule: Schedule,
     pub(super) udp: Datagrams<P::Mem>,
     pub(super) reassembly: Reassembly<Part<P::Mem>>,
-    /// The number of changes of neighbours that connections have been told of ([`Host::hop_changes`]).
+    /// The number of changes of neighbours that connections have been told of
+    /// ([`Host::hop_changes`]).
     hop_changes: u64,
     /// Wakers that are called at the end of the poll, when no table is borrowed.
     pub(super) wakers: Vec<Waker>,
@@ -108,7 +110,8 @@ impl<P: Payload> Core<P> {
         [self.schedule.next_timer(), self.reassembly.deadline()].into_iter().flatten().min()
     }
 
-    /// Processes connections that wait for a next hop, if a stack of the host has reported a change of a neighbour.
+    /// Processes connections that wait for a next hop, if a stack of the host has reported a change
+    /// of a neighbour.
     pub(super) fn check_hops(&mut self) {
         let changes = self.host.hop_changes();
         if mem::replace(&mut self.hop_changes, changes) != changes {
@@ -284,8 +287,8 @@ impl<P: Payload> Core<P> {
         self.enqueue(id);
     }
 
-    /// No buffer is free for payload of a connection that is in order. Payload that is out of order makes room: that of
-    /// the connection that has most goes first. Its peer sends it again.
+    /// No buffer is free for payload of a connection that is in order. Payload that is out of order
+    /// makes room: that of the connection that has most goes first. Its peer sends it again.
     #[cold]
     fn relieve(&mut self, id: ConnectionId, seq: Seq, len: u32) {
         for _ in 0..MOST_EVICTED {
@@ -297,9 +300,9 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `segment` is set
-    /// if it was one. Only a segment that its connection would have processed counts for the connection: any host can
-    /// forge others.
+    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be
+    /// read. `segment` is set if it was one. Only a segment that its connection would have
+    /// processed counts for the connection: any host can forge others.
     #[cold]
     pub(super) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
         self.egress.stats.unvouched += 1;

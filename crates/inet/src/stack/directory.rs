@@ -1,7 +1,8 @@
 //! The connections of all stacks of a host, and the ports on which they listen.
 //!
-//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner
-//! here, and puts the frame into the owner's mailbox. The directory also assigns ports: a flow that is in it is in use.
+//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that
+//! stack finds the owner here, and puts the frame into the owner's mailbox. The directory also
+//! assigns ports: a flow that is in it is in use.
 
 use crate::Ports;
 use crate::wire::Flow;
@@ -34,7 +35,8 @@ pub(crate) struct Directory {
     /// Keyed by secrets of this process: a peer chooses addresses and ports.
     hasher: RandomState,
     shards: Box<[Mutex<HashMap<Flow, StackId, RandomState>>]>,
-    /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of no connection.
+    /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of
+    /// no connection.
     ports: RwLock<HashMap<(Protocol, u16), Vec<Bound>>>,
 }
 
@@ -55,7 +57,8 @@ pub(crate) enum Addresses {
 }
 
 impl Addresses {
-    /// The addresses that `local` means, if the unspecified address of IPv6 means those of IPv6 only.
+    /// The addresses that `local` means, if the unspecified address of IPv6 means those of IPv6
+    /// only.
     pub(crate) fn of(local: IpAddr, v6_only: bool) -> Self {
         match local {
             IpAddr::V6(local) if local.is_unspecified() && v6_only => Self::V6,
@@ -97,8 +100,9 @@ impl Directory {
         }
     }
 
-    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports are in use. The first
-    /// ports are passed over unless their flows arrive by the stack's own queue.
+    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports
+    /// are in use. The first ports are passed over unless their flows arrive by the stack's own
+    /// queue.
     pub(crate) fn claim_port(
         &self,
         ports: &Ports,
@@ -129,14 +133,14 @@ impl Directory {
             .find(|&port| !self.is_bound(protocol, port) && self.bind(protocol, port, bound))
     }
 
-    /// The connection leaves its stack. Its flow stays in use until the connection [arrives](Self::arrive) at another
-    /// stack, or is released.
+    /// The connection leaves its stack. Its flow stays in use until the connection
+    /// [arrives](Self::arrive) at another stack, or is released.
     pub(crate) fn depart(&self, flow: Flow) {
         self.shard(&flow).insert(flow, NOBODY);
     }
 
-    /// A connection of another process will be restored. Its flow is reserved until it arrives, unless a stack has it
-    /// already.
+    /// A connection of another process will be restored. Its flow is reserved until it arrives,
+    /// unless a stack has it already.
     pub(crate) fn expect(&self, flow: Flow) {
         self.shard(&flow).entry(flow).or_insert(NOBODY);
     }
@@ -179,8 +183,8 @@ impl Directory {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Binds a socket of a stack to a port. Returns false if this stack has a socket there that would get the same
-    /// packets. Sockets of different stacks can share a port.
+    /// Binds a socket of a stack to a port. Returns false if this stack has a socket there that
+    /// would get the same packets. Sockets of different stacks can share a port.
     pub(crate) fn bind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) -> bool {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
         let bound = ports.entry((protocol, port)).or_default();
@@ -210,7 +214,8 @@ impl Directory {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).contains_key(&(protocol, port))
     }
 
-    /// A stack that has a socket for a flow. If several have, the flow decides, so that all its packets go to the same one.
+    /// A stack that has a socket for a flow. If several have, the flow decides, so that all its
+    /// packets go to the same one.
     pub(crate) fn bound(&self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         let bound = ports.get(&(protocol, flow.local.port()))?;

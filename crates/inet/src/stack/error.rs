@@ -7,7 +7,8 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// There is nothing to receive, no room to send, no connection to accept. The waker of a `poll_` call is called when that changes.
+    /// There is nothing to receive, no room to send, no connection to accept. The waker of a
+    /// `poll_` call is called when that changes.
     #[error("not now")]
     WouldBlock,
     /// The connection has ended, for this reason.

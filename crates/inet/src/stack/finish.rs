@@ -18,11 +18,14 @@ where
     R: Source<Payload = P>,
     T: TxQueue<Mem = P::Mem> + Wait,
 {
-    /// Closes all sockets as if their users had dropped them: what was written is still sent, then FIN. Connections that
-    /// were not accepted, or whose received payload was not read, are reset. Calls of streams that still exist return
-    /// [`SocketError::StackGone`](super::SocketError::StackGone) as soon as their connections have ended.
+    /// Closes all sockets as if their users had dropped them: what was written is still sent, then
+    /// FIN. Connections that were not accepted, or whose received payload was not read, are reset.
+    /// Calls of streams that still exist return
+    /// [`SocketError::StackGone`](super::SocketError::StackGone) as soon as their connections have
+    /// ended.
     ///
-    /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed). [`finish`](Self::finish) does both.
+    /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).
+    /// [`finish`](Self::finish) does both.
     pub fn close(&mut self) {
         let mut core = self.core.borrow_mut();
         for listener in core.listeners.ids() {
@@ -33,8 +36,9 @@ where
         }
     }
 
-    /// Whether nothing is left to be sent: each peer has acknowledged all payload and the end, and each datagram has left.
-    /// Connections in TIME-WAIT, and those whose peers have not closed yet, do not count. Costs a look at each connection.
+    /// Whether nothing is left to be sent: each peer has acknowledged all payload and the end, and
+    /// each datagram has left. Connections in TIME-WAIT, and those whose peers have not closed yet,
+    /// do not count. Costs a look at each connection.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         let core = self.core.borrow();
@@ -46,12 +50,14 @@ where
             && core.egress.loopback.is_empty()
     }
 
-    /// Ends the stack in order: [closes](Self::close) all sockets, and drives the stack until all was sent and
-    /// acknowledged, at most until `deadline`. Connections that are left then are reset. Returns how many.
+    /// Ends the stack in order: [closes](Self::close) all sockets, and drives the stack until all
+    /// was sent and acknowledged, at most until `deadline`. Connections that are left then are
+    /// reset. Returns how many.
     ///
-    /// A program that only drops its stack sends nothing: its peers wait for what does not come. `now` is the clock of
-    /// [`poll`](Self::poll). The thread sleeps while there is nothing to do. If the thread also drives the device, call
-    /// `close`, and go on with the program's own loop until `is_closed`.
+    /// A program that only drops its stack sends nothing: its peers wait for what does not come.
+    /// `now` is the clock of [`poll`](Self::poll). The thread sleeps while there is nothing to do.
+    /// If the thread also drives the device, call `close`, and go on with the program's own loop
+    /// until `is_closed`.
     ///
     /// # Errors
     ///

@@ -6,14 +6,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Received payload: bytes of a page, which is counted in the budgets of its connection and its queue until this is dropped.
+/// Received payload: bytes of a page, which is counted in the budgets of its connection and its
+/// queue until this is dropped.
 ///
-/// A fragment goes to any thread, and can be sent as it is. An empty one, the default, is a place for one: calls that receive take a slice
-/// of such places.
+/// A fragment goes to any thread, and can be sent as it is. An empty one, the default, is a place
+/// for one: calls that receive take a slice of such places.
 ///
-/// Memory that an untrusted peer shares (`PeerShared`) is copied out ([`copy_to`](Self::copy_to)), because the peer can change it at any
-/// time. If the user has declared the peer trusted, and for memory of this process, a fragment is also a slice, and turns into `Bytes`
-/// without a copy.
+/// Memory that an untrusted peer shares (`PeerShared`) is copied out ([`copy_to`](Self::copy_to)),
+/// because the peer can change it at any time. If the user has declared the peer trusted, and for
+/// memory of this process, a fragment is also a slice, and turns into `Bytes` without a copy.
 #[must_use]
 pub struct Fragment<M: Memory>(Inner<M>);
 
@@ -60,7 +61,8 @@ impl<M: Memory> Fragment<M> {
         self.len() == 0
     }
 
-    /// Takes `n` bytes off the front, or all that there are. No atomic, unless the page is given back.
+    /// Takes `n` bytes off the front, or all that there are. No atomic, unless the page is given
+    /// back.
     pub fn advance(&mut self, n: usize) {
         match self.frag_mut() {
             Some(frag) if n < frag.len() => frag.advance(n),
@@ -75,7 +77,8 @@ impl<M: Memory> Fragment<M> {
         }
     }
 
-    /// Another holder of the bytes, to be sent or kept. The budgets count the page only as long as the fragment itself lives.
+    /// Another holder of the bytes, to be sent or kept. The budgets count the page only as long as
+    /// the fragment itself lives.
     #[must_use]
     pub fn share(&self) -> Option<Frag<M>> {
         self.frag().cloned()
@@ -106,12 +109,14 @@ impl<M: Memory> Fragment<M> {
         all
     }
 
-    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s, beside other detached
-    /// payload. The received page returns to its pool, and its charge ends; the packed page is counted once, in the
-    /// queue's budget, until the last fragment in it is dropped. Packed pages are at most half of the stack's pool.
+    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s,
+    /// beside other detached payload. The received page returns to its pool, and its charge ends;
+    /// the packed page is counted once, in the queue's budget, until the last fragment in it is
+    /// dropped. Packed pages are at most half of the stack's pool.
     ///
-    /// Use it for payload that is kept for long and is much smaller than a page. Returns false, and leaves the fragment
-    /// as it was, if there is no page or no budget for one, or if the fragment has more than a quarter of a page.
+    /// Use it for payload that is kept for long and is much smaller than a page. Returns false, and
+    /// leaves the fragment as it was, if there is no page or no budget for one, or if the fragment
+    /// has more than a quarter of a page.
     #[must_use]
     pub fn detach(&mut self, packer: &mut Packer<M>) -> bool
     where

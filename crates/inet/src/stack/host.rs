@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::task::Wake;
 
-/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received. A further one is
-/// dropped, as by a full ring.
+/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received.
+/// A further one is dropped, as by a full ring.
 const MAILBOX: usize = 512;
 
 /// A time that does not come.
@@ -31,7 +31,8 @@ const NEVER: u64 = u64::MAX;
 
 /// A host: its addresses, its routes, and the data that its stacks share. A clone is the same host.
 ///
-/// A host has one interface, the device whose queues its stacks poll. A connection lives on one stack.
+/// A host has one interface, the device whose queues its stacks poll. A connection lives on one
+/// stack.
 ///
 /// Addresses and routes are static: there is no DHCP, and no autoconfiguration of IPv6.
 pub struct Host<P: Payload>(Arc<Shared<P>>);
@@ -56,7 +57,8 @@ struct Shared<P: Payload> {
     spread: OnceLock<Box<Spread>>,
 }
 
-/// The queue by which the device delivers packets of a flow: from a remote address and port to a local one.
+/// The queue by which the device delivers packets of a flow: from a remote address and port to a
+/// local one.
 type Spread = dyn Fn(SocketAddr, SocketAddr) -> usize + Send + Sync;
 
 /// A frame on its way from stack to stack.
@@ -86,8 +88,9 @@ impl<P: Payload> Door<P> {
     /// Puts a frame into the mailbox. Returns false if it is full or closed.
     fn put(&self, frame: Handed<P>) -> bool {
         let put = self.mailbox.push(frame).is_ok();
-        // In the order of sequentially consistent operations, either the push comes before the close, or the close
-        // before this load. So a frame that the close has not found is found here.
+        // In the order of sequentially consistent operations, either the push comes before the
+        // close, or the close before this load. So a frame that the close has not found is found
+        // here.
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
             return false;
@@ -95,7 +98,8 @@ impl<P: Payload> Door<P> {
         put
     }
 
-    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be about to close.
+    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be
+    /// about to close.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.empty();
@@ -118,7 +122,8 @@ impl<P: Payload> Wake for Door<P> {
 }
 
 impl<P: Payload> Host<P> {
-    /// A host with an interface. Routes to the networks of its addresses are there; [`add_route`](Self::add_route) adds others.
+    /// A host with an interface. Routes to the networks of its addresses are there;
+    /// [`add_route`](Self::add_route) adds others.
     ///
     /// Draws the secrets of sequence numbers and cookies from the system's random numbers.
     #[must_use]
@@ -159,11 +164,13 @@ impl<P: Payload> Host<P> {
         self.0.routes.remove(network, prefix_len)
     }
 
-    /// Declares how the device spreads packets over its queues: `queue_of(remote, local)` is the number of the queue that
-    /// receives packets from `remote` to `local`. The stack of queue 0 is the one that was made first. Connections are
-    /// then opened from a port whose answers arrive by their own stack's queue, so that no mailbox is needed.
+    /// Declares how the device spreads packets over its queues: `queue_of(remote, local)` is the
+    /// number of the queue that receives packets from `remote` to `local`. The stack of queue 0 is
+    /// the one that was made first. Connections are then opened from a port whose answers arrive by
+    /// their own stack's queue, so that no mailbox is needed.
     ///
-    /// A wrong answer costs a mailbox, and nothing else. Returns false if it was declared before; nothing changes then.
+    /// A wrong answer costs a mailbox, and nothing else. Returns false if it was declared before;
+    /// nothing changes then.
     pub fn set_spread(&self, queue_of: impl Fn(SocketAddr, SocketAddr) -> usize + Send + Sync + 'static) -> bool {
         self.0.spread.set(Box::new(queue_of)).is_ok()
     }
@@ -179,13 +186,15 @@ impl<P: Payload> Host<P> {
         self.0.directory.len()
     }
 
-    /// Reserves the flow of a stream that a stack of this host will [restore](super::Sockets::restore): until then its segments are
-    /// dropped, and not answered by a reset. For streams that are restored while a stack of the host is polled already.
+    /// Reserves the flow of a stream that a stack of this host will
+    /// [restore](super::Sockets::restore): until then its segments are dropped, and not answered by
+    /// a reset. For streams that are restored while a stack of the host is polled already.
     pub fn expect(&self, saved: &SavedStream) {
         self.0.directory.expect(saved.flow());
     }
 
-    /// Frees the flow of a stream that was [expected](Self::expect), or saved by this host, and that no stack restores.
+    /// Frees the flow of a stream that was [expected](Self::expect), or saved by this host, and
+    /// that no stack restores.
     pub fn give_up(&self, saved: &SavedStream) {
         self.0.directory.give_up(&saved.flow());
     }
@@ -244,13 +253,15 @@ impl<P: Payload> Host<P> {
         time(&self.0.neighbors_due)
     }
 
-    /// How often a neighbour was resolved, or did not answer. Connections that wait for one are tried when this moves.
+    /// How often a neighbour was resolved, or did not answer. Connections that wait for one are
+    /// tried when this moves.
     pub(super) fn hop_changes(&self) -> u64 {
         self.0.hop_changes.load(Ordering::SeqCst)
     }
 
-    /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that have connections which
-    /// wait for one. The stack that finds the change is any of them: the cache is the host's.
+    /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that
+    /// have connections which wait for one. The stack that finds the change is any of them: the
+    /// cache is the host's.
     pub(super) fn hops_changed(&self, stack: StackId) {
         self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
         let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
@@ -266,9 +277,11 @@ impl<P: Payload> Host<P> {
         time(&self.0.cookie_at)
     }
 
-    /// Notes that a stack has sent a cookie. The segment that returns it can arrive at any stack that listens.
+    /// Notes that a stack has sent a cookie. The segment that returns it can arrive at any stack
+    /// that listens.
     pub(super) fn cookie_sent(&self, at: Time) {
-        // Stacks may have different opinions of the present. A moment does not matter: a cookie has its own time.
+        // Stacks may have different opinions of the present. A moment does not matter: a cookie has
+        // its own time.
         self.0.cookie_at.store(at.micros(), Ordering::Relaxed);
     }
 

@@ -25,8 +25,9 @@ pub(super) enum Origin {
     Here,
 }
 
-/// The way back to the station from which a packet came. An answer to a packet of no connection takes it: such an answer
-/// needs no entry of a destination or of a neighbour, of which a peer could otherwise make the stack forget others.
+/// The way back to the station from which a packet came. An answer to a packet of no connection
+/// takes it: such an answer needs no entry of a destination or of a neighbour, of which a peer
+/// could otherwise make the stack forget others.
 #[derive(Clone, Copy)]
 pub(super) struct Back {
     /// The link's header of the packet.
@@ -79,8 +80,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// The frame as a packet, cut to the length of the IP packet. If it is in memory that is not read here, it is
-    /// dropped.
+    /// The frame as a packet, cut to the length of the IP packet. If it is in memory that is not
+    /// read here, it is dropped.
     #[inline]
     fn packet(&mut self, frame: P::Frame, ip: &Ip) -> Option<Packet<P::Mem>> {
         let packet = frame.into_packet(ip.content.end());
@@ -227,8 +228,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Whether a transport checksum is right. Reads the payload if the device has not verified it; `None` if the
-    /// payload cannot be read.
+    /// Whether a transport checksum is right. Reads the payload if the device has not verified it;
+    /// `None` if the payload cannot be read.
     fn is_right(&mut self, frame: &P::Frame, covered: Covered, icmp: bool) -> Option<bool> {
         match frame.meta().checksum {
             // The frame never was on a wire.
@@ -259,7 +260,8 @@ impl<P: Payload> Core<P> {
             }
         }
         let wire::Part { at, len } = segment.payload;
-        // The header of a merged segment, or of one that was never cut, says how large its parts are.
+        // The header of a merged segment, or of one that was never cut, says how large its parts
+        // are.
         let segments = match frame.meta().gso {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
@@ -283,7 +285,8 @@ impl<P: Payload> Core<P> {
         }
         let directory = self.host.directory();
         let owner = match protocol {
-            // A connection lives where its SYN arrives, if that stack listens. Its further segments arrive there, too.
+            // A connection lives where its SYN arrives, if that stack listens. Its further segments
+            // arrive there, too.
             Protocol::Tcp => {
                 let listens = || self.listeners.find(flow.local).map(|_| self.id);
                 directory.owner(flow).or_else(listens)
@@ -293,8 +296,8 @@ impl<P: Payload> Core<P> {
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != self.id)
     }
 
-    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack takes it. A frame
-    /// without payload is not limited by the budget.
+    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack
+    /// takes it. A frame without payload is not limited by the budget.
     fn hand_over(&mut self, stack: u32, frame: P::Frame, payload: usize) {
         let stats = &mut self.egress.stats;
         if stack == NOBODY {
@@ -318,8 +321,9 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Processes an ICMP error about a packet. It is used only if this host could have sent the packet. A router's error
-    /// can arrive by any queue, because its addresses are not those of the flow.
+    /// Processes an ICMP error about a packet. It is used only if this host could have sent the
+    /// packet. A router's error can arrive by any queue, because its addresses are not those of the
+    /// flow.
     fn icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
         let IcmpError { kind, quoted: Quoted { flow, transport } } = error;
         let protocol = match transport {
@@ -359,7 +363,8 @@ impl<P: Payload> Core<P> {
         if packet.pull(datagram.payload.at).is_err() {
             return true;
         }
-        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has merged them.
+        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has
+        // merged them.
         let size = match packet.meta.gso {
             Some(Gso { kind: GsoKind::UdpSegment, size, .. }) if size > 0 => usize::from(size),
             _ => usize::MAX,

@@ -1,4 +1,5 @@
-//! The listeners of a stack, and how a connection begins: a handshake that is not complete, an accept queue, a stream.
+//! The listeners of a stack, and how a connection begins: a handshake that is not complete, an
+//! accept queue, a stream.
 
 use super::SocketError;
 use super::connections::{ConnectionId, InConnections, Role};
@@ -28,7 +29,8 @@ pub(super) struct Listening {
     pub(super) listener: Listener,
     config: Config,
     bound: (Addresses, u16),
-    /// The accept queue. It owns its connections: they stay in their table, also if their peers reset them.
+    /// The accept queue. It owns its connections: they stay in their table, also if their peers
+    /// reset them.
     ready: VecDeque<Id<InConnections>>,
     /// Connections that were accepted.
     pub(super) accepted: u64,
@@ -66,7 +68,8 @@ impl Listeners {
     }
 }
 
-/// A connection in TIME-WAIT whose flow a new connection may take over, and the least initial number of the new one.
+/// A connection in TIME-WAIT whose flow a new connection may take over, and the least initial
+/// number of the new one.
 #[derive(Clone, Copy)]
 pub(super) struct Reused {
     pub(super) old: ConnectionId,
@@ -152,10 +155,11 @@ impl<P: Payload> Core<P> {
         config
     }
 
-    /// Processes a segment of a flow that has no connection, or one in TIME-WAIT that a SYN may follow.
+    /// Processes a segment of a flow that has no connection, or one in TIME-WAIT that a SYN may
+    /// follow.
     ///
-    /// A peer can send any number of these. Unless a connection is made, they are answered without state: no entry of the
-    /// destination cache, and none of a neighbour, is made or looked up.
+    /// A peer can send any number of these. Unless a connection is made, they are answered without
+    /// state: no entry of the destination cache, and none of a neighbour, is made or looked up.
     pub(super) fn begin<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
@@ -222,7 +226,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Assigns a flow to this stack for a new connection. Returns false if another connection has it.
+    /// Assigns a flow to this stack for a new connection. Returns false if another connection has
+    /// it.
     fn claim(&mut self, flow: Flow, reused: Option<Reused>) -> bool {
         match reused {
             // The flow is this stack's already.
@@ -234,8 +239,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// A new connection takes over the flow of one in TIME-WAIT, which ends. It stays in the table until its owner lets it
-    /// go.
+    /// A new connection takes over the flow of one in TIME-WAIT, which ends. It stays in the table
+    /// until its owner lets it go.
     fn supersede(&mut self, old: ConnectionId) {
         self.connections.unlink(old);
         if let Some(slot) = self.connections.get_mut(old) {

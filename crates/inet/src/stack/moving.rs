@@ -5,7 +5,8 @@
 //!   TcpStream::save   ──► SavedStream: numbers and bytes, in any format of serde ──► Sockets::restore     also another process
 //! ```
 //!
-//! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset. The peer sends them again.
+//! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset.
+//! The peer sends them again.
 
 use super::connections::{ConnectionId, Role, Slot};
 use super::core::Core;
@@ -57,8 +58,8 @@ impl SavedStream {
     }
 }
 
-/// A stream on its way between two stacks of a host. It can be sent to any thread. If it is dropped, the connection is
-/// gone: the peer's next segment is answered by a reset.
+/// A stream on its way between two stacks of a host. It can be sent to any thread. If it is
+/// dropped, the connection is gone: the peer's next segment is answered by a reset.
 #[must_use = "the connection ends with it"]
 pub struct Departed<P: Payload> {
     connection: Option<Box<Connection<P>>>,
@@ -101,8 +102,8 @@ impl<P: Payload> TcpStream<P> {
 }
 
 impl<M: Mapped> TcpStream<M> {
-    /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow stays reserved in this host, so that it
-    /// answers no segment of it.
+    /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow
+    /// stays reserved in this host, so that it answers no segment of it.
     ///
     /// # Errors
     ///
@@ -121,13 +122,13 @@ fn append<M: Mapped>(bytes: &mut Vec<u8>, frag: &Frag<M>) {
 }
 
 impl<P: Payload> Sockets<P> {
-    /// Continues a connection of another stack of the host. Its fragments stay in the budget of the queue that received
-    /// them.
+    /// Continues a connection of another stack of the host. Its fragments stay in the budget of the
+    /// queue that received them.
     ///
     /// # Errors
     ///
-    /// Returns the connection. [`SocketError::NotOurs`]: it is of another host. [`SocketError::NoRoute`],
-    /// [`SocketError::TooMany`].
+    /// Returns the connection. [`SocketError::NotOurs`]: it is of another host.
+    /// [`SocketError::NoRoute`], [`SocketError::TooMany`].
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn adopt(&self, mut departed: Departed<P>) -> Result<TcpStream<P>, (SocketError, Departed<P>)> {
         let mut core = self.core.borrow_mut();
@@ -146,9 +147,10 @@ impl<P: Payload> Sockets<P> {
 }
 
 impl<M: Mapped> Sockets<M> {
-    /// Takes the connections off the stack that their users have closed and that have not ended: sent bytes are not
-    /// acknowledged, or the peer has not closed. They are like [saved](TcpStream::save) streams; drop the stream that
-    /// [`restore`](Self::restore) returns for one.
+    /// Takes the connections off the stack that their users have closed and that have not ended:
+    /// sent bytes are not acknowledged, or the peer has not closed. They are like
+    /// [saved](TcpStream::save) streams; drop the stream that [`restore`](Self::restore) returns
+    /// for one.
     #[must_use]
     pub fn save_closing(&self) -> Vec<SavedStream> {
         let mut core = self.core.borrow_mut();
@@ -156,13 +158,14 @@ impl<M: Mapped> Sockets<M> {
         closing.into_iter().filter_map(|id| core.save(id, &Fragment::default())).collect()
     }
 
-    /// Continues a connection that was saved. Restore all connections before the first poll of the host's stacks, or
-    /// call [`Host::expect`] for them. Otherwise a stack answers segments of connections that it does not know by a
-    /// reset.
+    /// Continues a connection that was saved. Restore all connections before the first poll of the
+    /// host's stacks, or call [`Host::expect`] for them. Otherwise a stack answers segments of
+    /// connections that it does not know by a reset.
     ///
     /// # Errors
     ///
-    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoRoute`], [`SocketError::TooMany`];
+    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoRoute`],
+    /// [`SocketError::TooMany`];
     /// [`SocketError::WouldBlock`]: there are not enough pages for its payload.
     pub fn restore(&self, saved: &SavedStream, config: &Config) -> Result<TcpStream<M>, SocketError> {
         let mut core = self.core.borrow_mut();
@@ -194,7 +197,8 @@ impl<M: Mapped> Sockets<M> {
 }
 
 impl<M: Mapped> Core<M> {
-    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read of the last fragment.
+    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read
+    /// of the last fragment.
     fn save(&mut self, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
         let connection = self.connections.get(id)?.connection.save(self.now)?;
         let slot = self.take(id)?;
@@ -208,8 +212,8 @@ impl<M: Mapped> Core<M> {
 }
 
 impl<P: Payload> Core<P> {
-    /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its handshake is not complete,
-    /// or if it has ended: it has no flow then.
+    /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its
+    /// handshake is not complete, or if it has ended: it has no flow then.
     fn take(&mut self, id: ConnectionId) -> Option<Box<Slot<P>>> {
         let slot = self.connections.get(id)?;
         if !slot.connected || self.connections.find(&slot.flow) != Some(id) {

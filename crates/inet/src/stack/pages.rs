@@ -5,15 +5,16 @@
 //!                                                          └─ headers, acknowledgements, resets, probes, ICMP, ARP
 //! ```
 //!
-//! Why shares: a peer that does not read keeps what was written for it. Without them, some such peers hold all pages, and
-//! every other connection is mute. Why a reserve: without it, payload that waits for an acknowledgement could keep the
-//! acknowledgements of others from leaving.
+//! Why shares: a peer that does not read keeps what was written for it. Without them, some such
+//! peers hold all pages, and every other connection is mute. Why a reserve: without it, payload
+//! that waits for an acknowledgement could keep the acknowledgements of others from leaving.
 //!
 //! **The share** of a connection follows from what is free: [`share`].
 //!
-//! **Counting.** A page counts from the moment in which a stream begins to write into it until all bytes that were written
-//! into it are acknowledged. Payload that the user sends by reference is the user's, and does not count. All calls are
-//! of the stack's thread, so counts are plain numbers, but that of packed pages.
+//! **Counting.** A page counts from the moment in which a stream begins to write into it until all
+//! bytes that were written into it are acknowledged. Payload that the user sends by reference is
+//! the user's, and does not count. All calls are of the stack's thread, so counts are plain
+//! numbers, but that of packed pages.
 
 use super::connections::ConnectionId;
 use crate::tcp::{Budget, Seq, share};
@@ -34,7 +35,8 @@ pub(super) struct SendPages {
 }
 
 impl SendPages {
-    /// The shares of a pool of `pages` pages. A quarter of them, but no more than 1024, is the reserve.
+    /// The shares of a pool of `pages` pages. A quarter of them, but no more than 1024, is the
+    /// reserve.
     pub(super) fn new(pages: usize) -> Self {
         let limit = u32::try_from(pages - (pages / 4).min(MOST_RESERVED)).unwrap_or(u32::MAX);
         Self { limit, used: 0, packed: Budget::new(limit / 2), waiting: VecDeque::new() }
@@ -62,7 +64,8 @@ impl SendPages {
         self.used = self.used.saturating_sub(pages as u32);
     }
 
-    /// Puts a connection that found no page into the queue. It is called once until [`next`](Self::next) returns it.
+    /// Puts a connection that found no page into the queue. It is called once until
+    /// [`next`](Self::next) returns it.
     pub(super) fn wait(&mut self, id: ConnectionId) {
         self.waiting.push_back(id);
     }
@@ -108,8 +111,8 @@ impl<M: Mapped> Written<M> {
         self.ends.extend(std::iter::repeat_n(end, pages));
     }
 
-    /// The peer has acknowledged everything before `una`, and the user has written everything before `end`. Returns how
-    /// many pages are not counted any more.
+    /// The peer has acknowledged everything before `una`, and the user has written everything
+    /// before `end`. Returns how many pages are not counted any more.
     pub(super) fn acknowledged(&mut self, una: Seq, end: Seq) -> usize {
         let before = self.held();
         while self.ends.front().is_some_and(|&end| end <= una) {
@@ -136,7 +139,8 @@ mod tests {
     use super::super::table::Table;
     use super::*;
 
-    /// Connections whose peers never read, one after the other: each writes as much as it may. The next one is answered.
+    /// Connections whose peers never read, one after the other: each writes as much as it may. The
+    /// next one is answered.
     #[test]
     fn greedy_holders_leave_a_share_for_the_next_one() {
         let mut pages = SendPages::new(4096);

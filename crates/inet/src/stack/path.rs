@@ -9,7 +9,8 @@ use crate::wire::{Link, Mac};
 use netmem_refs::{Count, Ref};
 use std::net::IpAddr;
 
-/// A destination entry that a connection has cached. Each use checks whether the routes have changed.
+/// A destination entry that a connection has cached. Each use checks whether the routes have
+/// changed.
 pub(super) struct Path<C: Count> {
     dst: Ref<Dst<C>, C>,
     link: Link,

@@ -1,4 +1,5 @@
-//! When a connection is processed: it is due because of an event or a timer, or what it waits for is there.
+//! When a connection is processed: it is due because of an event or a timer, or what it waits for
+//! is there.
 //!
 //! ```text
 //!   segment, call, timer ──► due ──► visit ──► timers, segments to send, events, next timer
@@ -7,8 +8,8 @@
 //!                             └────────┴──► starved  pages are missing to receive: when pages are returned
 //! ```
 //!
-//! A connection that waits has a deadline, too ([`Connection::transmit`]), so none waits for ever, and none is tried at
-//! intervals.
+//! A connection that waits has a deadline, too ([`Connection::transmit`]), so none waits for ever,
+//! and none is tried at intervals.
 //!
 //! [`Connection::transmit`]: crate::tcp::Connection::transmit
 
@@ -82,7 +83,8 @@ impl Schedule {
         self.wheel.next()
     }
 
-    /// Forgets the timer of a connection that is removed. Lists may still have its handle, which names nothing then.
+    /// Forgets the timer of a connection that is removed. Lists may still have its handle, which
+    /// names nothing then.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         self.wheel.clear(id.place());
     }
@@ -98,7 +100,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Fires timers, and lets connections that are due send. Returns how many connections were processed.
+    /// Fires timers, and lets connections that are due send. Returns how many connections were
+    /// processed.
     pub(super) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
     where
         P: Transmit<T>,
@@ -132,7 +135,8 @@ impl<P: Payload> Core<P> {
     where
         P: Transmit<T>,
     {
-        // Those that have sent something go to the end of the queue, so that none keeps the others waiting.
+        // Those that have sent something go to the end of the queue, so that none keeps the others
+        // waiting.
         let mut waiting = mem::take(&mut self.schedule.ring);
         let mut work = 0;
         while let Some(id) = waiting.pop_front() {
@@ -193,8 +197,8 @@ impl<P: Payload> Core<P> {
         outcome
     }
 
-    /// A connection has ended, and has nothing left to send. Its flow is free: the peer can use it for a new connection,
-    /// although the user still has a stream.
+    /// A connection has ended, and has nothing left to send. Its flow is free: the peer can use it
+    /// for a new connection, although the user still has a stream.
     fn gone(&mut self, id: ConnectionId) {
         match self.connections.get(id).map(|slot| (slot.role, slot.flow)) {
             Some((Role::Orphan, _)) => self.remove(id),
@@ -261,7 +265,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Calls the users of connections that wait for a page to write, in order, as many as there are pages.
+    /// Calls the users of connections that wait for a page to write, in order, as many as there are
+    /// pages.
     pub(super) fn call_writers(&mut self) {
         let mut ready = self.pages.ready();
         while ready > 0
@@ -275,8 +280,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// If a connection's window is small because of the page budget, it is processed when pages are returned, on any
-    /// thread.
+    /// If a connection's window is small because of the page budget, it is processed when pages are
+    /// returned, on any thread.
     fn starve(&mut self, id: ConnectionId) {
         let Some(slot) = self.connections.get_mut(id) else { return };
         if !slot.connection.is_starved() || slot.starved {
@@ -294,7 +299,8 @@ impl<P: Payload> Core<P> {
     fn set_timer(&mut self, id: ConnectionId) {
         let Some(slot) = self.connections.get(id) else { return };
         let wheel = &mut self.schedule.wheel;
-        // A timer may fire too early, and is then set again. This is cheaper than moving it each time.
+        // A timer may fire too early, and is then set again. This is cheaper than moving it each
+        // time.
         if let Some(at) = slot.deadline()
             && wheel.get(id.place()).is_none_or(|armed| at < armed)
         {

@@ -19,13 +19,15 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// From this length on, the fragment of written bytes is searched by their address. For fewer bytes, a copy costs less.
+/// From this length on, the fragment of written bytes is searched by their address. For fewer
+/// bytes, a copy costs less.
 const BY_REFERENCE: usize = 512;
 
-/// Opens the sockets of a [`Stack`](super::Stack). Stays on its thread, as they do; fragments go anywhere.
+/// Opens the sockets of a [`Stack`](super::Stack). Stays on its thread, as they do; fragments go
+/// anywhere.
 ///
-/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack, which sends the segments. The
-/// time of a call is that of the last poll.
+/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack, which sends
+/// the segments. The time of a call is that of the last poll.
 pub struct Sockets<P: Payload> {
     pub(super) core: Rc<RefCell<Core<P>>>,
 }
@@ -45,9 +47,11 @@ impl<P: Payload> fmt::Debug for Sockets<P> {
 /// The options of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenOptions {
-    /// Connections that wait to be accepted. When so many wait, acknowledgements that would complete another handshake are dropped.
+    /// Connections that wait to be accepted. When so many wait, acknowledgements that would
+    /// complete another handshake are dropped.
     pub backlog: usize,
-    /// Handshakes that are not complete. When there are so many, further ones are answered by cookies, which take no memory.
+    /// Handshakes that are not complete. When there are so many, further ones are answered by
+    /// cookies, which take no memory.
     pub half_open: usize,
     /// Whether the address `[::]` means the addresses of IPv6 only, and not those of IPv4, too.
     pub v6_only: bool,
@@ -78,11 +82,11 @@ pub struct ListenerStats {
 }
 
 impl<P: Payload> Sockets<P> {
-    /// Listens on `local`. The unspecified address means all addresses of the host, of both families; port 0 means one that
-    /// is free ([`TcpListener::local_addr`]).
+    /// Listens on `local`. The unspecified address means all addresses of the host, of both
+    /// families; port 0 means one that is free ([`TcpListener::local_addr`]).
     ///
-    /// Several stacks of a host can listen on the same port. A connection then lives on the stack at whose queue its first
-    /// segment arrives.
+    /// Several stacks of a host can listen on the same port. A connection then lives on the stack
+    /// at whose queue its first segment arrives.
     ///
     /// # Errors
     ///
@@ -97,7 +101,8 @@ impl<P: Payload> Sockets<P> {
         Ok(TcpListener { sockets: self.clone(), id, local: SocketAddr::new(local.ip(), port) })
     }
 
-    /// Begins to connect to `remote`, from a port that the stack chooses. Returns at once: the stream is writable when it is connected.
+    /// Begins to connect to `remote`, from a port that the stack chooses. Returns at once: the
+    /// stream is writable when it is connected.
     ///
     /// # Errors
     ///
@@ -106,12 +111,13 @@ impl<P: Payload> Sockets<P> {
         self.open(None, remote, options)
     }
 
-    /// Like [`connect`](Self::connect), from an address and a port of the user's choice. The unspecified address means the
-    /// one that the route has; port 0 means any.
+    /// Like [`connect`](Self::connect), from an address and a port of the user's choice. The
+    /// unspecified address means the one that the route has; port 0 means any.
     ///
     /// # Errors
     ///
-    /// As there, and [`SocketError::NotOurs`], [`SocketError::InUse`]: another connection to `remote` has the port.
+    /// As there, and [`SocketError::NotOurs`], [`SocketError::InUse`]: another connection to
+    /// `remote` has the port.
     pub fn connect_from(
         &self,
         local: SocketAddr,
@@ -156,8 +162,8 @@ pub struct TcpListener<P: Payload> {
 }
 
 impl<P: Payload> TcpListener<P> {
-    /// The next connection. It may have ended already: a connection that its peer has reset stays in the accept queue.
-    /// What was received before can be read, then the error.
+    /// The next connection. It may have ended already: a connection that its peer has reset stays
+    /// in the accept queue. What was received before can be read, then the error.
     ///
     /// # Errors
     ///
@@ -228,12 +234,13 @@ impl<P: Payload> fmt::Debug for TcpListener<P> {
 
 /// A TCP connection.
 ///
-/// Calls do not block. [`SocketError::WouldBlock`] means that a call can do nothing at present; the `poll_` calls then
-/// call a waker when that changes. Payload that was received before the connection ended can still be read. After that,
-/// calls return the reason of the end: [`SocketError::Closed`].
+/// Calls do not block. [`SocketError::WouldBlock`] means that a call can do nothing at present; the
+/// `poll_` calls then call a waker when that changes. Payload that was received before the
+/// connection ended can still be read. After that, calls return the reason of the end:
+/// [`SocketError::Closed`].
 ///
-/// Dropping it closes the connection. Bytes that were sent still arrive. But if received data was not read, the peer
-/// gets a reset instead.
+/// Dropping it closes the connection. Bytes that were sent still arrive. But if received data was
+/// not read, the peer gets a reset instead.
 pub struct TcpStream<P: Payload> {
     pub(super) sockets: Sockets<P>,
     pub(super) id: ConnectionId,
@@ -263,8 +270,9 @@ impl<P: Payload> TcpStream<P> {
         self.remote
     }
 
-    /// Receives the next payload in order, in any kind of memory, if `takes` returns true for it. `None` means that the
-    /// peer sends no more. [`recv`](Self::recv) is for payload in host memory. `takes` must not call sockets.
+    /// Receives the next payload in order, in any kind of memory, if `takes` returns true for it.
+    /// `None` means that the peer sends no more. [`recv`](Self::recv) is for payload in host
+    /// memory. `takes` must not call sockets.
     ///
     /// # Errors
     ///
@@ -291,8 +299,9 @@ impl<P: Payload> TcpStream<P> {
         }
     }
 
-    /// Calls `see` for the queued pieces of payload with the numbers in `which`; piece 0 is the piece that is received next. Returns how many
-    /// pieces there were. This is for prefetches. `see` must not call sockets.
+    /// Calls `see` for the queued pieces of payload with the numbers in `which`; piece 0 is the
+    /// piece that is received next. Returns how many pieces there were. This is for prefetches.
+    /// `see` must not call sockets.
     pub fn look_ahead(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
         let core = self.sockets.core.borrow();
         let Some(slot) = core.connections.get(self.id) else { return 0 };
@@ -303,13 +312,14 @@ impl<P: Payload> TcpStream<P> {
         slot.connection.queued_from(which.start).take(which.len()).map(see).count()
     }
 
-    /// Registers the waker, which is called when there may be payload to receive, or the connection ends.
+    /// Registers the waker, which is called when there may be payload to receive, or the connection
+    /// ends.
     pub fn wake_to_receive(&mut self, cx: &mut Context<'_>) {
         let _: Poll<()> = self.wait_to_read(cx);
     }
 
-    /// The budget in which buffers of received payload count until their user gives them back. `None` if the stack is
-    /// gone.
+    /// The budget in which buffers of received payload count until their user gives them back.
+    /// `None` if the stack is gone.
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
         let core = self.sockets.core.borrow();
@@ -351,8 +361,9 @@ impl<P: Payload> TcpStream<P> {
 
 /// Payload in host memory.
 impl<M: Mapped> TcpStream<M> {
-    /// Receives payload without a copy: the next payload in order is stored in the places of `into`, a fragment each.
-    /// Returns how many places were filled; 0 means that the peer sends no more.
+    /// Receives payload without a copy: the next payload in order is stored in the places of
+    /// `into`, a fragment each. Returns how many places were filled; 0 means that the peer sends no
+    /// more.
     ///
     /// # Errors
     ///
@@ -405,7 +416,8 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Copies received bytes out. Returns how many; 0 means that the peer sends no more, unless `into` is empty.
+    /// Copies received bytes out. Returns how many; 0 means that the peer sends no more, unless
+    /// `into` is empty.
     ///
     /// # Errors
     ///
@@ -444,31 +456,32 @@ impl<M: Mapped> TcpStream<M> {
         }
     }
 
-    /// Sends a fragment without a copy. Its page must be in memory that the device reaches: a page that the host's
-    /// device has received, or one of its pool. The fragment is held until the peer has acknowledged it and the device
-    /// has completed each of its transmissions.
+    /// Sends a fragment without a copy. Its page must be in memory that the device reaches: a page
+    /// that the host's device has received, or one of its pool. The fragment is held until the peer
+    /// has acknowledged it and the device has completed each of its transmissions.
     ///
     /// `more` says that more follows soon: a segment that is not full may wait for it.
     ///
     /// # Errors
     ///
-    /// Returns the fragment. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`],
-    /// [`SocketError::Closed`].
+    /// Returns the fragment. [`SocketError::WouldBlock`]: the send buffer is full.
+    /// [`SocketError::ShutDown`], [`SocketError::Closed`].
     pub fn send(&mut self, fragment: Frag<M>, more: bool) -> Result<(), (SocketError, Frag<M>)> {
         self.send_chunk(fragment, more)
     }
 }
 
 impl<P: Payload> TcpStream<P> {
-    /// Sends payload in any kind of memory; [`send`](Self::send) is for host memory. A clone of it is held until the
-    /// peer has acknowledged it and the device has completed each of its transmissions.
+    /// Sends payload in any kind of memory; [`send`](Self::send) is for host memory. A clone of it
+    /// is held until the peer has acknowledged it and the device has completed each of its
+    /// transmissions.
     ///
     /// `more` says that more follows soon: a segment that is not full may wait for it.
     ///
     /// # Errors
     ///
-    /// Returns the payload. [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`],
-    /// [`SocketError::Closed`].
+    /// Returns the payload. [`SocketError::WouldBlock`]: the send buffer is full.
+    /// [`SocketError::ShutDown`], [`SocketError::Closed`].
     pub fn send_chunk(&mut self, chunk: P::Sent, more: bool) -> Result<(), (SocketError, P::Sent)> {
         let mut core = self.sockets.core.borrow_mut();
         let Some(slot) = core.connections.get_mut(self.id) else { return Err((SocketError::StackGone, chunk)) };
@@ -484,16 +497,18 @@ impl<P: Payload> TcpStream<P> {
         }
     }
 
-    /// Copies bytes into pages of the pool and sends them, as many as there is room for. Returns how many.
+    /// Copies bytes into pages of the pool and sends them, as many as there is room for. Returns
+    /// how many.
     ///
-    /// If there are at least 512 bytes, and they belong to a [`Bytes`](bytes::Bytes) that was made of a fragment, they
-    /// are not copied. The fragment is found by their address and sent, if it is in the memory of the stack's pool
+    /// If there are at least 512 bytes, and they belong to a [`Bytes`](bytes::Bytes) that was made
+    /// of a fragment, they are not copied. The fragment is found by their address and sent, if it
+    /// is in the memory of the stack's pool
     /// ([`SharedPool::frag_of`](netmem_pool::SharedPool::frag_of)).
     ///
     /// # Errors
     ///
-    /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the connection has its share of the pool's pages, or
-    /// the pool has none.
+    /// As of [`send`](Self::send); [`SocketError::WouldBlock`] also if the connection has its share
+    /// of the pool's pages, or the pool has none.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SocketError> {
         if bytes.len() >= BY_REFERENCE {
             let found = self.sockets.core.borrow().egress.pool.frag_of(bytes);
@@ -510,8 +525,8 @@ impl<P: Payload> TcpStream<P> {
         if written > 0 || bytes.is_empty() { Ok(written) } else { Err(SocketError::WouldBlock) }
     }
 
-    /// Writes the slices one after the other, as many bytes as there is room for. Returns how many bytes were written
-    /// in total.
+    /// Writes the slices one after the other, as many bytes as there is room for. Returns how many
+    /// bytes were written in total.
     ///
     /// # Errors
     ///
@@ -615,14 +630,14 @@ impl<P: Payload> TcpStream<P> {
         }
     }
 
-    /// Shuts down the sending direction: the peer sees the end of the stream after the bytes that were sent. Receiving
-    /// goes on.
+    /// Shuts down the sending direction: the peer sees the end of the stream after the bytes that
+    /// were sent. Receiving goes on.
     pub fn shutdown(&mut self) {
         self.with(|connection, _| connection.shutdown());
     }
 
-    /// Shuts down the reading direction: after the bytes that were received, reads return the end of the stream. The peer
-    /// is not told; what it still sends is acknowledged.
+    /// Shuts down the reading direction: after the bytes that were received, reads return the end
+    /// of the stream. The peer is not told; what it still sends is acknowledged.
     pub fn shutdown_read(&mut self) {
         self.with(|connection, _| connection.shutdown_read());
     }
@@ -637,12 +652,14 @@ impl<P: Payload> TcpStream<P> {
         self.with(|connection, now| connection.abort(now));
     }
 
-    /// Corks the stream, or uncorks it: while corked, only full segments are sent, for at most 200 ms.
+    /// Corks the stream, or uncorks it: while corked, only full segments are sent, for at most 200
+    /// ms.
     pub fn set_cork(&mut self, cork: bool) {
         self.with(|connection, _| connection.set_cork(cork));
     }
 
-    /// Sets whether small segments are sent at once, or wait until sent bytes are acknowledged (Nagle).
+    /// Sets whether small segments are sent at once, or wait until sent bytes are acknowledged
+    /// (Nagle).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.with(|connection, _| connection.set_nodelay(nodelay));
     }
@@ -652,19 +669,21 @@ impl<P: Payload> TcpStream<P> {
         self.with(|connection, _| connection.set_send_buffer(bytes));
     }
 
-    /// Sets how many unsent bytes make the stream unwritable ([`poll_writable`](Self::poll_writable)), so that what is
-    /// written late is not queued behind much else.
+    /// Sets how many unsent bytes make the stream unwritable
+    /// ([`poll_writable`](Self::poll_writable)), so that what is written late is not queued behind
+    /// much else.
     pub fn set_low_water(&mut self, bytes: usize) {
         self.with(|connection, _| connection.set_low_water(bytes));
     }
 
-    /// If `quick`, the next segments are acknowledged at once, and not after a delay. Otherwise acknowledgements are
-    /// delayed from now on.
+    /// If `quick`, the next segments are acknowledged at once, and not after a delay. Otherwise
+    /// acknowledgements are delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
         self.with(|connection, _| connection.set_quick_ack(quick));
     }
 
-    /// Marks the end of what was written as the end of urgent data. New protocols do not use it (RFC 6093).
+    /// Marks the end of what was written as the end of urgent data. New protocols do not use it
+    /// (RFC 6093).
     pub fn mark_urgent(&mut self) {
         self.with(|connection, _| connection.mark_urgent());
     }

@@ -1,18 +1,20 @@
 //! A table whose handles carry a generation.
 //!
-//! Why not a number alone: a table reuses its places. A handle that outlives its entry, in a queue or in a socket,
-//! would then name the entry that came later. An [`Id`] is a place and a generation. Each insertion has a generation of
-//! its own, which is never used again, so an [`Id`] whose entry was removed names nothing.
+//! Why not a number alone: a table reuses its places. A handle that outlives its entry, in a queue
+//! or in a socket, would then name the entry that came later. An [`Id`] is a place and a
+//! generation. Each insertion has a generation of its own, which is never used again, so an [`Id`]
+//! whose entry was removed names nothing.
 
 use slab::Slab;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Entries by [`Id`]. `K` is the kind of its handles: a handle of another table is of another type. The cost of each
-/// call is constant.
+/// Entries by [`Id`]. `K` is the kind of its handles: a handle of another table is of another type.
+/// The cost of each call is constant.
 pub(super) struct Table<K, T> {
     places: Slab<Entry<T>>,
-    /// The generation of the next entry. It does not wrap: at a billion insertions a second, that takes 500 years.
+    /// The generation of the next entry. It does not wrap: at a billion insertions a second, that
+    /// takes 500 years.
     next: u64,
     kind: PhantomData<K>,
 }
@@ -30,8 +32,8 @@ pub(super) struct Id<K> {
 }
 
 impl<K> Id<K> {
-    /// The place in the table. Entries that exist at the same time have different places, which are as small as
-    /// possible.
+    /// The place in the table. Entries that exist at the same time have different places, which are
+    /// as small as possible.
     pub(super) fn place(self) -> u32 {
         self.place
     }

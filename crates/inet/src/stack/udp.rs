@@ -20,7 +20,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// The most datagrams that wait for the transmit ring. A further one is refused, and the user tries again.
+/// The most datagrams that wait for the transmit ring. A further one is refused, and the user tries
+/// again.
 const OUTBOX: usize = 1024;
 /// The most datagrams that wait in a socket for its user.
 const QUEUE: usize = 1024;
@@ -38,7 +39,8 @@ pub(super) struct Datagrams<M: Mapped> {
     outbox: VecDeque<Outgoing<M>>,
     /// Pages of the stack's pool in the outbox.
     held: usize,
-    /// The outbox: frames with their headers that wait because the ring was full, and whether each is for this host.
+    /// The outbox: frames with their headers that wait because the ring was full, and whether each
+    /// is for this host.
     ready: VecDeque<(Packet<M>, bool)>,
     /// Sockets that found the outbox full.
     writers: Vec<Waker>,
@@ -127,7 +129,8 @@ impl<M: Mapped> Datagrams<M> {
         found.filter(|&n| self.sockets[n as usize].peer.is_none_or(|peer| peer == flow.remote))
     }
 
-    /// Queues a received datagram. Returns false if the socket has no room or no budget; the datagram is then dropped.
+    /// Queues a received datagram. Returns false if the socket has no room or no budget; the
+    /// datagram is then dropped.
     pub(super) fn deliver(&mut self, n: u32, flow: Flow, packet: Packet<M>, wakers: &mut Vec<Waker>) -> bool {
         let Some(socket) = self.sockets.get_mut(n as usize).filter(|socket| socket.queue.len() < QUEUE) else {
             return false;
@@ -143,8 +146,8 @@ impl<M: Mapped> Datagrams<M> {
 }
 
 impl<P: Payload> Core<P> {
-    /// Processes an ICMP error about a datagram of `len` bytes. A socket that is not connected does not report it: what it
-    /// receives next is of another station.
+    /// Processes an ICMP error about a datagram of `len` bytes. A socket that is not connected does
+    /// not report it: what it receives next is of another station.
     pub(super) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind, len: u16) {
         let Some(n) = self.udp.find(flow) else { return };
         let Some(socket) = self.udp.sockets.get_mut(n as usize) else { return };
@@ -187,8 +190,8 @@ impl<P: Payload> Core<P> {
         sent
     }
 
-    /// Takes a datagram out of the outbox and writes its headers. If it is too long for the path, it is sent in
-    /// fragments.
+    /// Takes a datagram out of the outbox and writes its headers. If it is too long for the path,
+    /// it is sent in fragments.
     fn next_datagram<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> Option<()> {
         let Outgoing { flow, packet, pages } = self.udp.outbox.pop_front()?;
         self.udp.held -= pages;
@@ -231,10 +234,10 @@ fn whole(mtu: u16, flow: &Flow) -> usize {
 
 /// A socket for datagrams.
 ///
-/// Payload is received as [`Fragment`]s, and sent from pages. A datagram that is longer than the path's MTU is sent in
-/// IP fragments, all of which must arrive; its checksum is computed by the CPU. Calls do not block:
-/// [`SocketError::WouldBlock`] means that a call can do nothing at present; the `poll_` calls then call a waker when
-/// that changes.
+/// Payload is received as [`Fragment`]s, and sent from pages. A datagram that is longer than the
+/// path's MTU is sent in IP fragments, all of which must arrive; its checksum is computed by the
+/// CPU. Calls do not block: [`SocketError::WouldBlock`] means that a call can do nothing at
+/// present; the `poll_` calls then call a waker when that changes.
 ///
 /// Stays on the stack's thread.
 pub struct UdpSocket<P: Payload> {
@@ -259,7 +262,8 @@ pub struct Received {
 }
 
 impl<P: Payload> Sockets<P> {
-    /// Opens a socket on `local`. The unspecified address means all addresses of the host; port 0 means any port.
+    /// Opens a socket on `local`. The unspecified address means all addresses of the host; port 0
+    /// means any port.
     ///
     /// # Errors
     ///
@@ -293,8 +297,8 @@ impl<P: Payload> UdpSocket<P> {
         self.local
     }
 
-    /// Connects the socket to a station: it receives datagrams of that station alone, and reports that they reach no
-    /// socket there. Datagrams that wait to be received stay. `None` ends it.
+    /// Connects the socket to a station: it receives datagrams of that station alone, and reports
+    /// that they reach no socket there. Datagrams that wait to be received stay. `None` ends it.
     ///
     /// # Errors
     ///
@@ -456,7 +460,8 @@ impl<P: Payload> Core<P> {
         Ok(Flow { local: SocketAddr::new(source, local.port()), remote: to })
     }
 
-    /// A page for a datagram that has `more` already. All datagrams together have the share of one connection.
+    /// A page for a datagram that has `more` already. All datagrams together have the share of one
+    /// connection.
     fn datagram_page(&mut self, more: usize) -> Result<Page<P::Mem>, SocketError> {
         let admitted = self.pages.admits(self.udp.held + more);
         admitted.then(|| self.egress.page()).flatten().ok_or(SocketError::WouldBlock)

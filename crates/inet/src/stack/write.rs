@@ -1,4 +1,5 @@
-//! Bytes that a user writes: they are copied into pages of the stack's pool, within the connection's share.
+//! Bytes that a user writes: they are copied into pages of the stack's pool, within the
+//! connection's share.
 
 use super::SocketError;
 use super::connections::ConnectionId;
@@ -7,8 +8,8 @@ use super::payload::Payload;
 use std::mem;
 
 impl<P: Payload> Core<P> {
-    /// Copies bytes into pages and sends them, as many as there is room for. Returns how many. If it is none, and the
-    /// connection goes on, its user is called when that changes.
+    /// Copies bytes into pages and sends them, as many as there is room for. Returns how many. If
+    /// it is none, and the connection goes on, its user is called when that changes.
     ///
     /// Writes that follow each other go into the same page, until all bytes in it are acknowledged.
     pub(super) fn write(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, SocketError> {
@@ -46,7 +47,8 @@ impl<P: Payload> Core<P> {
         Ok(written)
     }
 
-    /// Whether a byte that is written now would find a page. If not, the user is called when one is free.
+    /// Whether a byte that is written now would find a page. If not, the user is called when one is
+    /// free.
     pub(super) fn can_write(&mut self, id: ConnectionId) -> bool {
         let Some(slot) = self.connections.get_mut(id) else { return true };
         let can = slot.written.page.is_some() || self.pages.admits(slot.written.held());

@@ -5,20 +5,21 @@ use std::collections::VecDeque;
 use super::budget::{Budget, Charge, Held};
 use super::{Chunk, SackBlocks, Seq};
 
-/// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks in it do not overlap.
+/// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks
+/// in it do not overlap.
 ///
-/// A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The number of buffers is
-/// bounded by the [`Budget`] in which each of them is counted.
+/// A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The
+/// number of buffers is bounded by the [`Budget`] in which each of them is counted.
 ///
-/// Small chunks are copied behind each other, into the buffer of the first one, which is counted once. Otherwise a peer
-/// could occupy a buffer by each byte.
+/// Small chunks are copied behind each other, into the buffer of the first one, which is counted
+/// once. Otherwise a peer could occupy a buffer by each byte.
 pub(super) struct Assembler<T: Chunk> {
     blocks: Vec<Block<T>>,
     chunks: usize,
     /// The buffer into which small chunks are copied, and a charge for it.
     tail: Option<(T::Tail, Charge)>,
-    /// One number in each of the blocks that changed last, the latest first. This is the order of SACK blocks (RFC
-    /// 2018, section 4).
+    /// One number in each of the blocks that changed last, the latest first. This is the order of
+    /// SACK blocks (RFC 2018, section 4).
     recent: [Option<Seq>; SackBlocks::MOST],
 }
 
@@ -167,8 +168,8 @@ impl<T: Chunk> Assembler<T> {
         }
     }
 
-    /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt` are trimmed or
-    /// dropped.
+    /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt`
+    /// are trimmed or dropped.
     pub(super) fn pop(&mut self, nxt: Seq) -> Option<Held<T>> {
         while let Some(block) = self.blocks.first_mut()
             && block.from <= nxt
@@ -195,8 +196,8 @@ impl<T: Chunk> Assembler<T> {
         self.blocks.first().filter(|block| block.from < nxt).map(|block| (block.from, block.to.min(nxt)))
     }
 
-    /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer. Returns false if
-    /// there is none.
+    /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer.
+    /// Returns false if there is none.
     pub(super) fn evict(&mut self) -> bool {
         let Some(last) = self.blocks.last_mut() else { return false };
         if let Some(chunk) = last.chunks.pop_back() {
@@ -270,8 +271,8 @@ mod tests {
         assert!(assembler.evict() && assembler.evict() && !assembler.evict());
     }
 
-    /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in any order of
-    /// insertion.
+    /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in
+    /// any order of insertion.
     #[test]
     fn any_order_gives_the_same_bytes() {
         for seed in 0..300 {

@@ -1,10 +1,13 @@
-//! The page budget: the number of buffers that received payload may occupy, and the share of each connection.
+//! The page budget: the number of buffers that received payload may occupy, and the share of each
+//! connection.
 //!
-//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment makes each of these
-//! bytes occupy a buffer. Buffers are therefore counted, for each connection and for its queue. A buffer is counted
-//! from the moment in which its segment is stored until the user drops the payload.
+//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment
+//! makes each of these bytes occupy a buffer. Buffers are therefore counted, for each connection
+//! and for its queue. A buffer is counted from the moment in which its segment is stored until the
+//! user drops the payload.
 //!
-//! Users drop payload on any thread. A connection whose window is small because buffers are missing waits for that:
+//! Users drop payload on any thread. A connection whose window is small because buffers are missing
+//! waits for that:
 //!
 //! ```text
 //!   the stack's thread                       the thread that drops payload
@@ -12,7 +15,8 @@
 //!   2  looks whether there are enough        2  reads awaited: true, exchanges it for false, and calls the queue's waker
 //! ```
 //!
-//! All four accesses are sequentially consistent, so at least one thread sees the other thread's store.
+//! All four accesses are sequentially consistent, so at least one thread sees the other thread's
+//! store.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -20,13 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
 
-/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of `free`, by twice `limit`,
-/// but at least one.
+/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of
+/// `free`, by twice `limit`, but at least one.
 ///
-/// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one after the other and
-/// none goes. If each took a fixed part of what is free, `n` of them would leave a part that falls with the power of `n`.
-/// With the square, they leave `limit / (1 + n / 2)`: half after two, a fiftieth after a hundred. A single holder can
-/// occupy a quarter of all buffers. Nothing is computed when holders come and go.
+/// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one
+/// after the other and none goes. If each took a fixed part of what is free, `n` of them would
+/// leave a part that falls with the power of `n`. With the square, they leave `limit / (1 + n /
+/// 2)`: half after two, a fiftieth after a hundred. A single holder can occupy a quarter of all
+/// buffers. Nothing is computed when holders come and go.
 pub(crate) fn share(free: u32, limit: u32) -> u32 {
     let (free, limit) = (u64::from(free), u64::from(limit.max(1)));
     u32::try_from(free * free / (2 * limit)).unwrap_or(u32::MAX).max(1)
@@ -37,10 +42,10 @@ const KEPT: u32 = 16;
 
 /// A number of buffers that may be occupied. A clone is the same budget.
 ///
-/// A connection's budget is part of its queue's: a buffer is counted in both. It has a share of the queue's buffers,
-/// besides its own limit: half of the share can be promised to the peer, and the other half is for what the peer sends
-/// although others have taken buffers meanwhile. A sixteenth of the queue's buffers is kept for connections that have none,
-/// so that each makes progress.
+/// A connection's budget is part of its queue's: a buffer is counted in both. It has a share of the
+/// queue's buffers, besides its own limit: half of the share can be promised to the peer, and the
+/// other half is for what the peer sends although others have taken buffers meanwhile. A sixteenth
+/// of the queue's buffers is kept for connections that have none, so that each makes progress.
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
@@ -50,7 +55,8 @@ struct Counts {
     awaited: AtomicBool,
     limit: u32,
     parent: Option<Budget>,
-    /// The waker that is called when a buffer is returned while a connection waits. Only the queue's budget has one.
+    /// The waker that is called when a buffer is returned while a connection waits. Only the
+    /// queue's budget has one.
     waker: Option<Waker>,
 }
 
@@ -67,8 +73,8 @@ impl Budget {
         Self::with(limit, parent.cloned(), None)
     }
 
-    /// The budget of a queue. `waker` is called when a buffer is returned for which one of the queue's connections
-    /// [waits](Self::wait).
+    /// The budget of a queue. `waker` is called when a buffer is returned for which one of the
+    /// queue's connections [waits](Self::wait).
     #[must_use]
     pub fn waking(limit: u32, waker: Waker) -> Self {
         Self::with(limit, None, Some(waker))
@@ -83,8 +89,9 @@ impl Budget {
         std::iter::successors(Some(self), |budget| budget.0.parent.as_ref()).map(|budget| &*budget.0)
     }
 
-    /// Requests a call of the queue's waker when a buffer is returned that is counted here or in the parent. Check
-    /// [`free`](Self::free) again after this call: buffers that were returned before it did not call the waker.
+    /// Requests a call of the queue's waker when a buffer is returned that is counted here or in
+    /// the parent. Check [`free`](Self::free) again after this call: buffers that were returned
+    /// before it did not call the waker.
     pub fn wait(&self) {
         self.levels().for_each(|counts| counts.awaited.store(true, Ordering::SeqCst));
     }
@@ -95,8 +102,8 @@ impl Budget {
         self.0.used.load(Ordering::SeqCst)
     }
 
-    /// Buffers that can be promised to the peer, besides those that are counted. For a part of another budget, this is
-    /// half of its [share](self) at most.
+    /// Buffers that can be promised to the peer, besides those that are counted. For a part of
+    /// another budget, this is half of its [share](self) at most.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.room(2)
@@ -107,7 +114,8 @@ impl Budget {
         self.room(1) > 0
     }
 
-    /// Buffers that can still be counted, here and in the parent, if this budget may have the `part`th part of its share.
+    /// Buffers that can still be counted, here and in the parent, if this budget may have the
+    /// `part`th part of its share.
     fn room(&self, part: u32) -> u32 {
         let (limit, used) = (self.0.limit, self.used());
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
@@ -117,11 +125,12 @@ impl Budget {
         limit.min(share.max(1)).saturating_sub(used).min(free)
     }
 
-    /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here and in the parent.
+    /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here
+    /// and in the parent.
     #[must_use]
     pub fn take(&self) -> Option<Charge> {
-        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded by one buffer for
-        // each queue.
+        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded
+        // by one buffer for each queue.
         self.has_room().then(|| self.force())
     }
 
@@ -131,7 +140,8 @@ impl Budget {
         (is_kept && self.used() == 0).then(|| self.force())
     }
 
-    /// Counts one more buffer, even above the limits. This is for the one segment that is always admitted.
+    /// Counts one more buffer, even above the limits. This is for the one segment that is always
+    /// admitted.
     #[must_use]
     pub fn force(&self) -> Charge {
         self.add(1);
@@ -159,8 +169,8 @@ impl Budget {
         }
     }
 
-    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an atomic subtraction
-    /// here and in the parent.
+    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an
+    /// atomic subtraction here and in the parent.
     pub fn put(&self, n: u32) {
         let mut awaited = false;
         for counts in self.levels() {
@@ -207,11 +217,12 @@ impl Charge {
         }
     }
 
-    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep a number of buffers
-    /// instead of charges.
+    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep
+    /// a number of buffers instead of charges.
     pub fn leave(mut self) {
         if let Counted::Shared(charge) = &self.0 {
-            // The other chunks in the buffer keep its charge. This one counts as a buffer of its own.
+            // The other chunks in the buffer keep its charge. This one counts as a buffer of its
+            // own.
             charge.budget().inspect(|budget| budget.add(1));
         } else {
             self.0 = Counted::Left;
@@ -248,7 +259,8 @@ impl Drop for Charges {
     }
 }
 
-/// Payload that is counted in its connection's [`Budget`] until it is dropped. It can be sent to other threads.
+/// Payload that is counted in its connection's [`Budget`] until it is dropped. It can be sent to
+/// other threads.
 #[derive(Debug)]
 pub struct Held<T> {
     chunk: T,
@@ -315,8 +327,8 @@ mod tests {
         assert_eq!((one.used(), two.used(), queue.used()), (0, 0, 0));
     }
 
-    /// Connections that come one after the other and keep all that they may have. The next one has some, and half of that
-    /// can be promised.
+    /// Connections that come one after the other and keep all that they may have. The next one has
+    /// some, and half of that can be promised.
     #[test]
     fn a_connection_has_a_share_of_what_is_free() {
         let queue = Budget::new(4096);

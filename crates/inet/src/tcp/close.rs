@@ -8,7 +8,8 @@ use super::record::Step;
 use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
 use crate::Time;
 
-/// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of the old one.
+/// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of
+/// the old one.
 const REUSE_GAP: u32 = 1 << 16;
 
 /// The first and the longest interval at which a connection checks for free buffers.
@@ -16,7 +17,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
 impl<C: Carrier> Connection<C> {
-    /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half close).
+    /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half
+    /// close).
     pub fn shutdown(&mut self) {
         self.note(|| Step::Shutdown);
         self.finish();
@@ -37,8 +39,9 @@ impl<C: Carrier> Connection<C> {
         self.sender.finish();
     }
 
-    /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end of the stream. TCP
-    /// has no message that tells the peer. Payload that still arrives is acknowledged.
+    /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end
+    /// of the stream. TCP has no message that tells the peer. Payload that still arrives is
+    /// acknowledged.
     pub fn shutdown_read(&mut self) {
         self.note(|| Step::ShutdownRead);
         self.deaf = true;
@@ -85,13 +88,13 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Handles an ICMP error that quotes a segment of this connection. The segment begins with `seq`. Without `seq`,
-    /// this host itself found that the next hop does not answer.
+    /// Handles an ICMP error that quotes a segment of this connection. The segment begins with
+    /// `seq`. Without `seq`, this host itself found that the next hop does not answer.
     ///
-    /// An ICMP error counts only if `seq` is in flight: an attacker that knows the ports must guess it (RFC 5927).
-    /// During the handshake, a hard error ends the connection. An error of this host also ends it, because nothing was
-    /// sent. After the handshake, errors are only the reason that is reported if the connection times out. Returns
-    /// whether the error counts.
+    /// An ICMP error counts only if `seq` is in flight: an attacker that knows the ports must guess
+    /// it (RFC 5927). During the handshake, a hard error ends the connection. An error of this host
+    /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
+    /// is reported if the connection times out. Returns whether the error counts.
     pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
         self.note(|| Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
@@ -133,8 +136,8 @@ impl<C: Carrier> Connection<C> {
             .min()
     }
 
-    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline). An earlier call does
-    /// nothing.
+    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline).
+    /// An earlier call does nothing.
     pub fn timeout(&mut self, now: Time) {
         self.note(|| Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
@@ -166,8 +169,9 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The output refuses segments for as long as a retransmission timer runs. This counts as a retransmission if
-    /// payload, SYN or FIN waits, so that the connection ends where nothing leaves any more (RFC 9293, section 3.8.3).
+    /// The output refuses segments for as long as a retransmission timer runs. This counts as a
+    /// retransmission if payload, SYN or FIN waits, so that the connection ends where nothing
+    /// leaves any more (RFC 9293, section 3.8.3).
     fn stalled(&mut self, stall: Stall, now: Time) {
         if self.state == State::Closed {
             // The last segment is a reset, which is not repeated.
@@ -191,8 +195,8 @@ impl<C: Carrier> Connection<C> {
         (open && self.sender.is_idle()).then_some(at)
     }
 
-    /// Sends a probe: a segment without payload, whose number the peer has already acknowledged. The peer must answer
-    /// it (RFC 9293, section 3.8.4).
+    /// Sends a probe: a segment without payload, whose number the peer has already acknowledged.
+    /// The peer must answer it (RFC 9293, section 3.8.4).
     fn keep_alive(&mut self, now: Time) {
         if self.config.keep_alive.is_some_and(|keep_alive| self.probes >= keep_alive.probes) {
             return self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now);
@@ -202,16 +206,19 @@ impl<C: Carrier> Connection<C> {
         self.reply = Some(self.header(self.sender.next_seq() - 1, Flags::ACK, now).0);
     }
 
-    /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits for buffers: the
-    /// user returns a buffer by dropping payload, which is no call of this connection.
+    /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits
+    /// for buffers: the user returns a buffer by dropping payload, which is no call of this
+    /// connection.
     pub(super) fn look_for_buffers(&mut self, now: Time) {
-        // A queue is short for long if it is short at all, and the check costs a segment of the peer.
+        // A queue is short for long if it is short at all, and the check costs a segment of the
+        // peer.
         let first = if self.receiver.is_cut() { LAST_LOOK } else { FIRST_LOOK };
         self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + first, first)));
     }
 
-    /// Whether `syn` may begin a new connection with the same addresses and ports while this one is in TIME-WAIT. `syn`
-    /// must be later by its timestamp (RFC 6191) or by its number. Returns the least initial number for this side.
+    /// Whether `syn` may begin a new connection with the same addresses and ports while this one is
+    /// in TIME-WAIT. `syn` must be later by its timestamp (RFC 6191) or by its number. Returns the
+    /// least initial number for this side.
     #[must_use]
     pub fn reused_by(&self, syn: &Header) -> Option<Seq> {
         let begins = syn.flags.has(Flags::SYN) && !syn.flags.has(Flags::ACK) && !syn.flags.has(Flags::RST);
@@ -225,8 +232,9 @@ impl<C: Carrier> Connection<C> {
         (self.state == State::TimeWait && begins && later).then(|| self.sender.next_seq() + REUSE_GAP)
     }
 
-    /// Ends TIME-WAIT, because a new connection with the same addresses and ports has begun ([`reused_by`] has allowed
-    /// it). The user can still read what was received, and then the end of the stream.
+    /// Ends TIME-WAIT, because a new connection with the same addresses and ports has begun
+    /// ([`reused_by`] has allowed it). The user can still read what was received, and then the end
+    /// of the stream.
     ///
     /// [`reused_by`]: Self::reused_by
     pub fn supersede(&mut self) {
@@ -236,8 +244,8 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement may have to be
-    /// repeated.
+    /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement
+    /// may have to be repeated.
     pub(super) fn time_wait(&mut self, now: Time) {
         self.state = State::TimeWait;
         self.until = Some(now + self.config.time_wait);
@@ -250,8 +258,8 @@ impl<C: Carrier> Connection<C> {
         self.reply = Some(header);
     }
 
-    /// Ends the connection because of `error`. Received payload can still be read, unless the user has closed the
-    /// connection.
+    /// Ends the connection because of `error`. Received payload can still be read, unless the user
+    /// has closed the connection.
     pub(super) fn fail(&mut self, error: Error) {
         self.error = Some(error);
         self.end();

@@ -9,12 +9,13 @@ use super::sender::SendOptions;
 /// How a connection behaves. The values of [`Default`] are for Ethernet and IPv4 without offloads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Config {
-    /// The MSS that is announced: the link's MTU without the IP and TCP headers (40 bytes for IPv4, 60 for IPv6).
+    /// The MSS that is announced: the link's MTU without the IP and TCP headers (40 bytes for IPv4,
+    /// 60 for IPv6).
     pub mss: u16,
     /// The peer's MSS if it announces none: 536 for IPv4, 1220 for IPv6 (MUST-15).
     pub default_mss: u16,
-    /// Bytes of payload of a segment that fit into the route's path MTU, without IP and TCP headers as above. Options
-    /// are subtracted from it.
+    /// Bytes of payload of a segment that fit into the route's path MTU, without IP and TCP headers
+    /// as above. Options are subtracted from it.
     pub max_payload: u16,
     /// Settings of the sending half.
     pub send: SendOptions,
@@ -25,8 +26,8 @@ pub struct Config {
     pub syn_ack_retries: u32,
     /// The largest receive window, in bytes.
     pub receive_buffer: u32,
-    /// Whether the window is as large as the buffer from the beginning. Otherwise it begins at 64 KiB and adapts to the
-    /// number of bytes that the user reads in a round trip.
+    /// Whether the window is as large as the buffer from the beginning. Otherwise it begins at 64
+    /// KiB and adapts to the number of bytes that the user reads in a round trip.
     pub fixed_window: bool,
     /// The number of buffers that received payload may occupy, including those that the user holds.
     pub budget: u32,
@@ -43,12 +44,13 @@ pub struct Config {
     pub ip: IpFields,
     /// The number of segments that one acknowledgement covers.
     pub ack_every: u16,
-    /// The longest time that an acknowledgement waits for more segments, or for payload to send. Values above 500 ms
-    /// mean 500 ms.
+    /// The longest time that an acknowledgement waits for more segments, or for payload to send.
+    /// Values above 500 ms mean 500 ms.
     pub ack_delay: Duration,
     /// Probes of an idle peer. `None`: an idle peer is not probed.
     pub keep_alive: Option<KeepAlive>,
-    /// How long a connection that the user closed waits for the peer's FIN. The timer starts in FIN-WAIT-2.
+    /// How long a connection that the user closed waits for the peer's FIN. The timer starts in
+    /// FIN-WAIT-2.
     pub fin_wait_2: Duration,
     /// How long a connection that the user closed (an orphan) continues although the peer
     /// acknowledges nothing new. After this time it is reset. The limit also counts if the peer
@@ -58,7 +60,8 @@ pub struct Config {
     pub orphan: Duration,
     /// Twice the maximum segment lifetime: how long TIME-WAIT lasts.
     pub time_wait: Duration,
-    /// The number of calls that are recorded, from the beginning on ([`Recording`](super::Recording)). 0: none.
+    /// The number of calls that are recorded, from the beginning on
+    /// ([`Recording`](super::Recording)). 0: none.
     pub record: u32,
 }
 
@@ -109,12 +112,14 @@ pub enum Ecn {
     Request,
 }
 
-/// Fields of the IP headers of a connection's segments that its user chooses (RFC 9293, sections 3.9.1.9 and 3.9.2).
+/// Fields of the IP headers of a connection's segments that its user chooses (RFC 9293, sections
+/// 3.9.1.9 and 3.9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpFields {
     /// The Differentiated Services code point (RFC 2474), 0 to 63. Higher bits are ignored.
     pub dscp: u8,
-    /// How many routers may forward a segment: the time to live of IPv4, the hop limit of IPv6. 0 means 1.
+    /// How many routers may forward a segment: the time to live of IPv4, the hop limit of IPv6. 0
+    /// means 1.
     pub hop_limit: u8,
 }
 

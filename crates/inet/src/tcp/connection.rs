@@ -1,5 +1,5 @@
-//! The connection: its states, and the user's calls. `input` handles received segments, `transmit` sends segments, and
-//! `close` ends the connection.
+//! The connection: its states, and the user's calls. `input` handles received segments, `transmit`
+//! sends segments, and `close` ends the connection.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ pub enum State {
     Closed,
 }
 
-/// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does not know its addresses.
+/// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does
+/// not know its addresses.
 ///
 /// ```text
 ///   segment(header, payload, meta, now) ─┐                     ┌─► transmit(now, out): segments
@@ -43,8 +44,9 @@ pub enum State {
 ///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
 /// ```
 ///
-/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the deadline. After
-/// [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and has no more events.
+/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the
+/// deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and
+/// has no more events.
 pub struct Connection<C: Carrier> {
     pub(super) state: State,
     pub(super) config: Config,
@@ -68,13 +70,16 @@ pub struct Connection<C: Carrier> {
     pub(super) clock: Option<PeerClock>,
     /// The last number that was acknowledged to the peer.
     pub(super) acknowledged: Seq,
-    /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its window.
+    /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its
+    /// window.
     pub(super) echo: bool,
     pub(super) events: Events,
     pub(super) error: Option<Error>,
-    /// An ICMP error that did not end the connection. If the connection times out, this is the reported reason.
+    /// An ICMP error that did not end the connection. If the connection times out, this is the
+    /// reported reason.
     pub(super) soft: Option<Unreachable>,
-    /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe of an idle peer.
+    /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe
+    /// of an idle peer.
     pub(super) reply: Option<Header>,
     pub(super) limit: Limit,
     /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
@@ -104,8 +109,8 @@ pub struct Connection<C: Carrier> {
     pub(super) tape: Option<Box<Recording>>,
 }
 
-/// The timer of a connection whose segments the output refuses: its ring is full, or the next hop is not resolved.
-/// Nothing has left, so that no other timer may be running.
+/// The timer of a connection whose segments the output refuses: its ring is full, or the next hop
+/// is not resolved. Nothing has left, so that no other timer may be running.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stall {
     pub(super) at: Time,
@@ -169,8 +174,8 @@ pub struct Info {
 impl<C: Carrier> Connection<C> {
     /// Opens a connection: SYN is sent by the next [`transmit`](Self::transmit).
     ///
-    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given, that budget is a
-    /// part of it.
+    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given,
+    /// that budget is a part of it.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let mut this = Self::begin(State::SynSent, config, start, queue, now);
@@ -184,8 +189,8 @@ impl<C: Carrier> Connection<C> {
         Self::new(state, config, sender, queue, now)
     }
 
-    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections that were made from
-    /// cookies or restored have no recording.
+    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections
+    /// that were made from cookies or restored have no recording.
     #[must_use]
     pub fn recording(&self) -> Option<&Recording> {
         self.tape.as_deref()
@@ -213,7 +218,8 @@ impl<C: Carrier> Connection<C> {
         this
     }
 
-    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of the peer's SYN.
+    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of
+    /// the peer's SYN.
     pub(super) fn from_cookie(
         ack: &Header,
         options: Options,
@@ -272,7 +278,8 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a SYN-ACK with a cookie.
+    /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a
+    /// SYN-ACK with a cookie.
     pub(super) fn agree(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;
@@ -297,8 +304,8 @@ impl<C: Carrier> Connection<C> {
         self.events.add(Events::CONNECTED);
     }
 
-    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a segment can wait until it
-    /// is full.
+    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a
+    /// segment can wait until it is full.
     ///
     /// # Errors
     /// The chunk is refused. The error contains the chunk and the reason.
@@ -324,7 +331,8 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the urgent pointer.
+    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the
+    /// urgent pointer.
     ///
     /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
     pub fn mark_urgent(&mut self) {
@@ -363,7 +371,8 @@ impl<C: Carrier> Connection<C> {
         self.sender.end()
     }
 
-    /// Takes the next payload that is in order. Payload that arrived before a reset can still be read.
+    /// Takes the next payload that is in order. Payload that arrived before a reset can still be
+    /// read.
     ///
     /// # Errors
     /// The connection is over, and no payload is left to be read.
@@ -387,7 +396,8 @@ impl<C: Carrier> Connection<C> {
         self.receiver.peek()
     }
 
-    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n` pieces.
+    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n`
+    /// pieces.
     pub fn queued_from(&self, n: usize) -> impl Iterator<Item = &C::Received> {
         self.receiver.queued_from(n)
     }
@@ -411,14 +421,16 @@ impl<C: Carrier> Connection<C> {
         self.receiver.out_of_order()
     }
 
-    /// Drops a chunk of payload that is out of order, the one with the highest numbers: the peer sends it again (RFC 2018,
-    /// section 8). Returns false if there is none. For an owner of many connections whose queue is short of buffers.
+    /// Drops a chunk of payload that is out of order, the one with the highest numbers: the peer
+    /// sends it again (RFC 2018, section 8). Returns false if there is none. For an owner of many
+    /// connections whose queue is short of buffers.
     pub fn evict(&mut self) -> bool {
         self.note(|| Step::Evict);
         self.receiver.evict()
     }
 
-    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order, and no buffer is free for them.
+    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order, and no
+    /// buffer is free for them.
     #[must_use]
     pub fn lacks_buffer_for(&self, seq: Seq, len: u32) -> bool {
         let nxt = self.receiver.nxt();
@@ -461,15 +473,15 @@ impl<C: Carrier> Connection<C> {
         self.error
     }
 
-    /// Whether the connection waits for nothing but what its peer or its user may begin: all that was sent is acknowledged,
-    /// and all that was received is read.
+    /// Whether the connection waits for nothing but what its peer or its user may begin: all that
+    /// was sent is acknowledged, and all that was received is read.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         (self.sender.is_idle() || self.state == State::Closed) && self.receiver.is_empty()
     }
 
-    /// Frees the memory of lists that are empty. For a connection that is [idle](Self::is_idle) for a while. The next
-    /// segments allocate it again.
+    /// Frees the memory of lists that are empty. For a connection that is [idle](Self::is_idle) for
+    /// a while. The next segments allocate it again.
     pub fn shrink(&mut self) {
         self.sender.shrink();
         self.receiver.shrink();
@@ -488,8 +500,8 @@ impl<C: Carrier> Connection<C> {
         self.state != State::Closed && self.sender.waits_for_ring()
     }
 
-    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is acknowledged
-    /// (Nagle's algorithm).
+    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is
+    /// acknowledged (Nagle's algorithm).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.note(|| Step::Nodelay(nodelay));
         self.sender.set_nodelay(nodelay);
@@ -519,7 +531,8 @@ impl<C: Carrier> Connection<C> {
         self.sender.set_low_water(bytes);
     }
 
-    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer counts as idle time.
+    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer
+    /// counts as idle time.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         self.note(|| Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
@@ -538,13 +551,15 @@ impl<C: Carrier> Connection<C> {
         self.acks.set_every(segments);
     }
 
-    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are delayed from now on.
+    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are
+    /// delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
         self.note(|| Step::QuickAck(quick));
         self.acks.set_quick(quick);
     }
 
-    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment, without options.
+    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment,
+    /// without options.
     pub fn set_max_payload(&mut self, max_payload: u16) {
         self.note(|| Step::MaxPayload(max_payload));
         self.config.max_payload = max_payload;

@@ -17,8 +17,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// The properties of a segment besides its header and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Bytes of payload according to the headers. If the payload is shorter, a part of it was dropped because buffers
-    /// were scarce. The header is processed nevertheless.
+    /// Bytes of payload according to the headers. If the payload is shorter, a part of it was
+    /// dropped because buffers were scarce. The header is processed nevertheless.
     pub len: u32,
     /// The number of segments that were merged into this one.
     pub segments: u16,
@@ -37,8 +37,8 @@ impl Meta {
 impl<C: Carrier> Connection<C> {
     /// Processes a segment that arrived for this connection.
     ///
-    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in the number of gaps
-    /// for a segment out of order.
+    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in
+    /// the number of gaps for a segment out of order.
     pub fn segment(&mut self, header: &Header, payload: impl IntoIterator<Item = C::Received>, meta: Meta, now: Time) {
         let payload = payload.into_iter();
         if self.tape.is_none() {
@@ -117,15 +117,16 @@ impl<C: Carrier> Connection<C> {
             let text = Header { seq: header.seq + 1, ..*header };
             self.text(&text, payload, meta, now);
         } else {
-            // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the peer's SYN is ignored:
-            // the peer sends it again.
+            // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the
+            // peer's SYN is ignored: the peer sends it again.
             self.agree(header, ecn, None, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }
     }
 
-    /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC 7323.
+    /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC
+    /// 7323.
     fn synchronized(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let mut header = *header;
         let flags = header.flags;
@@ -133,8 +134,8 @@ impl<C: Carrier> Connection<C> {
         if !flags.has(Flags::ACK) && !rst && !syn {
             return;
         }
-        // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already received, and only
-        // its acknowledgement is new.
+        // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already
+        // received, and only its acknowledgement is new.
         if self.state == State::SynReceived && syn && flags.has(Flags::ACK) && header.seq == self.irs {
             self.check_ecn(flags);
             header.seq += 1;
@@ -162,9 +163,9 @@ impl<C: Carrier> Connection<C> {
             return;
         }
         if rst {
-            // A reset is accepted only with the exact number. A reset with another number in the window can be forged
-            // by guessing. It is answered by a challenge, and the answer of the true peer has the exact number (RFC
-            // 5961, section 3).
+            // A reset is accepted only with the exact number. A reset with another number in the
+            // window can be forged by guessing. It is answered by a challenge, and the answer of
+            // the true peer has the exact number (RFC 5961, section 3).
             if header.seq != self.receiver.nxt() {
                 return self.challenge(now);
             }
@@ -200,8 +201,9 @@ impl<C: Carrier> Connection<C> {
         self.text(&header, payload, meta, now);
     }
 
-    /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one. RFC 7323, section
-    /// 5.3. All segments of a connection with timestamps have a timestamp (section 3.2).
+    /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one.
+    /// RFC 7323, section 5.3. All segments of a connection with timestamps have a timestamp
+    /// (section 3.2).
     fn is_recent(&self, header: &Header, now: Time) -> bool {
         let Some(clock) = &self.clock else { return true };
         header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
@@ -229,13 +231,14 @@ impl<C: Carrier> Connection<C> {
         if syn || len == 0 {
             return self.challenge(now);
         }
-        // The payload was received before, so the acknowledgement was lost. It is repeated for each such segment.
+        // The payload was received before, so the acknowledgement was lost. It is repeated for each
+        // such segment.
         self.receiver.repeated(header.seq, header.seq + len);
         self.acks.at_once();
     }
 
-    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The number of challenges is
-    /// limited.
+    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The
+    /// number of challenges is limited.
     fn challenge(&mut self, now: Time) {
         if self.limit.allows(now) {
             self.acks.at_once();
@@ -296,9 +299,9 @@ impl<C: Carrier> Connection<C> {
         }
         let end = header.seq + meta.len;
         if self.closed && meta.len > 0 && self.receiver.nxt() < end {
-            // The user can never read this payload, so the connection is reset (RFC 9293, section 3.6.1, MUST-17 and
-            // SHLD-3). The reset has the number that the peer expects. This number is before a FIN that the peer has
-            // not received yet (RFC 5961, section 3).
+            // The user can never read this payload, so the connection is reset (RFC 9293, section
+            // 3.6.1, MUST-17 and SHLD-3). The reset has the number that the peer expects. This
+            // number is before a FIN that the peer has not received yet (RFC 5961, section 3).
             self.fail(Error::Aborted);
             self.reply = super::reset_for(header, meta.len);
             return;
@@ -406,7 +409,8 @@ mod tests {
             Header { ack: una + 1460, window: 0, ..pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0 };
         assert!(pair.a.answer(header, pair.now).is_empty());
         assert_eq!((pair.a.tcp.una(), pair.a.tcp.state()), (una + 1460, State::Established));
-        // The peer acknowledges what was sent beyond its window, and the rest follows when the window is open.
+        // The peer acknowledges what was sent beyond its window, and the rest follows when the
+        // window is open.
         sent.iter().for_each(|sent| pair.b.input(sent, pair.now));
         pair.a.tcp.send(stream(14_600, 5000), false).unwrap();
         for _ in 0..100 {
@@ -724,7 +728,8 @@ mod tests {
         assert_eq!((sent, pair.a.events.last()), (4, Some(&Event::Closed(Some(Error::TimedOut)))));
     }
 
-    /// If the thread was busy for long, or the machine was asleep, the sender sends one probe and waits for its answer.
+    /// If the thread was busy for long, or the machine was asleep, the sender sends one probe and
+    /// waits for its answer.
     #[test]
     fn probes_of_an_idle_peer_are_apart_although_the_timer_is_late() {
         let keep_alive = KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(1), probes: 3 };
@@ -755,7 +760,8 @@ mod tests {
         assert_eq!(pair.b.tcp.readable(), 8 * 1460);
     }
 
-    /// Random segments: none of them changes an established connection, and none increases its memory.
+    /// Random segments: none of them changes an established connection, and none increases its
+    /// memory.
     #[test]
     fn forged_segments_change_nothing() {
         let mut pair = Pair::connected(&Config::default(), &Config::default());

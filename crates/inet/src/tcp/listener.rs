@@ -13,9 +13,10 @@ use crate::Time;
 ///     └──► full: SYN-ACK is a cookie ─► acknowledgement with a cookie ──┘   └ full: SYN and acknowledgements are dropped
 /// ```
 ///
-/// The queues themselves belong to the caller, which stores half-open connections with its other connections. This
-/// value counts them and makes the decisions. If a peer's final acknowledgement is dropped, the peer believes that it
-/// is connected. The connection completes later, when SYN-ACK is sent again and there is room.
+/// The queues themselves belong to the caller, which stores half-open connections with its other
+/// connections. This value counts them and makes the decisions. If a peer's final acknowledgement
+/// is dropped, the peer believes that it is connected. The connection completes later, when SYN-ACK
+/// is sent again and there is room.
 #[derive(Clone, Copy, Debug)]
 pub struct Listener {
     backlog: usize,
@@ -29,11 +30,11 @@ pub struct Listener {
 
 /// The reaction to a segment for a listening port.
 pub enum Answer<C: Carrier> {
-    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK. Report later whether it
-    /// [`connected`](Listener::connected) or [`failed`](Listener::failed).
+    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK.
+    /// Report later whether it [`connected`](Listener::connected) or [`failed`](Listener::failed).
     HalfOpen(Connection<C>),
-    /// The acknowledgement had a cookie. This connection is established and counted as waiting. Pass the same segment
-    /// to it.
+    /// The acknowledgement had a cookie. This connection is established and counted as waiting.
+    /// Pass the same segment to it.
     Connected(Connection<C>),
     /// A segment to be sent: SYN-ACK with a cookie, or a reset.
     Reply(Header),
@@ -50,10 +51,11 @@ pub struct Arriving<'a, F> {
     pub len: u32,
     /// Addresses and ports of the segment.
     pub flow: &'a F,
-    /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow in TIME-WAIT.
+    /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow
+    /// in TIME-WAIT.
     pub after: Option<Seq>,
-    /// When another listener of the host that shares the secret last sent a cookie. The segment that returns a cookie
-    /// can arrive at any of them.
+    /// When another listener of the host that shares the secret last sent a cookie. The segment
+    /// that returns a cookie can arrive at any of them.
     pub cookie_at: Option<Time>,
 }
 
@@ -69,7 +71,8 @@ pub struct Station<'a> {
 }
 
 impl Listener {
-    /// A listener for `backlog` connections that wait for accept, and for `half_open` handshakes without cookies.
+    /// A listener for `backlog` connections that wait for accept, and for `half_open` handshakes
+    /// without cookies.
     #[must_use]
     pub fn new(backlog: usize, half_open: usize) -> Self {
         Self { backlog, most_half_open: half_open, waiting: 0, half_open: 0, cookie_at: None, dropped: 0, cookies: 0 }
@@ -77,12 +80,12 @@ impl Listener {
 
     /// Processes a segment for which there is no connection. RFC 9293, section 3.10.7.2.
     ///
-    /// `path` is called only if a connection is to be made. It returns the bytes of payload of a segment that the path
-    /// to the peer admits, or `None` if no connection can be made: the segment is dropped then. So a segment that makes
-    /// no connection costs no lookup of a path.
+    /// `path` is called only if a connection is to be made. It returns the bytes of payload of a
+    /// segment that the path to the peer admits, or `None` if no connection can be made: the
+    /// segment is dropped then. So a segment that makes no connection costs no lookup of a path.
     ///
-    /// Cost: the memory of a connection for a SYN while there is room for half-open connections, otherwise two keyed
-    /// hashes.
+    /// Cost: the memory of a connection for a SYN while there is room for half-open connections,
+    /// otherwise two keyed hashes.
     pub fn segment<C: Carrier>(
         &mut self,
         segment: Arriving<'_, impl Hash>,
@@ -131,8 +134,8 @@ impl Listener {
         let Arriving { header, len, flow, .. } = *segment;
         let iss = header.ack - 1;
         let Some(mss) = cookie::check(station.secret, flow, header.seq - 1, iss, now) else {
-            // The payload or FIN overtook the acknowledgement with the cookie. The segment is dropped: the peer sends
-            // it again.
+            // The payload or FIN overtook the acknowledgement with the cookie. The segment is
+            // dropped: the peer sends it again.
             let repeated = len > 0 || header.flags.has(Flags::FIN);
             return if repeated { Answer::Drop } else { reset(header, len) };
         };
@@ -149,8 +152,8 @@ impl Listener {
         Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, station.queue, now))
     }
 
-    /// Whether a segment may be passed to a half-open connection. While the accept queue is full, acknowledgements that
-    /// would complete the handshake are dropped.
+    /// Whether a segment may be passed to a half-open connection. While the accept queue is full,
+    /// acknowledgements that would complete the handshake are dropped.
     pub fn admits<C: Carrier>(&mut self, connection: &Connection<C>, header: &Header) -> bool {
         let completes = connection.state() == State::SynReceived && header.flags.has(Flags::ACK);
         let admitted = !completes || header.flags.has(Flags::RST) || !self.is_full();
@@ -192,7 +195,8 @@ impl Listener {
         self.half_open
     }
 
-    /// The number of segments that were dropped because the accept queue was full, since the listener was made.
+    /// The number of segments that were dropped because the accept queue was full, since the
+    /// listener was made.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -246,8 +250,8 @@ fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
     reset_for(header, len).map_or(Answer::Drop, Answer::Reply)
 }
 
-/// The reset that answers a segment for which there is neither a connection nor a listener. A reset is not answered.
-/// RFC 9293, section 3.10.7.1.
+/// The reset that answers a segment for which there is neither a connection nor a listener. A reset
+/// is not answered. RFC 9293, section 3.10.7.1.
 #[must_use]
 pub fn reset_for(header: &Header, len: u32) -> Option<Header> {
     let flags = header.flags;

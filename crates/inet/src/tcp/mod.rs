@@ -6,11 +6,14 @@
 //!   time    ─┘                                            └─► next deadline
 //! ```
 //!
-//! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values; `wire` parses and writes
-//!   them.
-//! * [`Sender`]: chooses what is sent, and what is sent again. [`Congestion`]: limits how much is in flight.
-//! * [`Carrier`]: the memory of the payload. The state machine trims payload by arithmetic, and never reads it.
-//! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]: events and errors for its user.
+//! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values;
+//!   `wire` parses and writes them.
+//! * [`Sender`]: chooses what is sent, and what is sent again. [`Congestion`]: limits how much is
+//!   in flight.
+//! * [`Carrier`]: the memory of the payload. The state machine trims payload by arithmetic, and
+//!   never reads it.
+//! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]:
+//!   events and errors for its user.
 //! * [`Listener`]: decides which segments begin a connection.
 //! * [`Recording`]: the calls and segments of a connection, which can be replayed.
 //! * [`Saved`]: the state of a connection, with which it continues elsewhere.

@@ -14,7 +14,8 @@ use crate::Time;
 /// The initial window, if the window adapts.
 const FIRST_WINDOW: u32 = 64 << 10;
 
-/// The state of a receiver that another receiver needs to continue, besides the payload that was not read.
+/// The state of a receiver that another receiver needs to continue, besides the payload that was
+/// not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceiver {
     nxt: Seq,
@@ -27,8 +28,8 @@ pub(super) struct SavedReceiver {
 /// The largest window that a header can announce.
 const LARGEST_WINDOW: u32 = (u16::MAX as u32) << 14;
 
-/// Returns the largest window of at most `most` bytes, and the shift for it. The shift is announced in SYN, when the
-/// later size of the window is not known yet.
+/// Returns the largest window of at most `most` bytes, and the shift for it. The shift is announced
+/// in SYN, when the later size of the window is not known yet.
 pub(super) fn scale(most: u32) -> (u32, u8) {
     let scale = (0..14).find(|scale| most >> scale <= u32::from(u16::MAX)).unwrap_or(14);
     (most.min(u32::from(u16::MAX) << scale).max(1), scale)
@@ -39,8 +40,8 @@ fn first_window(most: u32) -> u16 {
     u16::try_from(most.min(FIRST_WINDOW)).unwrap_or(u16::MAX)
 }
 
-/// The window of a SYN-ACK with a cookie, if windows have up to `most` bytes: ten segments. No buffers are counted for it,
-/// and the connection may be made when many of them are in use.
+/// The window of a SYN-ACK with a cookie, if windows have up to `most` bytes: ten segments. No
+/// buffers are counted for it, and the connection may be made when many of them are in use.
 pub(super) fn cookie_window(most: u32) -> u16 {
     u16::try_from(most).unwrap_or(u16::MAX).min(14_600)
 }
@@ -53,18 +54,18 @@ pub(super) fn cookie_window(most: u32) -> u16 {
 ///                         └───────────── at most `capacity` bytes ─────────────────────┘
 /// ```
 ///
-/// Three limits apply at the same time. The window promises bytes up to `edge`, which never moves back. The [`Budget`]
-/// counts buffers, including those that the user holds. FIN ends the stream.
+/// Three limits apply at the same time. The window promises bytes up to `edge`, which never moves
+/// back. The [`Budget`] counts buffers, including those that the user holds. FIN ends the stream.
 ///
-/// If payload in order had to be dropped because no buffer was free, the receiver announces less than it has promised,
-/// until there are enough free buffers for the promise. While no buffer is free, it announces a window of 0. Otherwise
-/// the peer would take the drops for losses, and would give up after a while. Payload within the promise is still
-/// accepted.
+/// If payload in order had to be dropped because no buffer was free, the receiver announces less
+/// than it has promised, until there are enough free buffers for the promise. While no buffer is
+/// free, it announces a window of 0. Otherwise the peer would take the drops for losses, and would
+/// give up after a while. Payload within the promise is still accepted.
 pub(super) struct Receiver<T: Chunk> {
     nxt: Seq,
     edge: Seq,
-    /// Set after payload in order was dropped because no buffer was free, until `edge` is announced again: the edge
-    /// that was announced last.
+    /// Set after payload in order was dropped because no buffer was free, until `edge` is announced
+    /// again: the edge that was announced last.
     short: Option<Seq>,
     /// Bytes in order that were dropped because no buffer was free.
     starved: u64,
@@ -86,7 +87,8 @@ pub(super) struct Receiver<T: Chunk> {
     finished: bool,
     /// A range that arrived twice, to be reported in the next acknowledgement (RFC 2883).
     duplicate: Option<(Seq, Seq)>,
-    /// The current round trip, in which reads are counted: its start, and the bytes that were read in it.
+    /// The current round trip, in which reads are counted: its start, and the bytes that were read
+    /// in it.
     round: (Time, u32),
 }
 
@@ -95,17 +97,19 @@ pub(super) struct Receiver<T: Chunk> {
 pub(super) struct Arrival {
     /// Bytes that became readable.
     pub(super) readable: u32,
-    /// Whether the segment must be acknowledged now: it was out of order, filled a gap, was a duplicate or was dropped.
+    /// Whether the segment must be acknowledged now: it was out of order, filled a gap, was a
+    /// duplicate or was dropped.
     pub(super) acknowledge: bool,
     /// Whether FIN is in order now.
     pub(super) finished: bool,
-    /// Bytes that were not taken: they were behind the window, or missing in the payload, or no buffer was free.
+    /// Bytes that were not taken: they were behind the window, or missing in the payload, or no
+    /// buffer was free.
     pub(super) dropped: u32,
 }
 
 impl<T: Chunk> Receiver<T> {
-    /// A receiver with windows of up to `most` bytes. Unless `fixed`, the window begins smaller and adapts to the rate
-    /// of reading.
+    /// A receiver with windows of up to `most` bytes. Unless `fixed`, the window begins smaller and
+    /// adapts to the rate of reading.
     pub(super) fn new(most: u32, fixed: bool, mss: u32, budget: Budget) -> Self {
         let (most, scale) = scale(most);
         let capacity = if fixed { most } else { most.min(FIRST_WINDOW) };
@@ -136,8 +140,9 @@ impl<T: Chunk> Receiver<T> {
         self.scale
     }
 
-    /// Sets the peer's first number. If `scaled` is false, the peer does not support window scaling. `promised` is the
-    /// window that the peer was promised already, by a cookie; otherwise the first window follows the free buffers.
+    /// Sets the peer's first number. If `scaled` is false, the peer does not support window
+    /// scaling. `promised` is the window that the peer was promised already, by a cookie; otherwise
+    /// the first window follows the free buffers.
     pub(super) fn open(&mut self, irs: Seq, scaled: bool, promised: Option<u16>) {
         let announced = self.edge - self.nxt;
         self.nxt = irs + 1;
@@ -190,14 +195,16 @@ impl<T: Chunk> Receiver<T> {
         self.nxt - u32::from(self.finished) - self.queued
     }
 
-    /// Whether a segment of `len` numbers from `seq` on has a number inside the window (RFC 9293, section 3.10.7.4).
+    /// Whether a segment of `len` numbers from `seq` on has a number inside the window (RFC 9293,
+    /// section 3.10.7.4).
     ///
-    /// A segment that begins with the expected number is always acceptable: its acknowledgement and its control bits
-    /// are processed even if the window is closed (MUST-66). Its payload is trimmed to the window.
+    /// A segment that begins with the expected number is always acceptable: its acknowledgement and
+    /// its control bits are processed even if the window is closed (MUST-66). Its payload is
+    /// trimmed to the window.
     pub(super) fn is_acceptable(&self, seq: Seq, len: u32) -> bool {
         let window = self.edge - self.nxt;
-        // If a peer has filled the window, its acknowledgements and probes have the number directly behind the window.
-        // An empty segment there has no number of its own.
+        // If a peer has filled the window, its acknowledgements and probes have the number directly
+        // behind the window. An empty segment there has no number of its own.
         let behind = len == 0 && seq == self.edge;
         seq == self.nxt
             || behind
@@ -205,8 +212,8 @@ impl<T: Chunk> Receiver<T> {
             || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
     }
 
-    /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is shorter than `len`, the
-    /// rest was dropped before.
+    /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is
+    /// shorter than `len`, the rest was dropped before.
     pub(super) fn accept(&mut self, seq: Seq, len: u32, payload: impl Iterator<Item = T>, fin: bool) -> Arrival {
         let mut arrival = Arrival::default();
         let before = self.nxt;
@@ -229,7 +236,8 @@ impl<T: Chunk> Receiver<T> {
         }
         arrival.dropped += last - at;
         if at < last && seq <= self.nxt && self.nxt < last {
-            // The peer must wait, and not take it for a loss, or it gives up if the queue is short for long.
+            // The peer must wait, and not take it for a loss, or it gives up if the queue is short
+            // for long.
             self.starve(last - at);
             self.cut = true;
         }
@@ -312,9 +320,9 @@ impl<T: Chunk> Receiver<T> {
         self.cut = false;
     }
 
-    /// Counts a buffer for a chunk that is in order. If none is free, payload that is out of order is evicted, and then
-    /// payload that was not read is compacted. For a connection that occupies no buffer, some are kept, so that it makes
-    /// progress while others have theirs.
+    /// Counts a buffer for a chunk that is in order. If none is free, payload that is out of order
+    /// is evicted, and then payload that was not read is compacted. For a connection that occupies
+    /// no buffer, some are kept, so that it makes progress while others have theirs.
     fn admit(&mut self) -> Option<super::budget::Charge> {
         loop {
             if let Some(charge) = self.budget.take() {
@@ -331,9 +339,10 @@ impl<T: Chunk> Receiver<T> {
         self.budget.take()
     }
 
-    /// Copies payload that was not read behind the payload in front of it, as far as there is room in the buffers. Small
-    /// segments then occupy as many buffers as their bytes fill, so that the window's promise is kept for segments of any
-    /// size. Cost: a look at each chunk, and a copy of what moves, which moves once or twice.
+    /// Copies payload that was not read behind the payload in front of it, as far as there is room
+    /// in the buffers. Small segments then occupy as many buffers as their bytes fill, so that the
+    /// window's promise is kept for segments of any size. Cost: a look at each chunk, and a copy of
+    /// what moves, which moves once or twice.
     #[cold]
     fn compact(&mut self) {
         let mut chunks = mem::take(&mut self.queue).into_iter();
@@ -346,8 +355,8 @@ impl<T: Chunk> Receiver<T> {
         self.queue.push_back(last);
     }
 
-    /// No buffer is free: copies a chunk that is in order behind the last one that was not read. Returns whether there was
-    /// room.
+    /// No buffer is free: copies a chunk that is in order behind the last one that was not read.
+    /// Returns whether there was room.
     fn absorb(&mut self, chunk: &T) -> bool {
         let absorbed = self.queue.back_mut().is_some_and(|last| absorb(last, chunk));
         if absorbed {
@@ -362,7 +371,8 @@ impl<T: Chunk> Receiver<T> {
         self.assembler.chunks()
     }
 
-    /// Drops a chunk that is out of order, the one with the highest numbers. Returns false if there is none.
+    /// Drops a chunk that is out of order, the one with the highest numbers. Returns false if there
+    /// is none.
     pub(super) fn evict(&mut self) -> bool {
         self.assembler.evict()
     }
@@ -373,8 +383,8 @@ impl<T: Chunk> Receiver<T> {
         self.queue.push_back(chunk);
     }
 
-    /// Removes and returns the next chunk for the user. The capacity grows to twice the bytes that are read in a round
-    /// trip of `round_trip`, because a sender can use that much.
+    /// Removes and returns the next chunk for the user. The capacity grows to twice the bytes that
+    /// are read in a round trip of `round_trip`, because a sender can use that much.
     pub(super) fn read(&mut self, now: Time, round_trip: Duration) -> Option<Held<T>> {
         let chunk = self.queue.pop_front()?;
         self.queued -= chunk.len() as u32;
@@ -392,8 +402,8 @@ impl<T: Chunk> Receiver<T> {
         self.queue.iter().map(|held| &**held)
     }
 
-    /// The state with which another receiver can continue. Payload that is out of order is not part of it: the peer
-    /// keeps that payload until it is acknowledged (RFC 2018, section 8).
+    /// The state with which another receiver can continue. Payload that is out of order is not part
+    /// of it: the peer keeps that payload until it is acknowledged (RFC 2018, section 8).
     pub(super) fn save(&self) -> SavedReceiver {
         let Self { nxt, edge, scale, capacity, finished, .. } = *self;
         SavedReceiver { nxt, edge, scale, capacity, finished }
@@ -436,8 +446,8 @@ impl<T: Chunk> Receiver<T> {
         self.capacity.saturating_sub(self.queued).min(buffers)
     }
 
-    /// The least number of bytes by which the edge moves: a segment, or half of what can be promised at most (avoidance of
-    /// silly windows, RFC 9293, section 3.8.6.2.2).
+    /// The least number of bytes by which the edge moves: a segment, or half of what can be
+    /// promised at most (avoidance of silly windows, RFC 9293, section 3.8.6.2.2).
     fn least(&self) -> u32 {
         let most = self.capacity.min(self.room() + self.queued);
         self.mss.min(most / 2).max(1)
@@ -456,20 +466,23 @@ impl<T: Chunk> Receiver<T> {
         self.room().checked_sub(remaining).filter(|advance| *advance >= self.least()).unwrap_or(0)
     }
 
-    /// Whether a window update must be sent now: the window would become at least twice as large as the peer knows.
+    /// Whether a window update must be sent now: the window would become at least twice as large as
+    /// the peer knows.
     pub(super) fn update_is_due(&self) -> bool {
         let remaining = self.remaining();
         let advance = self.advance(remaining);
         advance > 0 && advance >= remaining && !self.finished
     }
 
-    /// Whether the window is closed because no buffer is free. A returned buffer causes no call of this connection.
+    /// Whether the window is closed because no buffer is free. A returned buffer causes no call of
+    /// this connection.
     pub(super) fn waits_for_buffers(&self) -> bool {
         let least = self.least();
         self.remaining() < least && self.room() < least.min(self.capacity.saturating_sub(self.queued)) && !self.finished
     }
 
-    /// Whether free buffers would make a window update necessary. If so, check again when buffers are returned.
+    /// Whether free buffers would make a window update necessary. If so, check again when buffers
+    /// are returned.
     pub(super) fn is_starved(&self) -> bool {
         let promised = self.edge - self.nxt;
         let possible = self.capacity.saturating_sub(self.queued);
@@ -491,15 +504,16 @@ impl<T: Chunk> Receiver<T> {
         self.queue.range(first.min(self.queue.len())..).map(|held| &**held)
     }
 
-    /// The window for a header that is sent now, and the edge that it promises: see [`promised`](Self::promised).
+    /// The window for a header that is sent now, and the edge that it promises: see
+    /// [`promised`](Self::promised).
     pub(super) fn window(&self, syn: bool) -> (u16, Seq) {
         let shift = if syn { 0 } else { self.scale };
         let unit = 1 << shift;
         let remaining = self.remaining();
         let advance = self.advance(remaining);
         let open = remaining + advance;
-        // Rounding down would take back promised bytes. If every window were rounded up, more than the capacity would
-        // be promised.
+        // Rounding down would take back promised bytes. If every window were rounded up, more than
+        // the capacity would be promised.
         let most = self.capacity.saturating_sub(self.queued) + unit;
         let up = advance == 0 && self.short.is_none() && open.next_multiple_of(unit) <= most;
         let units = (if up { open.div_ceil(unit) } else { open >> shift }).min(u32::from(u16::MAX));
@@ -512,14 +526,15 @@ impl<T: Chunk> Receiver<T> {
         self.edge = self.edge.max(edge);
     }
 
-    /// The blocks for an acknowledgement that is sent now: first a range that arrived twice, then the ranges that are
-    /// out of order.
+    /// The blocks for an acknowledgement that is sent now: first a range that arrived twice, then
+    /// the ranges that are out of order.
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         if let Some((from, to)) = self.duplicate {
             blocks.push(from, to);
         }
-        // RFC 2883, section 4: the block around a duplicate is the second one. It is the block that changed last.
+        // RFC 2883, section 4: the block around a duplicate is the second one. It is the block that
+        // changed last.
         self.assembler.report(&mut blocks);
         blocks
     }
@@ -555,7 +570,8 @@ impl<T: Chunk> Receiver<T> {
     }
 }
 
-/// Copies `next` behind `chunk`, into its buffer. Returns false if another value uses that, or if it has no room.
+/// Copies `next` behind `chunk`, into its buffer. Returns false if another value uses that, or if
+/// it has no room.
 fn absorb<T: Chunk>(chunk: &mut Held<T>, next: &T) -> bool {
     let Some(mut tail) = chunk.split_tail() else { return false };
     let Some(copy) = next.copy_to_tail(&mut tail) else { return false };
@@ -584,7 +600,8 @@ mod tests {
         receiver.accept(seq, len, std::iter::once(Piece::numbered(seq.0, len)), fin)
     }
 
-    /// Sends an acknowledgement, and returns the number of bytes that the peer may send from `nxt` on.
+    /// Sends an acknowledgement, and returns the number of bytes that the peer may send from `nxt`
+    /// on.
     fn advertise(receiver: &mut Receiver<Piece>) -> u32 {
         let (units, edge) = receiver.window(false);
         receiver.promised(edge);
@@ -615,7 +632,8 @@ mod tests {
         assert_eq!(receiver.read_position(), START);
     }
 
-    /// The window that the peer sees never takes back promised bytes, and never admits more than the buffer.
+    /// The window that the peer sees never takes back promised bytes, and never admits more than
+    /// the buffer.
     #[test]
     fn the_right_edge_never_moves_back() {
         for seed in 0..200 {
@@ -762,7 +780,8 @@ mod tests {
         assert_eq!(queue.used(), 0);
     }
 
-    /// The window promises bytes for which there are buffers, if segments are full. Small segments need more buffers.
+    /// The window promises bytes for which there are buffers, if segments are full. Small segments
+    /// need more buffers.
     #[test]
     fn a_drop_for_the_budget_closes_the_window_and_buffers_open_it() {
         let budget = Budget::new(10);
@@ -815,8 +834,8 @@ mod tests {
         assert_eq!(window(0, Some(14_600)), 14_600);
     }
 
-    /// Segments that overlap, repeat and overtake each other result in the stream, and no more buffers are used than
-    /// the budget allows.
+    /// Segments that overlap, repeat and overtake each other result in the stream, and no more
+    /// buffers are used than the budget allows.
     #[test]
     fn any_segments_give_the_stream() {
         for seed in 0..300 {

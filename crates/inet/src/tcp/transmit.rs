@@ -10,10 +10,10 @@ impl<C: Carrier> Connection<C> {
     /// Sends everything that may be sent now: a reply, payload, acknowledgements.
     ///
     /// # Errors
-    /// The output has refused a segment. Segments that were not sent are kept: call this again when the ring has room,
-    /// or the next hop is resolved. Until then a timer runs as long as a retransmission timer would, and its expirations
-    /// count as retransmissions. Nothing was lost, so that the congestion window, the round trip and the detection of
-    /// losses do not change.
+    /// The output has refused a segment. Segments that were not sent are kept: call this again when
+    /// the ring has room, or the next hop is resolved. Until then a timer runs as long as a
+    /// retransmission timer would, and its expirations count as retransmissions. Nothing was lost,
+    /// so that the congestion window, the round trip and the detection of losses do not change.
     pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         let result = self.send_all(now, out);
         self.stall = match result {
@@ -103,7 +103,8 @@ impl<C: Carrier> Connection<C> {
         Ok(())
     }
 
-    /// A header with the current acknowledgement, window and options, and the edge that the window promises.
+    /// A header with the current acknowledgement, window and options, and the edge that the window
+    /// promises.
     pub(super) fn header(&self, seq: Seq, flags: Flags, now: Time) -> (Header, Seq) {
         let syn = flags.has(Flags::SYN);
         let mut options = Options { timestamps: self.timestamps(syn, now), ..Options::default() };
@@ -121,7 +122,8 @@ impl<C: Carrier> Connection<C> {
 
     /// Repeats the SYN-ACK, because the peer repeated its SYN.
     pub(super) fn syn_again(&mut self, now: Time) {
-        // The first SYN-ACK still waits for the ring. The peer would acknowledge a number that was not sent yet.
+        // The first SYN-ACK still waits for the ring. The peer would acknowledge a number that was
+        // not sent yet.
         if self.sender.next_seq() == self.sender.una() {
             return;
         }
@@ -141,15 +143,15 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points to the number after the last
-    /// urgent byte.
+    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points to the
+    /// number after the last urgent byte.
     fn urgent_ahead(&self, seq: Seq) -> Option<u16> {
         let ahead = u32::try_from(self.urgent_sent?.distance(seq)).ok().filter(|ahead| *ahead > 0)?;
         Some(u16::try_from(ahead).unwrap_or(u16::MAX))
     }
 
-    /// The bytes that the device may cut into segments. While urgent data is pending, it is 0: the device would copy
-    /// the urgent pointer into each segment, and it would point too far.
+    /// The bytes that the device may cut into segments. While urgent data is pending, it is 0: the
+    /// device would copy the urgent pointer into each segment, and it would point too far.
     fn offload(&self, out: &impl Output<C>) -> usize {
         if self.urgent_sent.is_some_and(|urgent| self.sender.una() < urgent) { 0 } else { out.max_payload() }
     }
@@ -182,7 +184,8 @@ mod tests {
     use super::super::testing::{End, Pair, Piece, Ring, Sent, start, stream};
     use super::super::{Config, Connection, Ecn, Flags, Header, Meta, Received, Seq, State};
 
-    /// A ring that is full from time to time only delays segments. Neither payload nor window updates are lost.
+    /// A ring that is full from time to time only delays segments. Neither payload nor window
+    /// updates are lost.
     #[test]
     fn a_full_ring_forgets_nothing() {
         for seed in 0..20 {
@@ -214,8 +217,9 @@ mod tests {
         }
     }
 
-    /// If payload in order is dropped because no buffer is free, the window is closed, even for a peer that never gives
-    /// up. The user then drops the fragments, which is no call of the connection, and the window opens nevertheless.
+    /// If payload in order is dropped because no buffer is free, the window is closed, even for a
+    /// peer that never gives up. The user then drops the fragments, which is no call of the
+    /// connection, and the window opens nevertheless.
     #[test]
     fn a_window_without_buffers_is_closed_and_opens_with_them() {
         let mut pair = Pair::connected(&Config::default(), &Config { budget: 4, ..Config::default() });

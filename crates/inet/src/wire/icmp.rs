@@ -1,4 +1,5 @@
-//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443): echo, and errors with the packet that they are about.
+//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443): echo, and errors with the packet that they are
+//! about.
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
 use super::neighbor::{ADVERTISEMENT, SOLICITATION};
@@ -7,7 +8,8 @@ use crate::tcp::{self, Seq, Unreachable};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A message. Redirects and router advertisements are ignored, because routes and addresses are static.
+/// A message. Redirects and router advertisements are ignored, because routes and addresses are
+/// static.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmp {
     /// A request to send the payload back.
@@ -27,8 +29,8 @@ pub enum Icmp {
     Unknown,
 }
 
-/// An error about a packet that this station may have sent. Any peer can forge one, so a connection checks
-/// what is [quoted](QuotedTransport) before it acts on it.
+/// An error about a packet that this station may have sent. Any peer can forge one, so a connection
+/// checks what is [quoted](QuotedTransport) before it acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// The kind of the error.
@@ -76,8 +78,8 @@ pub enum IcmpKind {
     Prohibited,
     /// The packet was too long for a link on the way.
     TooBig {
-        /// Bytes of the longest packet that fits, its IP header included. This is the value in the error, which may be
-        /// below the least path MTU.
+        /// Bytes of the longest packet that fits, its IP header included. This is the value in the
+        /// error, which may be below the least path MTU.
         mtu: u32,
     },
     /// The hop limit was reached.
@@ -274,9 +276,9 @@ pub fn emit_echo_reply(
     emit(out, outer, source, destination, (kind, 0, id), body)
 }
 
-/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many of them are quoted as
-/// there is room for in `out`, at most 500. There should be room for at least 28 with IPv4 and 48 with IPv6, so that
-/// the receiver can find the flow.
+/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many
+/// of them are quoted as there is room for in `out`, at most 500. There should be room for at least
+/// 28 with IPv4 and 48 with IPv6, so that the receiver can find the flow.
 ///
 /// # Errors
 ///

@@ -41,7 +41,8 @@ pub(crate) struct Plan {
     pub(crate) end: End,
     /// How often the connection moves: it is saved, and restored in another place.
     pub(crate) moves: u32,
-    /// The interval at which timers are checked, in microseconds: the thread is busy, or the machine was asleep.
+    /// The interval at which timers are checked, in microseconds: the thread is busy, or the
+    /// machine was asleep.
     pub(crate) tick: u64,
 }
 
@@ -114,7 +115,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a buffer was missing.
+    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a
+    /// buffer was missing.
     fn announced(&mut self, name: &str, header: &Header, starved: u64) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0);
@@ -125,9 +127,10 @@ impl Watch {
         }
         let shift = if header.flags.has(Flags::SYN) || !self.scaled { 0 } else { self.scale };
         let edge = header.ack + (u32::from(header.window) << shift);
-        // The window of a SYN cannot be larger than 64 KiB, and a SYN can be sent again after an acknowledgement with a
-        // larger window. Its window can also be from before the last drop. Rounding to the unit of the scale can reduce
-        // the window by less than a unit (RFC 7323, section 2.4).
+        // The window of a SYN cannot be larger than 64 KiB, and a SYN can be sent again after an
+        // acknowledgement with a larger window. Its window can also be from before the last drop.
+        // Rounding to the unit of the scale can reduce the window by less than a unit (RFC 7323,
+        // section 2.4).
         let before = self.edge.unwrap_or(edge);
         let syn = header.flags.has(Flags::SYN);
         let whole = before.distance(edge) < 1 << shift;
@@ -208,7 +211,8 @@ pub(crate) fn packet(flow: &Flow, header: &Header, payload: &[u8], ect: bool) ->
     bytes
 }
 
-/// The segment in a packet, if its checksums are right, and whether the packet is marked as capable of ECN.
+/// The segment in a packet, if its checksums are right, and whether the packet is marked as capable
+/// of ECN.
 pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     let ip = Ip::parse(&bytes[..bytes.len().min(wire::MAX_HEAD)], bytes.len()).ok()?;
     let transport = ip.transport(bytes).ok()?;
@@ -221,8 +225,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     }
 }
 
-/// Whether a segment follows another one, or several merged ones, without a gap. Segments with different marks or
-/// timestamps are not merged.
+/// Whether a segment follows another one, or several merged ones, without a gap. Segments with
+/// different marks or timestamps are not merged.
 fn follows(first: &Header, all: &Meta, next: &Header, meta: &Meta) -> bool {
     let plain = |flags: Flags| flags.without(Flags::PSH) == Flags::ACK;
     let end = Header { seq: first.seq + all.len, flags: next.flags, ..*first };
@@ -339,7 +343,8 @@ impl Host {
             if after.is_some() {
                 self.connection = None;
             } else if connection.is_gone() {
-                // The connection is not in a table of connections any more, but its user may still read.
+                // The connection is not in a table of connections any more, but its user may still
+                // read.
                 self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false)));
                 return;
             }
@@ -487,7 +492,8 @@ impl Host {
         self.transmit(now);
     }
 
-    /// Saves the connection, and continues it in another one with its sequence numbers and its payload.
+    /// Saves the connection, and continues it in another one with its sequence numbers and its
+    /// payload.
     fn go_on_elsewhere(&mut self, now: Time) {
         let Some(connection) = &self.connection else { return };
         self.plan.moves -= 1;

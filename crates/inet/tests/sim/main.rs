@@ -1,21 +1,22 @@
-//! Two connections over a bad link. A seed determines everything that happens. Both ends are pure values, so a seed
-//! does the same each time.
+//! Two connections over a bad link. A seed determines everything that happens. Both ends are pure
+//! values, so a seed does the same each time.
 //!
-//! A thousand seeds are run. `NETMEM_SIM_SEEDS=FIRST-LAST` selects others, and `run.sh` runs a hundred thousand on all
-//! CPUs. A seed that fails is printed, with its parameters. `NETMEM_SIM_SEEDS=N NETMEM_SIM_TRACE=1` runs it again and
-//! prints each packet.
+//! A thousand seeds are run. `NETMEM_SIM_SEEDS=FIRST-LAST` selects others, and `run.sh` runs a
+//! hundred thousand on all CPUs. A seed that fails is printed, with its parameters.
+//! `NETMEM_SIM_SEEDS=N NETMEM_SIM_TRACE=1` runs it again and prints each packet.
 //!
 //! What must hold for every behaviour of the link:
 //!
-//! * Each byte that is read is the byte that was sent there. Unless a user resets or closes early, all bytes are read,
-//!   and then the end.
-//! * Until both ends are gone, an event is due: a packet, a timer, or an action of a user. There are two exceptions,
-//!   which are no fault of TCP. First, the last acknowledgement of a handshake with a cookie was lost, and only the
-//!   server would send. Second, one end has given up, and the other end idles without keep-alive.
+//! * Each byte that is read is the byte that was sent there. Unless a user resets or closes early,
+//!   all bytes are read, and then the end.
+//! * Until both ends are gone, an event is due: a packet, a timer, or an action of a user. There
+//!   are two exceptions, which are no fault of TCP. First, the last acknowledgement of a handshake
+//!   with a cookie was lost, and only the server would send. Second, one end has given up, and the
+//!   other end idles without keep-alive.
 //! * An end gives up only if the link lost as many packets as an end must send before it may, or if
 //!   its user has closed and its peer acknowledged nothing for [`Config::orphan`].
-//! * Windows shrink only after payload in order was dropped because a buffer was missing. No end sends beyond the
-//!   window that its peer announced, and buffers stay within the budget.
+//! * Windows shrink only after payload in order was dropped because a buffer was missing. No end
+//!   sends beyond the window that its peer announced, and buffers stay within the budget.
 //! * A deadline is not in the past after a timeout.
 //! * When both ends are dropped, no payload is held.
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -55,8 +56,8 @@ struct World {
     v6: bool,
     /// Packets that were lost or damaged.
     lost: u64,
-    /// For each end: how much of its data was acknowledged at the last check, and how many packets were lost until
-    /// then.
+    /// For each end: how much of its data was acknowledged at the last check, and how many packets
+    /// were lost until then.
     progress: [(Option<Seq>, u64); 2],
     /// Whether the server sends cookies.
     cookies: bool,
@@ -353,8 +354,8 @@ impl World {
         unheard || self.is_deaf() || self.is_refused() || left(client, server) || left(server, client)
     }
 
-    /// The acknowledgement with the cookie was lost, and the client has nothing to send: the server knows of no
-    /// connection.
+    /// The acknowledgement with the cookie was lost, and the client has nothing to send: the server
+    /// knows of no connection.
     fn is_deaf(&self) -> bool {
         let [client, server] = &self.hosts;
         let silent = client.plan().send == 0 && client.plan().end == End::Wait;

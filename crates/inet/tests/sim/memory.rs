@@ -1,5 +1,5 @@
-//! Payload of simulated connections: shared bytes with a count of their holders, so that a test notices a chunk that is
-//! never dropped.
+//! Payload of simulated connections: shared bytes with a count of their holders, so that a test
+//! notices a chunk that is never dropped.
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
 use std::cell::{Cell, Ref, RefCell};

@@ -134,8 +134,8 @@ impl Wire {
         self.poll()
     }
 
-    /// Advances the time by `time`, with all timers on the way. Returns the segments that the stack has sent, and how
-    /// often it was woken by a timer.
+    /// Advances the time by `time`, with all timers on the way. Returns the segments that the stack
+    /// has sent, and how often it was woken by a timer.
     pub fn pass(&mut self, time: Duration) -> (Vec<Seg>, usize) {
         let end = self.now + time;
         let (mut sent, mut wakes) = (Vec::new(), 0);
@@ -154,7 +154,8 @@ impl Wire {
         stacks.filter_map(Stack::next_deadline).min()
     }
 
-    /// Opens a connection from `peer` to `port`. Returns the next sequence numbers of the peer and of the stack.
+    /// Opens a connection from `peer` to `port`. Returns the next sequence numbers of the peer and
+    /// of the stack.
     pub fn open(&mut self, peer: u16, port: u16, iss: u32) -> (u32, u32) {
         let syn = Seg { peer, port, flags: SYN, seq: iss, window: u16::MAX, ..Seg::default() };
         let answer = self.exchange(syn).pop().expect("SYN-ACK");

@@ -87,7 +87,8 @@ impl World {
         Ok(())
     }
 
-    /// Makes the next connection of a listener a socket, with the descriptor that `descriptor` makes.
+    /// Makes the next connection of a listener a socket, with the descriptor that `descriptor`
+    /// makes.
     pub(crate) fn accept(
         &mut self,
         fd: i32,
@@ -205,12 +206,13 @@ impl World {
         result
     }
 
-    /// Moves bytes from the front of `rest` to the send buffer. Returns `None` while there is no room for all of them.
+    /// Moves bytes from the front of `rest` to the send buffer. Returns `None` while there is no
+    /// room for all of them.
     ///
-    /// It has the limits of Linux, because the scripts depend on them. A segment that is not full is filled up to half
-    /// of the peer's window, whatever the limits are. A new segment is begun if less than the send buffer is queued,
-    /// and less than `TCP_NOTSENT_LOWAT` is unsent. A call that had to wait continues when a third of the buffer is
-    /// free.
+    /// It has the limits of Linux, because the scripts depend on them. A segment that is not full
+    /// is filled up to half of the peer's window, whatever the limits are. A new segment is begun
+    /// if less than the send buffer is queued, and less than `TCP_NOTSENT_LOWAT` is unsent. A call
+    /// that had to wait continues when a third of the buffer is free.
     pub(crate) fn write(&mut self, fd: i32, rest: &mut Vec<u8>, push: Push, waited: bool) -> Option<Result<(), Errno>> {
         let not_sent = match self.sockets.get(&fd).map_or(0, |socket| socket.options.not_sent) {
             0 => self.settings.number("tcp_notsent_lowat", u64::from(u32::MAX)) as usize,

@@ -57,7 +57,8 @@ pub(crate) struct Stream {
     pub(super) pushed: usize,
     /// Records that wait until the record before them is sent: see `write`.
     pub(super) records: VecDeque<(Vec<u8>, Push)>,
-    /// Whether a `write` waits for room, and how long such calls waited although everything was sent.
+    /// Whether a `write` waits for room, and how long such calls waited although everything was
+    /// sent.
     pub(super) writing: bool,
     limited: (Option<Time>, Duration),
     /// The rest of a chunk that was read in part.
@@ -149,7 +150,8 @@ impl Stream {
         }
     }
 
-    /// The number of bytes up to which `write` fills a segment: half of the peer's largest window, in whole segments.
+    /// The number of bytes up to which `write` fills a segment: half of the peer's largest window,
+    /// in whole segments.
     pub(super) fn goal(&self) -> usize {
         let mss = self.segment();
         let most = (self.window / 2).min(65_216);
@@ -170,7 +172,8 @@ impl Stream {
         SEND_BUFFER - self.connection.room()
     }
 
-    /// Whether `POLLOUT` is set: a third of the send buffer is free, and less than half of `not_sent` is unsent.
+    /// Whether `POLLOUT` is set: a third of the send buffer is free, and less than half of
+    /// `not_sent` is unsent.
     pub(super) fn is_writable(&self, not_sent: usize) -> bool {
         self.ended
             || (self.queued() <= self.options.send_buffer / 3 * 2 && self.not_sent().saturating_mul(2) < not_sent)

@@ -9,8 +9,8 @@ pub(super) type Id = u64;
 
 /// The transmissions of one connection that may still wait in the ring.
 ///
-/// A device nearly always finishes transmissions in order. Only the front is checked, unless a range is to be sent
-/// again.
+/// A device nearly always finishes transmissions in order. Only the front is checked, unless a
+/// range is to be sent again.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     tickets: VecDeque<(T, usize)>,
@@ -35,7 +35,8 @@ impl<T: Ticket> Ring<T> {
         self.first + self.tickets.len() as u64 - 1
     }
 
-    /// Removes the finished transmissions at the front, and returns the number of bytes that are left.
+    /// Removes the finished transmissions at the front, and returns the number of bytes that are
+    /// left.
     pub(super) fn settle(&mut self) -> usize {
         while self.tickets.front().is_some_and(|(ticket, _)| ticket.is_done()) {
             self.bytes -= self.tickets.pop_front().map_or(0, |(_, bytes)| bytes);
@@ -44,8 +45,8 @@ impl<T: Ticket> Ring<T> {
         self.bytes
     }
 
-    /// Forgets all transmissions, because nothing that they carried will be sent again. Their memory is held by the device
-    /// alone from now on: an idle connection holds none.
+    /// Forgets all transmissions, because nothing that they carried will be sent again. Their
+    /// memory is held by the device alone from now on: an idle connection holds none.
     pub(super) fn forget(&mut self) {
         self.first += self.tickets.len() as u64;
         self.bytes = 0;

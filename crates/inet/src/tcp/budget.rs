@@ -103,7 +103,7 @@ impl Budget {
     }
 
     /// Buffers that can be promised to the peer, besides those that are counted. For a part of
-    /// another budget, this is half of its [share](self) at most.
+    /// another budget, this is half of its share at most.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.room(2)

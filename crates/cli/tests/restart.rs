@@ -278,13 +278,13 @@ def head():
         got += read(s, 1)
     assert got.startswith(b"HTTP/1.1 200"), got
 s = connect(80)
-s.sendall(b"GET /12000000 HTTP/1.1\r\n\r\nGET /7")
+s.sendall(b"GET /12000000 HTTP/1.1\r\nHost: a\r\n\r\nGET /7")
 head()
 got = read(s, 500000)
 pause()
 got += read(s, 11500000)
 assert got == pattern[:len(got)], "the bytes differ"
-s.sendall(b"0000 HTTP/1.1\r\nConnection: close\r\n\r\n")
+s.sendall(b"0000 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
 head()
 assert read(s, 70000) == pattern[:70000] and s.recv(1) == b""
 print("done", flush=True)

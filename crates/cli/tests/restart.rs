@@ -312,7 +312,8 @@ print("done", flush=True)
     );
 }
 
-/// In the middle of answers for which neither the client's window nor the send buffer has room: items are gone, and answers are not.
+/// In the middle of answers for which neither the client's window nor the send buffer has room: answers that have begun go on, and the
+/// rest of the line is answered by the next server, where items are gone.
 #[test]
 fn answers_of_memcached_go_on() {
     once(
@@ -326,13 +327,12 @@ assert read(s, 8) == b"STORED\r\n"
 s.sendall(b"get a a a a a a a a a a a a\r\nget a\r\nversi")
 time.sleep(0.2)
 pause()
-expected = (b"VALUE a 3 1000000\r\n" + value + b"\r\n") * 12 + b"END\r\n"
-assert read(s, len(expected)) == expected
-again = read(s, 5)
-if again == b"VALUE":
-    read(s, len(b" a 3 1000000\r\n") + 1000002 + 5)
-else:
-    assert again == b"END\r\n"
+values = 0
+while read(s, 5) == b"VALUE":
+    assert read(s, len(b" a 3 1000000\r\n")) == b" a 3 1000000\r\n" and read(s, 1000002) == value + b"\r\n"
+    values += 1
+assert read(s, 5) == b"END\r\n", "the next line"
+assert 1 <= values < 12, values
 s.sendall(b"on\r\n")
 assert read(s, 14) == b"VERSION netmem"
 while read(s, 1) != b"\n":

@@ -42,6 +42,13 @@ impl Server {
         printed(self.clients.python(&[HELP, program].concat(), &[]))
     }
 
+    /// The memory of the process that is not the pages of its pools, in bytes.
+    fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.0.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     /// What the server prints at its end. The books of its pages are part of its exit status.
     #[track_caller]
     fn end(mut self) -> String {
@@ -124,5 +131,81 @@ for fields, status in [(b"Content-Length: 31\r\n", 413), (b"Transfer-Encoding: c
     assert answers(begin + fields + b"\r\n" + next)[0] == [status], fields
 "#,
     );
+    server.end();
+}
+
+/// What follows the line of a storage command is its value, or nothing more is read from the
+/// connection.
+#[test]
+fn memcached_carries_out_no_value() {
+    let Some(server) = Server::start("memcached", "") else { return };
+    server.client(
+        r#"
+other = connect(11211)
+store(other, b"k", b"1")
+def told(data):
+    s = connect(11211)
+    s.sendall(data)
+    s.shutdown(socket.SHUT_WR)
+    return rest(s)
+for line, answer in [
+    (b"append x 0 0 9", b"NOT_STORED"), (b"prepend x 0 0 9", b"NOT_STORED"), (b"set x y 0 9", b"CLIENT_ERROR"), (b"ms x 9", b"ERROR"),
+    (b"set x 0 0 y", b"CLIENT_ERROR"), (b"set x 0 0 -1", b"CLIENT_ERROR"), (b"set x 0 0 1", b"CLIENT_ERROR"), (b"set x 0", b"CLIENT_ERROR"),
+]:
+    got = told(line + b"\r\nflush_all\r\n")
+    assert got.startswith(answer) and got.count(b"\r\n") == 1, (line, got)
+    assert ask(other, b"get k\r\n", b"END\r\n") == b"VALUE k 0 1\r\n1\r\nEND\r\n", line
+assert told(b"append k 0 0 9\r\nflush_all\r\nget k\r\n") == b"STORED\r\nVALUE k 0 10\r\n1flush_all\r\nEND\r\n"
+large = b"y" * 2000000
+assert told(b"set k 0 0 2000000 noreply\r\n%s\r\nget k\r\n" % large) == b"END\r\n", "memcached answers nothing, and the old value is gone"
+assert told(b"get" + b" absent" * 20000 + b"\r\nquit\r\n") == b"END\r\n"
+"#,
+    );
+    server.end();
+}
+
+/// Lines of 8 kB that ask for 4 GB each, from clients that read nothing: queued answers take memory
+/// that depends on neither.
+#[test]
+fn requests_for_much_cost_little_memory() {
+    let Some(mut server) = Server::start("memcached", "") else { return };
+    let stored = "\
+s = connect(11211)
+store(s, b'b', b'x' * (1 << 20))
+";
+    server.client(stored);
+    let before = server.memory();
+    let program = "\
+import sys
+clients = [connect(11211, buffer=4096) for _ in range(30)]
+for s in clients:
+    s.sendall(b'get' + b' b' * 4090 + b'\\r\\nversion\\r\\n')
+# The begin of the answers is there, and the server answers others.
+for s in clients:
+    assert s.recv(7) == b'VALUE b'
+assert ask(connect(11211), b'get absent\\r\\n') == b'END\\r\\n'
+print('all ask', flush=True)
+sys.stdin.readline()
+# One reads all of it.
+left = 4090 * ((1 << 20) + 19) - 7 if len(sys.argv) > 1 else 40 << 20
+while left > 0:
+    left -= len(clients[0].recv(min(left, 1 << 20)))
+print('done')
+";
+    let mut command = server.clients.command("python3");
+    let mut clients =
+        command.args(["-c", &[HELP, program].concat()]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut says = BufReader::new(clients.stdout.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert_eq!(line, "all ask\n");
+    let grown = server.memory().saturating_sub(before);
+    assert!(grown < 30 << 20, "{grown} bytes for 30 clients");
+    drop(clients.stdin.take());
+    printed(clients);
+    line.clear();
+    says.read_line(&mut line).unwrap();
+    assert_eq!(line, "done\n");
+    assert!(server.process.0.try_wait().unwrap().is_none());
     server.end();
 }

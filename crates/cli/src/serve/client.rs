@@ -13,8 +13,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-/// The most bytes of answers that are kept for a connection when the server ends.
-const MOST_KEPT: usize = 16 << 20;
+/// The most bytes that are received and dropped after the last answer.
+const MAX_REST: usize = 1 << 20;
 
 /// The counters of a stack's connections.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,9 +40,6 @@ pub(super) enum End {
     /// The connection is saved for another process, with the state that the service has stored.
     #[error("the connection goes on elsewhere")]
     Leaves,
-    /// More bytes of answers wait than can be kept ([`MOST_KEPT`]).
-    #[error("more answers wait than can be kept")]
-    TooMuch,
     #[error(transparent)]
     Broken(#[from] SocketError),
 }
@@ -66,11 +63,6 @@ impl Client {
     /// The stream, the kept bytes, and whether the stream is shut down after these bytes.
     pub(super) fn into_parts(self) -> (Conn, Vec<u8>, bool) {
         (self.stream, self.kept, self.shut)
-    }
-
-    /// Resets the connection.
-    pub(super) fn abort(self) {
-        self.stream.abort();
     }
 
     /// Whether there are kept bytes, which the stream has not accepted.
@@ -112,7 +104,8 @@ impl Client {
         let len = fragment.len() as u64;
         loop {
             if self.leaves() {
-                return self.keep(&fragment);
+                self.kept.extend_from_slice(&fragment);
+                return Ok(());
             }
             match self.stream.send(fragment, more) {
                 Ok(()) => break,
@@ -129,7 +122,8 @@ impl Client {
     pub(super) async fn write(&mut self, mut bytes: &[u8]) -> Result<(), End> {
         while !bytes.is_empty() {
             if self.leaves() {
-                return self.keep(bytes);
+                self.kept.extend_from_slice(bytes);
+                return Ok(());
             }
             let Some(n) = self.wait(|stream, cx| stream.poll_write(cx, bytes)).await? else { continue };
             bytes = &bytes[n..];
@@ -146,6 +140,18 @@ impl Client {
         }
     }
 
+    /// Ends a connection after its last answer. Bytes that the client still sends are received and
+    /// dropped, up to a bound: if unread data were left, TCP would reset the connection, and the
+    /// client might lose the answer.
+    pub(super) async fn finish(&mut self) -> Result<(), End> {
+        self.shutdown();
+        let (mut place, mut taken) = ([Fragment::default()], 0);
+        while taken < MAX_REST && self.receive(&mut place).await? > 0 {
+            taken += std::mem::take(&mut place[0]).len();
+        }
+        Ok(())
+    }
+
     /// Waits until `ready` has a result. Returns `None` if the server ends meanwhile.
     async fn wait<T>(
         &mut self,
@@ -157,13 +163,5 @@ impl Client {
             false => ready(stream, cx).map(|outcome| Ok(Some(outcome?))),
         })
         .await
-    }
-
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), End> {
-        if self.kept.len() + bytes.len() > MOST_KEPT {
-            return Err(End::TooMuch);
-        }
-        self.kept.extend_from_slice(bytes);
-        Ok(())
     }
 }

@@ -371,10 +371,6 @@ async fn task<S: Service>(
     }
     match ended {
         Err(End::Broken(error)) => return Err(error),
-        Err(End::TooMuch) => {
-            client.abort();
-            return Err(SocketError::WouldBlock);
-        }
         // The stack completes the close of a stream that is dropped.
         Ok(()) if !client.has_kept() => return Ok(()),
         Ok(()) | Err(End::Leaves) => {}

@@ -19,8 +19,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The longest head of a request.
 const MAX_HEAD: usize = 8192;
-/// The most bytes that are received and dropped after the last request.
-const MAX_REST: usize = 1 << 20;
 /// The most bytes in an answer's body.
 const MAX_BODY: u64 = 1 << 40;
 const TEXT: &[u8] = b"netmem serves: GET /N has N bytes\n";
@@ -118,17 +116,6 @@ impl Requests {
     }
 }
 
-/// Ends a connection after its last answer. Bytes that the client still sends are received and dropped, up to a bound:
-/// if unread data were left, TCP would reset the connection, and the client might lose the answer.
-async fn finish(client: &mut Client) -> Result<(), End> {
-    client.shutdown();
-    let (mut place, mut taken) = ([Fragment::default()], 0);
-    while taken < MAX_REST && client.receive(&mut place).await? > 0 {
-        taken += std::mem::take(&mut place[0]).len();
-    }
-    Ok(())
-}
-
 /// The service.
 pub(super) struct Http {
     pattern: Pattern,
@@ -158,7 +145,7 @@ impl Service for Http {
                 state.at = at;
             }
             if state.close {
-                return finish(client).await;
+                return client.finish().await;
             }
             if let Some(answer) = state.answer() {
                 answer.send(client).await?;

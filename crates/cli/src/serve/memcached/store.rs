@@ -4,7 +4,8 @@
 use lru::LruCache;
 use std::fmt;
 
-/// Bytes that an item counts in addition to its key and value: about as many as the map needs for it.
+/// Bytes that an item counts in addition to its key and value: about as many as the map needs for
+/// it.
 const OVERHEAD: usize = 128;
 /// The longest value.
 pub(super) const MAX_VALUE: usize = 1 << 20;
@@ -16,13 +17,17 @@ pub(super) trait Memory {
     /// A piece of a value. A clone is another holder of the same bytes.
     type Part: Clone;
 
-    /// Copies `bytes` into memory, and appends the pieces to `value`. False if there is no memory left; some pieces may
-    /// have been appended then.
-    fn append(&mut self, bytes: &[u8], value: &mut Vec<Self::Part>) -> bool;
+    /// Copies bytes into memory, behind the pieces of `value`. Returns how many: at least one, or 0
+    /// if there is no memory.
+    fn append(&mut self, bytes: &[u8], value: &mut Vec<Self::Part>) -> usize;
 
     /// The bytes of a piece.
     fn bytes(part: &Self::Part) -> &[u8];
 }
+
+/// There is no memory for a value, and no item may be evicted yet. The caller repeats the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OutOfPages;
 
 /// A value with its properties.
 pub(super) struct Item<P> {
@@ -131,17 +136,43 @@ impl<M: Memory> Store<M> {
         self.bytes = 0;
     }
 
-    /// Copies bytes of a value that is being received into memory. Evicts items if there is no memory. False if there
-    /// is still none.
-    pub(super) fn append(&mut self, bytes: &[u8], value: &mut Vec<M::Part>) -> bool {
-        let before = value.len();
-        while !self.memory.append(bytes, value) {
-            value.truncate(before);
-            if !self.evict() {
-                return false;
+    /// Copies bytes into memory, behind the pieces of `value`. If there is no memory, and
+    /// `may_evict`, items are evicted for it. Returns how many bytes were copied: at least one, or
+    /// 0 if there is no memory without any item.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory, and no item may be evicted.
+    pub(super) fn append(
+        &mut self,
+        bytes: &[u8],
+        value: &mut Vec<M::Part>,
+        may_evict: bool,
+    ) -> Result<usize, OutOfPages> {
+        loop {
+            match self.memory.append(bytes, value) {
+                0 if !may_evict => return Err(OutOfPages),
+                0 if self.evict() => {}
+                n => return Ok(n),
             }
         }
-        true
+    }
+
+    /// Copies all bytes into memory. Returns the pieces; `None` if there is no memory without any
+    /// item.
+    ///
+    /// # Errors
+    ///
+    /// As of [`append`](Self::append).
+    pub(super) fn copy(&mut self, mut bytes: &[u8], may_evict: bool) -> Result<Option<Vec<M::Part>>, OutOfPages> {
+        let mut value = Vec::new();
+        while !bytes.is_empty() {
+            match self.append(bytes, &mut value, may_evict)? {
+                0 => return Ok(None),
+                n => bytes = &bytes[n..],
+            }
+        }
+        Ok(Some(value))
     }
 
     /// Stores an item, in place of an older one of this key, and evicts items until the bound holds. `parts` are `len`
@@ -173,26 +204,32 @@ impl<M: Memory> Store<M> {
         self.get(key, now).map(|item| item.expires = expires).is_some()
     }
 
-    /// Changes the value of an item, and keeps its flags and its expiration. False if there is no memory.
-    pub(super) fn rewrite(&mut self, key: &[u8], value: &[u8]) -> bool {
-        let mut parts = Vec::new();
-        if !self.append(&[value, b"\r\n"].concat(), &mut parts) {
-            return false;
-        }
+    /// Changes the value of an item, and keeps its flags and its expiration. Returns whether there
+    /// was memory.
+    ///
+    /// # Errors
+    ///
+    /// As of [`append`](Self::append). Nothing has changed.
+    pub(super) fn rewrite(&mut self, key: &[u8], value: &[u8], may_evict: bool) -> Result<bool, OutOfPages> {
+        let Some(parts) = self.copy(&[value, b"\r\n"].concat(), may_evict)? else { return Ok(false) };
         // Eviction may have removed the item.
-        let Some((flags, expires)) = self.items.peek(key).map(|item| (item.flags, item.expires)) else { return false };
-        self.put(key, flags, expires, value.len(), parts)
+        let Some((flags, expires)) = self.items.peek(key).map(|item| (item.flags, item.expires)) else {
+            return Ok(false);
+        };
+        Ok(self.put(key, flags, expires, value.len(), parts))
     }
 }
 
 impl<P> Item<P> {
     /// A copy of the value, if it has at most `most` bytes.
     pub(super) fn value<M: Memory<Part = P>>(&self, most: usize) -> Option<Vec<u8>> {
-        if self.len > most {
-            return None;
-        }
-        let mut bytes: Vec<u8> = self.parts.iter().flat_map(|part| M::bytes(part)).copied().collect();
-        bytes.truncate(self.len);
-        Some(bytes)
+        (self.len <= most).then(|| bytes::<M>(&self.parts, self.len))
     }
+}
+
+/// A copy of the first `len` bytes of pieces.
+pub(super) fn bytes<M: Memory>(parts: &[M::Part], len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = parts.iter().flat_map(|part| M::bytes(part)).copied().collect();
+    bytes.truncate(len);
+    bytes
 }

@@ -1,4 +1,4 @@
-//! `netmem serve` with peers that are hostile, through a tap: such a peer costs its
+//! `netmem serve` with peers that are idle, slow or hostile, through a tap: such a peer costs its
 //! own connection, and nothing else.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -208,4 +208,148 @@ print('done')
     assert_eq!(line, "done\n");
     assert!(server.process.0.try_wait().unwrap().is_none());
     server.end();
+}
+
+/// Connections that send nothing, the half of a request, or read nothing, are closed.
+#[test]
+fn idle_connections_and_half_requests_end() {
+    let limits = "--idle-timeout 300ms --request-timeout 200ms";
+    let Some(server) = Server::start("http", limits) else { return };
+    server.client(
+        r#"
+for address in ["10.79.0.2", "fd79::2"]:
+    assert rest(connect(80, address)) == b"", "idle from the beginning"
+    s = connect(80, address)
+    s.sendall(b"GET /3 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert rest(s).endswith(b"\r\n\r\n\0\1\2"), "idle after a request"
+    s = connect(80, address)
+    s.sendall(b"GET /3 HTTP/1.1\r\nHo")
+    got = rest(s)
+    assert got.startswith(b"HTTP/1.1 408 ") and b"Connection: close" in got, got
+s = connect(80, buffer=4096)
+s.sendall(b"GET /100000000 HTTP/1.1\r\nHost: a\r\n\r\n")
+assert s.recv(12) == b"HTTP/1.1 200"
+# The server sends a reset, which the client sees before it reads on.
+import select
+poll = select.poll()
+poll.register(s, 0)
+assert poll.poll(100000)[0][1] & select.POLLERR
+"#,
+    );
+    let out = server.end();
+    assert!(out.contains("; 5 closed as idle, 2 in the middle of a request"), "{out}");
+    let Some(server) = Server::start("memcached", limits) else { return };
+    server.client(
+        r#"
+assert rest(connect(11211)) == b""
+for half in [b"get a", b"set a 0 0 100\r\nabc", b"set a 0 0 3000000\r\nabc", b"vers"]:
+    s = connect(11211)
+    s.sendall(half)
+    rest(s)
+s = connect(11211)
+s.sendall(b"version\r\nvers")
+assert rest(s).count(b"VERSION") == 1
+"#,
+    );
+    let out = server.end();
+    assert!(out.contains("; 1 closed as idle, 5 in the middle of a request"), "{out}");
+    for (service, port) in [("echo", 7), ("discard", 9)] {
+        let Some(server) = Server::start(service, limits) else { return };
+        server.client(&format!("s = connect({port})\ns.sendall(b'abc')\nprint(rest(s))"));
+        assert!(server.end().contains("; 1 closed as idle"));
+    }
+}
+
+/// A byte at a time is no progress: the limit is for the whole request.
+#[test]
+fn a_request_that_trickles_ends() {
+    let Some(server) = Server::start("http", "--idle-timeout 100 --request-timeout 500ms") else { return };
+    server.client(
+        r#"
+import select
+s = connect(80)
+for byte in b"GET /3 HTTP/1.1\r\n" + b"X: y\r\n" * 1000:
+    s.sendall(bytes([byte]))
+    if select.select([s], [], [], 0.02)[0]:
+        break
+assert s.recv(12) == b"HTTP/1.1 408"
+"#,
+    );
+    let out = server.end();
+    assert!(out.contains("; 0 closed as idle, 1 in the middle of a request"), "{out}");
+}
+
+/// A peer has its share of the connections, and all have a total. A connection that ends makes
+/// room.
+#[test]
+fn connections_are_limited() {
+    let args = "--max-connections 6 --max-connections-per-peer 3 --queues 2 --tcp-port 7777";
+    let Some(server) = Server::start("echo", args) else { return };
+    server.client(
+        r#"
+def echoes(s):
+    try:
+        s.sendall(b"x")
+        return s.recv(1) == b"x"
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+def served(address, source):
+    try:
+        s = connect(7777, address, source)
+    except ConnectionResetError:
+        return None
+    return s if echoes(s) else None
+first = [served("10.79.0.2", "10.79.0.1") for _ in range(5)]
+assert [s is not None for s in first] == [True] * 3 + [False] * 2, first
+# Both addresses are of one IPv6 network.
+second = [served("fd79::2", source) for source in ["fd79::1", "fd79::9", "fd79::1", "fd79::9"]]
+assert [s is not None for s in second] == [True] * 3 + [False], second
+assert served("10.79.0.2", "10.79.0.9") is None, "the total"
+first.pop(0).close()
+s = None
+while s is None:
+    s = served("10.79.0.2", "10.79.0.9")
+assert all(map(echoes, first[:2] + second[:3] + [s]))
+"#,
+    );
+    let out = server.end();
+    assert!(
+        out.starts_with("served 7 connections, 0 of them broken") && !out.contains("limits: 0 connections"),
+        "{out}"
+    );
+}
+
+/// The threads of the queues are on the CPUs that were asked for. More CPUs than there are is an
+/// error.
+#[test]
+fn threads_are_pinned() {
+    let cpus = |process: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
+    };
+    let mine = cpus("self");
+    let last = mine.rsplit(['-', ',']).next().unwrap();
+    let Some(server) = Server::start("echo", &format!("--cpus net={last}")) else { return };
+    assert_eq!(cpus(&server.process.0.id().to_string()), last);
+    server.client("s = connect(7)\nassert ask(s, b'abc\\r\\n') == b'abc\\r\\n'");
+    server.end();
+}
+
+/// What cannot be done is reported before anything starts.
+#[test]
+fn bad_limits() {
+    for (args, says) in [
+        ("http --tcp-port 0", "--tcp-port"),
+        ("http --tcp-port 65536", "--tcp-port"),
+        ("http --max-connections 0", "--max-connections"),
+        ("http --max-connections 5 --max-connections-per-peer 6", "a larger --max-connections"),
+        ("http --idle-timeout 0", "between 1 ms"),
+        ("http --request-timeout 1h", "suffix"),
+        ("http --cpus device=0", "net=N"),
+        ("http --cpus net=100000", "CPU 100000 does not exist"),
+    ] {
+        let args: Vec<_> =
+            ["serve", "--port", "tap:x", "--addr", "10.0.0.2/24"].into_iter().chain(args.split(' ')).collect();
+        fails(&args, 2, &[says]);
+    }
 }

@@ -8,7 +8,7 @@
 mod request;
 
 use super::Service;
-use super::client::{Client, End};
+use super::client::{Awaited, Client, End};
 use super::plain::Pattern;
 use crate::host::Mem;
 use netmem::pool::SharedPool;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAX_HEAD: usize = 8192;
 /// The most bytes in an answer's body.
 const MAX_BODY: u64 = 1 << 40;
+const TIMEOUT: &str = "408 Request Timeout";
 const TEXT: &[u8] = b"netmem serves: GET /N has N bytes\n";
 
 /// An answer to a request.
@@ -114,6 +115,11 @@ impl Requests {
             Err(status) => refused(status),
         }
     }
+
+    /// What the server waits for if there is no answer.
+    fn awaits(&self) -> Awaited {
+        if self.bytes.is_empty() { Awaited::Request } else { Awaited::Rest }
+    }
 }
 
 /// The service.
@@ -147,18 +153,30 @@ impl Service for Http {
             if state.close {
                 return client.finish().await;
             }
-            if let Some(answer) = state.answer() {
+            let mut answer = state.answer();
+            if answer.is_none() {
+                match client.receive(&mut place, state.awaits()).await {
+                    Ok(0) => {
+                        client.shutdown();
+                        return Ok(());
+                    }
+                    Ok(_) => {
+                        let [fragment] = std::mem::take(&mut place);
+                        state.bytes.extend_from_slice(&fragment);
+                    }
+                    Err(End::Late) => {
+                        client.count_late();
+                        answer = Some(Answer::error(TIMEOUT, true));
+                    }
+                    Err(end) => return Err(end),
+                }
+            }
+            if let Some(answer) = answer {
+                client.request_ends();
                 answer.send(client).await?;
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 (state.at, state.end, state.close) = (0, answer.pattern(), answer.close);
-                continue;
             }
-            if client.receive(&mut place).await? == 0 {
-                client.shutdown();
-                return Ok(());
-            }
-            let [fragment] = std::mem::take(&mut place);
-            state.bytes.extend_from_slice(&fragment);
         }
     }
 

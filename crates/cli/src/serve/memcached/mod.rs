@@ -10,7 +10,7 @@ mod store;
 mod tests;
 
 use super::Service;
-use super::client::{Client, End};
+use super::client::{Awaited, Client, End};
 use crate::host::Mem;
 use answers::{Answers, Output};
 use netmem::Frag;
@@ -54,6 +54,7 @@ impl Memcached {
             }
             // Items are evicted for values that have no memory.
             let may_evict = outcome == Outcome::OutOfPages;
+            let done = session.done();
             if session.has_work() {
                 let mut rest = std::mem::take(&mut session.rest);
                 let taken;
@@ -61,7 +62,7 @@ impl Memcached {
                 rest.drain(..taken);
                 session.rest = rest;
             } else {
-                if client.receive(&mut place).await? == 0 {
+                if client.receive(&mut place, awaited(session)).await? == 0 {
                     break;
                 }
                 let [fragment] = std::mem::take(&mut place);
@@ -69,6 +70,9 @@ impl Memcached {
                 (taken, outcome) = self.feed(session, &fragment, may_evict, &mut answers);
                 // The page is returned to its pool before answers or values wait for room.
                 session.rest = fragment[taken..].to_vec();
+            }
+            if session.done() != done {
+                client.request_ends();
             }
         }
         client.finish().await
@@ -83,6 +87,10 @@ impl Memcached {
     ) -> (usize, Outcome) {
         session.feed(bytes, &mut Context { store: &mut self.store(), now: now(), may_evict, answers })
     }
+}
+
+fn awaited<P: Clone>(session: &Session<P>) -> Awaited {
+    if session.has_begun() { Awaited::Rest } else { Awaited::Request }
 }
 
 fn now() -> u64 {

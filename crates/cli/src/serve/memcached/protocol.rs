@@ -97,11 +97,12 @@ pub(in crate::serve) struct Session<P> {
     /// Bytes that were received and not processed yet, because the answers were full or there was
     /// no memory.
     pub(super) rest: Vec<u8>,
+    done: u64,
 }
 
 impl<P> Default for Session<P> {
     fn default() -> Self {
-        Self { line: Vec::new(), state: State::Line, rest: Vec::new() }
+        Self { line: Vec::new(), state: State::Line, rest: Vec::new(), done: 0 }
     }
 }
 
@@ -112,9 +113,13 @@ impl<P: Clone> Session<P> {
     }
 
     /// Whether a command has begun and is not complete.
-    #[cfg(test)]
     pub(super) fn has_begun(&self) -> bool {
         !matches!(self.state, State::Line | State::Over) || !self.line.is_empty()
+    }
+
+    /// A number that has changed if a command or a key has been answered since.
+    pub(super) fn done(&self) -> u64 {
+        self.done
     }
 
     /// Whether there is something to process before more is received.
@@ -128,7 +133,7 @@ impl<P: Clone> Session<P> {
     }
 
     fn map<Q>(self, parts: impl FnOnce(Vec<P>) -> Vec<Q>) -> Session<Q> {
-        let Self { line, state, rest } = self;
+        let Self { line, state, rest, done } = self;
         let state = match state {
             State::Line => State::Line,
             State::Keys { with_unique, any } => State::Keys { with_unique, any },
@@ -140,7 +145,7 @@ impl<P: Clone> Session<P> {
             State::Skip { left, last } => State::Skip { left, last },
             State::Over => State::Over,
         };
-        Session { line, state, rest }
+        Session { line, state, rest, done }
     }
 
     /// Processes bytes from the client. Returns how many were processed, and why not more.
@@ -160,6 +165,7 @@ impl<P: Clone> Session<P> {
                 Ok(taken) => at += taken,
                 Err(OutOfPages) => return (at, Outcome::OutOfPages),
             }
+            self.done += u64::from(!self.has_begun());
         }
     }
 
@@ -259,6 +265,7 @@ impl<P: Clone> Session<P> {
         }
         if !key.is_empty() {
             cx.get(key, *with_unique);
+            self.done += 1;
             *any = true;
         }
         self.line.clear();

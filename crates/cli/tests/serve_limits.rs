@@ -210,6 +210,43 @@ print('done')
     server.end();
 }
 
+/// Peers that read nothing of values, which are then replaced, and peers that send the half of a
+/// value: together they keep more pages than the server has. They lose their connections, and the
+/// store keeps its items.
+#[test]
+fn peers_that_stop_lose_their_connection_before_the_store_loses_items() {
+    let Some(server) = Server::start("memcached", "--store 16777216 --queues 2") else { return };
+    server.client(
+        r#"
+s = connect(11211)
+items = {b"s%d" % n: b"%d" % n * 1000 for n in range(1000)}
+for key, value in items.items():
+    store(s, key, value)
+big = b"B" * 900000
+readers, writers = [], []
+for n in range(60):
+    store(s, b"big", big)
+    reader = connect(11211, buffer=4096)
+    reader.sendall(b"get big\r\n" + [b"", b"quit\r\n"][n % 2])
+    assert reader.recv(9) == b"VALUE big"
+    if n % 3:
+        reader.shutdown(socket.SHUT_WR)
+    readers.append(reader)
+for n in range(60):
+    writer = connect(11211)
+    writer.sendall(b"set never 0 0 900000\r\n" + big[:800000])
+    writers.append(writer)
+    store(s, b"big", big)
+for key, value in items.items():
+    assert ask(s, b"get %s\r\n" % key, b"END\r\n") == b"VALUE %s 0 %d\r\n%s\r\nEND\r\n" % (key, len(value), value)
+print(sum(map(is_reset, readers[:30])))
+"#,
+    );
+    let out = server.end();
+    assert!(out.contains(" 0 evictions, "), "{out}");
+    assert!(!out.contains("; 0 reset because they kept pages"), "{out}");
+}
+
 /// Connections that send nothing, the half of a request, or read nothing, are closed.
 #[test]
 fn idle_connections_and_half_requests_end() {
@@ -339,6 +376,9 @@ fn threads_are_pinned() {
 #[test]
 fn bad_limits() {
     for (args, says) in [
+        ("http --store 2000000", "only memcached"),
+        ("memcached --store 64M", "without a suffix"),
+        ("memcached --store 1000", "1048576"),
         ("http --tcp-port 0", "--tcp-port"),
         ("http --tcp-port 65536", "--tcp-port"),
         ("http --max-connections 0", "--max-connections"),

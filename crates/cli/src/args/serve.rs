@@ -45,6 +45,11 @@ pub(crate) struct ServeArgs {
     /// begun, before the connection is closed
     #[arg(long, value_name = "SECS", default_value = "30", value_parser = duration)]
     pub(crate) request_timeout: Duration,
+    /// memcached: the most bytes of all items: keys, values, and 128 bytes for each item. Half as
+    /// much again is reserved for pages that are used in part, and for values that are being sent
+    /// [default: 67108864]
+    #[arg(long, value_name = "BYTES", value_parser = store)]
+    pub(crate) store: Option<usize>,
     /// The CPU of the first queue's thread; the threads of further queues get the next CPUs
     /// [default: any]
     #[arg(long, value_name = "net=N", default_value = "", hide_default_value = true)]
@@ -62,6 +67,9 @@ pub(crate) struct ServeArgs {
 impl ServeArgs {
     /// Checks the meaning of the arguments that concern no port.
     pub(crate) fn check(&self) -> Result<(), BadArgument> {
+        if self.store.is_some() && self.service != ServeArg::Memcached {
+            return BadArgument::new(format!("--store: {} stores nothing; only memcached does", self.service));
+        }
         let (most, of_peer) = (self.max_connections, self.most_of_peer());
         if of_peer > most {
             return BadArgument::new(format!(
@@ -86,6 +94,16 @@ impl ServeArgs {
     pub(crate) fn most_of_peer(&self) -> u32 {
         self.max_connections_per_peer.unwrap_or(self.max_connections.div_ceil(2))
     }
+}
+
+/// Bytes of a store of items.
+fn store(s: &str) -> Result<usize, String> {
+    const RANGE: std::ops::RangeInclusive<usize> = 1 << 20..=1 << 40;
+    let bytes = s.parse().map_err(|_| "a number of bytes is needed, without a suffix")?;
+    if !RANGE.contains(&bytes) {
+        return Err(format!("between {} and {} bytes are possible", RANGE.start(), RANGE.end()));
+    }
+    Ok(bytes)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -116,6 +134,7 @@ impl std::fmt::Display for ServeArg {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use clap::CommandFactory;
 
     #[test]
@@ -124,6 +143,14 @@ mod tests {
         let serve = command.find_subcommand("serve").unwrap();
         for about in [serve.get_about(), serve.get_long_about()] {
             assert!(about.unwrap().to_string().contains("demonstration"));
+        }
+    }
+
+    #[test]
+    fn sizes_of_a_store() {
+        assert_eq!((store("1048576"), store("1099511627776")), (Ok(1 << 20), Ok(1 << 40)));
+        for bad in ["", "0", "-1", "64M", "1048575", "1099511627777", "99999999999999999999"] {
+            assert!(store(bad).is_err(), "{bad}");
         }
     }
 }

@@ -8,6 +8,7 @@
 //! that receives returns [`End::Leaves`], which ends the task.
 
 use super::admission::Admitted;
+use super::pressure::{Kept, Pressure, Progress};
 use super::timers::{Alarm, Timers};
 use crate::host::Mem;
 use crate::host::tasks::Conn;
@@ -16,6 +17,7 @@ use netmem_inet::{Fragment, SocketError, Time};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -34,18 +36,21 @@ pub(super) struct Counts {
     pub(super) idle: u64,
     /// Connections that ended by [`End::Late`].
     pub(super) late: u64,
+    /// Connections that ended by [`End::Stopped`].
+    pub(super) stopped: u64,
     pub(super) received: u64,
     pub(super) sent: u64,
 }
 
 impl Counts {
     pub(super) fn add(&mut self, other: &Self) {
-        let Self { connections, broken, refused, idle, late, received, sent } = other;
+        let Self { connections, broken, refused, idle, late, stopped, received, sent } = other;
         self.connections += connections;
         self.broken += broken;
         self.refused += refused;
         self.idle += idle;
         self.late += late;
+        self.stopped += stopped;
         self.received += received;
         self.sent += sent;
     }
@@ -68,6 +73,7 @@ pub(super) struct Shared {
     pub(super) leaving: Rc<Cell<bool>>,
     pub(super) timers: Timers,
     pub(super) patience: Patience,
+    pub(super) pressure: Arc<Pressure>,
 }
 
 /// Why a service ended before its connection did.
@@ -82,6 +88,10 @@ pub(super) enum End {
     /// The rest of a request did not come.
     #[error("the rest of a request did not come")]
     Late,
+    /// The peer has stopped, and the connection kept pages that another one needed. See
+    /// [`super::pressure`].
+    #[error("the peer stopped, and kept pages")]
+    Stopped,
     #[error(transparent)]
     Broken(#[from] SocketError),
 }
@@ -93,6 +103,8 @@ pub(super) enum Awaited {
     Request,
     /// The rest of a request.
     Rest,
+    /// The rest of a value, of which a part is in pages of the store.
+    Value,
 }
 
 /// See the module.
@@ -102,6 +114,9 @@ pub(super) struct Client {
     alarm: Alarm,
     /// How long the server has waited for the present request.
     waited: Duration,
+    /// The last round that this connection has answered.
+    round: u64,
+    progress: Progress,
     /// Bytes that the service has sent and the stream has not accepted, because the server ends.
     kept: Vec<u8>,
     shut: bool,
@@ -114,8 +129,9 @@ impl Client {
     /// process kept; `shut` says whether it has shut down its direction. A new connection has
     /// neither.
     pub(super) fn new(stream: Conn, shared: Shared, admitted: Admitted, kept: Vec<u8>, shut: bool) -> Self {
-        let alarm = shared.timers.alarm();
-        Self { stream, shared, alarm, waited: Duration::ZERO, kept, shut, _admitted: admitted }
+        let (alarm, round) = (shared.timers.alarm(), shared.pressure.round());
+        let progress = Progress::default();
+        Self { stream, shared, alarm, waited: Duration::ZERO, round, progress, kept, shut, _admitted: admitted }
     }
 
     /// The stream, the kept bytes, and whether the stream is shut down after these bytes.
@@ -130,6 +146,7 @@ impl Client {
         match end {
             End::Idle => counts.idle += 1,
             End::Late => counts.late += 1,
+            End::Stopped => counts.stopped += 1,
             End::Leaves | End::Broken(_) => {}
         }
         drop(counts);
@@ -147,6 +164,11 @@ impl Client {
     /// receives.
     pub(super) fn leaves(&self) -> bool {
         self.shared.leaving.get()
+    }
+
+    /// The pages that the connections of the server keep.
+    pub(super) fn pressure(&self) -> &Pressure {
+        &self.shared.pressure
     }
 
     /// Counts a request whose rest did not come, for a service that answers it.
@@ -179,7 +201,7 @@ impl Client {
                 self.request_ends();
                 idle
             }
-            Awaited::Rest => request.saturating_sub(self.waited),
+            Awaited::Rest | Awaited::Value => request.saturating_sub(self.waited),
         };
         let n = self.wait(awaited, limit, |stream, cx| stream.poll_recv(cx, into)).await;
         self.waited += self.now().since(begin);
@@ -192,6 +214,7 @@ impl Client {
     /// A request is complete: the time limit of the next one begins.
     pub(super) fn request_ends(&mut self) {
         self.waited = Duration::ZERO;
+        self.progress.value_ends();
     }
 
     /// Waits for room, and sends a fragment without a copy.
@@ -225,6 +248,28 @@ impl Client {
             self.shared.counts.borrow_mut().sent += n as u64;
         }
         Ok(())
+    }
+
+    /// Waits until the peer has acknowledged all that was sent, or the server ends.
+    pub(super) async fn deliver(&mut self) -> Result<(), End> {
+        // A send buffer of one byte has room when nothing is in it.
+        self.stream.set_send_buffer(1);
+        self.wait_for_room(|stream, cx| stream.poll_writable(cx)).await.map(|_| ())
+    }
+
+    /// Lets a time pass, for a service that waits for pages.
+    pub(super) async fn pause(&mut self, time: Duration) -> Result<(), End> {
+        // The time does not count as the peer's.
+        self.progress.value_ends();
+        let end = self.now() + time;
+        poll_fn(|cx| {
+            if self.leaves() {
+                return Poll::Ready(Err(End::Leaves));
+            }
+            self.answer_round(false)?;
+            if self.alarm.is_due(end, cx) { Poll::Ready(Ok(())) } else { Poll::Pending }
+        })
+        .await
     }
 
     /// Shuts down the sending direction, after the kept bytes.
@@ -276,6 +321,7 @@ impl Client {
             if let Poll::Ready(outcome) = ready(&mut self.stream, cx) {
                 return Poll::Ready(outcome.map(Some).map_err(End::Broken));
             }
+            self.answer_round(awaited == Awaited::Value)?;
             while self.alarm.is_due(deadline, cx) {
                 if awaited != Awaited::Request {
                     return Poll::Ready(Err(End::Late));
@@ -291,6 +337,23 @@ impl Client {
             Poll::Pending
         })
         .await
+    }
+
+    /// Answers a round of [`Pressure`], if one was begun since the last call.
+    fn answer_round(&mut self, has_value: bool) -> Result<(), End> {
+        let round = self.shared.pressure.round();
+        if round == self.round {
+            return Ok(());
+        }
+        self.round = round;
+        let (now, (delivered, out)) = (self.now(), out(&self.stream));
+        let sent = self.progress.sent(now, delivered, out);
+        let value = if has_value { self.progress.value(now) } else { Kept::Nothing };
+        if (sent, value) != (Kept::Nothing, Kept::Nothing) {
+            // Also if the connection ends now: its pages are free only after that.
+            self.shared.pressure.keep(round);
+        }
+        if sent == Kept::Stopped || value == Kept::Stopped { Err(End::Stopped) } else { Ok(()) }
     }
 }
 

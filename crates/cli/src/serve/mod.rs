@@ -12,8 +12,8 @@
 //! queue than its connection's, its stack hands it to the connection's stack.
 //!
 //! The services are a demonstration. A peer that is idle, slow or hostile nevertheless costs only
-//! its own connection: each wait has a time limit ([`client`]), and connections are counted
-//! ([`admission`]).
+//! its own connection: each wait has a time limit ([`client`]), connections are counted
+//! ([`admission`]), and connections that keep the pages of a store are found ([`pressure`]).
 //!
 //! With `--state`, the next process continues the connections: see [`state`].
 
@@ -22,6 +22,7 @@ mod client;
 mod http;
 mod memcached;
 mod plain;
+mod pressure;
 mod report;
 mod state;
 mod timers;
@@ -42,6 +43,7 @@ use netmem::virtio::Spin;
 use netmem::xsk::{Filter, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
 use netmem_inet::{Address, ListenOptions, SocketError, StackStats, TcpListener};
+use pressure::{Member, Pressure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use state::{Left, StateFile};
@@ -198,7 +200,10 @@ impl Server<'_> {
             ServeArg::Discard => self.with(host, plain::PAGES, |_| Ok(plain::Discard)),
             ServeArg::Source => self.with(host, plain::PAGES, |pool| plain::Source::new(pool)),
             ServeArg::Http => self.with(host, plain::PAGES, |pool| http::Http::new(pool)),
-            ServeArg::Memcached => self.with(host, memcached::PAGES, |pool| Ok(memcached::Memcached::new(pool))),
+            ServeArg::Memcached => {
+                let sizes = memcached::Sizes::new(self.args.store.unwrap_or(memcached::LIMIT));
+                self.with(host, sizes.pages, |pool| Ok(memcached::Memcached::new(pool, sizes)))
+            }
         }
     }
 
@@ -254,9 +259,10 @@ impl Server<'_> {
         }
         let shares: Vec<_> = shares.into_iter().map(Mutex::new).collect();
         let admission = Admission::new(self.args.max_connections, self.args.most_of_peer());
+        let pressure = Arc::new(Pressure::new(self.args.queues));
         let done = stacks.run(|n, running| {
             let share = std::mem::take(&mut *shares[n].lock().unwrap_or_else(PoisonError::into_inner));
-            let done = self.serve(service, n, running, share, &admission);
+            let done = self.serve(service, n, running, share, &admission, &pressure);
             // If one stack ends, the others end, too.
             self.stop.set();
             done
@@ -282,6 +288,7 @@ impl Server<'_> {
         running: &mut Running,
         resumed: Vec<Left<S::State>>,
         admission: &Arc<Admission>,
+        pressure: &Arc<Pressure>,
     ) -> anyhow::Result<Done<S::State>> {
         if let Some(cpu) = self.args.cpu(n) {
             cpus::pin(cpu);
@@ -293,8 +300,10 @@ impl Server<'_> {
             leaving: Rc::default(),
             timers: Timers::default(),
             patience: Patience { idle: self.args.idle_timeout, request: self.args.request_timeout },
+            pressure: Arc::clone(pressure),
         };
         let (left, mut lost) = (Leaving::<S>::default(), 0);
+        let member = pressure.join(n, stack.waker());
         let mut tasks = Tasks::new();
         for connection in resumed {
             match stack.sockets().restore(&connection.stream, &Config::default()) {
@@ -320,7 +329,7 @@ impl Server<'_> {
             eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
         }
         let acceptor = Acceptor { listener, service, shared: &shared, admission, left: &left };
-        self.drive(stack, *clock, device, acceptor, tasks)?;
+        self.drive(stack, *clock, device, acceptor, tasks, &member)?;
         let counts = *shared.counts.borrow();
         Ok(Done { counts, stats: stack.stats(), lost, left: left.into_inner() })
     }
@@ -334,16 +343,25 @@ impl Server<'_> {
         device: &mut dyn Drives,
         mut acceptor: Acceptor<'a, S>,
         mut tasks: Tasks<'a>,
+        member: &Member<'_>,
     ) -> anyhow::Result<()> {
         let (shared, left) = (acceptor.shared, acceptor.left);
         let ended = |result: Result<(), SocketError>| shared.counts.borrow_mut().broken += u64::from(result.is_err());
         let mut signal = Signal(&self.stop.signal);
+        let mut asked = 0;
         while !self.stop.is_set() {
             let mut work = device.poll();
             work += stack.poll(clock.now());
             work += acceptor.accept(&mut tasks);
             work += shared.timers.advance(clock.now());
+            if member.asked() > asked {
+                asked = member.asked();
+                shared.timers.wake_all();
+            }
             work += tasks.run(ended);
+            if !tasks.are_woken() {
+                member.answer(asked);
+            }
             if work > 0 {
                 // Sends what the tasks have written. The device's next poll passes it on.
                 stack.poll(clock.now());
@@ -422,7 +440,7 @@ async fn task<S: Service>(
     }
     match ended {
         Err(End::Broken(error)) => return Err(error),
-        Err(end @ (End::Idle | End::Late)) => {
+        Err(end @ (End::Idle | End::Late | End::Stopped)) => {
             client.end(end);
             return Ok(());
         }

@@ -15,10 +15,11 @@ pub(super) fn summary<S>(done: &[Done<S>]) -> String {
         handed_over += stats.handed_over;
         full += stats.mailbox_full;
     }
-    let Counts { connections, broken, refused, idle, late, received, sent } = all;
+    let Counts { connections, broken, refused, idle, late, stopped, received, sent } = all;
     let mut summary = format!(
         "served {connections} connections, {broken} of them broken: {received} bytes received ({copied_received} copied), {sent} bytes sent \
-         ({copied_sent} copied)\nlimits: {refused} connections refused; {idle} closed as idle, {late} in the middle of a request\nstack: {wrong} packets with a wrong checksum\n"
+         ({copied_sent} copied)\nlimits: {refused} connections refused; {idle} closed as idle, {late} in the middle of a request; {stopped} \
+         reset because they kept pages\nstack: {wrong} packets with a wrong checksum\n"
     );
     if done.len() > 1 {
         let queues: Vec<_> = done.iter().map(|done| done.counts.connections.to_string()).collect();

@@ -48,6 +48,12 @@ impl Timers {
         self.0.wakers.borrow().first_key_value().map(|(&(at, _), _)| at)
     }
 
+    /// Wakes all tasks that have set an alarm. Their alarms stay set.
+    pub(super) fn wake_all(&self) {
+        let wakers: Vec<Waker> = self.0.wakers.borrow().values().cloned().collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// An alarm for a task of this thread.
     pub(super) fn alarm(&self) -> Alarm {
         Alarm { timers: self.clone(), set: None }
@@ -125,7 +131,8 @@ mod tests {
         assert_eq!((timers.advance(at(4)), timers.advance(at(5)), timers.advance(at(6))), (0, 1, 0));
         assert_eq!((count.0.load(Ordering::Relaxed), timers.next()), (1, None));
         assert!(alarm.is_due(at(6), &cx) && !alarm.is_due(at(20), &cx));
-        assert_eq!((count.0.load(Ordering::Relaxed), timers.next()), (1, Some(at(20))));
+        timers.wake_all();
+        assert_eq!((count.0.load(Ordering::Relaxed), timers.next()), (2, Some(at(20))));
         drop(alarm);
         assert_eq!((timers.advance(at(30)), timers.next()), (0, None));
     }

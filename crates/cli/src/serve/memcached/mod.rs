@@ -15,35 +15,47 @@ use crate::host::Mem;
 use answers::{Answers, Output};
 use netmem::Frag;
 use netmem::pool::SharedPool;
-use netmem_inet::Fragment;
+use netmem_inet::{Fragment, Time};
 use pages::Pages;
 use protocol::{Context, Outcome, Session};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store::Store;
 
-/// The most bytes of all items: keys, values, and a fixed number of bytes for each item.
-const LIMIT: usize = 64 << 20;
-/// Pages for values. A page with several values is free only when the last of them is gone. So there are more pages
-/// than the values need.
-pub(super) const PAGES: usize = LIMIT / 4096 * 3 / 2;
+pub(super) use pages::Sizes;
+
+/// The most bytes of all items, unless the user chooses: keys, values, and a fixed number of bytes
+/// for each item.
+pub(super) const LIMIT: usize = 64 << 20;
+/// For so long, a value waits until the stacks have answered a round of [`super::pressure`].
+const ROUND: Duration = Duration::from_millis(1);
+/// For so long, a value waits for pages that connections keep. After that, items are evicted for as
+/// long: the connections that keep pages have not stopped then, and are just too many.
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// The service: one store for the connections of all queues.
-pub(super) struct Memcached(Mutex<Store<Pages<Mem>>>);
+pub(super) struct Memcached {
+    store: Mutex<Store<Pages<Mem>>>,
+    /// Until this time, in microseconds, items are evicted for values that have no page.
+    evict_until: AtomicU64,
+}
 
 impl Memcached {
-    pub(super) fn new(pool: &Arc<SharedPool<Mem>>) -> Self {
-        Self(Mutex::new(Store::new(Pages::new(Arc::clone(pool)), LIMIT)))
+    pub(super) fn new(pool: &Arc<SharedPool<Mem>>, sizes: Sizes) -> Self {
+        let pages = Pages::new(Arc::clone(pool));
+        let store = Mutex::new(Store::new(pages, sizes.limit, sizes.store));
+        Self { store, evict_until: AtomicU64::new(0) }
     }
 
     fn store(&self) -> MutexGuard<'_, Store<Pages<Mem>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn talk(&self, client: &mut Client, session: &mut Session<Frag<Mem>>) -> Result<(), End> {
         let mut answers = Answers::default();
         let mut place = [Fragment::default()];
-        let mut outcome = Outcome::Done;
+        let (mut outcome, mut may_evict) = (Outcome::Done, false);
         loop {
             send(client, &mut answers, outcome == Outcome::AnswersFull).await?;
             if session.is_over() {
@@ -52,8 +64,9 @@ impl Memcached {
             if client.leaves() {
                 return Err(End::Leaves);
             }
-            // Items are evicted for values that have no memory.
-            let may_evict = outcome == Outcome::OutOfPages;
+            if outcome == Outcome::OutOfPages {
+                may_evict = self.wait_for_page(client).await?;
+            }
             let done = session.done();
             if session.has_work() {
                 let mut rest = std::mem::take(&mut session.rest);
@@ -74,7 +87,11 @@ impl Memcached {
             if session.done() != done {
                 client.request_ends();
             }
+            may_evict = false;
         }
+        // Until the peer has acknowledged the answers, they keep pages, for which the connection is
+        // responsible.
+        client.deliver().await?;
         client.finish().await
     }
 
@@ -87,10 +104,39 @@ impl Memcached {
     ) -> (usize, Outcome) {
         session.feed(bytes, &mut Context { store: &mut self.store(), now: now(), may_evict, answers })
     }
+
+    /// Waits until the pool has a page. Returns true if items must be evicted for it.
+    async fn wait_for_page(&self, client: &mut Client) -> Result<bool, End> {
+        let begin = client.now();
+        if begin.micros() < self.evict_until.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        loop {
+            let round = client.pressure().ask();
+            while !client.pressure().is_answered(round) {
+                client.pause(ROUND).await?;
+            }
+            if self.store().memory.has_some() {
+                return Ok(false);
+            }
+            let waited = client.now().since(begin);
+            if !client.pressure().were_kept(round) || waited >= LONGEST {
+                let until: Time = client.now() + LONGEST;
+                self.evict_until.store(until.micros(), Ordering::Relaxed);
+                return Ok(true);
+            }
+        }
+    }
 }
 
 fn awaited<P: Clone>(session: &Session<P>) -> Awaited {
-    if session.has_begun() { Awaited::Rest } else { Awaited::Request }
+    if session.has_value() {
+        Awaited::Value
+    } else if session.has_begun() {
+        Awaited::Rest
+    } else {
+        Awaited::Request
+    }
 }
 
 fn now() -> u64 {

@@ -6,6 +6,29 @@ use netmem::pool::{Readable, SharedPool};
 use netmem::{Frag, Page};
 use std::sync::Arc;
 
+const PAGE: usize = 4096;
+/// The least number of pages that are not the store's.
+const SPARE: usize = 1024;
+
+/// Pages for a store of `limit` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct Sizes {
+    pub(super) limit: usize,
+    /// Pages of the store: a quarter more than `limit`, because a page is free only when its last
+    /// value is gone.
+    pub(super) store: usize,
+    /// All pages. The others are for values that are received or sent.
+    pub(in crate::serve) pages: usize,
+}
+
+impl Sizes {
+    pub(in crate::serve) fn new(limit: usize) -> Self {
+        let quarter = limit.div_ceil(PAGE) / 4;
+        let store = 5 * quarter + 1;
+        Self { limit, store, pages: store + quarter.max(SPARE) }
+    }
+}
+
 /// The memory of values: pages, each of which has many small values.
 pub(super) struct Pages<M: Readable> {
     pool: Arc<SharedPool<M>>,
@@ -15,6 +38,18 @@ pub(super) struct Pages<M: Readable> {
 impl<M: Readable> Pages<M> {
     pub(super) fn new(pool: Arc<SharedPool<M>>) -> Self {
         Self { pool, open: None }
+    }
+
+    /// Whether there is memory for at least one byte.
+    pub(super) fn has_some(&mut self) -> bool {
+        if self.open.is_none() {
+            // Pages that other threads have returned are not always found at once.
+            self.open = self.pool.alloc().or_else(|| {
+                self.pool.reclaim();
+                self.pool.alloc()
+            });
+        }
+        self.open.is_some()
     }
 }
 
@@ -57,6 +92,10 @@ impl<M: Readable> Memory for Pages<M> {
 
     fn bytes(part: &Frag<M>) -> &[u8] {
         part
+    }
+
+    fn page(part: &Frag<M>) -> usize {
+        part.as_ptr() as usize / PAGE
     }
 }
 
@@ -112,7 +151,7 @@ mod tests {
             values.push(value);
         }
         assert!(values.iter().enumerate().all(|(n, value)| bytes(value) == [n as u8; 60] && value.len() == 1));
-        let numbers: std::collections::BTreeSet<u32> = values.iter().flatten().map(Frag::index).collect();
+        let numbers: std::collections::BTreeSet<usize> = values.iter().flatten().map(Pages::<Private>::page).collect();
         assert_eq!(numbers.len(), 2);
         drop(pages);
     }
@@ -128,6 +167,19 @@ mod tests {
                 n => copied += n,
             }
         }
-        assert!(copied >= 6000);
+        assert!(copied >= 6000 && !pages.has_some());
+        value.clear();
+        assert!(pages.has_some());
+    }
+
+    #[test]
+    fn a_store_leaves_pages_to_connections() {
+        for limit in [1 << 20, 64 << 20, 1 << 30] {
+            let sizes = Sizes::new(limit);
+            assert!(
+                sizes.store * PAGE >= limit && sizes.pages >= sizes.store + SPARE.max(sizes.store / 6),
+                "{sizes:?}"
+            );
+        }
     }
 }

@@ -127,6 +127,11 @@ impl<P: Clone> Session<P> {
         !self.rest.is_empty() || self.is_pending()
     }
 
+    /// Whether a value was received in part.
+    pub(super) fn has_value(&self) -> bool {
+        matches!(&self.state, State::Value(coming) if !coming.parts.is_empty())
+    }
+
     /// The session, with copies of the pieces of a value that was received in part.
     pub(super) fn save<M: Memory<Part = P>>(self) -> Session<Vec<u8>> {
         self.map(|parts| parts.iter().map(|part| M::bytes(part).to_vec()).collect())

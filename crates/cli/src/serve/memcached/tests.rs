@@ -39,10 +39,14 @@ impl Memory for Heap {
     fn bytes(part: &Rc<Piece>) -> &[u8] {
         &part.0
     }
+
+    fn page(part: &Rc<Piece>) -> usize {
+        Rc::as_ptr(part) as usize
+    }
 }
 
 fn store(free: usize, limit: usize) -> Store<Heap> {
-    Store::new(Heap { free: Rc::new(free.into()) }, limit)
+    Store::new(Heap { free: Rc::new(free.into()) }, limit, usize::MAX)
 }
 
 fn told(answers: &mut Answers<Rc<Piece>>) -> Vec<u8> {
@@ -131,7 +135,10 @@ fn bytes_come_in_any_pieces() {
 fn a_value_is_never_a_command() {
     let key = "k".repeat(MAX_KEY + 1);
     let dropped = |command: &str| (format!("{command}\r\nflush_all\r\n"), true);
-    let ended = |command: &str| (format!("{command}\r\nflush_all\r\n"), false);
+    let ended = |command: &str| {
+        let end = if command.ends_with("xyz") { "" } else { "\r\n" };
+        (format!("{command}{end}flush_all\r\n"), false)
+    };
     for (input, goes_on) in [
         dropped("append absent 0 0 9"),
         dropped("prepend absent 0 0 9"),
@@ -157,6 +164,10 @@ fn a_value_is_never_a_command() {
         ended("set other 0 0 1"),
         ended("set other x 0 1"),
         ended("add k 0 0 1 noreply"),
+        // The command stands where the value should have ended.
+        ended("set other 0 0 1\r\nxyz"),
+        ended("set other x 0 1\r\nxyz"),
+        ended("append k 0 0 1\r\nxyz"),
         ended("ms other 9"),
         ended("ms other S9 T0"),
         ended("SET other 0 0 9"),
@@ -306,8 +317,10 @@ fn items_expire() {
 #[test]
 fn memory_is_bounded() {
     let value = "x".repeat(400);
-    for (free, limit) in [(5000, 1_000_000), (1_000_000, 5000)] {
-        let mut store = store(free, limit);
+    for (free, limit, pages) in
+        [(5000, 1_000_000, usize::MAX), (1_000_000, 5000, usize::MAX), (1_000_000, 1_000_000, 10)]
+    {
+        let mut store = Store::new(Heap { free: Rc::new(free.into()) }, limit, pages);
         for n in 0..100 {
             assert_eq!(talk(&mut store, 0, &format!("set k{n} 0 0 400\r\n{value}\r\n")), "STORED\r\n");
             assert!(store.bytes() <= limit);

@@ -356,6 +356,25 @@ assert all(map(echoes, first[:2] + second[:3] + [s]))
     );
 }
 
+/// The counters of the stack are in the report, except those that are 0.
+#[test]
+fn the_report_has_the_counters_of_the_stack() {
+    let Some(server) = Server::start("echo", "--queues 2") else { return };
+    server.client(
+        r#"
+for address in ["10.79.0.2", "fd79::2", "10.79.0.2"]:
+    try:
+        connect(9, address)
+        assert False, "nothing listens on this port"
+    except ConnectionRefusedError:
+        pass
+"#,
+    );
+    let out = server.end();
+    assert!(out.contains("\nhandshakes: 3 resets for segments of no connection\n"), "{out}");
+    assert!(!out.contains("not sent: ") && !out.contains("a cookie"), "{out}");
+}
+
 /// The threads of the queues are on the CPUs that were asked for. More CPUs than there are is an
 /// error.
 #[test]

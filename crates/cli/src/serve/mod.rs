@@ -42,7 +42,7 @@ use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
 use netmem::xsk::{Filter, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
-use netmem_inet::{Address, ListenOptions, SocketError, StackStats, TcpListener};
+use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, StackStats, TcpListener};
 use pressure::{Member, Pressure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -185,6 +185,7 @@ struct Server<'a> {
 struct Done<S> {
     counts: Counts,
     stats: StackStats,
+    listener: ListenerStats,
     /// Saved connections that could not be restored.
     lost: u64,
     /// Connections that are saved for the next process.
@@ -329,13 +330,13 @@ impl Server<'_> {
             eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
         }
         let acceptor = Acceptor { listener, service, shared: &shared, admission, left: &left };
-        self.drive(stack, *clock, device, acceptor, tasks, &member)?;
+        let listener = self.drive(stack, *clock, device, acceptor, tasks, &member)?;
         let counts = *shared.counts.borrow();
-        Ok(Done { counts, stats: stack.stats(), lost, left: left.into_inner() })
+        Ok(Done { counts, stats: stack.stats(), listener, lost, left: left.into_inner() })
     }
 
     /// Runs a stack, its part of the device and the tasks of its connections until the server is
-    /// stopped. Then saves the connections, or ends them.
+    /// stopped. Then saves the connections, or ends them. Returns the counters of the listener.
     fn drive<'a, S: Service>(
         &self,
         stack: &mut OwnStack,
@@ -344,7 +345,7 @@ impl Server<'_> {
         mut acceptor: Acceptor<'a, S>,
         mut tasks: Tasks<'a>,
         member: &Member<'_>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<ListenerStats> {
         let (shared, left) = (acceptor.shared, acceptor.left);
         let ended = |result: Result<(), SocketError>| shared.counts.borrow_mut().broken += u64::from(result.is_err());
         let mut signal = Signal(&self.stop.signal);
@@ -379,10 +380,12 @@ impl Server<'_> {
             }
             shared.leaving.set(true);
             tasks.poll_all(ended);
-            drop((tasks, acceptor));
+        }
+        let stats = acceptor.listener.stats().unwrap_or_default();
+        drop((tasks, acceptor));
+        if self.state.is_some() {
             left.borrow_mut().extend(stack.sockets().save_closing().into_iter().map(Left::closing));
         } else {
-            drop((tasks, acceptor));
             // Sends the resets of the dropped connections, and other packets that are due.
             stack.poll(clock.now());
         }
@@ -391,7 +394,7 @@ impl Server<'_> {
                 break;
             }
         }
-        Ok(())
+        Ok(stats)
     }
 }
 

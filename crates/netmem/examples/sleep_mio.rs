@@ -45,8 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let flag = stop.clone();
     let device = std::thread::spawn(move || device.run(&flag, Spin::default()));
     let options = NetOptions::new(RxMode::Small).pairs(QUEUES);
-    let (mut net, pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
-    net.set_active_pairs(QUEUES)?;
+    let (net, pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
     let (mut queues, senders): (Vec<_>, Vec<_>) = pairs.into_iter().map(|pair| (pair.rx, pair.tx)).unzip();
 
     let mut poll = mio::Poll::new()?;

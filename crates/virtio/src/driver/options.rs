@@ -167,8 +167,9 @@ impl<M: PeerMemory> NetOptions<M> {
         }
     }
 
-    /// The most queue pairs that will be used. All of them are set up; one is in use until
-    /// [`VirtioNet::set_active_pairs`](super::VirtioNet::set_active_pairs) says otherwise.
+    /// The number of queue pairs, 1 by default. All of them are in use after
+    /// [`VirtioNet::probe`](super::VirtioNet::probe), until
+    /// [`VirtioNet::set_active_pairs`](super::VirtioNet::set_active_pairs) lowers the number.
     #[must_use]
     pub fn pairs(mut self, pairs: u16) -> Self {
         self.pairs = pairs;

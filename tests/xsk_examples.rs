@@ -6,7 +6,8 @@ mod built;
 mod common;
 
 use built::{example, netmem};
-use common::{command, in_namespace, in_peer_namespace, ip};
+use common::{command, in_namespace, in_peer_namespace, installed, ip, skip};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +26,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // `timeout` passes SIGTERM on to its child; it could not do that with SIGKILL.
         if matches!(self.0.try_wait(), Ok(None)) {
-            let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         }
         let _ = self.0.wait();
     }
@@ -70,6 +71,9 @@ fn no_offloads(interface: &str) {
 fn the_echo_server_answers_clients_of_the_kernel() {
     let echo = example("xsk_echo");
     in_namespace(|| {
+        if let Err(why) = installed(&["ping"]) {
+            return skip(&why);
+        }
         ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
         no_offloads("v0");
         no_offloads("v1");
@@ -164,8 +168,8 @@ fn packets_are_counted() {
 fn iperf3_through_the_bridge() {
     let bridge = example("xsk_bridge");
     in_namespace(|| {
-        if Command::new("iperf3").arg("--version").output().is_err() {
-            return common::skip("iperf3 is not installed");
+        if let Err(why) = installed(&["iperf3", "timeout"]) {
+            return skip(&why);
         }
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("tap.sock");

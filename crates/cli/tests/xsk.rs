@@ -6,11 +6,12 @@ mod common;
 #[path = "xsk_socket_common/mod.rs"]
 mod socket_common;
 
-use common::{drop_privileges, in_namespace};
+use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
 use netmem::xsk::helper::{Grant, HelperError};
 use netmem::xsk::{Attached, Interface, QueueOptions, Xsk, XskOptions};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
@@ -57,7 +58,7 @@ fn device(port: &str, socket: &std::path::Path) -> Child {
 /// Ends a process as a user does, unless it has ended.
 fn end(child: Child) -> Output {
     // It is not waited for yet, and so is there.
-    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     child.wait_with_output().unwrap()
 }
 
@@ -162,6 +163,9 @@ fn perf_receives_from_an_interface() {
 #[test]
 fn a_server_is_a_host_beside_the_kernel() {
     in_namespace(|| {
+        if let Err(why) = installed(&["ping"]) {
+            return skip(&why);
+        }
         // With a queue of one kind, so that all flows are in it.
         veth("v0", "v1", 1, 1500);
         std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").unwrap();
@@ -308,6 +312,9 @@ fn info_lists_interfaces() {
 #[test]
 fn without_privileges_the_error_says_which() {
     in_namespace(|| {
+        if let Err(why) = installed(&["setpriv"]) {
+            return skip(&why);
+        }
         veth("v0", "v1", 1, 1500);
         // As root, with an empty set: `setpriv` keeps the user, so that the binary can be read.
         for (drop, says) in [("-all", "needs CAP_NET_RAW"), ("-bpf,-sys_admin", "needs CAP_BPF, which")] {
@@ -328,6 +335,9 @@ fn without_privileges_the_error_says_which() {
 #[test]
 fn subcommands_need_the_capabilities_of_their_rows() {
     in_namespace(|| {
+        if let Err(why) = installed(&["prlimit", "setpriv"]) {
+            return skip(&why);
+        }
         veth("v0", "v1", 1, 1500);
         let dir = tempfile::tempdir().unwrap();
         let listen = format!("--listen {}", dir.path().join("socket").display());

@@ -4,7 +4,7 @@
 #[path = "shared/skip.rs"]
 mod skip;
 
-use skip::skip;
+use skip::{installed, skip};
 use std::process::{Command, Output};
 
 /// The command that runs an example, built as this test is.
@@ -68,16 +68,14 @@ fn a_driver_sleeps_in_mio() {
 fn apart(example: &str) -> Option<String> {
     let apart = ["unshare", "--net"].map(str::to_owned);
     let checks = [&apart[..], &["ip".into(), "tuntap".into(), "add".into(), "mode".into(), "tap".into()]].concat();
-    match Command::new("unshare").args(&checks[1..]).output() {
-        Ok(done) if done.status.success() => {}
-        Ok(done) => {
-            skip(&format!("no taps in a network namespace: {}", String::from_utf8_lossy(&done.stderr).trim()));
-            return None;
-        }
-        Err(e) => {
-            skip(&format!("`unshare` cannot be run: {e}"));
-            return None;
-        }
+    if let Err(why) = installed(&["unshare", "ip"]) {
+        skip(&why);
+        return None;
+    }
+    let done = Command::new("unshare").args(&checks[1..]).output().unwrap();
+    if !done.status.success() {
+        skip(&format!("no taps in a network namespace: {}", String::from_utf8_lossy(&done.stderr).trim()));
+        return None;
     }
     Some(printed(&run(&[&apart[..], &cargo(example)].concat())))
 }

@@ -23,7 +23,7 @@ fn fits(packet: usize) -> bool {
 
 /// For longer use: a reference, which keeps this configuration until it is dropped, also after it has been replaced.
 fn config() -> Option<Ref<Config, PercpuRef>> {
-    rcu::read(|guard| CONFIG.load(guard)?.try_get_live().ok())
+    CONFIG.get()
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,24 +32,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let (stop, packets) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        let readers = [(); 2].map(|()| {
             scope.spawn(|| {
                 let mut newest = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    let Some(config) = config() else { continue };
+                    // The cell is never empty from the first store on, also while another configuration is being stored.
+                    let config = config().ok_or("there is no configuration")?;
                     // A reader never goes back to an older version.
                     assert!(config.version >= newest);
                     newest = config.version;
                     packets.fetch_add(u64::from(fits(1400)), Ordering::Relaxed);
                 }
-            });
-        }
+                Ok::<(), &str>(())
+            })
+        });
         // Another configuration every millisecond. Storing it kills the one before, which is freed when its last reader is done.
         for version in 2..=20 {
             std::thread::sleep(Duration::from_millis(1));
             CONFIG.store(Some(Owner::try_new(Config { version, mtu: 9000 })?));
         }
         stop.store(true, Ordering::Relaxed);
+        readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| "a reader panicked")?)?;
         Ok::<(), Box<dyn std::error::Error>>(())
     })?;
 

@@ -1,5 +1,6 @@
-//! A machine with a compiler and a Rust toolchain builds the tree, and runs its tests. Each other program that a test starts is looked for
-//! first, by `installed` of `skip.rs`. `tests/minimal/run.sh` runs the tests on such a machine.
+//! A machine with a compiler and a Rust toolchain builds the tree, and runs its tests. Each other
+//! program that a test starts is looked for first, by `installed` of `skip.rs`.
+//! `tests/minimal/run.sh` runs the tests on such a machine.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeSet;

@@ -23,8 +23,9 @@ pub(crate) fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
 }
 
-/// An error names the first of these programs that is not on the search path. A test that starts a program asks first, because a
-/// machine that builds the tree need not have the program. `tests/programs.rs` checks that each test does.
+/// An error names the first of these programs that is not on the search path. A test that starts a
+/// program asks first, because a machine that builds the tree need not have the program.
+/// `tests/programs.rs` checks that each test does.
 #[allow(dead_code, reason = "not every test starts programs")]
 pub(crate) fn installed(programs: &[&str]) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -162,6 +162,29 @@ fn packets_are_counted() {
     });
 }
 
+/// The program ends with an error when its interface is deleted, also while it sleeps.
+#[test]
+fn an_interface_that_is_gone_is_an_error() {
+    let examples = ["xsk_count", "xsk_echo", "xsk_vm"].map(example);
+    in_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("vm.sock");
+        let words = ["v0", "v0 7 1", &format!("{} v0", socket.display())];
+        for (program, words) in examples.iter().zip(words) {
+            ip("link add v0 type veth peer name v1");
+            ip("link set v0 up");
+            let mut running = start(program, words, "ready:");
+            ip("link del v0");
+            let mut said = String::new();
+            running.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            let status = running.0.wait().unwrap();
+            assert_eq!(status.code(), Some(1), "{}: {said}", program.display());
+            let gone = "Error: queue 0 of v0 has stopped: the interface is gone";
+            assert!(said.contains(gone) && !said.contains("QueueStopped"), "{}: {said}", program.display());
+        }
+    });
+}
+
 /// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel sends large segments, and the other takes
 /// none.
 #[test]

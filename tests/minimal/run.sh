@@ -60,7 +60,9 @@ done
 within() {
     local user=$1
     shift
-    chroot "$root" chown -R "$user:" /netmem /cargo /built
+    local ids
+    ids=$(chroot "$root" id -u "$user"):$(chroot "$root" id -g "$user")
+    chown -R "$ids" "$root/netmem" "$root/cargo" "$base/built"
     # Variables of the inner shell.
     # shellcheck disable=SC2016
     timeout --kill-after=10 "$limit" unshare --mount --pid --fork --kill-child bash -euc '

@@ -23,7 +23,8 @@ struct Server {
 }
 
 impl Server {
-    /// None, and the reason is told, if the clients' programs are not installed or something else is missing here.
+    /// None, and the reason is told, if the clients' programs are not installed or something else
+    /// is missing here.
     fn start(service: &str, clients: Result<(), String>) -> Option<Self> {
         if let Err(why) = clients.and_then(|()| missing()) {
             skip(&why);

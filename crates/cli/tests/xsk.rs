@@ -213,6 +213,24 @@ fn a_server_is_a_host_beside_the_kernel() {
     });
 }
 
+/// A server and a device end with an error when their interface is deleted, although they sleep.
+#[test]
+fn a_deleted_interface_ends_a_server_and_a_device() {
+    in_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let device = format!("device --port xsk:v0 --listen {}", dir.path().join("socket").display());
+        let server = "serve echo --port xsk:v0 --addr 198.18.7.2/24";
+        for (words, ready) in [(server, "ready: echo"), (&device, "port xsk:v0")] {
+            veth("v0", "v1", 1, 1500);
+            let running = start(netmem(words), ready);
+            common::ip("link del v0");
+            let output = running.wait_with_output().unwrap();
+            let says = "queue 0 of v0 has stopped: the interface is gone";
+            assert!(output.status.code() == Some(1) && text(&output).contains(says), "{words}: {}", text(&output));
+        }
+    });
+}
+
 /// Proves XSK-4: a worker that is another user without any capability, in another network namespace, gets queues and the program from
 /// `netmem grant`. While it has them, another worker gets nothing. Its end takes the program off, and the next worker is served. Frames of
 /// other hosts stay with the kernel.

@@ -455,7 +455,7 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
         poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
     };
     rustix::io::write(&link.near.queues().1.event, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(!readable(&link));
     link.near.disarm();
     // The ring is full, and the device does not finish its packets.
@@ -466,7 +466,7 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
     for _ in 0..3 {
         link.near.poll(link.now);
     }
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(readable(&link));
     link.near.disarm();
     // The device has finished its packets, and nothing waits any more.
@@ -474,7 +474,7 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
     tx.size = 256;
     *tx.completes.borrow_mut() = true;
     link.settle();
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(!readable(&link));
     link.near.disarm();
     drop((stream, listener));

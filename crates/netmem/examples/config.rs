@@ -5,6 +5,7 @@
 //! The configuration is behind a per-CPU count (`PercpuRef`): taking a reference is a plain add on this CPU, so readers on many
 //! cores do not slow each other down. `RcuCell` is the place where readers find the present configuration.
 
+use anyhow::Context;
 use netmem::refs::{Owner, PercpuRef, RcuCell, Ref, rcu};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,9 +27,9 @@ fn config() -> Option<Ref<Config, PercpuRef>> {
     CONFIG.get()
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     CONFIG.store(Some(Owner::try_new(Config { version: 1, mtu: 1500 })?));
-    let old = config().ok_or("a configuration was just stored")?;
+    let old = config().context("a configuration was just stored")?;
 
     let (stop, packets) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -36,14 +37,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             scope.spawn(|| {
                 let mut newest = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    // The cell is never empty from the first store on, also while another configuration is being stored.
-                    let config = config().ok_or("there is no configuration")?;
+                    // The cell is never empty from the first store on, also while another
+                    // configuration is being stored.
+                    let config = config().context("there is no configuration")?;
                     // A reader never goes back to an older version.
                     assert!(config.version >= newest);
                     newest = config.version;
                     packets.fetch_add(u64::from(fits(1400)), Ordering::Relaxed);
                 }
-                Ok::<(), &str>(())
+                anyhow::Ok(())
             })
         });
         // Another configuration every millisecond. Storing it kills the one before, which is freed when its last reader is done.
@@ -52,11 +54,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             CONFIG.store(Some(Owner::try_new(Config { version, mtu: 9000 })?));
         }
         stop.store(true, Ordering::Relaxed);
-        readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| "a reader panicked")?)?;
-        Ok::<(), Box<dyn std::error::Error>>(())
+        readers
+            .into_iter()
+            .try_for_each(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))?;
+        anyhow::Ok(())
     })?;
 
-    let now = config().ok_or("a configuration is stored")?;
+    let now = config().context("a configuration is stored")?;
     println!("{} packets fitted while versions 2 to {} were stored", packets.into_inner(), now.version);
     println!("version {} is kept by a reference: mtu {}, dying: {}", old.version, old.mtu, old.is_dying());
     Ok(())

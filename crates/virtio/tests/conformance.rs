@@ -253,7 +253,8 @@ fn offered() -> u64 {
     device.control().offered() | <Tap as Port>::FEATURES
 }
 
-/// The bits that the driver accepts, with these options, from a back end that offers all. The options may be of `several` queue pairs.
+/// The bits that the driver accepts, with these options, from a back end that offers all. The
+/// options may be of `several` queue pairs.
 fn accepted(options: NetOptions, several: bool) -> u64 {
     let told = [0; config::LEN];
     let behaviour = Behaviour { features: u64::MAX, pairs: 2, ..back_end(answer(0, &told)) };

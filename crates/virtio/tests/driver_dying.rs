@@ -132,7 +132,8 @@ fn lies_and_death() {
 
 type Probed = Result<(VirtioNet, Vec<QueuePair>), NetError>;
 
-/// Probes a device for `pairs` queue pairs. It answers the command about them so. Returns its control ring, too.
+/// Probes a device for `pairs` queue pairs. It answers the command about them so. Returns its
+/// control ring, too.
 fn probe_answered(device: &Hostile, backend: VhostUser, pairs: u16, verdict: u8) -> (Probed, DeviceRing) {
     thread::scope(|s| {
         let probed = s.spawn(|| VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(pairs)));

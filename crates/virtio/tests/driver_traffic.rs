@@ -213,7 +213,8 @@ fn the_number_of_queues_changes_under_traffic() {
     }
 }
 
-/// Frames of each queue pair come back by the same pair, right after a probe: with a control queue and without one.
+/// Frames of each queue pair come back by the same pair, right after a probe: with a control queue
+/// and without one.
 #[test]
 fn all_pairs_that_were_asked_for_are_in_use() {
     for serve_control in [true, false] {

@@ -59,7 +59,8 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
 ///
 /// # Errors
 ///
-/// The stack's descriptor cannot be registered with the runtime.
+/// A queue has stopped ([`Wait::arm`]), or the stack's descriptor cannot be registered with the
+/// runtime.
 pub async fn drive<R, T>(mut stack: Stack<R, T>, now: impl Fn() -> Time) -> io::Result<()>
 where
     R: RxQueue<Mem: Mapped> + Wait,
@@ -73,7 +74,7 @@ where
             tokio::task::yield_now().await;
             continue;
         }
-        if stack.arm() == Armed::Work {
+        if stack.arm()? == Armed::Work {
             tokio::task::yield_now().await;
             continue;
         }

@@ -174,10 +174,13 @@ macro_rules! waits {
         }
 
         impl Wait for $queue {
-            fn arm(&mut self) -> Armed {
-                Armed::Waits
+            fn arm(&mut self) -> std::io::Result<Armed> {
+                self.check().map(|()| Armed::Waits)
             }
             fn disarm(&mut self) {}
+            fn check(&self) -> std::io::Result<()> {
+                Ok(())
+            }
         }
     };
 }

@@ -90,8 +90,9 @@ impl<T, C: Count> RcuCell<T, C> {
 
     /// Takes a reference to the object in the cell. `None` only if the cell is empty.
     ///
-    /// A section, a load, and what [`Borrowed::try_get_live`] costs. If a [`store`](Self::store) kills the object between the two,
-    /// the cell is loaded again: each further round is one store by another thread.
+    /// A section, a load, and what [`Borrowed::try_get_live`] costs. If a [`store`](Self::store)
+    /// kills the object between the two, the cell is loaded again: each further round is one store
+    /// by another thread.
     #[inline]
     pub fn get(&self) -> Option<Ref<T, C>> {
         rcu::read(|guard| {
@@ -99,8 +100,9 @@ impl<T, C: Count> RcuCell<T, C> {
                 if let Ok(got) = self.load(guard)?.try_get_live() {
                     return Some(got);
                 }
-                // The owner keeps its object alive, so it was taken out of the cell before its put. The refused get has seen the put,
-                // and behind the fence the next load sees what is in the cell since.
+                // The owner keeps its object alive, so it was taken out of the cell before its put.
+                // The refused get has seen the put, and behind the fence the next load sees what is
+                // in the cell since.
                 fence(Ordering::Acquire);
             }
         })
@@ -165,8 +167,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     ///
     /// # Errors
     ///
-    /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell again, as
-    /// [`RcuCell::get`] does.
+    /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell
+    /// again, as [`RcuCell::get`] does.
     #[inline]
     pub fn try_get(self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
@@ -178,7 +180,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     ///
     /// # Errors
     ///
-    /// The object was killed, so it was taken out of the cell. Load the cell again, as [`RcuCell::get`] does.
+    /// The object was killed, so it was taken out of the cell. Load the cell again, as
+    /// [`RcuCell::get`] does.
     #[inline]
     pub fn try_get_live(self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.

@@ -109,8 +109,8 @@ fn store_against_store<C: Count>() {
     });
 }
 
-/// Get against store: a thread takes a reference while a writer replaces the object. The cell is never empty, so there is a reference, to
-/// either object; after the store it is to the new one.
+/// Get against store: a thread takes a reference while a writer replaces the object. The cell is
+/// never empty, so there is a reference, to either object; after the store it is to the new one.
 fn get_against_store<C: Count>() {
     check(Some(3), || {
         let drops = Arc::new(AtomicU32::new(0));

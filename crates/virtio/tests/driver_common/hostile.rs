@@ -37,7 +37,8 @@ pub const FEATURES: u64 = feature::VERSION_1
     | feature::CTRL_VQ
     | feature::MQ;
 
-/// The same without a control queue: a driver of several queue pairs does not wait for answers on one.
+/// The same without a control queue: a driver of several queue pairs does not wait for answers on
+/// one.
 pub const WITHOUT_CONTROL: u64 = FEATURES & !feature::CTRL_VQ;
 
 /// What the backend does when a ring is to be stopped.

@@ -13,7 +13,7 @@ use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
     Answer, Arriving, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
-    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Timestamps, Unreachable,
+    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Station, Timestamps, Unreachable,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -108,8 +108,9 @@ fn run(input: &mut Input) {
     let syn =
         Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options: syn_options, ..Header::default() };
     let mut connection: Connection<Memory> = if bit(14) {
-        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: None };
-        match Listener::new(1, 1).segment(arriving, &config, &secret, Some(&queue), now) {
+        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: None, cookie_at: None };
+        let station = Station { config: &config, secret: &secret, queue: Some(&queue) };
+        match Listener::new(1, 1).segment(arriving, station, now, || Some(config.max_payload)) {
             Answer::HalfOpen(connection) => connection,
             _ => return,
         }

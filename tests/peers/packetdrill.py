@@ -1,5 +1,9 @@
 #!/usr/bin/env -S python3 -B
-"""packetdrill.py [-v] [SCRIPT...]: packetdrill's own scripts for TCP on netmem-inet; prints which pass, and what is not as packetdrill.txt says.
+"""packetdrill.py [-v] [SCRIPT...]: packetdrill's own scripts for TCP on netmem-inet, and those in packetdrill/ beside this file; prints which
+pass, and what is not as packetdrill.txt says.
+
+Each script is run in the versions of IP for which packetdrill's own run_all.py runs it: with IPv4, with IPv6 over a link of 1520 bytes, and
+with IPv4 addresses that are mapped into IPv6. It passes if all of them pass.
 
 Without SCRIPT (part of a name): all that packetdrill.txt does not leave out. packetdrill and the object (crates/packetdrill) are built in
 target/. NETMEM_PACKETDRILL_SO names another object. packetdrill is not in the tree (it is under the GPL): NETMEM_PACKETDRILL names its
@@ -21,6 +25,8 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", TREE / "target"))
 LIST = Path(__file__).with_suffix(".txt")
+# Scripts of this project.
+OWN = Path(__file__).with_suffix("")
 # A script takes milliseconds. One that hangs ends as a failure.
 TIMEOUT = 60
 
@@ -35,15 +41,37 @@ for word; do
     esac
 done
 """
-# The last command is the setting.
+# The last command is the setting. What the object does not do is an error, which ends the script.
 KEEP = """#!/bin/sh
-[ "$1" = tcp_metrics ] || printf '%s\\n' "$*" > "/proc/sys/net/ipv4/{name}"
+case $* in
+    {none}) exit ;;
+{kept}    *) echo "the object has no {tool} $*" >&2; exit 1 ;;
+esac
+printf '%s\\n' "$*" > "/proc/sys/net/ipv4/$to"
 """
-TOOLS = {"sysctl": SYSCTL, "ip": KEEP.format(name="route"), "tc": KEEP.format(name="qdisc"), "ethtool": KEEP.format(name="device")}
+
+
+def keep(tool, none, **kept):
+    """A command that writes what matches a pattern of `kept` to the file of that name, and does nothing for what matches `none`."""
+    return KEEP.format(tool=tool, none=none, kept="".join(f"    {pattern}) to={name} ;;\n" for name, pattern in kept.items()))
+
+
+TOOLS = {
+    "sysctl": SYSCTL,
+    "ip": keep("ip", none="tcp_metrics*", route="route*|-6\ route*", link="link\ set*mtu*"),
+    "tc": keep("tc", none="qdisc\ delete*", qdisc="qdisc*pfifo*"),
+    "ethtool": keep("ethtool", none="-k*", device="-K*"),
+}
 
 # What a script finds in /proc/sys/net/ipv4, as on Linux. set_sysctls.py restores values of before.
 DEFAULTS = {"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"}
 EMPTY = "tcp_min_tso_segs tcp_mtu_probing tcp_base_mss tcp_timestamps tcp_slow_start_after_idle".split()
+
+# What packetdrill is told for a version of IP. The object has these addresses, too.
+V4 = ["--local_ip=192.168.0.2", "-DCODE=host_unreachable"]
+CMSG_V4 = ["-DCMSG_LEVEL_IP=SOL_IP", "-DCMSG_TYPE_RECVERR=IP_RECVERR"]
+CMSG_V6 = ["-DCMSG_LEVEL_IP=SOL_IPV6", "-DCMSG_TYPE_RECVERR=IPV6_RECVERR"]
+VERSIONS = {"ipv4": V4 + CMSG_V4, "ipv6": ["--local_ip=fd::1", "--mtu=1520", *CMSG_V6], "ipv4-mapped-ipv6": V4 + CMSG_V6}
 
 # In the script's namespace: $1 is the directory of settings.
 INSIDE = """
@@ -110,9 +138,17 @@ def listed():
     return out, fails
 
 
-def run(name, net, so, tools):
+def versions(script):
+    """The versions of IP in which a script is run."""
+    for line in script.read_text().splitlines():
+        if line.startswith("--ip_version="):
+            return [line.split("=")[1].strip()]
+    return [version for version in VERSIONS if not script.stem.endswith("v4" if version == "ipv6" else "v6")]
+
+
+def run(script, version, net, so, tools):
     """Whether a script passes, and what packetdrill said."""
-    script = net / "tcp" / name
+    options = [f"--ip_version={version}", *VERSIONS[version]]
     with tempfile.TemporaryDirectory(dir=TARGET / "tmp", prefix="packetdrill.") as settings:
         for setting in EMPTY:
             (Path(settings) / setting).touch()
@@ -122,9 +158,13 @@ def run(name, net, so, tools):
             # The size of the segments that a large one was merged from is an option of packetdrill, and not in the packet.
             if line.startswith("--mss="):
                 (Path(settings) / "segment").write_text(line.split("=")[1])
-        packetdrill = [net / "packetdrill/packetdrill", f"--so_filename={so}", f"--so_flags={SETTINGS}"]
-        if "--ip_version" not in script.read_text():
-            packetdrill += ["--ip_version=ipv4", "--local_ip=192.168.0.2"]
+            # packetdrill tells the MTU to the link that it makes, and here it makes none.
+            if line.startswith("--mtu="):
+                options.append(line.strip())
+        for option in options:
+            if option.startswith("--mtu="):
+                (Path(settings) / "link").write_text(option.replace("--mtu=", "mtu "))
+        packetdrill = [net / "packetdrill/packetdrill", f"--so_filename={so}", f"--so_flags={SETTINGS}", *options]
         inside = ["env", f"PATH={tools}:{os.environ['PATH']}", f"LD_PRELOAD={so}", *packetdrill, script.name]
         command = ["unshare", "--mount", "sh", "-c", INSIDE, "sh", settings, *inside]
         try:
@@ -153,13 +193,15 @@ def main():
     net = built()
     so = library()
     out, fails = listed()
-    names = sorted(str(path.relative_to(net / "tcp")) for path in (net / "tcp").rglob("*.pkt"))
-    left_out = [name for name in names if any(name.startswith(prefix) for prefix in out)]
-    wrong = [f"packetdrill.txt leaves out {prefix}, which is not there" for prefix in out if not any(name.startswith(prefix) for name in names)]
-    wrong += [f"packetdrill.txt lists {name}, which is not there" for name in fails if name not in names]
-    chosen = [name for name in names if name not in left_out]
+    scripts = {str(path.relative_to(net / "tcp")): path for path in sorted((net / "tcp").rglob("*.pkt"))}
+    scripts |= {f"netmem/{path.name}": path for path in sorted(OWN.glob("*.pkt"))}
+    left_out = [name for name in scripts if any(name.startswith(prefix) for prefix in out)]
+    wrong = [f"packetdrill.txt leaves out {prefix}, which is not there" for prefix in out if not any(name.startswith(prefix) for name in scripts)]
+    wrong += [f"packetdrill.txt lists {name}, which is not there" for name in fails if name not in scripts]
+    chosen = [name for name in scripts if name not in left_out]
     if words:
-        chosen = [name for name in names if any(word in name for word in words)]
+        chosen = [name for name in scripts if any(word in name for word in words)]
+    runs = [(name, version) for name in chosen for version in versions(scripts[name])]
 
     with tempfile.TemporaryDirectory(dir=TARGET / "tmp", prefix="packetdrill.") as tools:
         for tool, text in TOOLS.items():
@@ -167,27 +209,27 @@ def main():
             path.write_text(text)
             path.chmod(0o755)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = dict(zip(chosen, pool.map(lambda name: run(name, net, so, tools), chosen)))
+            results = dict(zip(runs, pool.map(lambda one: run(scripts[one[0]], one[1], net, so, tools), runs)))
 
     if any(passed is None for passed, _ in results.values()):
         skip("directories cannot be mounted here")
-    for name, (passed, said) in results.items():
-        if verbose or words or (not passed and name not in fails):
-            print(f"{'pass' if passed else 'FAIL'} {name}")
+    for (name, version), (passed, said) in results.items():
+        if verbose or words or passed == (name in fails):
+            print(f"{'pass' if passed else 'FAIL'} {name} {version}")
             print("".join(f"     {line}\n" for line in said.splitlines()), end="")
         if not passed and name not in fails:
-            wrong.append(f"{name} fails, and packetdrill.txt does not say why")
+            wrong.append(f"{name} fails with {version}, and packetdrill.txt does not say why")
         if passed and name in fails:
-            wrong.append(f"{name} passes: packetdrill.txt says that it fails")
+            wrong.append(f"{name} passes with {version}: packetdrill.txt says that it fails")
     folders = {}
-    for name, (passed, _) in results.items():
+    for name in chosen:
         count = folders.setdefault(name.split("/")[0], [0, 0])
-        count[0] += passed
+        count[0] += all(passed for (other, _), (passed, _) in results.items() if other == name)
         count[1] += 1
-    for folder, (passed, all) in folders.items():
-        print(f"{folder:18} {passed:3} of {all:3}")
-    total = sum(passed for passed, _ in folders.values())
-    print(f"passed: {total} of {len(results)} scripts; {len(left_out)} of {len(names)} are left out")
+    for folder, (passed, of) in folders.items():
+        print(f"{folder:18} {passed:3} of {of:3}")
+    passed, of = (sum(count[n] for folder, count in folders.items() if folder != "netmem") for n in (0, 1))
+    print(f"passed: {passed} of {of} scripts of packetdrill in all versions of IP; {len(left_out)} are left out; {len(results)} runs")
     for line in wrong:
         print(f"wrong: {line}", file=sys.stderr)
     sys.exit(1 if wrong and not words else 0)

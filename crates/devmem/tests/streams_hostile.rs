@@ -170,6 +170,41 @@ fn payload_without_a_checksum() {
     rig.close();
 }
 
+/// Proves MEM-10: a host that only knows addresses and ports cannot make the user believe that the
+/// device vouches for nothing. Its segments are outside of the window, or acknowledge what was not
+/// sent.
+#[test]
+fn forged_payload_without_a_checksum() {
+    let (mut rig, mut listener) = rig();
+    let mut peer = Peer::connect(&mut rig, 5001);
+    let (mut stream, mut position) = (listener.accept().unwrap(), 0);
+    let unvouched = Odd { unvouched: true, ..Odd::default() };
+    for n in 0..20u32 {
+        let far = Peer { ack: peer.ack.wrapping_add(n << 20 | 1), ..peer.clone() };
+        far.give_at(&mut rig, peer.seq, &[3; 5], &unvouched);
+        for seq in [1 << 30, 1 << 31, (1 << 21) + n, (n + 5).wrapping_neg()] {
+            peer.give_at(&mut rig, peer.seq.wrapping_add(seq), &[3; 5], &unvouched);
+        }
+        rig.settle();
+        let received = stream.recv(&mut [StreamFragment::Empty]);
+        assert!(matches!(received, Err(StreamError::Socket(SocketError::WouldBlock))), "{received:?}");
+    }
+    assert_eq!((stream.stats().unvouched, rig.stack.as_ref().unwrap().stats().unvouched), (0, 100));
+    // Two segments in the window may be damaged. Forged payload that is vouched for does not take
+    // them back.
+    for _ in 0..2 {
+        peer.give_at(&mut rig, peer.seq, &[3; 1000], &unvouched);
+        peer.give_at(&mut rig, peer.seq.wrapping_sub(5000), &[9; 5], &Odd::default());
+    }
+    rig.settle();
+    assert_eq!(stream.stats().unvouched, 2);
+    peer.give(&mut rig, &[3; 1000]);
+    assert_eq!((read(&rig, &mut stream, |_| 3, &mut position), stream.stats().unvouched), (1000, 0));
+    drop((stream, listener));
+    rig.settle();
+    rig.close();
+}
+
 /// Proves MEM-8 and MEM-9: a peer that receives and never acknowledges, and a peer whose window stays closed, hold the binding until the
 /// user's timeout and no longer.
 #[test]

@@ -1,6 +1,6 @@
-//! IP, UDP and TCP over the receive and transmit queues of `netmem-packet`. Payload stays in the page into which it was
-//! received. A received segment is a fragment with an offset and a length. A sent segment is a fragment that is held
-//! until it is acknowledged.
+//! IP, UDP and TCP over the receive and transmit queues of `netmem-packet`. Payload stays in the
+//! page into which it was received. A received segment is a fragment with an offset and a length. A
+//! sent segment is a fragment that is held until it is acknowledged.
 //!
 //! ```text
 //!   queue ──► Stack::poll(now) ──► wire: headers, checked once ──► flow ──► tcp::Connection ──► recv(&mut [Fragment])
@@ -8,8 +8,8 @@
 //!   queue ◄── Stack::poll(now) ◄── wire: headers are written  ◄──────────────────┘◄── send(fragments)
 //! ```
 //!
-//! No code in this crate reads a clock: [`Time`] is an argument. So a simulated link with a seed, a replayed recording
-//! and a production program run the same code.
+//! No code in this crate reads a clock: [`Time`] is an argument. So a simulated link with a seed, a
+//! replayed recording and a production program run the same code.
 
 mod address;
 pub mod icmp;
@@ -27,9 +27,9 @@ pub use address::BadAddress;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
 pub use stack::{
-    Departed, Fragment, Frame, HeaderTicket, Host, ListenOptions, Packer, Packets, Payload, Received, SavedStream,
-    SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream, Transmit,
-    UdpSocket, Unsent,
+    Departed, Fragment, Frame, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
+    SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream,
+    Transmit, UdpSocket, Unsent,
 };
 pub use time::Time;
 

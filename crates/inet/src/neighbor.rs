@@ -1,4 +1,5 @@
-//! The cache of neighbours: the Ethernet addresses of the IP addresses on the link (RFC 826, RFC 4861).
+//! The cache of neighbours: the Ethernet addresses of the IP addresses on the link (RFC 826, RFC
+//! 4861).
 //!
 //! ```text
 //!                    resolve                answered                       30 s without a confirmation
@@ -11,12 +12,18 @@
 //!                                         └──────────┴───────────────────────────────────┘
 //! ```
 //!
-//! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender reads for each
-//! frame without a lock, if the cache has marked it as usable. If not, the sender asks the cache
-//! ([`Neighbors::resolve`]), under the lock that protects it.
+//! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender
+//! reads for each frame without a lock, if the cache has marked it as usable. If not, the sender
+//! asks the cache ([`Neighbors::resolve`]), under the lock that protects it.
 //!
-//! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is bounded: entries,
-//! packets that wait for an answer, and questions, of which there is one a second for each entry.
+//! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is
+//! bounded: entries, packets that wait for an answer, and questions, of which there is one a second
+//! for each entry.
+//!
+//! **A full cache** replaces entries that carry no traffic. Traffic is what a user marks as such
+//! ([`Hop::touch`]) or has acknowledged ([`Hop::confirm`]); the answer to the first packet of a
+//! station is none. If no entry near the hand of the clock is without traffic for [`IN_USE`], a new
+//! neighbour is refused.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -31,21 +38,29 @@ use std::time::Duration;
 pub const MAX_NEIGHBORS: usize = 1024;
 /// Packets that wait for one neighbour's address.
 pub const MAX_WAITING: usize = 8;
+/// Packets that wait for addresses, of all neighbours.
+pub const MAX_WAITING_IN_ALL: usize = 256;
+/// For so long after traffic with a neighbour its entry is not replaced. Replacing an entry that is
+/// used less often costs its next packet a question.
+pub const IN_USE: Duration = Duration::from_secs(5);
+/// Entries that are looked at for one that can be replaced.
+const LOOK: usize = 64;
 
-/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is remembered.
+/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is
+/// remembered.
 const RETRY: Duration = Duration::from_secs(1);
 /// Questions until a neighbour has failed (`MAX_MULTICAST_SOLICIT`, `MAX_UNICAST_SOLICIT`).
 const QUESTIONS: u8 = 3;
-/// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random factor is applied to
-/// it.
+/// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random
+/// factor is applied to it.
 const REACHABLE: Duration = Duration::from_secs(30);
 /// How long a stale neighbour is used before it is asked (`DELAY_FIRST_PROBE_TIME`).
 const DELAY: Duration = Duration::from_secs(5);
-/// A new address is not replaced for so long, so that two stations with the same IP address cannot make it change all
-/// the time.
+/// A new address is not replaced for so long, so that two stations with the same IP address cannot
+/// make it change all the time.
 const LOCKED: Duration = Duration::from_secs(1);
 
-/// A neighbour, as the cache and senders share it. 56 bytes.
+/// A neighbour, as the cache and senders share it. 64 bytes.
 #[derive(Debug)]
 pub struct Hop {
     addr: IpAddr,
@@ -53,6 +68,8 @@ pub struct Hop {
     mac: AtomicU64,
     /// When a sender last knew that the neighbour receives.
     confirmed: AtomicU64,
+    /// When a sender last used the address.
+    used: AtomicU64,
 }
 
 /// A flag beside the address: senders may use it without asking the cache.
@@ -60,7 +77,7 @@ const USABLE: u64 = 1 << 63;
 
 impl Hop {
     pub(crate) fn new(addr: IpAddr) -> Arc<Self> {
-        Arc::new(Self { addr, mac: AtomicU64::new(0), confirmed: AtomicU64::new(0) })
+        Arc::new(Self { addr, mac: AtomicU64::new(0), confirmed: AtomicU64::new(0), used: AtomicU64::new(0) })
     }
 
     /// The IP address.
@@ -71,7 +88,8 @@ impl Hop {
 
     /// The Ethernet address, if the cache need not be asked. One load.
     ///
-    /// If the address changes at this moment, the frame goes to the old address, as it would have a moment before.
+    /// If the address changes at this moment, the frame goes to the old address, as it would have a
+    /// moment before.
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
@@ -82,19 +100,41 @@ impl Hop {
         })
     }
 
-    /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The cache then need not
-    /// ask it. One load, and at most one store a second.
+    /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The
+    /// cache then need not ask it. One load, and at most one store a second.
     #[inline]
     pub fn confirm(&self, now: Time) {
-        let before = Time::from_micros(self.confirmed.load(Ordering::Relaxed));
-        if now.since(before) >= Duration::from_secs(1) {
-            self.confirmed.store(now.micros(), Ordering::Relaxed);
-        }
+        touch(&self.confirmed, now);
+    }
+
+    /// Notes that there is traffic with the neighbour. Its entry is then not replaced for
+    /// [`IN_USE`]. One load, and at most one store a second.
+    #[inline]
+    pub fn touch(&self, now: Time) {
+        touch(&self.used, now);
+    }
+
+    /// Whether there was traffic lately.
+    fn is_in_use(&self, now: Time) -> bool {
+        let lately = |at: &AtomicU64| {
+            let at = at.load(Ordering::Relaxed);
+            at > 0 && now.since(Time::from_micros(at)) < IN_USE
+        };
+        lately(&self.used) || lately(&self.confirmed)
     }
 
     fn set(&self, mac: Option<Mac>) {
         let word = mac.map_or(0, |Mac([a, b, c, d, e, f])| USABLE | u64::from_be_bytes([0, 0, a, b, c, d, e, f]));
         self.mac.store(word, Ordering::Relaxed);
+    }
+}
+
+/// Sets `at` to the present if it is more than a second old, or was never set.
+#[inline]
+fn touch(at: &AtomicU64, now: Time) {
+    let before = at.load(Ordering::Relaxed);
+    if before == 0 || now.since(Time::from_micros(before)) >= Duration::from_secs(1) {
+        at.store(now.micros().max(1), Ordering::Relaxed);
     }
 }
 
@@ -105,7 +145,8 @@ pub enum Resolution {
     Known(Mac),
     /// It was asked for.
     Pending,
-    /// No station answered. It will be asked for again, not before a second has passed.
+    /// No station answered. It will be asked for again, not before a second has passed. Or the
+    /// cache has no room for it.
     Failed,
 }
 
@@ -114,9 +155,10 @@ pub enum Resolution {
 pub enum Sent<P> {
     /// It can be sent, to this address.
     Now(Mac, P),
-    /// It waits for the neighbour's address. If too many packets wait, the oldest is taken out and returned here.
+    /// It waits for the neighbour's address. If too many packets wait for this neighbour, its
+    /// oldest is taken out and returned here.
     Queued(Option<P>),
-    /// The neighbour does not answer.
+    /// The neighbour does not answer, or too many packets wait for others.
     Failed(P),
 }
 
@@ -188,11 +230,13 @@ pub struct Neighbors<P> {
     due: Option<Time>,
     /// The place at which the search for an entry to replace continues.
     hand: usize,
+    /// Packets that wait, in all entries.
+    waiting: usize,
 }
 
 impl<P> Default for Neighbors<P> {
     fn default() -> Self {
-        Self { entries: Vec::new(), index: HashMap::new(), events: VecDeque::new(), due: None, hand: 0 }
+        Self { entries: Vec::new(), index: HashMap::new(), events: VecDeque::new(), due: None, hand: 0, waiting: 0 }
     }
 }
 
@@ -203,17 +247,19 @@ impl<P> Neighbors<P> {
         Self::default()
     }
 
-    /// The part of the neighbour with that address that senders share. The address is not asked for before it is
-    /// [resolved](Self::resolve).
+    /// The part of the neighbour with that address that senders share. The address is not asked for
+    /// before it is [resolved](Self::resolve).
     pub fn hop(&mut self, addr: IpAddr, now: Time) -> Arc<Hop> {
-        let at = self.entry(addr, now, None);
-        self.entries[at].hop.clone()
+        match self.entry(addr, now, None) {
+            Some(at) => self.entries[at].hop.clone(),
+            None => Hop::new(addr),
+        }
     }
 
-    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs a lookup. If a
-    /// sender has the address from [`Hop::mac`], it need not call this.
+    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs
+    /// a lookup. If a sender has the address from [`Hop::mac`], it need not call this.
     pub fn resolve(&mut self, hop: &Arc<Hop>, now: Time) -> Resolution {
-        let at = self.entry(hop.addr, now, Some(hop));
+        let Some(at) = self.entry(hop.addr, now, Some(hop)) else { return Resolution::Failed };
         let entry = &mut self.entries[at];
         entry.used = now;
         match entry.state {
@@ -237,7 +283,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// Sends a packet to a neighbour, or keeps it until the neighbour's address is known, among at most [`MAX_WAITING`].
+    /// Sends a packet to a neighbour, or keeps it until the neighbour's address is known, among at
+    /// most [`MAX_WAITING`], and [`MAX_WAITING_IN_ALL`] of all neighbours.
     pub fn send(&mut self, hop: &Arc<Hop>, packet: P, now: Time) -> Sent<P> {
         match self.resolve(hop, now) {
             Resolution::Known(mac) => Sent::Now(mac, packet),
@@ -247,14 +294,18 @@ impl<P> Neighbors<P> {
                 let Some(&at) = self.index.get(&hop.addr) else { return Sent::Failed(packet) };
                 let waiting = &mut self.entries[at].waiting;
                 let oldest = if waiting.len() == MAX_WAITING { waiting.pop_front() } else { None };
+                if oldest.is_none() && self.waiting == MAX_WAITING_IN_ALL {
+                    return Sent::Failed(packet);
+                }
+                self.waiting += usize::from(oldest.is_none());
                 waiting.push_back(packet);
                 Sent::Queued(oldest)
             }
         }
     }
 
-    /// A request or a reply was received. A request for an address of `interface` makes an entry, because an answer will be sent there; other
-    /// messages only change entries that exist.
+    /// A request or a reply was received. A request for an address of `interface` makes an entry,
+    /// because an answer will be sent there; other messages only change entries that exist.
     pub fn arp(&mut self, arp: &Arp, interface: &Interface, now: Time) {
         let sender = IpAddr::V4(arp.sender);
         if !interface.is_neighbor(sender) || interface.owns(sender) {
@@ -296,8 +347,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this station;
-    /// `overrides`, that it replaces an earlier address.
+    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this
+    /// station; `overrides`, that it replaces an earlier address.
     fn heard(&mut self, addr: IpAddr, mac: Mac, answer: bool, overrides: bool, now: Time) {
         let Some(&at) = self.index.get(&addr) else { return };
         if !mac.is_unicast() {
@@ -308,7 +359,8 @@ impl<P> Neighbors<P> {
         let known = !matches!(entry.state, State::Incomplete(_) | State::Failed);
         let other = known && entry.mac != mac;
         if other && (!overrides || now.since(entry.learned) < LOCKED) {
-            // There are two stations with this address, or one has moved. The known address is used, and asked again.
+            // There are two stations with this address, or one has moved. The known address is
+            // used, and asked again.
             if entry.state == State::Reachable {
                 entry.hop.set(None);
                 self.becomes(at, State::Stale, None);
@@ -327,7 +379,7 @@ impl<P> Neighbors<P> {
             self.becomes(at, State::Stale, None);
         }
         if !known {
-            let packets = std::mem::take(&mut self.entries[at].waiting);
+            let packets = self.take_waiting(at);
             if !packets.is_empty() {
                 // They use it now.
                 let hop = self.entries[at].hop.clone();
@@ -343,7 +395,8 @@ impl<P> Neighbors<P> {
         self.due
     }
 
-    /// Changes the states that are due. Costs a look at all entries if one may be due, else a comparison.
+    /// Changes the states that are due. Costs a look at all entries if one may be due, else a
+    /// comparison.
     pub fn timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -376,7 +429,8 @@ impl<P> Neighbors<P> {
         self.due = self.entries.iter().filter_map(|entry| entry.due).min();
     }
 
-    /// The next event, the oldest first. Must be called until there is none, after every call of another method.
+    /// The next event, the oldest first. Must be called until there is none, after every call of
+    /// another method.
     pub fn event(&mut self) -> Option<Event<P>> {
         self.events.pop_front()
     }
@@ -408,17 +462,25 @@ impl<P> Neighbors<P> {
     fn failed(&mut self, at: usize, now: Time) {
         let entry = &mut self.entries[at];
         entry.hop.set(None);
-        let packets = std::mem::take(&mut entry.waiting);
-        self.events.push_back(Event::Failed { addr: entry.hop.addr, packets });
+        let addr = entry.hop.addr;
+        let packets = self.take_waiting(at);
+        self.events.push_back(Event::Failed { addr, packets });
         self.becomes(at, State::Failed, Some(now + RETRY));
     }
 
-    /// The entry of an address, made if there is none, with `hop` if users have one already.
-    fn entry(&mut self, addr: IpAddr, now: Time, hop: Option<&Arc<Hop>>) -> usize {
+    fn take_waiting(&mut self, at: usize) -> VecDeque<P> {
+        let packets = std::mem::take(&mut self.entries[at].waiting);
+        self.waiting -= packets.len();
+        packets
+    }
+
+    /// The entry of an address, made if there is none, with `hop` if users have one already. `None`
+    /// if the cache is full of neighbours that are in use.
+    fn entry(&mut self, addr: IpAddr, now: Time, hop: Option<&Arc<Hop>>) -> Option<usize> {
         if let Some(&at) = self.index.get(&addr) {
-            // If an entry was replaced meanwhile, its users still have its hop, which stays empty. They ask the cache
-            // each time.
-            return at;
+            // If an entry was replaced meanwhile, its users still have its hop, which stays empty.
+            // They ask the cache each time.
+            return Some(at);
         }
         let hop = hop.cloned().unwrap_or_else(|| Hop::new(addr));
         let (mac, state, waiting) = (Mac::default(), State::Incomplete(0), VecDeque::new());
@@ -426,31 +488,34 @@ impl<P> Neighbors<P> {
         if self.entries.len() < MAX_NEIGHBORS {
             self.entries.push(entry);
             self.index.insert(addr, self.entries.len() - 1);
-            return self.entries.len() - 1;
+            return Some(self.entries.len() - 1);
         }
-        let at = self.victim();
+        let at = self.victim(now)?;
+        let packets = self.take_waiting(at);
         let old = std::mem::replace(&mut self.entries[at], entry);
         old.hop.set(None);
         self.index.remove(&old.hop.addr);
         self.index.insert(addr, at);
-        if !old.waiting.is_empty() || matches!(old.state, State::Incomplete(1..)) {
-            self.events.push_back(Event::Failed { addr: old.hop.addr, packets: old.waiting });
+        if !packets.is_empty() || matches!(old.state, State::Incomplete(1..)) {
+            self.events.push_back(Event::Failed { addr: old.hop.addr, packets });
         }
-        at
+        Some(at)
     }
 
-    /// The entry to be replaced: of the next 16, one without users if there is any, and of those the one that was used the longest ago.
-    fn victim(&mut self) -> usize {
+    /// The entry to be replaced: of the next 16 that are not in use, one without users if there is
+    /// any, and of those the one that was used the longest ago.
+    fn victim(&mut self, now: Time) -> Option<usize> {
         let len = self.entries.len();
-        let next = (self.hand..self.hand + 16).map(|at| at % len);
+        let near = (self.hand..self.hand + LOOK).map(|at| at % len);
+        self.hand = (self.hand + LOOK) % len;
+        let next = near.filter(|&at| !self.entries[at].hop.is_in_use(now)).take(16);
         let worth = |at: &usize| (Arc::strong_count(&self.entries[*at].hop) > 1, self.entries[*at].used);
-        let victim = next.min_by_key(worth).unwrap_or(0);
-        self.hand = (self.hand + 16) % len;
-        victim
+        next.min_by_key(worth)
     }
 }
 
-/// How long a neighbour is reachable: from half to one and a half times [`REACHABLE`], so that not all are asked at the same time.
+/// How long a neighbour is reachable: from half to one and a half times [`REACHABLE`], so that not
+/// all are asked at the same time.
 fn spread<P>(entry: &Entry<P>) -> Duration {
     let [.., a, b] = entry.mac.0;
     REACHABLE / 2 + REACHABLE * u32::from(a ^ b) / 255
@@ -575,7 +640,8 @@ mod tests {
         }
     }
 
-    /// A reply that was not asked for makes no entry, and a change of address is used and asked for, not more than once a second.
+    /// A reply that was not asked for makes no entry, and a change of address is used and asked
+    /// for, not more than once a second.
     #[test]
     fn unasked_news_are_not_believed_without_a_question() {
         let mut neighbors = Neighbors::<u32>::new();
@@ -628,5 +694,56 @@ mod tests {
         }
         assert_eq!((neighbors.entries.len(), neighbors.index.len()), (MAX_NEIGHBORS, MAX_NEIGHBORS));
         assert!(users.iter().all(|hop| hop.mac().is_some()));
+    }
+    /// A neighbour to which frames are sent without a question for its address has its entry
+    /// although stations that do nothing but ask came later, each of them with users.
+    #[test]
+    fn a_neighbour_that_carries_traffic_is_not_replaced() {
+        let (mut neighbors, hop) = resolved();
+        let mut others = Vec::new();
+        for n in 3..5000_u32 {
+            let now = at(0.3 + f64::from(n) / 100.0);
+            hop.touch(now);
+            hop.confirm(now);
+            let station = Ipv4Addr::from_bits(OWN.to_bits() + n);
+            neighbors.arp(&request(OTHER, station, OWN), &interface(), now);
+            others.push(neighbors.hop(station.into(), now));
+            run(&mut neighbors, now.micros() as f64 / 1e6);
+        }
+        assert_eq!(hop.mac(), Some(PEER));
+        assert_eq!(neighbors.resolve(&hop, at(51.0)), Resolution::Known(PEER));
+        // A cache in which all are in use has no room. One that is not used any more makes some.
+        let mut neighbors = Neighbors::<u32>::new();
+        let station = |n: u32| IpAddr::from(Ipv4Addr::from_bits(OWN.to_bits() + n));
+        let hops: Vec<_> = (2..2 + MAX_NEIGHBORS as u32).map(|n| neighbors.hop(station(n), at(0.1))).collect();
+        // The clock of a program begins at 0.
+        hops.iter().for_each(|hop| hop.touch(at(0.1)));
+        let last = neighbors.hop(station(5000), at(2.0));
+        let resolves = |neighbors: &mut Neighbors<u32>, seconds: f64| {
+            let found = (0..MAX_NEIGHBORS / LOOK).map(|_| neighbors.resolve(&last, at(seconds)));
+            found.filter(|&found| found == Resolution::Pending).count()
+        };
+        assert_eq!(resolves(&mut neighbors, 2.0), 0);
+        hops[1..].iter().for_each(|hop| hop.touch(at(4.0)));
+        assert!(resolves(&mut neighbors, 6.0) > 0);
+        assert!(!neighbors.index.contains_key(&station(2)) && neighbors.index.contains_key(&station(3)));
+    }
+
+    #[test]
+    fn packets_that_wait_are_bounded_over_all_neighbours() {
+        let mut neighbors = Neighbors::new();
+        let mut queued = 0;
+        for n in 3..200_u32 {
+            let hop = neighbors.hop(Ipv4Addr::from_bits(OWN.to_bits() + n).into(), at(0.0));
+            for packet in 0..4 {
+                queued += usize::from(neighbors.send(&hop, packet, at(0.0)) == Sent::Queued(None));
+            }
+        }
+        assert_eq!((queued, neighbors.waiting), (MAX_WAITING_IN_ALL, MAX_WAITING_IN_ALL));
+        let failed: usize = run(&mut neighbors, 10.0)
+            .into_iter()
+            .map(|(_, event)| if let Event::Failed { packets, .. } = event { packets.len() } else { 0 })
+            .sum();
+        assert_eq!((failed, neighbors.waiting), (MAX_WAITING_IN_ALL, 0));
     }
 }

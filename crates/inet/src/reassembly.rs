@@ -1,11 +1,12 @@
 //! Datagrams that were cut into fragments (RFC 791, RFC 8200), put together by reference.
 //!
-//! Fragments pin pages, and a peer can send some fragments of a datagram and never the rest. So there are bounds for
-//! the number of incomplete datagrams, for the fragments of each and of all, and for the time that they are kept. Above
-//! a bound, the oldest datagram is dropped.
+//! Fragments pin pages, and a peer can send some fragments of a datagram and never the rest. So
+//! there are bounds for the number of incomplete datagrams, for the fragments of each and of all,
+//! and for the time that they are kept. Above a bound, the oldest datagram is dropped.
 //!
-//! If fragments overlap, the whole datagram is dropped, also its fragments that arrive later (RFC 5722), because two
-//! stations could read different bytes from it. If a fragment arrives twice, only the second copy is dropped.
+//! If fragments overlap, the whole datagram is dropped, also its fragments that arrive later (RFC
+//! 5722), because two stations could read different bytes from it. If a fragment arrives twice,
+//! only the second copy is dropped.
 //!
 //! The device cannot have verified the checksum of a reassembled datagram. It must be computed.
 
@@ -27,7 +28,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// A datagram that is complete.
 #[derive(Debug)]
 pub struct Reassembled<P> {
-    /// Its header. The [content](Ip::content) begins at 0, and is that of `pieces`, one after the other.
+    /// Its header. The [content](Ip::content) begins at 0, and is that of `pieces`, one after the
+    /// other.
     pub ip: Ip,
     /// The contents of its fragments.
     pub pieces: Vec<P>,
@@ -101,8 +103,8 @@ impl<P: Chunk> Reassembly<P> {
         self.stats
     }
 
-    /// A fragment was received: a packet whose [`fragment`](Ip::fragment) is set. `content` are the bytes of [`Ip::content`]. Returns the
-    /// datagram if it is complete now.
+    /// A fragment was received: a packet whose [`fragment`](Ip::fragment) is set. `content` are the
+    /// bytes of [`Ip::content`]. Returns the datagram if it is complete now.
     ///
     /// Costs a look at each incomplete datagram, and at the fragments of one.
     pub fn input(&mut self, ip: &Ip, content: P, now: Time) -> Option<Reassembled<P>> {
@@ -131,7 +133,8 @@ impl<P: Chunk> Reassembly<P> {
         let before = next.checked_sub(1).map_or(0, |n| datagram.pieces[n].offset + datagram.pieces[n].content.len());
         let behind = datagram.pieces.get(next).map(|piece| piece.offset);
         let last = datagram.pieces.last().map_or(0, |piece| piece.offset + piece.content.len());
-        // The last fragment ends the datagram: no fragment may end behind it, and there may be only one.
+        // The last fragment ends the datagram: no fragment may end behind it, and there may be only
+        // one.
         let contradicts = match datagram.total {
             Some(total) => end > total || !more,
             None => !more && last > end,
@@ -226,7 +229,8 @@ impl<P: Chunk> Reassembly<P> {
         let datagram = self.remove(at);
         let mut ip = datagram.first?;
         (ip.fragment, ip.content) = (None, Part { at: 0, len });
-        // Congestion on the way of one fragment is congestion (RFC 3168, 5.3). A router marks no packet that does not know ECN.
+        // Congestion on the way of one fragment is congestion (RFC 3168, 5.3). A router marks no
+        // packet that does not know ECN.
         if datagram.ecn & 1 << Ip::CE != 0 {
             if datagram.ecn & 1 != 0 {
                 self.stats.overlapping += 1;
@@ -262,6 +266,8 @@ mod tests {
     struct Bytes(Vec<u8>);
 
     impl Chunk for Bytes {
+        type Tail = ();
+
         fn len(&self) -> usize {
             self.0.len()
         }
@@ -277,7 +283,8 @@ mod tests {
 
     const START: Time = Time::from_micros(7);
 
-    /// The fragment of datagram `id` that has the bytes from `offset` to `end`, each of which is its place.
+    /// The fragment of datagram `id` that has the bytes from `offset` to `end`, each of which is
+    /// its place.
     fn fragment(id: u32, offset: usize, end: usize, more: bool) -> (Ip, Bytes) {
         let content = Part { at: 20, len: end - offset };
         let fragment = Some(FragmentHeader { id, offset: offset as u16, more });
@@ -295,7 +302,8 @@ mod tests {
         reassembled.pieces.iter().flat_map(|piece| piece.0.clone()).collect()
     }
 
-    /// Fragments of several datagrams, in any order and some twice: each datagram comes out once, with its bytes.
+    /// Fragments of several datagrams, in any order and some twice: each datagram comes out once,
+    /// with its bytes.
     #[test]
     fn datagrams_are_put_together_in_any_order() {
         let mut rng = Rng::with_seed(9);

@@ -7,27 +7,30 @@
 //!       miss: longest prefix               under a lock; a new Dst is put at the end of the bucket
 //! ```
 //!
-//! A [`Dst`] has what a sender needs for a destination: the source address, the neighbour, and the longest packet.
-//! [`RcuRef`] counts its references, because it is found by lookup, has many users (connections and replies), and is
-//! often made and dropped.
+//! A [`Dst`] has what a sender needs for a destination: the source address, the neighbour, and the
+//! longest packet. [`RcuRef`] counts its references, because it is found by lookup, has many users
+//! (connections and replies), and is often made and dropped.
 //!
-//! **A socket caches its entry**, and asks for each use whether it is still current: one load of a number that all
-//! entries share ([`Routes::is_current`]). That number, the *generation*, changes when a route is added or removed. A
-//! neighbour's Ethernet address and the path MTU change more often. They are in the entry, where all its users see
-//! them. So no packet of a peer changes the generation.
+//! **A socket caches its entry**, and asks for each use whether it is still current: one load of a
+//! number that all entries share ([`Routes::is_current`]). That number, the *generation*, changes
+//! when a route is added or removed. A neighbour's Ethernet address and the path MTU change more
+//! often. They are in the entry, where all its users see them. So no packet of a peer changes the
+//! generation.
 //!
-//! **Entries are replaced.** A full bucket drops the entry that was looked up the longest ago. Its users go on using
-//! it, because it is right as long as the generation is. Users that look the destination up later get a new entry, and
-//! do not share what was learned about the path MTU. The release of an entry costs a barrier on all CPUs, some
-//! microseconds. If a peer forges more senders than the buckets have room for, each of them costs such a release.
+//! **Entries are replaced.** A full bucket drops the entry that was looked up the longest ago. Its
+//! users go on using it, because it is right as long as the generation is. Users that look the
+//! destination up later get a new entry, and do not share what was learned about the path MTU. The
+//! release of an entry costs a barrier on all CPUs, some microseconds. If a peer forges more
+//! senders than the buckets have room for, each of them costs such a release.
 //!
-//! **Cache lines.** The pointers' allocation keeps the count on a line of its own. A get or put by another CPU takes
-//! only that line away; the members that are read after a get are on other lines.
+//! **Cache lines.** The pointers' allocation keeps the count on a line of its own. A get or put by
+//! another CPU takes only that line away; the members that are read after a get are on other lines.
 //!
-//! **Readers against writers.** An entry is taken out of its bucket in two steps: its place is emptied, then filled
-//! with the rest of the chain. A reader in between finds the chain cut, misses, and looks again under the lock. A
-//! reader that has passed into an entry that is being taken out finds its `next` empty, and does the same. So a lookup
-//! never misses an entry that is there, and each found entry was in the bucket at some moment of the lookup.
+//! **Readers against writers.** An entry is taken out of its bucket in two steps: its place is
+//! emptied, then filled with the rest of the chain. A reader in between finds the chain cut,
+//! misses, and looks again under the lock. A reader that has passed into an entry that is being
+//! taken out finds its `next` empty, and does the same. So a lookup never misses an entry that is
+//! there, and each found entry was in the bucket at some moment of the lookup.
 
 use crate::Time;
 use crate::interface::Interface;
@@ -48,8 +51,8 @@ const DEPTH: usize = 8;
 /// How long a path MTU is used before a longer packet is tried again (RFC 8201).
 const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 
-/// The least path MTU of IPv4. Links with a smaller MTU are not in use any more, and a forged error with a smaller
-/// value would cost throughput.
+/// The least path MTU of IPv4. Links with a smaller MTU are not in use any more, and a forged error
+/// with a smaller value would cost throughput.
 pub const MIN_PATH_MTU_V4: u16 = 552;
 /// The least path MTU of IPv6: every link carries packets of this length (RFC 8200).
 pub const MIN_PATH_MTU_V6: u16 = 1280;
@@ -101,8 +104,11 @@ pub struct Dst<C: Count = RcuRef> {
     mtu: u16,
     /// The generation of the routes from which it was made.
     generation: u64,
-    /// The path MTU in the upper 16 bits, and the time in milliseconds until which it is used; 0 if none is known.
-    path_mtu: AtomicU64,
+    /// What routers have reported about segments.
+    path_mtu: PathMtu,
+    /// What routers have reported about datagrams. An error about a datagram is easier to forge
+    /// than one about a segment, so it does not change the segments of connections.
+    datagram_mtu: PathMtu,
     /// When it was last looked up, to the second.
     used: AtomicU64,
     /// The next one in the bucket.
@@ -122,38 +128,58 @@ impl<C: Count> Dst<C> {
         self.source
     }
 
-    /// The neighbour to send to. `None` for an address of this station: what is sent there is received here.
+    /// The neighbour to send to. `None` for an address of this station: what is sent there is
+    /// received here.
     #[inline]
     #[must_use]
     pub fn hop(&self) -> Option<&Arc<Hop>> {
         self.hop.as_ref()
     }
 
-    /// Bytes of the longest IP packet that fits all links of the path, as far as is known. One load.
+    /// Bytes of the longest IP packet that fits all links of the path, as far as is known. One
+    /// load.
     #[inline]
     #[must_use]
     pub fn path_mtu(&self, now: Time) -> u16 {
-        match self.path_mtu.load(Ordering::Relaxed) {
-            0 => self.mtu,
-            word if millis(now) < word & MILLIS => self.mtu.min((word >> 48) as u16),
-            _ => self.mtu,
-        }
+        self.path_mtu.get(now).map_or(self.mtu, |mtu| self.mtu.min(mtu))
     }
 
-    /// Records that a router has reported a path MTU of `mtu` bytes. The caller has checked that the error is about a
-    /// packet in flight. Values below [`MIN_PATH_MTU_V4`] and [`MIN_PATH_MTU_V6`] count as those. Returns whether the
-    /// path MTU is smaller than before.
+    /// As [`path_mtu`](Self::path_mtu), for datagrams: errors about datagrams count, too. Two
+    /// loads.
+    #[must_use]
+    pub fn datagram_mtu(&self, now: Time) -> u16 {
+        let mtu = self.path_mtu(now);
+        self.datagram_mtu.get(now).map_or(mtu, |datagrams| mtu.min(datagrams))
+    }
+
+    /// Records that a router has reported a path MTU of `mtu` bytes. The caller has checked that
+    /// the error is about a segment in flight. Values below [`MIN_PATH_MTU_V4`] and
+    /// [`MIN_PATH_MTU_V6`] count as those. Returns whether the path MTU is smaller than before.
     ///
     /// It is forgotten after 10 minutes.
     pub fn too_big(&self, mtu: u32, now: Time) -> bool {
-        let floor = if self.destination.is_ipv4() { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 };
-        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(floor);
+        let mtu = self.at_least(mtu);
         let smaller = mtu < self.path_mtu(now);
         if smaller {
-            let until = millis(now + PATH_MTU_AGE) & MILLIS;
-            self.path_mtu.store(u64::from(mtu) << 48 | until, Ordering::Relaxed);
+            self.path_mtu.set(mtu, now);
         }
         smaller
+    }
+
+    /// As [`too_big`](Self::too_big), for datagrams: the caller has checked that such a datagram
+    /// was sent lately. Connections do not use what is recorded here.
+    pub fn datagram_too_big(&self, mtu: u32, now: Time) -> bool {
+        let mtu = self.at_least(mtu);
+        let smaller = mtu < self.datagram_mtu(now);
+        if smaller {
+            self.datagram_mtu.set(mtu, now);
+        }
+        smaller
+    }
+
+    fn at_least(&self, mtu: u32) -> u16 {
+        let floor = if self.destination.is_ipv4() { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 };
+        u16::try_from(mtu).unwrap_or(u16::MAX).max(floor)
     }
 
     #[inline]
@@ -161,6 +187,27 @@ impl<C: Count> Dst<C> {
         if now.since(Time::from_micros(self.used.load(Ordering::Relaxed))) >= Duration::from_secs(1) {
             self.used.store(now.micros(), Ordering::Relaxed);
         }
+    }
+}
+
+/// The path MTU in the upper 16 bits, and the time in milliseconds until which it is used; 0 if
+/// none is known.
+struct PathMtu(AtomicU64);
+
+impl PathMtu {
+    const fn unknown() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline]
+    fn get(&self, now: Time) -> Option<u16> {
+        let word = self.0.load(Ordering::Relaxed);
+        (word != 0 && millis(now) < word & MILLIS).then_some((word >> 48) as u16)
+    }
+
+    fn set(&self, mtu: u16, now: Time) {
+        let until = millis(now + PATH_MTU_AGE) & MILLIS;
+        self.0.store(u64::from(mtu) << 48 | until, Ordering::Relaxed);
     }
 }
 
@@ -225,7 +272,8 @@ impl Tables {
 
 /// The routes of a station and its cache of destinations, for all threads.
 ///
-/// `C` counts the references of destinations. It is [`RcuRef`], except in benchmarks that compare counts.
+/// `C` counts the references of destinations. It is [`RcuRef`], except in benchmarks that compare
+/// counts.
 pub struct Routes<C: Count = RcuRef> {
     interface: Arc<Interface>,
     generation: AtomicU64,
@@ -268,7 +316,8 @@ impl<C: Count> Routes<C> {
         &self.interface
     }
 
-    /// Adds a route through a gateway, or replaces its gateway. The default route has a prefix of 0 bits. Moves the generation.
+    /// Adds a route through a gateway, or replaces its gateway. The default route has a prefix of 0
+    /// bits. Moves the generation.
     ///
     /// # Errors
     ///
@@ -322,7 +371,8 @@ impl<C: Count> Routes<C> {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether an entry that was found earlier is still current. If not, look the destination up again. One load.
+    /// Whether an entry that was found earlier is still current. If not, look the destination up
+    /// again. One load.
     #[inline]
     #[must_use]
     pub fn is_current(&self, dst: &Dst<C>) -> bool {
@@ -332,7 +382,8 @@ impl<C: Count> Routes<C> {
     /// The entry of a destination. `hop` makes the neighbour's part, if there is no entry yet: see
     /// [`Neighbors::hop`](crate::neighbor::Neighbors::hop). No lock of this type is held then.
     ///
-    /// Costs a critical section, a hash, a get of the count, and on a miss a lock and an allocation.
+    /// Costs a critical section, a hash, a get of the count, and on a miss a lock and an
+    /// allocation.
     ///
     /// # Errors
     ///
@@ -348,6 +399,22 @@ impl<C: Count> Routes<C> {
             Some(found) => Ok(found),
             None => self.make(destination, now, hop),
         }
+    }
+
+    /// Whether packets can be sent to `destination`: a lookup of the route, which makes no entry.
+    /// It is for answers to packets of which a peer can send any number. One lock.
+    #[must_use]
+    pub fn reaches(&self, destination: IpAddr) -> bool {
+        !self.is_group(destination) && !self.interface.owns(destination) && self.lock().longest(destination).is_some()
+    }
+
+    /// Whether it is the address of several stations, or of none.
+    fn is_group(&self, destination: IpAddr) -> bool {
+        let group = match destination {
+            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_unspecified(),
+            IpAddr::V6(addr) => addr.is_unspecified(),
+        };
+        group || destination.is_multicast() || self.interface.is_broadcast(destination)
     }
 
     fn bucket(&self, destination: IpAddr) -> &RcuCell<Dst<C>, C> {
@@ -382,11 +449,7 @@ impl<C: Count> Routes<C> {
         now: Time,
         hop: impl Fn(IpAddr) -> Arc<Hop>,
     ) -> Result<Ref<Dst<C>, C>, NoRoute> {
-        let group = match destination {
-            IpAddr::V4(addr) => addr.is_broadcast() || addr.is_unspecified(),
-            IpAddr::V6(addr) => addr.is_unspecified(),
-        };
-        if group || destination.is_multicast() || self.interface.is_broadcast(destination) {
+        if self.is_group(destination) {
             return Err(NoRoute::Group(destination));
         }
         let unreachable = NoRoute::Unreachable(destination);
@@ -406,7 +469,8 @@ impl<C: Count> Routes<C> {
                 hop: (!local).then(|| hop(via)),
                 mtu: self.interface.mtu,
                 generation,
-                path_mtu: AtomicU64::new(0),
+                path_mtu: PathMtu::unknown(),
+                datagram_mtu: PathMtu::unknown(),
                 used: AtomicU64::new(now.micros()),
                 next: RcuCell::default(),
             })?;
@@ -416,12 +480,13 @@ impl<C: Count> Routes<C> {
         }
     }
 
-    /// Puts an entry into its bucket, and returns a reference to it, or to one that another thread has put there. `None` if routes have
-    /// changed since it was made.
+    /// Puts an entry into its bucket, and returns a reference to it, or to one that another thread
+    /// has put there. `None` if routes have changed since it was made.
     fn insert(&self, dst: Owner<Dst<C>, C>) -> Option<Ref<Dst<C>, C>> {
         let mut old = Vec::new();
-        // The section ends after the lock is free, and what is taken out is dropped then, too: this thread may release
-        // objects that other threads have retired, and their destructors may call this function.
+        // The section ends after the lock is free, and what is taken out is dropped then, too: this
+        // thread may release objects that other threads have retired, and their destructors may
+        // call this function.
         rcu::read(|guard| {
             let _tables = self.lock();
             if dst.generation != self.generation() {
@@ -457,7 +522,8 @@ impl<C: Count> Routes<C> {
         })
     }
 
-    /// Changes routes. Entries of the generation before stay in their buckets until another is put there, and are not found.
+    /// Changes routes. Entries of the generation before stay in their buckets until another is put
+    /// there, and are not found.
     fn change(&self, change: impl FnOnce(&mut Tables)) {
         let mut tables = self.lock();
         change(&mut tables);
@@ -540,7 +606,8 @@ mod tests {
         assert_eq!(way(&routes, "198.51.100.1"), is("192.0.2.253", "192.0.2.1"));
         assert!(routes.remove(ip("198.51.100.0"), 24) && !routes.remove(ip("198.51.100.0"), 24));
         assert_eq!(way(&routes, "198.51.100.1"), is("192.0.2.254", "192.0.2.1"));
-        // The network of an address comes back when a route in its place is removed, and cannot be removed itself.
+        // The network of an address comes back when a route in its place is removed, and cannot be
+        // removed itself.
         routes.add(ip("192.0.2.0"), 24, ip("10.0.0.254")).unwrap();
         assert_eq!(way(&routes, "192.0.2.7").0, "10.0.0.254");
         assert!(routes.remove(ip("192.0.2.0"), 24) && !routes.remove(ip("192.0.2.0"), 24));
@@ -561,8 +628,8 @@ mod tests {
         assert!(wrong("::", 0, "10.0.0.254"));
     }
 
-    /// A cached entry is current until routes change. A neighbour's new address and a path MTU are seen by all its users, and leave the
-    /// generation alone. Proves REF-8.
+    /// A cached entry is current until routes change. A neighbour's new address and a path MTU are
+    /// seen by all its users, and leave the generation alone. Proves REF-8.
     #[test]
     fn only_routes_move_the_generation() {
         let interface = interface();
@@ -605,7 +672,8 @@ mod tests {
         }
     }
 
-    /// Any number of destinations takes no more than the buckets have room for, and the last ones are found. Proves NET-10.
+    /// Any number of destinations takes no more than the buckets have room for, and the last ones
+    /// are found. Proves NET-10.
     #[test]
     fn destinations_are_bounded() {
         let routes = Routes::new(interface());
@@ -642,8 +710,9 @@ mod tests {
         }
     }
 
-    /// Threads look up few destinations while another changes routes. Each gets an entry of its destination; one that is current when it was
-    /// found says what the routes of its generation say; and all entries are gone in the end.
+    /// Threads look up few destinations while another changes routes. Each gets an entry of its
+    /// destination; one that is current when it was found says what the routes of its generation
+    /// say; and all entries are gone in the end.
     fn lookups_against_changes<C: Count>() {
         // Two buckets, so that entries are replaced all the time.
         let routes = Arc::new(Routes::<C>::with_buckets(interface(), 2));

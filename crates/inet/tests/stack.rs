@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Sends bytes in both directions, over both IP versions, with and without offloads. Then both sides close, and nothing
-/// is left.
+/// Sends bytes in both directions, over both IP versions, with and without offloads. Then both
+/// sides close, and nothing is left.
 #[test]
 fn two_stacks_exchange_bytes_and_nothing_is_left() {
     for (to, offloads) in
@@ -113,7 +113,13 @@ fn datagrams_go_both_ways_and_a_closed_port_says_so() {
         drop(server);
         client.send_to(b"x", addr(there)).unwrap();
         link.settle();
+        assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock), "it talks to others, too");
+        assert_eq!(client.send(b"x"), Err(SocketError::NotConnected));
+        client.connect(Some(addr(there))).unwrap();
+        client.send(b"x").unwrap();
+        link.settle();
         assert_eq!(client.recv_from(&mut places), Err(SocketError::Refused));
+        assert_eq!(client.recv_from(&mut places), Err(SocketError::WouldBlock), "an error is reported once");
         places = Default::default();
         drop((client, places));
         assert_eq!((link.near.pages(), link.far.pages()), (0, 0));
@@ -136,7 +142,8 @@ fn datagrams_that_are_not_read_stay_within_the_budget() {
     assert_eq!((server.recv_from(&mut places), link.far.pages()), (Err(SocketError::WouldBlock), 1));
 }
 
-/// Packets to an address of this host are received by this host directly. The device sees none of them.
+/// Packets to an address of this host are received by this host directly. The device sees none of
+/// them.
 #[test]
 fn a_host_talks_to_itself() {
     let mut link = Link::new(false);
@@ -169,8 +176,8 @@ fn a_host_talks_to_itself() {
     assert_eq!((link.near.connections(), link.near.pages()), (0, 0));
 }
 
-/// A host has two queues. Segments arrive on any of them, and the stack of the connection gets them. A reset is sent
-/// only for a connection that no stack has.
+/// A host has two queues. Segments arrive on any of them, and the stack of the connection gets
+/// them. A reset is sent only for a connection that no stack has.
 #[test]
 fn a_segment_finds_its_connection_on_another_queue() {
     let (there, back) = (Cable::default(), Cable::default());
@@ -227,8 +234,8 @@ fn a_segment_finds_its_connection_on_another_queue() {
     assert_eq!(far[0].stats().resets + far[1].stats().resets, 1);
 }
 
-/// A lost segment is not sent again while the device still has its first copy: the page could contain other bytes when
-/// the device reads it.
+/// A lost segment is not sent again while the device still has its first copy: the page could
+/// contain other bytes when the device reads it.
 #[test]
 fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
     let mut link = Link::new(true);
@@ -250,8 +257,8 @@ fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
     assert_eq!(server.read(&mut [0; 2000]), Ok(1000));
 }
 
-/// A path drops large packets without a message. Over IPv6, segments do not become smaller than the MTU that each link
-/// must support.
+/// A path drops large packets without a message. Over IPv6, segments do not become smaller than the
+/// MTU that each link must support.
 #[test]
 fn a_black_hole_does_not_make_packets_smaller_than_the_least_mtu() {
     for (to, least) in [("10.0.0.2:80", 552), ("[fd00::2]:80", 1280)] {
@@ -302,7 +309,8 @@ fn connections_in_time_wait_are_bounded() {
     assert_eq!(link.near.connections(), 0);
 }
 
-/// A neighbour does not exist: only solicitations are sent, and the connection reports why it was not made.
+/// A neighbour does not exist: only solicitations are sent, and the connection reports why it was
+/// not made.
 #[test]
 fn a_host_that_does_not_answer_is_unreachable() {
     let mut link = Link::new(true);
@@ -319,8 +327,8 @@ fn a_host_that_does_not_answer_is_unreachable() {
     );
 }
 
-/// A peer whose data is not read uses its budget and not more, and another connection continues. When the user reads,
-/// all data arrives.
+/// A peer whose data is not read uses its budget and not more, and another connection continues.
+/// When the user reads, all data arrives.
 #[test]
 fn a_connection_that_is_not_read_stays_within_its_budget() {
     let mut link = Link::with(true, StackOptions { pages: 128, ..StackOptions::default() });
@@ -442,8 +450,8 @@ fn wakers_are_called() {
     assert!(matches!(server.poll_read(&mut reads, &mut bytes), Poll::Ready(Err(error)) if error == reset));
 }
 
-/// The event of the transmit queue's descriptor stays set until the queue is armed. A stack that does not wait for it
-/// must not be woken by it repeatedly.
+/// The event of the transmit queue's descriptor stays set until the queue is armed. A stack that
+/// does not wait for it must not be woken by it repeatedly.
 #[test]
 fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
     let mut link = Link::new(false);
@@ -500,8 +508,8 @@ fn another_thread_ends_the_sleep() {
     thread.join().unwrap();
 }
 
-/// A connection moves from stack to stack of a host, and is saved and restored, while data is in flight in both
-/// directions. The peer does not notice it.
+/// A connection moves from stack to stack of a host, and is saved and restored, while data is in
+/// flight in both directions. The peer does not notice it.
 #[test]
 fn a_connection_moves_while_data_is_on_its_way() {
     let (there, back) = (Cable::default(), Cable::default());
@@ -566,7 +574,8 @@ fn a_connection_moves_while_data_is_on_its_way() {
         poll(&mut near, &mut far);
     }
     assert_eq!((near.connections(), both.connections(), far[0].pages(), far[1].pages()), (0, 0, 0, 0));
-    // A stream was detached from its stack and dropped: the flow is free, and the peer gets a reset.
+    // A stream was detached from its stack and dropped: the flow is free, and the peer gets a
+    // reset.
     let mut listener = far[0].sockets().listen(addr("10.0.0.2:81"), ListenOptions::default()).unwrap();
     let mut client = near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
     for _ in 0..10 {
@@ -580,8 +589,8 @@ fn a_connection_moves_while_data_is_on_its_way() {
     assert_eq!(client.is_connected(), Err(SocketError::Closed(tcp::Error::Reset)));
 }
 
-/// A datagram in fragments reaches its socket. A datagram for a port without a socket is dropped without an answer,
-/// even a short one: there is no whole packet that an error could quote.
+/// A datagram in fragments reaches its socket. A datagram for a port without a socket is dropped
+/// without an answer, even a short one: there is no whole packet that an error could quote.
 #[test]
 fn datagrams_in_fragments_are_received_and_not_answered() {
     let mut link = Link::new(false);

@@ -8,8 +8,9 @@ use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Tim
 use stack_common::{Cable, Link, MemRx, MemTx, addr, connected, fragments, host, pair, stack};
 use std::time::Duration;
 
-/// Proves INET-4: fragments of datagrams that never become complete count in the queue's budget, and use a quarter of
-/// it at most. They are dropped when their time limit has passed, without another frame.
+/// Proves INET-4: fragments of datagrams that never become complete count in the queue's budget,
+/// and use a quarter of it at most. They are dropped when their time limit has passed, without
+/// another frame.
 #[test]
 fn fragments_are_counted() {
     let mut link = Link::with(false, StackOptions { pages: 64, ..StackOptions::default() });
@@ -40,17 +41,17 @@ fn fragments_are_counted() {
     assert!(link.now <= end, "it has a timer of its own");
 }
 
-/// Proves INET-4: frames in the mailbox of another stack count in the budget of the queue that received them. Above the
-/// budget, payload is dropped, and acknowledgements are processed.
+/// Proves INET-4: frames in the mailbox of another stack count in the budget of the queue that
+/// received them. Above the budget, payload is dropped, and acknowledgements are processed.
 #[test]
 fn frames_for_another_stack_are_counted() {
     let (there, back) = (Cable::default(), Cable::default());
     let (queue0, queue1) = (Cable::default(), Cable::default());
     let mut near = stack(&host(1), pair(&back, &there, false), StackOptions::default());
     let both = host(2);
-    let options = StackOptions { pages: 7, ..StackOptions::default() };
-    let [mut first, mut second]: [Stack<MemRx, MemTx>; 2] =
-        [&queue0, &queue1].map(|queue| stack(&both, pair(queue, &back, false), options));
+    let [mut first, mut second]: [Stack<MemRx, MemTx>; 2] = [(&queue0, 7), (&queue1, 512)].map(|(queue, pages)| {
+        stack(&both, pair(queue, &back, false), StackOptions { pages, ..StackOptions::default() })
+    });
     let mut now = Time::from_micros(1_000_000);
     let mut poll = |near: &mut Stack<_, _>, first: &mut Stack<_, _>, second: Option<&mut Stack<_, _>>| {
         now += Duration::from_millis(1);
@@ -95,8 +96,9 @@ fn frames_for_another_stack_are_counted() {
     assert!(read > 1000 && bytes[..read] == sent[..read] && matches!(end, SocketError::Closed(_)), "{read} {end:?}");
 }
 
-/// Proves INET-4: while the queue is short of buffers, payload is dropped and headers are processed: acknowledgements,
-/// the end of a stream, and resets. Afterwards the payload is sent again.
+/// Proves INET-4: while the queue is short of buffers, payload is dropped and headers are
+/// processed: acknowledgements, the end of a stream, and resets. Afterwards the payload is sent
+/// again.
 #[test]
 fn headers_get_in_when_the_queue_is_short_of_buffers() {
     let mut link = Link::new(true);

@@ -5,8 +5,9 @@ mod stack_common;
 
 use netmem_inet::{Fragment, SocketError};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta};
-use stack_common::{Frame, Link, addr};
+use stack_common::{Frame, Link, addr, connected};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 fn receive(socket: &mut netmem_inet::UdpSocket<netmem_pool::Private>) -> Result<(Vec<u8>, SocketAddr), SocketError> {
     let mut places: Vec<Fragment<_>> = (0..64).map(|_| Fragment::default()).collect();
@@ -14,8 +15,8 @@ fn receive(socket: &mut netmem_inet::UdpSocket<netmem_pool::Private>) -> Result<
     Ok((places[..received.fragments].iter().flat_map(|fragment| fragment.to_vec()).collect(), received.from))
 }
 
-/// A long datagram is sent in fragments that fit the path, over IPv4 and IPv6, and is received complete. A datagram
-/// that is too long for a packet is refused.
+/// A long datagram is sent in fragments that fit the path, over IPv4 and IPv6, and is received
+/// complete. A datagram that is too long for a packet is refused.
 #[test]
 fn a_long_datagram_leaves_in_fragments() {
     for (near, far, most) in [("10.0.0.1:7", "10.0.0.2:9", 65507), ("[fd00::1]:7", "[fd00::2]:9", 65527)] {
@@ -23,7 +24,8 @@ fn a_long_datagram_leaves_in_fragments() {
         let mut to = link.far.sockets().bind(addr(far)).unwrap();
         let mut from = link.near.sockets().bind(addr(near)).unwrap();
         let payload: Vec<u8> = (0..most as u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
-        // The first datagram is sent before the neighbour is known. Eight packets can wait for a neighbour.
+        // The first datagram is sent before the neighbour is known. Eight packets can wait for a
+        // neighbour.
         from.send_to(b"first", addr(far)).unwrap();
         link.settle();
         assert_eq!(receive(&mut to), Ok((b"first".to_vec(), addr(near))));
@@ -53,8 +55,8 @@ fn a_long_datagram_leaves_in_fragments() {
     }
 }
 
-/// If a frame contains several datagrams, because the sender's kernel has not cut it, they are received as separate
-/// datagrams.
+/// If a frame contains several datagrams, because the sender's kernel has not cut it, they are
+/// received as separate datagrams.
 #[test]
 fn datagrams_that_come_in_one_frame_are_cut() {
     let mut link = Link::new(true);
@@ -71,4 +73,66 @@ fn datagrams_that_come_in_one_frame_are_cut() {
         assert_eq!(receive(&mut to).map(|(bytes, _)| bytes), Ok(part.to_vec()));
     }
     assert_eq!(receive(&mut to), Err(SocketError::WouldBlock));
+}
+
+/// A connected socket receives datagrams of its peer alone. Those of other stations find no socket.
+#[test]
+fn a_connected_socket_receives_from_its_peer() {
+    let mut link = Link::new(false);
+    let mut socket = link.far.sockets().bind(addr("10.0.0.2:9")).unwrap();
+    let mut peer = link.near.sockets().bind(addr("10.0.0.1:7")).unwrap();
+    let mut other = link.near.sockets().bind(addr("10.0.0.1:8")).unwrap();
+    socket.connect(Some(addr("10.0.0.1:7"))).unwrap();
+    assert_eq!(socket.peer_addr(), Some(addr("10.0.0.1:7")));
+    other.connect(Some(addr("10.0.0.2:9"))).unwrap();
+    other.send(b"no").unwrap();
+    peer.send_to(b"yes", addr("10.0.0.2:9")).unwrap();
+    link.settle();
+    assert_eq!(receive(&mut socket), Ok((b"yes".to_vec(), addr("10.0.0.1:7"))));
+    assert_eq!((receive(&mut socket), receive(&mut other)), (Err(SocketError::WouldBlock), Err(SocketError::Refused)));
+    socket.connect(None).unwrap();
+    other.send(b"now").unwrap();
+    link.settle();
+    assert_eq!(receive(&mut socket).map(|(bytes, _)| bytes), Ok(b"now".to_vec()));
+    assert_eq!(socket.connect(Some(addr("[fd00::1]:7"))), Err(SocketError::NoRoute));
+}
+
+/// An error "too big" about a datagram: the address and the length of the datagram must be right,
+/// and it must have been sent lately. Segments of connections to the same station keep their size.
+#[test]
+fn an_error_about_a_datagram_changes_no_connection() {
+    let mut link = Link::new(false);
+    let (client, _server) = connected(&mut link);
+    let mut socket = link.near.sockets().bind(addr("10.0.0.1:7")).unwrap();
+    let size = client.info().unwrap().send.segment_size;
+    let too_big = |link: &mut Link, port: u16, payload: usize| {
+        let mut datagram = Vec::new();
+        let packet = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(7, port);
+        packet.write(&mut datagram, &vec![0; payload]).unwrap();
+        let kind = etherparse::Icmpv4Type::DestinationUnreachable(
+            etherparse::icmpv4::DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 600 },
+        );
+        let mut bytes = Vec::new();
+        let packet = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 1]);
+        packet.ipv4([10, 0, 0, 9], [10, 0, 0, 1], 64).icmpv4(kind).write(&mut bytes, &datagram[..28]).unwrap();
+        link.near.queues().0.cable.borrow_mut().push_back(Frame { bytes, meta: Meta::default() });
+        link.settle();
+    };
+    let mut frames = |link: &mut Link| {
+        let before = link.near.stats().sent;
+        socket.send_to(&[0; 1400], addr("10.0.0.2:9")).unwrap();
+        link.settle();
+        link.near.stats().sent - before
+    };
+    too_big(&mut link, 9, 1400);
+    assert_eq!(frames(&mut link), 1, "no such datagram was sent");
+    too_big(&mut link, 10, 1400);
+    too_big(&mut link, 9, 1399);
+    assert_eq!(frames(&mut link), 1, "of another port, of another length");
+    link.pass(Duration::from_secs(4));
+    too_big(&mut link, 9, 1400);
+    assert_eq!(frames(&mut link), 1, "too late");
+    too_big(&mut link, 9, 1400);
+    assert_eq!(frames(&mut link), 3);
+    assert_eq!(client.info().unwrap().send.segment_size, size);
 }

@@ -1,20 +1,21 @@
 //! The functions that packetdrill calls.
 //!
-//! Pointers come from packetdrill's own calls. They are valid for the lengths that are passed with them, like those of
-//! system calls, or null where a script passes null. Each `SAFETY` comment of this file refers to this.
+//! Pointers come from packetdrill's own calls. They are valid for the lengths that are passed with
+//! them, like those of system calls, or null where a script passes null. Each `SAFETY` comment of
+//! this file refers to this.
+//!
+//! What this TCP does not have is an error: a script that needs it fails.
 
+use crate::address::{address, put_address};
 use crate::interface::{Init, Interface, User};
-use crate::tcp_info::{TcpInfo, ca_state};
-use crate::world::{Errno, Kind, Push, Shared, World};
+use crate::options;
+use crate::world::{Errno, Push, Reading, Shared};
 use crate::{WORLD, fail};
 use libc::{
     c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t,
     ssize_t, timeval,
 };
-use netmem_inet::Time;
-use netmem_inet::tcp::sender::State;
 use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -58,8 +59,8 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
         ioctl,
         close,
         shutdown,
-        getsockopt: get_option,
-        setsockopt: set_option,
+        getsockopt: options::get,
+        setsockopt: options::set,
         poll,
         netdev_send,
         netdev_receive,
@@ -75,7 +76,7 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
     unsafe { interface.write(functions) };
 }
 
-fn shared() -> &'static Shared {
+pub(crate) fn shared() -> &'static Shared {
     WORLD.get().unwrap_or_else(|| fail("a call before packetdrill_interface_init"))
 }
 
@@ -91,11 +92,12 @@ fn answer(result: Result<usize, Errno>) -> ssize_t {
     }
 }
 
-fn status(result: Result<(), Errno>) -> c_int {
+pub(crate) fn status(result: Result<(), Errno>) -> c_int {
     answer(result.map(|()| 0)) as c_int
 }
 
-/// Makes a new descriptor of the process: a socket without an address, which is only a number for packetdrill.
+/// Makes a new descriptor of the process: a socket without an address, which is only a number for
+/// packetdrill.
 fn descriptor() -> c_int {
     match UnixDatagram::unbound() {
         Ok(socket) => socket.into_raw_fd(),
@@ -103,59 +105,18 @@ fn descriptor() -> c_int {
     }
 }
 
-fn address(at: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
-    let len = len as usize;
-    if at.is_null() || len < size_of::<libc::sockaddr_in>() {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: see above; it has the length of the family.
-    match c_int::from(unsafe { (*at).sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: as above.
-            let v4 = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
-            Ok(SocketAddr::new(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into(), u16::from_be(v4.sin_port)))
-        }
-        libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
-            // SAFETY: as above.
-            let v6 = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
-            Ok(SocketAddr::new(Ipv6Addr::from(v6.sin6_addr.s6_addr).into(), u16::from_be(v6.sin6_port)))
-        }
-        _ => Err(libc::EAFNOSUPPORT),
-    }
-}
-
-fn put_address(address: SocketAddr, at: *mut sockaddr, len: *mut socklen_t) {
-    if at.is_null() || len.is_null() {
-        return;
-    }
-    // SAFETY: all fields of both may be zero.
-    let (mut v4, mut v6): (libc::sockaddr_in, libc::sockaddr_in6) = unsafe { std::mem::zeroed() };
-    let (from, size) = match address.ip() {
-        IpAddr::V4(ip) => {
-            v4.sin_family = libc::AF_INET as libc::sa_family_t;
-            v4.sin_port = address.port().to_be();
-            v4.sin_addr.s_addr = u32::from(ip).to_be();
-            ((&raw const v4).cast::<u8>(), size_of_val(&v4))
-        }
-        IpAddr::V6(ip) => {
-            v6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-            v6.sin6_port = address.port().to_be();
-            v6.sin6_addr.s6_addr = ip.octets();
-            ((&raw const v6).cast::<u8>(), size_of_val(&v6))
-        }
-    };
-    // SAFETY: see above; no more than there is room for.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from, at.cast::<u8>(), size.min(*len as usize));
-        *len = size as socklen_t;
-    }
-}
-
 extern "C" fn free(_: User) {}
 
-extern "C" fn socket(_: User, domain: c_int, _type: c_int, _protocol: c_int) -> c_int {
+extern "C" fn socket(_: User, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    if ![libc::AF_INET, libc::AF_INET6].contains(&domain) {
+        return status(Err(libc::EAFNOSUPPORT));
+    }
+    if kind & !flags != libc::SOCK_STREAM || ![0, libc::IPPROTO_TCP].contains(&protocol) {
+        return status(Err(libc::EPROTONOSUPPORT));
+    }
     let fd = descriptor();
-    shared().call(|world| world.socket(fd, domain == libc::AF_INET));
+    shared().call(|world| world.socket(fd, domain == libc::AF_INET, kind & libc::SOCK_NONBLOCK != 0));
     fd
 }
 
@@ -169,9 +130,10 @@ extern "C" fn listen(_: User, fd: c_int, backlog: c_int) -> c_int {
 
 extern "C" fn accept(_: User, fd: c_int, at: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let result = shared().blocking(None, |world, _| world.accept(fd, descriptor));
-    answer(result.map(|(fd, remote)| {
-        put_address(remote, at, len);
-        fd as usize
+    answer(result.map(|(new, remote)| {
+        let v4 = shared().lock().sockets.get(&fd).is_none_or(|socket| socket.v4);
+        put_address(remote, v4, at, len);
+        new as usize
     })) as c_int
 }
 
@@ -180,46 +142,54 @@ extern "C" fn connect(_: User, fd: c_int, at: *const sockaddr, len: socklen_t) -
         Ok(remote) => remote,
         Err(error) => return status(Err(error)),
     };
-    let mut began = None;
-    status(shared().blocking(None, |world, _| {
-        let id = match began {
-            Some(id) => id,
-            None => match world.connect(fd, remote) {
-                Ok(id) => *began.insert(id),
-                Err(error) => return Some(Err(error)),
-            },
-        };
-        let nonblocking = world.sockets.get(&fd).is_some_and(|socket| socket.nonblocking);
-        world.connected(id).or(nonblocking.then_some(Err(libc::EINPROGRESS)))
-    }))
+    status(shared().blocking(None, |world, _| world.connect(fd, remote)))
 }
 
 /// A receiving call: what it takes, and where it stores the bytes.
-fn receive(fd: c_int, parts: &[iovec]) -> ssize_t {
+fn receive(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
+    let known = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC | libc::MSG_NOSIGNAL;
+    if flags & libc::MSG_OOB != 0 {
+        // Like Linux with SO_OOBINLINE: urgent data is in line.
+        return answer(Err(libc::EINVAL));
+    }
+    if flags & !known != 0 {
+        // MSG_ERRQUEUE, for example: there is no error queue.
+        return answer(Err(libc::EOPNOTSUPP));
+    }
+    let how = Reading {
+        at_once: flags & libc::MSG_DONTWAIT != 0,
+        peek: flags & libc::MSG_PEEK != 0,
+        all: flags & libc::MSG_WAITALL != 0,
+    };
     let len = parts.iter().map(|part| part.iov_len).sum();
-    let null = parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0);
-    answer(
-        shared()
-            .blocking(None, |world, _| {
-                if null {
-                    return Some(Err(libc::EFAULT));
-                }
-                world.read(fd, len)
-            })
-            .map(|bytes| {
-                let mut at = &bytes[..];
-                for part in parts {
-                    let (here, rest) = at.split_at(part.iov_len.min(at.len()));
-                    // SAFETY: see above.
-                    unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), part.iov_base.cast::<u8>(), here.len()) };
-                    at = rest;
-                }
-                bytes.len()
-            }),
-    )
+    // The bytes are dropped.
+    let drops = flags & libc::MSG_TRUNC != 0;
+    let null = !drops && parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0);
+    let mut bytes = Vec::new();
+    let result = shared().blocking(None, |world, _| {
+        if null {
+            return Some(Err(libc::EFAULT));
+        }
+        world.read(fd, how, &mut bytes, len)
+    });
+    answer(result.map(|()| {
+        let mut at = if drops { &[] } else { &bytes[..] };
+        for part in parts {
+            let (here, rest) = at.split_at(part.iov_len.min(at.len()));
+            // SAFETY: see above.
+            unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), part.iov_base.cast::<u8>(), here.len()) };
+            at = rest;
+        }
+        bytes.len()
+    }))
 }
 
 fn transmit(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
+    let known = libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_OOB | libc::MSG_NOSIGNAL;
+    // Payload is sent by reference always.
+    if flags & !(known | libc::MSG_ZEROCOPY) != 0 {
+        return answer(Err(libc::EOPNOTSUPP));
+    }
     if parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
         return answer(Err(libc::EFAULT));
     }
@@ -230,6 +200,7 @@ fn transmit(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
     }
     let len = rest.len();
     let push = match flags {
+        flags if flags & libc::MSG_OOB != 0 => Push::Urgent,
         flags if flags & libc::MSG_EOR != 0 => Push::Record,
         flags if flags & libc::MSG_MORE != 0 => Push::More,
         _ => Push::Plain,
@@ -265,15 +236,15 @@ fn parts<'a>(at: *const iovec, count: usize) -> &'a [iovec] {
 }
 
 extern "C" fn read(_: User, fd: c_int, at: *mut c_void, len: size_t) -> ssize_t {
-    receive(fd, &part(at, len))
+    receive(fd, &part(at, len), 0)
 }
 
 extern "C" fn readv(_: User, fd: c_int, at: *const iovec, count: c_int) -> ssize_t {
-    receive(fd, parts(at, count.max(0) as usize))
+    receive(fd, parts(at, count.max(0) as usize), 0)
 }
 
-extern "C" fn recv(_: User, fd: c_int, at: *mut c_void, len: size_t, _flags: c_int) -> ssize_t {
-    receive(fd, &part(at, len))
+extern "C" fn recv(_: User, fd: c_int, at: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    receive(fd, &part(at, len), flags)
 }
 
 extern "C" fn recvfrom(
@@ -281,17 +252,20 @@ extern "C" fn recvfrom(
     fd: c_int,
     at: *mut c_void,
     len: size_t,
-    _: c_int,
+    flags: c_int,
     _: *mut sockaddr,
     _: *mut socklen_t,
 ) -> ssize_t {
-    receive(fd, &part(at, len))
+    receive(fd, &part(at, len), flags)
 }
 
-extern "C" fn recvmsg(_: User, fd: c_int, message: *mut msghdr, _flags: c_int) -> ssize_t {
+extern "C" fn recvmsg(_: User, fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: see above.
-    let message = unsafe { &*message };
-    receive(fd, parts(message.msg_iov, message.msg_iovlen))
+    let message = unsafe { &mut *message };
+    // There are no flags, no control messages, and no source. packetdrill compares them with what
+    // the script expects, which it has put here before.
+    (message.msg_flags, message.msg_controllen, message.msg_namelen) = (0, 0, 0);
+    receive(fd, parts(message.msg_iov, message.msg_iovlen), flags)
 }
 
 extern "C" fn write(_: User, fd: c_int, at: *const c_void, len: size_t) -> ssize_t {
@@ -321,6 +295,9 @@ extern "C" fn sendto(
 extern "C" fn sendmsg(_: User, fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: see above.
     let message = unsafe { &*message };
+    if message.msg_controllen > 0 {
+        return answer(Err(libc::EOPNOTSUPP));
+    }
     transmit(fd, parts(message.msg_iov, message.msg_iovlen), flags)
 }
 
@@ -338,12 +315,16 @@ extern "C" fn fcntl(_: User, fd: c_int, command: c_int, argument: c_long) -> c_i
     })) as c_int
 }
 
+/// Bytes that were not sent (linux/sockios.h).
+const SIOCOUTQNSD: c_ulong = 0x894b;
+
 extern "C" fn ioctl(_: User, fd: c_int, request: c_ulong, value: *mut c_int) -> c_int {
     status(shared().call(|world| {
         let (_, stream) = world.stream(fd)?;
         let n = match request {
             libc::FIONREAD => stream.readable(),
             libc::TIOCOUTQ => stream.queued(),
+            SIOCOUTQNSD => stream.not_sent(),
             _ => return Err(libc::EINVAL),
         };
         // SAFETY: see above.
@@ -361,74 +342,6 @@ extern "C" fn close(_: User, fd: c_int) -> c_int {
 
 extern "C" fn shutdown(_: User, fd: c_int, how: c_int) -> c_int {
     status(shared().call(|world| world.shutdown(fd, how)))
-}
-
-/// Writes a number as an option's value.
-fn put_number(n: c_int, value: *mut c_void, len: *mut socklen_t) {
-    let bytes = n.to_ne_bytes();
-    // SAFETY: see above.
-    unsafe {
-        let room = (*len as usize).min(bytes.len());
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), room);
-        *len = room as socklen_t;
-    }
-}
-
-extern "C" fn get_option(
-    _: User,
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut socklen_t,
-) -> c_int {
-    status(shared().call(|world| {
-        let socket = world.sockets.get(&fd).ok_or(libc::EBADF)?;
-        let options = world.options(fd)?;
-        let n = match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer as c_int,
-            (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                world.stream(fd).map_or(0, |(_, stream)| stream.failure.take().unwrap_or(0))
-            }
-            (libc::SOL_TCP, libc::TCP_MAXSEG) => match socket.kind {
-                Kind::Stream(_) => world.stream(fd)?.1.connection.info(Time::ZERO).send.segment_size as c_int,
-                _ if options.max_segment != 0 => options.max_segment.into(),
-                _ => 536,
-            },
-            (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay.into(),
-            (libc::SOL_TCP, libc::TCP_CORK) => options.cork.into(),
-            (libc::SOL_TCP, TCP_NOTSENT_LOWAT) => options.not_sent as c_int,
-            (libc::SOL_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout.as_millis() as c_int,
-            _ => return Err(libc::ENOPROTOOPT),
-        };
-        put_number(n, value, len);
-        Ok(())
-    }))
-}
-
-const TCP_NOTSENT_LOWAT: c_int = 25;
-
-extern "C" fn set_option(_: User, fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    let mut bytes = [0; 4];
-    // SAFETY: see above.
-    unsafe { std::ptr::copy_nonoverlapping(value.cast::<u8>(), bytes.as_mut_ptr(), (len as usize).min(4)) };
-    let n = c_int::from_ne_bytes(bytes);
-    status(shared().call(|world| {
-        let mut options = world.options(fd)?;
-        match (level, name) {
-            // The value is doubled, like in Linux, which adds room for its own use: socket(7).
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer = n.max(0) as usize * 2,
-            (libc::SOL_SOCKET, _) | (libc::SOL_IP, libc::IP_TOS | libc::IP_MTU_DISCOVER) => (),
-            (libc::SOL_TCP, libc::TCP_MAXSEG) => options.max_segment = n as u16,
-            (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay = n != 0,
-            (libc::SOL_TCP, libc::TCP_CORK) => options.cork = n != 0,
-            (libc::SOL_TCP, TCP_NOTSENT_LOWAT) => options.not_sent = n.max(0) as usize,
-            (libc::SOL_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout = Duration::from_millis(n.max(0) as u64),
-            _ => return Err(libc::ENOPROTOOPT),
-        }
-        world.set_options(fd, options);
-        Ok(())
-    }))
 }
 
 extern "C" fn poll(_: User, descriptors: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
@@ -495,93 +408,4 @@ extern "C" fn pipe(_: User, _: *mut c_int) -> c_int {
 
 extern "C" fn splice(_: User, _: c_int, _: *mut c_void, _: c_int, _: *mut c_void, _: size_t, _: c_uint) -> ssize_t {
     answer(Err(libc::ENOSYS))
-}
-
-// ---- functions of the C library that the preloaded object replaces
-
-/// `TCP_INFO`, and the other options that packetdrill reads, for descriptors of this object. For all other descriptors
-/// the system is called.
-#[unsafe(no_mangle)]
-extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
-    const TCP_CC_INFO: c_int = 26;
-    let ours = WORLD.get().filter(|shared| shared.lock().sockets.contains_key(&fd));
-    // SAFETY: the caller's pointers are those of the system call.
-    unsafe {
-        match (ours, level, name) {
-            (Some(shared), libc::SOL_TCP, libc::TCP_INFO) => {
-                let info = shared.call(|world| info(world, fd));
-                let room = (*len as usize).min(size_of::<TcpInfo>());
-                std::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), value.cast::<u8>(), room);
-                0
-            }
-            (Some(_), libc::SOL_TCP, TCP_CC_INFO) => {
-                *len = 0;
-                0
-            }
-            (Some(_), libc::SOL_SOCKET, libc::SO_MEMINFO) => 0,
-            _ => libc::syscall(libc::SYS_getsockopt, fd, level, name, value, len) as c_int,
-        }
-    }
-}
-
-/// The state of the connection of a descriptor.
-fn info(world: &mut World, fd: c_int) -> TcpInfo {
-    let now = world.now;
-    let Ok((_, stream)) = world.stream(fd) else { return TcpInfo::default() };
-    let info = stream.connection.info(now);
-    let send = info.send;
-    let micros = |time: Duration| time.as_micros() as u32;
-    TcpInfo {
-        ca_state: match send.state {
-            State::Open => ca_state::OPEN,
-            State::Disorder => ca_state::DISORDER,
-            State::Cwr => ca_state::CWR,
-            State::Recovery => ca_state::RECOVERY,
-            State::Loss => ca_state::LOSS,
-        },
-        probes: send.probes as u8,
-        backoff: send.backoff as u8,
-        rto: micros(send.rto),
-        snd_mss: send.segment_size,
-        rcv_mss: info.received_mss,
-        unacked: send.unacked,
-        sacked: send.sacked,
-        lost: send.lost,
-        retrans: send.retrans,
-        last_data_recv: info.idle.as_millis() as u32,
-        pmtu: send.max_payload,
-        rtt: micros(send.rtt),
-        rttvar: micros(send.rttvar),
-        snd_ssthresh: send.ssthresh,
-        snd_cwnd: send.cwnd,
-        advmss: info.announced_mss.into(),
-        reordering: send.reordering,
-        notsent_bytes: send.unsent as u32,
-        min_rtt: micros(send.min_rtt),
-        busy_time: send.busy.as_micros() as u64,
-        rwnd_limited: send.window_limited.as_micros() as u64,
-        sndbuf_limited: stream.buffer_limited(now).as_micros() as u64,
-        delivered: send.delivered,
-        dsack_dups: send.duplicates,
-        reord_seen: send.reordered,
-        ..TcpInfo::default()
-    }
-}
-
-/// Each call returns one tick more.
-#[unsafe(no_mangle)]
-extern "C" fn times(_: *mut c_void) -> c_long {
-    use std::sync::atomic::{AtomicI64, Ordering};
-    static TICKS: AtomicI64 = AtomicI64::new(1);
-    TICKS.fetch_add(1, Ordering::Relaxed)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn mlockall(_: c_int) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn sched_setscheduler(_: libc::pid_t, _: c_int, _: *const c_void) -> c_int {
-    0
 }

@@ -1,4 +1,5 @@
-//! The TCP of `netmem-inet` under packetdrill, the conformance test for TCP: a shared object that packetdrill loads (`--so_filename`).
+//! The TCP of `netmem-inet` under packetdrill, the conformance test for TCP: a shared object that
+//! packetdrill loads (`--so_filename`).
 //!
 //! ```text
 //!   packetdrill ──► socket calls ──► World: descriptors, a virtual clock ──► tcp::{Connection, Listener}
@@ -7,10 +8,11 @@
 //! ```
 //!
 //! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
-//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/streams.md lists the scripts that pass.
+//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/streams.md lists the scripts
+//! that pass.
 //!
-//! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C library that the
-//! object must replace:
+//! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C
+//! library that the object must replace:
 //!
 //! | call | why it is answered here |
 //! | --- | --- |
@@ -18,12 +20,17 @@
 //! | `times` | packetdrill spins until ten ticks of the system's clock have passed; the clock is virtual |
 //! | `mlockall`, `sched_setscheduler` | privileges that are of use only where the clock is real |
 //!
-//! Socket calls behave like those of Linux. The scripts expect that `SO_SNDBUF` is twice the value that was set, and
-//! that `write` accepts as many bytes as with Linux.
+//! What this TCP does not have (Fast Open, an error queue, epoll) is an error of the call, so that
+//! a script which needs it fails. Otherwise socket calls behave like those of Linux. The scripts
+//! expect that `SO_SNDBUF` is twice the value that was set, and that `write` accepts as many bytes
+//! as with Linux.
 
+mod address;
 mod calls;
 mod interface;
 mod memory;
+mod options;
+mod preload;
 mod settings;
 mod tcp_info;
 mod world;
@@ -31,8 +38,8 @@ mod world;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 
-/// The addresses of this host, unless a socket is bound to another one. The scripts are run with `--local_ip` of the
-/// first address.
+/// The addresses of this host, unless a socket is bound to another one. The scripts are run with
+/// `--local_ip` of the first address.
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
 const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
 
@@ -41,6 +48,7 @@ static WORLD: OnceLock<world::Shared> = OnceLock::new();
 /// Ends packetdrill, because the test has failed.
 fn fail(why: &str) -> ! {
     eprintln!("netmem: {why}");
-    // SAFETY: `_exit` has no preconditions. Other threads may hold any lock, so that nothing is to be cleaned up.
+    // SAFETY: `_exit` has no preconditions. Other threads may hold any lock, so that nothing is to
+    // be cleaned up.
     unsafe { libc::_exit(1) }
 }

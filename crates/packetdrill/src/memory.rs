@@ -22,6 +22,8 @@ impl Piece {
 }
 
 impl Chunk for Piece {
+    type Tail = ();
+
     fn len(&self) -> usize {
         self.to - self.from
     }

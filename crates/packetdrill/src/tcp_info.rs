@@ -2,7 +2,7 @@
 
 /// The structure that `getsockopt(TCP_INFO)` returns, up to the fields of Linux 6.2.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
     pub(crate) state: u8,
     pub(crate) ca_state: u8,
@@ -58,6 +58,19 @@ pub(crate) struct TcpInfo {
     pub(crate) reord_seen: u32,
     pub(crate) rcv_ooopack: u32,
     pub(crate) snd_wnd: u32,
+}
+
+/// Each byte of a field that is not known. No script expects such a value: a script that checks
+/// the field fails, also if it expects 0.
+pub(crate) const UNKNOWN: u8 = 0xa5;
+
+impl TcpInfo {
+    /// No field is known.
+    pub(crate) const UNKNOWN: Self = {
+        let bytes = [UNKNOWN; size_of::<Self>()];
+        // SAFETY: all fields are integers, for which any bytes are a value.
+        unsafe { std::mem::transmute::<[u8; size_of::<Self>()], Self>(bytes) }
+    };
 }
 
 /// The values of `ca_state`.

@@ -153,6 +153,12 @@ impl<M: Memory> Frag<M> {
         Self(self.0.split_off(at))
     }
 
+    /// See [`Page::split_tail`].
+    #[must_use]
+    pub fn split_tail(&mut self) -> Option<Page<M>> {
+        self.0.split_tail()
+    }
+
     /// Whether `next` begins where this fragment ends, in the same page. No atomic.
     #[inline]
     #[must_use]

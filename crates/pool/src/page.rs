@@ -195,6 +195,23 @@ impl<M: Memory> Page<M> {
         std::mem::replace(self, rest)
     }
 
+    /// Separates the unused bytes behind these from the page, up to the next multiple of [`PAGE_SIZE`](crate::PAGE_SIZE),
+    /// as a value of its own. `None` if there are none, if another value is on the page (also if it has other bytes of
+    /// it), or if the page is in quarantine. One atomic addition.
+    ///
+    /// With it, small payload can be copied behind other payload, and its own page returns.
+    #[must_use]
+    pub fn split_tail(&mut self) -> Option<Self> {
+        let end = self.offset() + self.len();
+        let tail = end.next_multiple_of(crate::PAGE_SIZE) - end;
+        if tail == 0 || !self.has_whole_page() {
+            return None;
+        }
+        self.desc().get();
+        // No other value is on the page, so that the bytes behind these are no other value's.
+        Some(Self { span: Span::new(end as u32, tail as u32), ..*self })
+    }
+
     /// `at` as a `u32`, which the span needs. Panics if the page has fewer bytes.
     #[inline]
     fn check(&self, at: usize) -> u32 {

@@ -426,6 +426,13 @@ impl<M: Memory> PagePool<M> {
         self.shared().held() as usize
     }
 
+    /// The most pages that the pool can hold: its limit, or what its provider has.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        let shared = self.shared();
+        usize::try_from(shared.provider.pages().min(shared.limit.get())).unwrap_or(usize::MAX)
+    }
+
     /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
     /// [`shrink`](Self::shrink).
     pub fn set_limit(&mut self, pages: usize) {

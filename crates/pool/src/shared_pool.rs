@@ -338,6 +338,12 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
+    /// The most pages that the pool can hold: its limit, or what its provider has. Takes the lock.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.lock().map_or(0, |owner| owner.pool.limit())
+    }
+
     /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool
     /// [holds](Self::held) no more than `pages` or none is idle. Returns how many pages were given back. Takes the
     /// lock. One membarrier, if any CPU holds pages.

@@ -137,6 +137,38 @@ fn a_page_that_is_split_between_buffers() {
     close_balanced(pool, &domain);
 }
 
+/// Proves POOL-6: the bytes behind a fragment belong to it while no other value is on its page.
+#[test]
+fn the_tail_of_a_page_is_separated_once() {
+    let (mut pool, domain) = pool(PoolOptions::new("tail"), 1);
+    let mut frag = pool.alloc().unwrap().freeze_range(100..164);
+    let clone = frag.clone();
+    assert!(frag.split_tail().is_none(), "a clone is on the page");
+    drop(clone);
+    let mut tail = frag.split_tail().unwrap();
+    assert_eq!((tail.offset(), tail.len(), frag.offset(), frag.len()), (164, 4096 - 164, 100, 64));
+    assert!(frag.split_tail().is_none() && tail.split_tail().is_none(), "it is another value on the page");
+    tail.as_mut_slice()[..3].copy_from_slice(b"abc");
+    let next = tail.split_to(3).freeze();
+    assert!(frag.continues(&next));
+    frag.join(next).unwrap();
+    assert_eq!((frag.len(), &frag[64..]), (67, &b"abc"[..]));
+    drop(frag);
+    assert!(pool.alloc().is_none(), "the tail is still out");
+    drop(tail);
+    let mut page = pool.alloc().unwrap();
+    assert!(page.split_tail().is_none(), "it is full");
+    page.truncate(4095);
+    assert_eq!(page.split_tail().unwrap().len(), 1);
+    // A part that a device kept is not a tail.
+    page.truncate(2000);
+    let kept = page.split_tail().unwrap();
+    pool.quarantine(kept);
+    assert!(page.split_tail().is_none());
+    drop(page);
+    close_balanced(pool, &domain);
+}
+
 /// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering is not reused. A fragment of the
 /// same page works as before, and cannot grow into the buffer.
 #[test]

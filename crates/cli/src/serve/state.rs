@@ -1,7 +1,7 @@
 //! The state file: the connections of a server that has ended. The next server continues them.
 //!
 //! ```text
-//!   "netmem serve state 1\n" │ bytes behind this header │ their CRC-32 │ State, by postcard
+//!   "netmem serve state 2\n" │ bytes behind this header │ their CRC-32 │ State, by postcard
 //! ```
 //!
 //! The file contains sequence numbers and payload. A user who can read it could take over the connections, so only its
@@ -22,7 +22,7 @@ use tempfile::NamedTempFile;
 
 /// The first bytes of the file. The number is the version of the format, which includes the fields of a saved stream
 /// and of the services' states.
-const MAGIC: &[u8; 21] = b"netmem serve state 1\n";
+const MAGIC: &[u8; 21] = b"netmem serve state 2\n";
 /// Magic, length, checksum.
 const HEADER: usize = MAGIC.len() + 12;
 

@@ -48,6 +48,8 @@ impl<C: BindingCount, M: PeerMemory> Clone for Piece<C, M> {
 }
 
 impl<C: BindingCount, M: PeerMemory> Chunk for Piece<C, M> {
+    type Tail = ();
+
     #[inline]
     fn len(&self) -> usize {
         match &self.0 {
@@ -132,6 +134,8 @@ impl<C: BindingCount, M: PeerMemory> Clone for Part<C, M> {
 
 /// In a frame, parts in host memory come before parts in device memory.
 impl<C: BindingCount, M: PeerMemory> Chunk for Part<C, M> {
+    type Tail = ();
+
     const MIXED: bool = true;
 
     #[inline]

@@ -2,11 +2,33 @@
 
 use crate::tcp::{Carrier, Charges, Chunk, Ticket};
 use netmem_packet::Packet;
-use netmem_pool::{Frag, Mapped, Memory};
+use netmem_pool::{Frag, Mapped, Memory, Page};
 use std::fmt;
 use std::rc::Rc;
 
-impl<M: Memory> Chunk for Frag<M> {
+impl<M: Mapped> Chunk for Frag<M> {
+    type Tail = Page<M>;
+
+    fn split_tail(&mut self) -> Option<Page<M>> {
+        Frag::split_tail(self)
+    }
+
+    fn copy_to_tail(&self, tail: &mut Page<M>) -> Option<Self> {
+        let len = Frag::len(self);
+        if len > tail.len() {
+            return None;
+        }
+        let mut bounce = [0; 512];
+        let mut at = 0;
+        while at < len {
+            let part = &mut bounce[..(len - at).min(512)];
+            self.copy_to(at, part).ok()?;
+            tail.copy_from(at, part).ok()?;
+            at += part.len();
+        }
+        Some(tail.split_to(len).freeze())
+    }
+
     #[inline]
     fn continues(&self, next: &Self) -> bool {
         Frag::continues(self, next)
@@ -54,6 +76,8 @@ impl<M: Memory> Clone for Part<M> {
 }
 
 impl<M: Memory> Chunk for Part<M> {
+    type Tail = ();
+
     fn len(&self) -> usize {
         self.packet.len()
     }
@@ -75,13 +99,14 @@ impl<M: Mapped> Carrier for M {
     type Ticket = HeaderTicket<M>;
 }
 
-/// A transmission. Its headers are in a separate page, which the packet and this value hold. When only this value holds
-/// it, the device has completed the transmission. So the driver does not need to report completions.
+/// A transmission. Its headers are in a separate page, which the packet and this value hold. When
+/// only this value holds it, the device has completed the transmission. So the driver does not need
+/// to report completions.
 pub struct HeaderTicket<M: Memory>(Option<Frag<M>>);
 
 impl<M: Memory> HeaderTicket<M> {
-    /// A transmission whose headers are `head`. The page has no other values than `head`, its clones, and those that are dropped with the
-    /// packet.
+    /// A transmission whose headers are `head`. The page has no other values than `head`, its
+    /// clones, and those that are dropped with the packet.
     pub(super) fn new(head: Frag<M>) -> Self {
         Self(Some(head))
     }

@@ -1,15 +1,16 @@
 //! Address resolution and ICMP: the messages that keep a host reachable.
 
 use super::core::Core;
+use super::input::Back;
 use super::path::{NextHop, Path};
 use super::payload::Payload;
 use crate::icmp;
 use crate::interface::Cast;
 use crate::neighbor::{Event, Sent};
-use crate::tcp::{self, Unreachable};
+use crate::tcp::{Flags, Header, IpFields};
 use crate::wire::{
-    Arp, Body, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, Outer, Part, Transport, emit_echo_reply, emit_icmp_error,
-    protocol,
+    Arp, Body, Flow, Icmp, IcmpKind, Ip, Link, MAX_HEADERS, Outer, Part, Transport, emit_echo_reply, emit_icmp_error,
+    emit_tcp,
 };
 use netmem_packet::{Packet, TxQueue};
 
@@ -31,7 +32,7 @@ impl<P: Payload> Core<P> {
         events.extend(std::iter::from_fn(|| neighbors.event()));
         host.neighbors_changed(&neighbors, false);
         drop(neighbors);
-        let work = events.len();
+        let (work, mut changed) = (events.len(), false);
         for event in events {
             match event {
                 Event::Ask { target, at } => {
@@ -41,7 +42,7 @@ impl<P: Payload> Core<P> {
                     }
                 }
                 Event::Resolved { mac, packets, .. } => {
-                    self.retry_now();
+                    changed = true;
                     for mut packet in packets {
                         // The page has one holder: this packet was never sent.
                         if packet.write_at(0, &mac.0).is_ok() {
@@ -50,10 +51,13 @@ impl<P: Payload> Core<P> {
                     }
                 }
                 Event::Failed { packets, .. } => {
-                    self.retry_now();
+                    changed = true;
                     self.egress.stats.unresolved += packets.len() as u64;
                 }
             }
+        }
+        if changed {
+            host.hops_changed(self.id);
         }
         work
     }
@@ -79,19 +83,18 @@ impl<P: Payload> Core<P> {
     pub(super) fn icmp<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        (link, ip): (&Link, &Ip),
+        (ip, back): (&Ip, Back),
         message: &Icmp,
         cast: Cast,
         packet: Packet<P::Mem>,
     ) {
         match message {
             Icmp::EchoRequest { id, payload } if icmp::may_echo(cast, ip, message) => {
-                self.echo(tx, ip, *id, *payload, &packet)
+                self.echo(tx, (ip, back), *id, *payload, &packet)
             }
-            Icmp::Error(error) if cast == Cast::Unicast => self.icmp_error(error),
             Icmp::Solicitation(asked) => {
                 let mut frame = [0; 128];
-                if let Some(len) = self.host.interface().answer_solicitation(link, ip, asked, &mut frame) {
+                if let Some(len) = self.host.interface().answer_solicitation(back.link(), ip, asked, &mut frame) {
                     self.send_control(tx, &frame[..len]);
                 }
                 let host = self.host.clone();
@@ -112,7 +115,7 @@ impl<P: Payload> Core<P> {
     fn echo<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        ip: &Ip,
+        (ip, back): (&Ip, Back),
         id: [u8; 4],
         payload: Part,
         packet: &Packet<P::Mem>,
@@ -123,31 +126,57 @@ impl<P: Payload> Core<P> {
         let mut frame = [0; MOST_ECHO + 64];
         let Ok(sum) = packet.sum(payload.at, payload.len) else { return };
         let body = Body { len: payload.len, sum: Some(sum), segment_size: None };
-        self.answer(tx, ip, |outer| {
+        self.answer(tx, (ip, back), |outer| {
             let emitted = emit_echo_reply(&mut frame, outer, ip.destination, ip.source, id, body).ok()?;
             packet.copy_to(payload.at, &mut frame[emitted.len..emitted.len + payload.len]).ok()?;
             Some(frame[..emitted.len + payload.len].to_vec())
         });
     }
 
-    /// Sends a frame back to where a packet came from.
-    fn answer<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, ip: &Ip, write: impl FnOnce(&Outer) -> Option<Vec<u8>>) {
-        let Some(mut path) = self.find_path(ip.source) else { return };
-        let hop = path.next_hop(&self.host, self.now);
-        let link = if let NextHop::Link(link) = hop { link } else { path.unresolved() };
+    /// Sends a frame back to where a packet came from. It is lost if there is no room for it.
+    fn answer<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        (ip, back): (&Ip, Back),
+        write: impl FnOnce(&Outer) -> Option<Vec<u8>>,
+    ) {
+        let Some(hop) = self.way_back(back, ip.source) else { return };
+        let link = if let NextHop::Link(link) = hop { link } else { Link::default() };
         let Some(frame) = write(&Outer::new(Some(link))) else { return };
         let Some(packet) = self.egress.whole(&frame) else { return };
+        self.send_back(tx, hop, packet);
+    }
+
+    /// Sends a segment of no connection back to where a segment came from. It is lost if there is
+    /// no room for it.
+    pub(super) fn reply<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        flow: &Flow,
+        header: &Header,
+        back: Back,
+        ip: IpFields,
+    ) {
+        let Some(hop) = self.way_back(back, flow.remote.ip()) else { return };
+        let link = if let NextHop::Link(link) = hop { link } else { Link::default() };
+        let outer = Outer { link: Some(link), traffic_class: ip.dscp << 2, hop_limit: ip.hop_limit.max(1) };
+        let mut head = [0; MAX_HEADERS];
+        let body = Body { len: 0, sum: None, segment_size: None };
+        let Ok(emitted) = emit_tcp(&mut head, &outer, flow, header, body) else { return };
+        let Some(packet) = self.egress.frame(&head, emitted) else { return };
+        self.egress.stats.resets += u64::from(header.flags.has(Flags::RST));
+        self.send_back(tx, hop, packet);
+    }
+
+    fn send_back<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, hop: NextHop, packet: Packet<P::Mem>) {
         let _ = match hop {
-            NextHop::Link(_) => self.egress.send(tx, packet),
             NextHop::Here => self.egress.send_to_self(packet),
-            NextHop::Waits => {
-                self.await_next_hop(tx, &path, packet);
-                Ok(())
-            }
+            NextHop::Link(_) | NextHop::Waits => self.egress.send(tx, packet),
         };
     }
 
-    /// Sends a packet as soon as the address of its next hop is known. The first six bytes are written then.
+    /// Sends a packet as soon as the address of its next hop is known. The first six bytes are
+    /// written then.
     pub(super) fn await_next_hop<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
@@ -171,12 +200,12 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the link's header on. No
-    /// error is sent about a datagram that was in fragments.
+    /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the
+    /// link's header on. No error is sent about a datagram that was in fragments.
     pub(super) fn unreachable<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        ip: &Ip,
+        (ip, back): (&Ip, Back),
         transport: &Transport,
         cast: Cast,
         kind: IcmpKind,
@@ -188,47 +217,10 @@ impl<P: Payload> Core<P> {
             return;
         }
         self.egress.stats.icmp_errors += 1;
-        self.answer(tx, ip, |outer| {
+        self.answer(tx, (ip, back), |outer| {
             let mut frame = [0; ERROR_FRAME];
             let emitted = emit_icmp_error(&mut frame, outer, ip.destination, ip.source, kind, quoted).ok()?;
             Some(frame[..emitted.len].to_vec())
         });
     }
-
-    /// Handles an ICMP error about a packet. It is used only if this host could have sent the packet.
-    fn icmp_error(&mut self, error: &IcmpError) {
-        let IcmpError { kind, quoted } = error;
-        let flow = Flow { local: quoted.flow.local, remote: quoted.flow.remote };
-        match (quoted.protocol, quoted.seq) {
-            (protocol::TCP, Some(seq)) => self.connection_error(&flow, *kind, seq),
-            (protocol::UDP, _) => {
-                if let IcmpKind::TooBig { mtu } = kind {
-                    if self.udp.find(&flow).is_some()
-                        && let Some(path) = self.find_path(flow.remote.ip())
-                    {
-                        path.too_big(*mtu, self.now);
-                    }
-                } else if *kind == IcmpKind::PortUnreachable {
-                    self.udp.refused(&flow, &mut self.wakers);
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-/// The meaning of an ICMP error for a connection.
-pub(super) fn meaning(kind: IcmpKind, headers: u32) -> tcp::IcmpError {
-    let unreachable = match kind {
-        IcmpKind::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },
-        IcmpKind::NetworkUnreachable => Unreachable::Network,
-        IcmpKind::HostUnreachable => Unreachable::Host,
-        IcmpKind::ProtocolUnreachable => Unreachable::Protocol,
-        IcmpKind::PortUnreachable => Unreachable::Port,
-        IcmpKind::Prohibited => Unreachable::Prohibited,
-        IcmpKind::TimeExceeded | IcmpKind::ReassemblyTimeExceeded | IcmpKind::ParameterProblem => {
-            Unreachable::NotDelivered
-        }
-    };
-    tcp::IcmpError::Unreachable(unreachable)
 }

@@ -1,85 +1,34 @@
-//! The tables of a stack: connections, listeners, timers.
+//! The parts of a stack that its sockets share with it: connections, listeners, sockets for
+//! datagrams, budgets.
 
+use super::SocketError;
+use super::StackOptions;
 use super::carrier::Part;
-use super::control::meaning;
-use super::directory::{Protocol, StackId};
-use super::egress::{Egress, Segments};
+use super::connections::{ConnectionId, Connections, Role, Slot};
+use super::directory::StackId;
+use super::egress::Egress;
 use super::host::Host;
+use super::input::Back;
+use super::listeners::{Begins, Listeners, Reused, headers};
+use super::pages::SendPages;
 use super::path::Path;
 use super::payload::{Payload, Transmit};
+use super::schedule::Schedule;
 use super::udp::Datagrams;
-use super::wheel::Wheel;
-use super::{SocketError, StackOptions};
 use crate::Time;
 use crate::reassembly::Reassembly;
-use crate::route::MIN_PATH_MTU_V6;
-use crate::tcp::{
-    self, Answer, Arriving, Budget, Config, Connection, Event, Flags, Header, IpFields, Listener, Outgoing, Output,
-    Seq, State, Unreachable, reset_for,
-};
-use crate::wire::{Flow, IcmpKind};
+use crate::tcp::{self, Budget, Config, Connection, Flags, Header, IpFields, Seq, State, reset_for};
+use crate::wire::{Flow, IcmpKind, Ip, Segment};
 use netmem_packet::TxQueue;
-use slab::Slab;
-use std::collections::VecDeque;
-use std::collections::hash_map::{HashMap, RandomState};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::task::Waker;
-use std::time::Duration;
 
-/// After this time, connections that wait for a page or for the ring are tried again.
-const RETRY: Duration = Duration::from_millis(1);
-/// After so many segments whose checksum the device has not verified, the user is told. Fewer of them may just be
-/// damaged.
+/// After so many segments whose checksum the device has not verified, the user is told. Fewer of
+/// them may just be damaged.
 const UNVOUCHED: u64 = 3;
-
-/// A connection in its table.
-pub(super) struct Slot<P: Payload> {
-    pub(super) connection: Connection<P>,
-    pub(super) flow: Flow,
-    pub(super) path: Path<P::Count>,
-    pub(super) role: Role,
-    /// It is in the list of connections that are due.
-    queued: bool,
-    /// It is in the list of connections that want pages.
-    starved: bool,
-    pub(super) connected: bool,
-    /// The reason why the connection has ended, if it has.
-    pub(super) closed: Option<Option<tcp::Error>>,
-    pub(super) read: Option<Waker>,
-    pub(super) write: Option<Waker>,
-    /// The peer has announced urgent data, and the user was not told yet.
-    pub(super) urgent: bool,
-    /// It is in the list of connections in TIME-WAIT.
-    in_time_wait: bool,
-    max_payload: u16,
-    /// Segments that were dropped since the last payload, because the device had not verified their checksums.
-    pub(super) unvouched: u64,
-    /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
-    una: Seq,
-}
-
-/// The owner of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// A `TcpStream` of the user.
-    Stream,
-    /// A listener; the handshake is not complete.
-    HalfOpen(u32),
-    /// A listener's accept queue.
-    Accepted(u32),
-    /// No owner: the user has closed it.
-    Orphan,
-}
-
-/// A listener in its table.
-pub(super) struct Listening {
-    pub(super) listener: Listener,
-    pub(super) config: Config,
-    pub(super) local: SocketAddr,
-    pub(super) ready: VecDeque<u32>,
-    pub(super) waker: Option<Waker>,
-}
+/// The most chunks of payload out of order that are dropped for one segment in order.
+const MOST_EVICTED: usize = 64;
 
 pub(super) struct Core<P: Payload> {
     pub(super) host: Host<P>,
@@ -87,30 +36,22 @@ pub(super) struct Core<P: Payload> {
     pub(super) options: StackOptions,
     pub(super) now: Time,
     pub(super) egress: Egress<P::Mem>,
+    /// The pages of the pool, from which users write.
+    pub(super) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
     pub(super) budget: Budget,
     /// How many of these the fragments of datagrams may hold.
     pub(super) fragments: Budget,
     /// The queue has fewer buffers posted than its reserve: payload is dropped.
     pub(super) short: bool,
-    pub(super) slots: Slab<Slot<P>>,
-    flows: HashMap<Flow, u32, RandomState>,
-    pub(super) listeners: Slab<Listening>,
-    listening: HashMap<SocketAddr, u32>,
+    pub(super) connections: Connections<P>,
+    pub(super) listeners: Listeners,
+    pub(super) schedule: Schedule,
     pub(super) udp: Datagrams<P::Mem>,
     pub(super) reassembly: Reassembly<Part<P::Mem>>,
-    wheel: Wheel,
-    fired: Vec<u32>,
-    /// Connections that must be processed, because of an event.
-    due: VecDeque<u32>,
-    /// Connections that wait for the ring, for a page or for their next hop.
-    blocked: VecDeque<u32>,
-    /// Connections whose window is small because of the page budget. Returned pages wake the stack.
-    starved: Vec<u32>,
-    /// When they are tried again even if the ring has completed nothing, because pages and next hops wake no thread.
-    retry: Option<Time>,
-    /// Connections in TIME-WAIT, in the order in which they came there.
-    time_wait: VecDeque<(u32, Flow)>,
+    /// The number of changes of neighbours that connections have been told of
+    /// ([`Host::hop_changes`]).
+    hop_changes: u64,
     /// Wakers that are called at the end of the poll, when no table is borrowed.
     pub(super) wakers: Vec<Waker>,
     /// The task that drives the stack.
@@ -132,27 +73,21 @@ impl<P: Payload> Core<P> {
         let budget = Budget::waking(options.pages, waker);
         let fragments = Budget::within(options.pages / 4, Some(&budget));
         Self {
+            pages: SendPages::new(egress.pool.limit()),
             egress,
             udp: Datagrams::new(),
             reassembly: Reassembly::new(),
             budget,
             fragments,
             short: false,
+            hop_changes: host.hop_changes(),
             host,
             id,
             options,
             now,
-            slots: Slab::new(),
-            flows: HashMap::default(),
-            listeners: Slab::new(),
-            listening: HashMap::new(),
-            wheel: Wheel::new(now),
-            fired: Vec::new(),
-            due: VecDeque::new(),
-            blocked: VecDeque::new(),
-            starved: Vec::new(),
-            retry: None,
-            time_wait: VecDeque::new(),
+            connections: Connections::new(),
+            listeners: Listeners::new(),
+            schedule: Schedule::new(now),
             wakers: Vec::new(),
             driver: None,
             gone: false,
@@ -161,27 +96,32 @@ impl<P: Payload> Core<P> {
 
     /// Whether there is work for the next poll.
     pub(super) fn has_work(&self) -> bool {
-        !self.due.is_empty() || !self.egress.loopback.is_empty() || self.udp.has_work()
+        let hops = self.schedule.waits_for_hops() && self.hop_changes != self.host.hop_changes();
+        self.schedule.is_due() || hops || !self.egress.loopback.is_empty() || self.udp.has_work()
     }
 
     /// Whether a packet or a connection waits for the transmit queue.
     pub(super) fn is_blocked(&self) -> bool {
-        !self.blocked.is_empty() || self.udp.is_blocked()
+        self.schedule.waits_for_ring() || self.udp.is_blocked()
     }
 
-    /// When the first timer fires or moves, or connections are tried again.
+    /// When the first timer fires or moves.
     pub(super) fn next_timer(&self) -> Option<Time> {
-        [self.wheel.next(), self.retry, self.reassembly.deadline()].into_iter().flatten().min()
+        [self.schedule.next_timer(), self.reassembly.deadline()].into_iter().flatten().min()
     }
 
-    /// A next hop was resolved, or has failed. Connections that wait for a next hop are tried in this poll.
-    pub(super) fn retry_now(&mut self) {
-        self.retry = Some(self.now);
+    /// Processes connections that wait for a next hop, if a stack of the host has reported a change
+    /// of a neighbour.
+    pub(super) fn check_hops(&mut self) {
+        let changes = self.host.hop_changes();
+        if mem::replace(&mut self.hop_changes, changes) != changes {
+            self.hops_changed();
+        }
     }
 
     /// The user has called a connection's socket: the connection is processed in the next poll.
-    pub(super) fn touch(&mut self, n: u32) {
-        self.enqueue(n);
+    pub(super) fn touch(&mut self, id: ConnectionId) {
+        self.enqueue(id);
         self.wake_driver();
     }
 
@@ -189,14 +129,6 @@ impl<P: Payload> Core<P> {
     pub(super) fn wake_driver(&mut self) {
         if let Some(driver) = self.driver.take() {
             driver.wake();
-        }
-    }
-
-    fn enqueue(&mut self, n: u32) {
-        if let Some(slot) = self.slots.get_mut(n as usize)
-            && !mem::replace(&mut slot.queued, true)
-        {
-            self.due.push_back(n);
         }
     }
 
@@ -208,74 +140,80 @@ impl<P: Payload> Core<P> {
         Path::find(&self.host, destination, self.now)
     }
 
-    pub(super) fn insert(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>, role: Role) -> u32 {
-        let slot = Slot {
-            connection,
-            flow,
-            role,
-            queued: false,
-            starved: false,
-            connected: false,
-            closed: None,
-            read: None,
-            write: None,
-            urgent: false,
-            in_time_wait: false,
-            max_payload: path.mtu(self.now).saturating_sub(headers(&flow)),
-            unvouched: 0,
-            una: Seq(0),
-            path,
-        };
+    pub(super) fn insert(
+        &mut self,
+        connection: Connection<P>,
+        flow: Flow,
+        path: Path<P::Count>,
+        role: Role,
+    ) -> ConnectionId {
+        let max_payload = path.mtu(self.now).saturating_sub(headers(&flow));
         // There are at most `options.connections`.
-        let n = self.slots.insert(slot) as u32;
-        self.flows.insert(flow, n);
-        self.enqueue(n);
-        n
+        let id = self.connections.insert(Slot::new(connection, flow, path, role, max_payload));
+        self.enqueue(id);
+        id
     }
 
-    /// Removes a connection that has ended and that has no user.
-    fn remove(&mut self, n: u32) {
-        let slot = self.forget(n);
-        self.host.directory().release(&slot.flow);
-    }
-
-    /// Takes a connection out of the tables of this stack.
-    pub(super) fn forget(&mut self, n: u32) -> Slot<P> {
-        let mut slot = self.slots.remove(n as usize);
-        self.flows.remove(&slot.flow);
-        self.wheel.clear(n);
-        self.wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
-        slot
-    }
-
-    /// The initial options of a connection on a path.
-    pub(super) fn config(&self, config: &Config, path: &Path<P::Count>, flow: &Flow) -> Config {
-        let mss = self.host.interface().mtu.saturating_sub(headers(flow));
-        let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
-        let mut config = Config { mss, max_payload, ..*config };
-        if flow.local.is_ipv6() {
-            // Each link of IPv6 takes 1280 bytes.
-            let least = MIN_PATH_MTU_V6 - headers(flow);
-            config.default_mss = config.default_mss.max(least);
-            config.send.path_floor = config.send.path_floor.max(least.into());
+    /// Removes a connection that has no owner.
+    pub(super) fn remove(&mut self, id: ConnectionId) {
+        if let Some((slot, true)) = self.forget(id) {
+            self.host.directory().release(&slot.flow);
         }
-        config
     }
 
-    pub(super) fn connect(&mut self, remote: SocketAddr, config: &Config) -> Result<u32, SocketError> {
+    /// Takes a connection out of the tables of this stack. Returns also whether it had its flow.
+    pub(super) fn forget(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
+        let (mut slot, linked) = self.connections.remove(id)?;
+        self.schedule.forget(id);
+        self.pages.release(slot.written.clear());
+        self.wakers.extend(slot.wakers());
+        Some((slot, linked))
+    }
+
+    /// Opens a connection, from an address and a port of the user's choice if `local` is set.
+    pub(super) fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        config: &Config,
+    ) -> Result<(ConnectionId, Flow), SocketError> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
         self.check_room()?;
+        let chosen = local.map(|local| local.ip()).filter(|local| !local.is_unspecified());
+        if let Some(chosen) = chosen {
+            self.check_local(chosen)?;
+        }
         let path = self.find_path(remote.ip()).ok_or(SocketError::NoRoute)?;
-        let flow = self.host.directory().claim_port(self.host.ports(), path.source(), remote, self.id);
-        let flow = flow.ok_or(SocketError::NoPort)?;
-        let config = self.config(config, &path, &flow);
+        let source = chosen.unwrap_or_else(|| path.source());
+        if source.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::NoRoute);
+        }
+        let (host, id) = (&self.host, self.id);
+        let flow = match local.map_or(0, |local| local.port()) {
+            0 => {
+                let arrives = |flow: &Flow| host.arrives_at(flow, id);
+                let flow = host.directory().claim_port(host.ports(), source, remote, id, arrives);
+                flow.ok_or(SocketError::NoPort)?
+            }
+            port => {
+                let flow = Flow { local: SocketAddr::new(source, port), remote };
+                host.directory().claim(flow, id).then_some(flow).ok_or(SocketError::InUse)?
+            }
+        };
+        let config = self.config_on(config, &path, &flow);
         let start = self.host.secret().start(&flow, self.now);
         let connection = Connection::connect(&config, start, Some(&self.budget), self.now);
-        let n = self.insert(connection, flow, path, Role::Stream);
-        self.touch(n);
-        Ok(n)
+        let id = self.insert(connection, flow, path, Role::Stream);
+        self.touch(id);
+        Ok((id, flow))
+    }
+
+    /// The initial options of a connection on a path.
+    pub(super) fn config_on(&self, config: &Config, path: &Path<P::Count>, flow: &Flow) -> Config {
+        let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
+        Config { max_payload, ..self.config(config, flow) }
     }
 
     /// Whether a socket can be bound to an address.
@@ -288,57 +226,21 @@ impl<P: Payload> Core<P> {
     }
 
     pub(super) fn check_room(&self) -> Result<(), SocketError> {
-        if self.slots.len() < self.options.connections { Ok(()) } else { Err(SocketError::TooMany) }
+        if self.connections.len() < self.options.connections { Ok(()) } else { Err(SocketError::TooMany) }
     }
 
-    // ---- listeners
-
-    pub(super) fn listen(&mut self, local: SocketAddr, listener: Listener, config: Config) -> Result<u32, SocketError> {
-        if !self.host.directory().bind(Protocol::Tcp, local, self.id) {
-            return Err(SocketError::InUse);
-        }
-        let listening = Listening { listener, config, local, ready: VecDeque::new(), waker: None };
-        let n = self.listeners.insert(listening) as u32;
-        self.listening.insert(any(local), n);
-        Ok(n)
-    }
-
-    /// The user has dropped a listener. Connections that were not accepted are reset.
-    pub(super) fn unlisten(&mut self, n: u32) {
-        let Some(listening) = self.listeners.try_remove(n as usize) else { return };
-        self.listening.remove(&any(listening.local));
-        self.host.directory().unbind(Protocol::Tcp, listening.local, self.id);
-        let own = |(_, slot): &(usize, &Slot<P>)| [Role::HalfOpen(n), Role::Accepted(n)].contains(&slot.role);
-        let connections: Vec<u32> = self.slots.iter().filter(own).map(|(n, _)| n as u32).collect();
-        for n in connections {
-            self.let_go(n, true);
-        }
-    }
-
-    pub(super) fn accept(&mut self, n: u32) -> Option<u32> {
-        let listening = self.listeners.get_mut(n as usize)?;
-        let connection = listening.ready.pop_front()?;
-        listening.listener.taken();
-        self.slots[connection as usize].role = Role::Stream;
-        Some(connection)
-    }
-
-    /// The user has dropped a connection.
-    pub(super) fn let_go(&mut self, n: u32, abort: bool) {
-        let (now, Some(slot)) = (self.now, self.slots.get_mut(n as usize)) else { return };
+    /// The owner of a connection has let it go: the connection is closed, or reset.
+    pub(super) fn let_go(&mut self, id: ConnectionId, abort: bool) {
+        let (now, Some(slot)) = (self.now, self.connections.get_mut(id)) else { return };
         slot.role = Role::Orphan;
         // A waker that is dropped here could drop another socket, while the tables are borrowed.
-        self.wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
+        self.wakers.extend(slot.wakers());
         if abort {
             slot.connection.abort(now)
         } else {
             slot.connection.close(now)
         }
-        self.touch(n);
-    }
-
-    fn listener_of(&self, local: SocketAddr) -> Option<u32> {
-        self.listening.get(&local).or_else(|| self.listening.get(&everywhere(local.port()))).copied()
+        self.touch(id);
     }
 
     // ---- segments
@@ -347,377 +249,122 @@ impl<P: Payload> Core<P> {
     pub(super) fn segment<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        flow: Flow,
+        (flow, back): (Flow, Back),
         header: &Header,
         meta: tcp::Meta,
         payload: impl Iterator<Item = P::Received>,
     ) where
         P: Transmit<T>,
     {
-        let now = self.now;
-        let mut after = None;
-        let listener = self.listener_of(flow.local);
-        if let Some(&n) = self.flows.get(&flow) {
-            let slot = &mut self.slots[n as usize];
-            after = match slot.connection.state() {
-                State::TimeWait if header.flags.has(Flags::SYN) => slot.connection.reused_by(header),
-                _ => None,
-            };
-            if after.is_none() || listener.is_none() {
-                if let Role::HalfOpen(listener) = slot.role
-                    && let Some(listening) = self.listeners.get_mut(listener as usize)
-                    && !listening.listener.admits(&slot.connection, header)
-                {
-                    self.egress.stats.accept_overflows += 1;
-                    return;
-                }
-                if meta.len > 0 {
-                    slot.unvouched = 0;
-                }
-                slot.connection.segment(header, payload, meta, now);
-                self.enqueue(n);
+        let Some((id, slot)) = self.connections.find_mut(&flow) else {
+            return self.begin(tx, Begins { flow, header, meta, back, reused: None }, payload);
+        };
+        if slot.connection.state() == State::TimeWait
+            && header.flags.has(Flags::SYN)
+            && let Some(after) = slot.connection.reused_by(header)
+            && self.listeners.find(flow.local).is_some()
+        {
+            let reused = Some(Reused { old: id, after });
+            return self.begin(tx, Begins { flow, header, meta, back, reused }, payload);
+        }
+        if let Role::HalfOpen(listener) = slot.role
+            && let Some(listening) = self.listeners.get_mut(listener)
+            && !listening.listener.admits(&slot.connection, header)
+        {
+            self.egress.stats.accept_overflows += 1;
+            return;
+        }
+        if slot.unvouched > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, self.now) {
+            slot.unvouched = 0;
+        }
+        let lacks = meta.len > 0 && slot.connection.lacks_buffer_for(header.seq, meta.len);
+        if lacks {
+            self.relieve(id, header.seq, meta.len);
+        }
+        let Some(slot) = self.connections.get_mut(id) else { return };
+        slot.connection.segment(header, payload, meta, self.now);
+        self.connections.note_out_of_order(id);
+        self.enqueue(id);
+    }
+
+    /// No buffer is free for payload of a connection that is in order. Payload that is out of order
+    /// makes room: that of the connection that has most goes first. Its peer sends it again.
+    #[cold]
+    fn relieve(&mut self, id: ConnectionId, seq: Seq, len: u32) {
+        for _ in 0..MOST_EVICTED {
+            let lacks = self.connections.get(id).is_some_and(|slot| slot.connection.lacks_buffer_for(seq, len));
+            if !lacks || !self.connections.evict() {
                 return;
             }
-            // A new connection takes the place of one in TIME-WAIT.
-            self.remove(n);
-        }
-        if self.host.directory().is_departed(&flow) {
-            self.egress.stats.departed += 1;
-            return;
-        }
-        let Some(listener) = listener else {
-            self.reset(tx, &flow, header, meta);
-            return;
-        };
-        let Some(path) = self.find_path(flow.remote.ip()).filter(|_| self.check_room().is_ok()) else {
-            self.egress.stats.no_room += 1;
-            return;
-        };
-        let config = self.config(&self.listeners[listener as usize].config, &path, &flow);
-        let listening = &mut self.listeners[listener as usize];
-        let arriving = Arriving { header, len: meta.len, flow: &flow, after };
-        match listening.listener.segment(arriving, &config, self.host.secret(), Some(&self.budget), now) {
-            Answer::HalfOpen(connection) => {
-                if self.host.directory().claim(flow, self.id) {
-                    self.insert(connection, flow, path, Role::HalfOpen(listener));
-                } else {
-                    listening.listener.failed();
-                }
-            }
-            Answer::Connected(mut connection) => {
-                if self.host.directory().claim(flow, self.id) {
-                    connection.segment(header, payload, meta, now);
-                    let n = self.insert(connection, flow, path, Role::Accepted(listener));
-                    self.offer(listener, n);
-                } else {
-                    listening.listener.taken();
-                }
-            }
-            Answer::Reply(reply) => self.reply(tx, &flow, &reply, path, config.ip),
-            Answer::Drop => {}
+            self.egress.stats.evicted += 1;
         }
     }
 
-    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be read. `flow` is set
-    /// if it was a segment.
+    /// Counts a dropped packet: the device had not verified its checksum, and its memory cannot be
+    /// read. `segment` is set if it was one. Only a segment that its connection would have
+    /// processed counts for the connection: any host can forge others.
     #[cold]
-    pub(super) fn unvouched(&mut self, flow: Option<&Flow>) {
+    pub(super) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
         self.egress.stats.unvouched += 1;
-        let Some(&n) = flow.and_then(|flow| self.flows.get(flow)) else { return };
-        let slot = &mut self.slots[n as usize];
+        let Some(segment) = segment else { return };
+        let flow = ip.flow(segment.source_port, segment.destination_port);
+        let Some((_, slot)) = self.connections.find_mut(&flow) else { return };
+        if !slot.connection.accepts(&segment.header, segment.payload.len as u32, self.now) {
+            return;
+        }
         slot.unvouched += 1;
         if slot.unvouched >= UNVOUCHED {
             self.wakers.extend(slot.read.take());
         }
     }
 
-    /// Whether the connection belongs to this stack.
-    pub(super) fn has_connection(&self, flow: &Flow) -> bool {
-        self.flows.contains_key(flow)
-    }
-
-    fn reset<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, flow: &Flow, header: &Header, meta: tcp::Meta)
-    where
-        P: Transmit<T>,
-    {
-        let Some(reset) = reset_for(header, meta.len) else { return };
-        if let Some(path) = self.find_path(flow.remote.ip()) {
-            self.egress.stats.resets += 1;
-            self.reply(tx, flow, &reset, path, IpFields::default());
-        }
-    }
-
-    /// Sends a segment of no connection. It is lost if there is no room for it.
-    fn reply<T: TxQueue<Mem = P::Mem>>(
+    /// Answers a segment of no connection by a reset.
+    pub(super) fn reset<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         flow: &Flow,
         header: &Header,
-        mut path: Path<P::Count>,
-        ip: IpFields,
-    ) where
-        P: Transmit<T>,
-    {
-        let mut out = Segments {
-            host: &self.host,
-            egress: &mut self.egress,
-            tx,
-            flow,
-            path: &mut path,
-            now: self.now,
-            ecn: false,
-            ip,
-        };
-        let segment = Outgoing { header, payload: &[], payload_len: 0, segment_size: 0, ect: false, probe: false };
-        let _ = out.segment(segment);
+        meta: tcp::Meta,
+        back: Back,
+    ) {
+        if let Some(reset) = reset_for(header, meta.len) {
+            self.reply(tx, flow, &reset, back, IpFields::default());
+        }
     }
 
     /// The stack is dropped: everything ends. Returns the wakers to call.
     pub(super) fn end(&mut self) -> Vec<Waker> {
         self.gone = true;
-        let numbers: Vec<u32> = self.slots.iter().map(|(n, _)| n as u32).collect();
-        for n in numbers {
-            self.remove(n);
+        for id in self.connections.ids(|_| true) {
+            self.remove(id);
         }
-        let listeners: Vec<u32> = self.listeners.iter().map(|(n, _)| n as u32).collect();
-        for n in listeners {
-            let waker = self.listeners[n as usize].waker.take();
-            self.unlisten(n);
-            self.wakers.extend(waker);
+        for id in self.listeners.ids() {
+            self.unlisten(id);
         }
         self.egress.loopback.clear();
         self.host.leave(self.id);
         mem::take(&mut self.wakers)
     }
 
-    // ---- what is due
-
     /// Processes an ICMP error about a segment.
     pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
-        let Some(&n) = self.flows.get(flow) else { return };
-        let slot = &mut self.slots[n as usize];
-        let error = meaning(kind, headers(flow).into());
+        let Some((id, slot)) = self.connections.find_mut(flow) else { return };
+        let error = kind.for_connection(headers(flow).into());
         if slot.connection.error(error, Some(seq), self.now)
             && let IcmpKind::TooBig { mtu } = kind
         {
             slot.path.too_big(mtu, self.now);
         }
-        self.enqueue(n);
-    }
-
-    /// Fires timers, and lets connections that are due send.
-    pub(super) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
-    where
-        P: Transmit<T>,
-    {
-        let now = self.now;
-        self.reassembly.timeout(now);
-        let mut fired = mem::take(&mut self.fired);
-        self.wheel.advance(now, &mut fired);
-        for &n in &fired {
-            self.enqueue(n);
-        }
-        let mut work = fired.len();
-        fired.clear();
-        self.fired = fired;
-        // Connections that wait come first, because they have waited longer.
-        if completed > 0 || self.retry.is_some_and(|at| at <= now) {
-            self.retry = None;
-            for n in mem::take(&mut self.blocked).into_iter().rev() {
-                self.due.push_front(n);
-            }
-        }
-        work += self.due.len();
-        let mut full = false;
-        for _ in 0..self.due.len() {
-            let Some(n) = self.due.pop_front() else { break };
-            full |= self.visit(tx, n, full);
-        }
-        if !self.blocked.is_empty() && self.retry.is_none() {
-            self.retry = Some(now + RETRY);
-        }
-        work
-    }
-
-    /// Processes a connection: timers, segments to send, events, the next timer. Returns whether the ring is full.
-    fn visit<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, n: u32, full: bool) -> bool
-    where
-        P: Transmit<T>,
-    {
-        let now = self.now;
-        let Some(slot) = self.slots.get_mut(n as usize) else { return false };
-        slot.queued = false;
-        if slot.connection.deadline().is_some_and(|at| at <= now) {
-            slot.connection.timeout(now);
-        }
-        let una = slot.connection.una();
-        if mem::replace(&mut slot.una, una) != una {
-            // The peer has received a segment, so the next hop has forwarded it.
-            slot.path.confirm(now);
-        }
-        let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
-        if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
-            slot.connection.set_max_payload(max_payload);
-        }
-        let (ecn, ip) = (slot.connection.uses_ecn(), slot.connection.ip());
-        let mut out = Segments {
-            host: &self.host,
-            egress: &mut self.egress,
-            tx,
-            flow: &slot.flow,
-            path: &mut slot.path,
-            now,
-            ecn,
-            ip,
-        };
-        let sent = if full { Err(tcp::Full) } else { slot.connection.transmit(now, &mut out) };
-        let ring_is_full = sent.is_err() && !slot.path.waits();
-        if slot.path.take_failure() {
-            slot.connection.error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
-        }
-        if sent.is_err() || slot.connection.waits_for_ring() {
-            slot.queued = true;
-            self.blocked.push_back(n);
-        }
-        while let Some(event) = self.slots[n as usize].connection.event() {
-            self.event(n, event);
-        }
-        let slot = &mut self.slots[n as usize];
-        if slot.connection.state() == State::TimeWait && !mem::replace(&mut slot.in_time_wait, true) {
-            self.time_wait.push_back((n, slot.flow));
-        }
-        self.set_timer(n);
-        self.starve(n);
-        self.limit_time_wait();
-        let Some(slot) = self.slots.get(n as usize) else { return ring_is_full };
-        // A connection stays until its user knows that it has ended.
-        if slot.connection.is_gone() && slot.role != Role::Stream {
-            self.remove(n);
-        }
-        ring_is_full
+        self.enqueue(id);
     }
 
     /// The device is gone: every connection ends.
     pub(super) fn device_gone(&mut self) {
-        let numbers: Vec<u32> = self.slots.iter().map(|(n, _)| n as u32).collect();
-        for n in numbers {
-            self.slots[n as usize].connection.device_gone();
-            self.touch(n);
-        }
-    }
-
-    /// Pages were returned: connections that need some are processed.
-    pub(super) fn feed(&mut self) {
-        for n in mem::take(&mut self.starved) {
-            if let Some(slot) = self.slots.get_mut(n as usize) {
-                slot.starved = false;
-                self.enqueue(n);
+        for id in self.connections.ids(|_| true) {
+            if let Some(slot) = self.connections.get_mut(id) {
+                slot.connection.device_gone();
             }
+            self.touch(id);
         }
     }
-
-    /// If a connection's window is small because of the page budget, it is processed when pages are returned, on any
-    /// thread.
-    fn starve(&mut self, n: u32) {
-        let Some(slot) = self.slots.get_mut(n as usize) else { return };
-        if !slot.connection.is_starved() || slot.starved {
-            return;
-        }
-        slot.connection.budget().wait();
-        if slot.connection.is_starved() {
-            slot.starved = true;
-            self.starved.push(n);
-        } else {
-            self.enqueue(n);
-        }
-    }
-
-    fn set_timer(&mut self, n: u32) {
-        let slot = &self.slots[n as usize];
-        // If a connection waits for the ring or its next hop, it cannot act on its deadline before it is tried again.
-        let deadline = slot.connection.deadline().map(|at| if slot.queued { at.max(self.now + RETRY) } else { at });
-        let armed = self.wheel.get(n);
-        // A timer may fire too early, and is then set again. This is cheaper than moving it each time.
-        if let Some(at) = deadline
-            && armed.is_none_or(|armed| at < armed)
-        {
-            self.wheel.set(n, at);
-        }
-    }
-
-    fn event(&mut self, n: u32, event: Event) {
-        let slot = &mut self.slots[n as usize];
-        let wakers = &mut self.wakers;
-        match event {
-            Event::Connected => {
-                slot.connected = true;
-                wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
-                if let Role::HalfOpen(listener) = slot.role {
-                    slot.role = Role::Accepted(listener);
-                    if let Some(listening) = self.listeners.get_mut(listener as usize) {
-                        listening.listener.connected();
-                    }
-                    self.offer(listener, n);
-                }
-            }
-            Event::Readable | Event::End => wakers.extend(slot.read.take()),
-            Event::Urgent => {
-                slot.urgent = true;
-                wakers.extend(slot.read.take());
-            }
-            Event::Writable => wakers.extend(slot.write.take()),
-            Event::Closed(error) => {
-                slot.closed = Some(error);
-                wakers.extend(slot.read.take().into_iter().chain(slot.write.take()));
-                match slot.role {
-                    Role::HalfOpen(listener) => {
-                        if let Some(listening) = self.listeners.get_mut(listener as usize) {
-                            listening.listener.failed();
-                        }
-                        slot.role = Role::Orphan;
-                    }
-                    // It stays in the accept queue, so that the user can read the received payload and the error.
-                    Role::Accepted(_) | Role::Stream | Role::Orphan => {}
-                }
-            }
-        }
-    }
-
-    fn offer(&mut self, listener: u32, n: u32) {
-        if let Some(listening) = self.listeners.get_mut(listener as usize) {
-            listening.ready.push_back(n);
-            self.wakers.extend(listening.waker.take());
-        }
-    }
-
-    pub(super) fn count_time_wait(&self) -> usize {
-        self.slots.iter().filter(|(_, slot)| slot.connection.state() == State::TimeWait).count()
-    }
-
-    /// Removes the oldest connections in TIME-WAIT if there are more than the limit.
-    fn limit_time_wait(&mut self) {
-        while self.time_wait.len() > self.options.time_wait {
-            let Some((n, flow)) = self.time_wait.pop_front() else { break };
-            let slot = self.slots.get(n as usize);
-            let is_it = slot.is_some_and(|slot| slot.flow == flow && slot.connection.state() == State::TimeWait);
-            if is_it && slot.is_some_and(|slot| slot.role == Role::Orphan) {
-                self.remove(n);
-            }
-        }
-    }
-}
-
-/// Bytes of IP and TCP headers without options.
-fn headers(flow: &Flow) -> u16 {
-    if flow.local.is_ipv4() { 40 } else { 60 }
-}
-
-/// The key of a listener on all addresses of both families.
-pub(super) fn everywhere(port: u16) -> SocketAddr {
-    ([0, 0, 0, 0], port).into()
-}
-
-/// The key of a listener.
-pub(super) fn any(local: SocketAddr) -> SocketAddr {
-    if local.ip().is_unspecified() { everywhere(local.port()) } else { local }
 }

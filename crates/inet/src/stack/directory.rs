@@ -1,7 +1,8 @@
 //! The connections of all stacks of a host, and the ports on which they listen.
 //!
-//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that stack finds the owner
-//! here, and puts the frame into the owner's mailbox. The directory also assigns ports: a flow that is in it is in use.
+//! A connection lives on one stack. A segment of it can arrive by the queue of another: then that
+//! stack finds the owner here, and puts the frame into the owner's mailbox. The directory also
+//! assigns ports: a flow that is in it is in use.
 
 use crate::Ports;
 use crate::wire::Flow;
@@ -13,6 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Locks of the connections. Each is held for one lookup or change in a table.
 const SHARDS: usize = 64;
+
+/// The most ports that are passed over in search of one whose flow arrives by the right queue.
+const PASSED_OVER: usize = 1024;
 
 /// The number of a stack in its host.
 pub(crate) type StackId = u32;
@@ -31,21 +35,44 @@ pub(crate) struct Directory {
     /// Keyed by secrets of this process: a peer chooses addresses and ports.
     hasher: RandomState,
     shards: Box<[Mutex<HashMap<Flow, StackId, RandomState>>]>,
-    /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of no connection.
+    /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of
+    /// no connection.
     ports: RwLock<HashMap<(Protocol, u16), Vec<Bound>>>,
 }
 
 /// A socket that is bound to a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Bound {
-    /// `None`: all addresses.
-    address: Option<IpAddr>,
+    to: Addresses,
     stack: StackId,
 }
 
-impl Bound {
-    fn is_for(&self, address: IpAddr) -> bool {
-        self.address.is_none_or(|own| own == address)
+/// The addresses of the host that a socket is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Addresses {
+    All,
+    /// All of IPv6.
+    V6,
+    One(IpAddr),
+}
+
+impl Addresses {
+    /// The addresses that `local` means, if the unspecified address of IPv6 means those of IPv6
+    /// only.
+    pub(crate) fn of(local: IpAddr, v6_only: bool) -> Self {
+        match local {
+            IpAddr::V6(local) if local.is_unspecified() && v6_only => Self::V6,
+            local if local.is_unspecified() => Self::All,
+            local => Self::One(local),
+        }
+    }
+
+    fn has(self, address: IpAddr) -> bool {
+        match self {
+            Self::All => true,
+            Self::V6 => address.is_ipv6(),
+            Self::One(own) => own == address,
+        }
     }
 }
 
@@ -73,32 +100,47 @@ impl Directory {
         }
     }
 
-    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports are in use.
-    pub(crate) fn claim_port(&self, ports: &Ports, local: IpAddr, remote: SocketAddr, stack: StackId) -> Option<Flow> {
-        ports.candidates(local, remote).find_map(|port| {
+    /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports
+    /// are in use. The first ports are passed over unless their flows arrive by the stack's own
+    /// queue.
+    pub(crate) fn claim_port(
+        &self,
+        ports: &Ports,
+        local: IpAddr,
+        remote: SocketAddr,
+        stack: StackId,
+        arrives: impl Fn(&Flow) -> bool,
+    ) -> Option<Flow> {
+        ports.candidates(local, remote).enumerate().find_map(|(n, port)| {
             let flow = Flow { local: SocketAddr::new(local, port), remote };
-            (!self.is_bound(Protocol::Tcp, port) && self.claim(flow, stack)).then_some(flow)
+            let fits = n >= PASSED_OVER || arrives(&flow);
+            (fits && !self.is_bound(Protocol::Tcp, port) && self.claim(flow, stack)).then_some(flow)
         })
     }
 
-    /// Binds a socket for datagrams to a port that no other socket has. `None` if all ports are in use.
-    pub(crate) fn bind_port(&self, ports: &Ports, local: IpAddr, stack: StackId) -> Option<SocketAddr> {
+    /// Binds a socket to a port that no other socket has. `None` if all ports are in use.
+    pub(crate) fn bind_port(
+        &self,
+        protocol: Protocol,
+        ports: &Ports,
+        local: IpAddr,
+        bound: (Addresses, StackId),
+    ) -> Option<u16> {
         // All that the socket sends comes from this port.
         let anywhere = SocketAddr::new(local, 0);
         ports
             .candidates(local, anywhere)
-            .map(|port| SocketAddr::new(local, port))
-            .find(|&local| !self.is_bound(Protocol::Udp, local.port()) && self.bind(Protocol::Udp, local, stack))
+            .find(|&port| !self.is_bound(protocol, port) && self.bind(protocol, port, bound))
     }
 
-    /// The connection leaves its stack. Its flow stays in use until the connection [arrives](Self::arrive) at another
-    /// stack, or is released.
+    /// The connection leaves its stack. Its flow stays in use until the connection
+    /// [arrives](Self::arrive) at another stack, or is released.
     pub(crate) fn depart(&self, flow: Flow) {
         self.shard(&flow).insert(flow, NOBODY);
     }
 
-    /// A connection of another process will be restored. Its flow is reserved until it arrives, unless a stack has it
-    /// already.
+    /// A connection of another process will be restored. Its flow is reserved until it arrives,
+    /// unless a stack has it already.
     pub(crate) fn expect(&self, flow: Flow) {
         self.shard(&flow).entry(flow).or_insert(NOBODY);
     }
@@ -141,28 +183,26 @@ impl Directory {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Binds a socket of `stack` to a port. Returns false if this stack has a socket there that would get the same
-    /// packets. Sockets of different stacks can share a port.
-    pub(crate) fn bind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) -> bool {
-        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+    /// Binds a socket of a stack to a port. Returns false if this stack has a socket there that
+    /// would get the same packets. Sockets of different stacks can share a port.
+    pub(crate) fn bind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) -> bool {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        let bound = ports.entry((protocol, local.port())).or_default();
+        let bound = ports.entry((protocol, port)).or_default();
         let clash = |other: &Bound| {
-            other.stack == stack && (other.address == address || protocol == Protocol::Udp && other.address.is_none())
+            other.stack == stack && (other.to == to || protocol == Protocol::Udp && other.to == Addresses::All)
         };
         if bound.iter().any(clash) {
             return false;
         }
-        bound.push(Bound { address, stack });
+        bound.push(Bound { to, stack });
         true
     }
 
     /// Removes a socket.
-    pub(crate) fn unbind(&self, protocol: Protocol, local: SocketAddr, stack: StackId) {
-        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+    pub(crate) fn unbind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut bound) = ports.entry((protocol, local.port())) {
-            bound.get_mut().retain(|other| *other != Bound { address, stack });
+        if let Entry::Occupied(mut bound) = ports.entry((protocol, port)) {
+            bound.get_mut().retain(|other| *other != Bound { to, stack });
             if bound.get().is_empty() {
                 bound.remove();
             }
@@ -174,11 +214,12 @@ impl Directory {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).contains_key(&(protocol, port))
     }
 
-    /// A stack that has a socket for a flow. If several have, the flow decides, so that all its packets go to the same one.
+    /// A stack that has a socket for a flow. If several have, the flow decides, so that all its
+    /// packets go to the same one.
     pub(crate) fn bound(&self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         let bound = ports.get(&(protocol, flow.local.port()))?;
-        let fitting = || bound.iter().filter(|bound| bound.is_for(flow.local.ip()));
+        let fitting = || bound.iter().filter(|bound| bound.to.has(flow.local.ip()));
         let count = fitting().count();
         let pick = self.hasher.hash_one(flow) as usize % count.max(1);
         fitting().nth(pick).map(|bound| bound.stack)
@@ -223,25 +264,27 @@ mod tests {
     fn chosen_ports_are_not_bound_and_not_taken() {
         let (directory, ports) = (Directory::new(), Ports::default());
         let (here, remote) = (IpAddr::from([10, 0, 0, 1]), SocketAddr::from(([10, 0, 0, 2], 80)));
-        assert!(directory.bind(Protocol::Tcp, SocketAddr::new(here, 5000), 0));
+        assert!(directory.bind(Protocol::Tcp, 5000, (Addresses::One(here), 0)));
         let mut seen = HashSet::new();
-        while let Some(flow) = directory.claim_port(&ports, here, remote, 0) {
+        while let Some(flow) = directory.claim_port(&ports, here, remote, 0, |_| true) {
             assert!(flow.local.port() >= 1024 && flow.local.port() != 5000);
             assert!(seen.insert(flow.local.port()), "a port is claimed once");
         }
         assert_eq!(seen.len(), 65536 - 1024 - 1);
         let other = SocketAddr::from(([10, 0, 0, 3], 80));
-        assert!(directory.claim_port(&ports, here, other, 0).is_some(), "another destination has its own ports");
+        assert!(
+            directory.claim_port(&ports, here, other, 0, |_| false).is_some(),
+            "another destination has its own ports"
+        );
     }
 
     #[test]
     fn stacks_share_a_port_and_a_flow_goes_to_one_of_them() {
         let directory = Directory::new();
-        let any = SocketAddr::from(([0, 0, 0, 0], 80));
-        let other = SocketAddr::from(([10, 0, 0, 9], 80));
-        assert!(directory.bind(Protocol::Tcp, any, 0) && directory.bind(Protocol::Tcp, any, 1));
-        assert!(!directory.bind(Protocol::Tcp, any, 1), "the stack has one there");
-        assert!(directory.bind(Protocol::Tcp, other, 2));
+        let (any, other) = (Addresses::All, Addresses::One([10, 0, 0, 9].into()));
+        assert!(directory.bind(Protocol::Tcp, 80, (any, 0)) && directory.bind(Protocol::Tcp, 80, (any, 1)));
+        assert!(!directory.bind(Protocol::Tcp, 80, (any, 1)), "the stack has one there");
+        assert!(directory.bind(Protocol::Tcp, 80, (other, 2)));
         let mut seen = [0; 3];
         for remote in 0..1000 {
             let stack = directory.bound(Protocol::Tcp, &flow(80, remote)).unwrap();
@@ -250,11 +293,11 @@ mod tests {
         }
         assert!(seen[0] > 300 && seen[1] > 300 && seen[2] == 0, "{seen:?}");
         assert_eq!(directory.bound(Protocol::Udp, &flow(80, 1)), None);
-        directory.unbind(Protocol::Tcp, any, 0);
-        directory.unbind(Protocol::Tcp, any, 1);
+        directory.unbind(Protocol::Tcp, 80, (any, 0));
+        directory.unbind(Protocol::Tcp, 80, (any, 1));
         assert_eq!(directory.bound(Protocol::Tcp, &flow(80, 1)), None, "the third is bound to another address");
         assert!(directory.is_bound(Protocol::Tcp, 80));
-        directory.unbind(Protocol::Tcp, other, 2);
+        directory.unbind(Protocol::Tcp, 80, (other, 2));
         assert!(!directory.is_bound(Protocol::Tcp, 80));
     }
 }

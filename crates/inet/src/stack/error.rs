@@ -7,7 +7,8 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// There is nothing to receive, no room to send, no connection to accept. The waker of a `poll_` call is called when that changes.
+    /// There is nothing to receive, no room to send, no connection to accept. The waker of a
+    /// `poll_` call is called when that changes.
     #[error("not now")]
     WouldBlock,
     /// The connection has ended, for this reason.
@@ -42,6 +43,9 @@ pub enum SocketError {
     /// An ICMP message said that the destination of an earlier datagram has no socket on the port.
     #[error("the destination has no socket on that port")]
     Refused,
+    /// The socket is connected to no station.
+    #[error("the socket is not connected; send to an address, or connect it")]
+    NotConnected,
     /// The stack was dropped.
     #[error("the stack is gone")]
     StackGone,
@@ -52,6 +56,16 @@ impl SocketError {
     #[must_use]
     pub fn would_block(&self) -> bool {
         *self == Self::WouldBlock
+    }
+}
+
+impl From<tcp::Refused> for SocketError {
+    fn from(why: tcp::Refused) -> Self {
+        match why {
+            tcp::Refused::Full => Self::WouldBlock,
+            tcp::Refused::Shut => Self::ShutDown,
+            tcp::Refused::Over(error) => Self::Closed(error),
+        }
     }
 }
 
@@ -68,6 +82,7 @@ impl From<SocketError> for io::Error {
             SocketError::InUse | SocketError::NoPort => io::ErrorKind::AddrInUse,
             SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::TooMany => io::ErrorKind::QuotaExceeded,
+            SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::TooLong { .. } => io::ErrorKind::InvalidInput,
         };
         Self::new(kind, error)

@@ -6,14 +6,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Received payload: bytes of a page, which is counted in the budgets of its connection and its queue until this is dropped.
+/// Received payload: bytes of a page, which is counted in the budgets of its connection and its
+/// queue until this is dropped.
 ///
-/// A fragment goes to any thread, and can be sent as it is. An empty one, the default, is a place for one: calls that receive take a slice
-/// of such places.
+/// A fragment goes to any thread, and can be sent as it is. An empty one, the default, is a place
+/// for one: calls that receive take a slice of such places.
 ///
-/// Memory that an untrusted peer shares (`PeerShared`) is copied out ([`copy_to`](Self::copy_to)), because the peer can change it at any
-/// time. If the user has declared the peer trusted, and for memory of this process, a fragment is also a slice, and turns into `Bytes`
-/// without a copy.
+/// Memory that an untrusted peer shares (`PeerShared`) is copied out ([`copy_to`](Self::copy_to)),
+/// because the peer can change it at any time. If the user has declared the peer trusted, and for
+/// memory of this process, a fragment is also a slice, and turns into `Bytes` without a copy.
 #[must_use]
 pub struct Fragment<M: Memory>(Inner<M>);
 
@@ -22,7 +23,7 @@ enum Inner<M: Memory> {
     /// In the page that the device wrote.
     Page(Held<Frag<M>>),
     /// In a page of detached payload.
-    Packed(Frag<M>, #[expect(dead_code, reason = "it counts until it is dropped")] Arc<Charge>),
+    Packed(Frag<M>, #[expect(dead_code, reason = "they count until they are dropped")] Arc<[Charge; 2]>),
 }
 
 impl<M: Memory> Fragment<M> {
@@ -60,7 +61,8 @@ impl<M: Memory> Fragment<M> {
         self.len() == 0
     }
 
-    /// Takes `n` bytes off the front, or all that there are. No atomic, unless the page is given back.
+    /// Takes `n` bytes off the front, or all that there are. No atomic, unless the page is given
+    /// back.
     pub fn advance(&mut self, n: usize) {
         match self.frag_mut() {
             Some(frag) if n < frag.len() => frag.advance(n),
@@ -75,7 +77,8 @@ impl<M: Memory> Fragment<M> {
         }
     }
 
-    /// Another holder of the bytes, to be sent or kept. The budgets count the page only as long as the fragment itself lives.
+    /// Another holder of the bytes, to be sent or kept. The budgets count the page only as long as
+    /// the fragment itself lives.
     #[must_use]
     pub fn share(&self) -> Option<Frag<M>> {
         self.frag().cloned()
@@ -106,12 +109,14 @@ impl<M: Memory> Fragment<M> {
         all
     }
 
-    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s, beside other detached
-    /// payload. The received page returns to its pool, and its charge ends; the packed page is counted once, in the
-    /// queue's budget, until the last fragment in it is dropped.
+    /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s,
+    /// beside other detached payload. The received page returns to its pool, and its charge ends;
+    /// the packed page is counted once, in the queue's budget, until the last fragment in it is
+    /// dropped. Packed pages are at most half of the stack's pool.
     ///
-    /// Use it for payload that is kept for long and is much smaller than a page. Returns false, and leaves the fragment
-    /// as it was, if there is no page or no budget for one, or if the fragment has more than a quarter of a page.
+    /// Use it for payload that is kept for long and is much smaller than a page. Returns false, and
+    /// leaves the fragment as it was, if there is no page or no budget for one, or if the fragment
+    /// has more than a quarter of a page.
     #[must_use]
     pub fn detach(&mut self, packer: &mut Packer<M>) -> bool
     where
@@ -189,14 +194,17 @@ impl<M: Memory> fmt::Debug for Fragment<M> {
 /// Pages into which small payload is [detached](Fragment::detach), one after the other.
 pub struct Packer<M: Memory> {
     pool: Arc<SharedPool<M>>,
+    /// The queue's budget.
     budget: Budget,
-    open: Option<(Page<M>, Arc<Charge>)>,
+    /// The pages of the pool that packed payload may occupy.
+    pages: Budget,
+    open: Option<(Page<M>, Arc<[Charge; 2]>)>,
     copied: u64,
 }
 
 impl<M: Mapped> Packer<M> {
-    pub(super) fn new(pool: Arc<SharedPool<M>>, budget: Budget) -> Self {
-        Self { pool, budget, open: None, copied: 0 }
+    pub(super) fn new(pool: Arc<SharedPool<M>>, budget: Budget, pages: Budget) -> Self {
+        Self { pool, budget, pages, open: None, copied: 0 }
     }
 
     /// Bytes that were copied so far.
@@ -205,15 +213,15 @@ impl<M: Mapped> Packer<M> {
         self.copied
     }
 
-    fn pack(&mut self, from: &Frag<M>) -> Option<(Frag<M>, Arc<Charge>)> {
+    fn pack(&mut self, from: &Frag<M>) -> Option<(Frag<M>, Arc<[Charge; 2]>)> {
         if from.len() > self.pool.page_size() / 4 {
             return None;
         }
         if self.open.as_ref().is_none_or(|(page, _)| page.len() < from.len()) {
-            let charge = self.budget.take()?;
-            self.open = Some((self.pool.alloc()?, Arc::new(charge)));
+            let charges = [self.pages.take()?, self.budget.take()?];
+            self.open = Some((self.pool.alloc()?, Arc::new(charges)));
         }
-        let (page, charge) = self.open.as_mut()?;
+        let (page, charges) = self.open.as_mut()?;
         let mut bounce = [0; 512];
         let mut at = 0;
         while at < from.len() {
@@ -223,7 +231,7 @@ impl<M: Mapped> Packer<M> {
             at += now.len();
         }
         self.copied += from.len() as u64;
-        Some((page.split_to(from.len()).freeze(), charge.clone()))
+        Some((page.split_to(from.len()).freeze(), charges.clone()))
     }
 }
 
@@ -251,7 +259,7 @@ mod tests {
             page.copy_from(100, bytes).unwrap();
             Fragment::new(Held::new(page.freeze_range(100..100 + bytes.len()), budget.take().unwrap()))
         };
-        let mut packer = Packer::new(tx.clone(), budget.clone());
+        let mut packer = Packer::new(tx.clone(), budget.clone(), Budget::new(2));
         let kept: Vec<_> = (0..100_u8)
             .map(|n| {
                 let mut fragment = receive(&[n; 33]);

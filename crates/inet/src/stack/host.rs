@@ -11,23 +11,28 @@ use crate::interface::Interface;
 use crate::neighbor::Neighbors;
 use crate::route::{RouteError, Routes};
 use crate::tcp::{Charges, Secret};
+use crate::wire::Flow;
 use crossbeam_queue::ArrayQueue;
 use netmem_packet::Packet;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::task::Wake;
 
-/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received. A further one is
-/// dropped, as by a full ring.
+/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received.
+/// A further one is dropped, as by a full ring.
 const MAILBOX: usize = 512;
+
+/// A time that does not come.
+const NEVER: u64 = u64::MAX;
 
 /// A host: its addresses, its routes, and the data that its stacks share. A clone is the same host.
 ///
-/// A host has one interface, the device whose queues its stacks poll. A connection lives on one stack.
+/// A host has one interface, the device whose queues its stacks poll. A connection lives on one
+/// stack.
 ///
 /// Addresses and routes are static: there is no DHCP, and no autoconfiguration of IPv6.
 pub struct Host<P: Payload>(Arc<Shared<P>>);
@@ -38,13 +43,23 @@ struct Shared<P: Payload> {
     neighbors: Mutex<Neighbors<Packet<P::Mem>>>,
     /// The next deadline of the neighbours, in microseconds.
     neighbors_due: AtomicU64,
+    /// How often a neighbour was resolved, or did not answer.
+    hop_changes: AtomicU64,
+    /// When a stack last sent a cookie, in microseconds. [`NEVER`] if none has.
+    cookie_at: AtomicU64,
     limiter: Mutex<Limiter>,
     directory: Directory,
     ports: Ports,
     secret: Secret,
     doors: RwLock<Vec<Arc<Door<P>>>>,
     stacks: AtomicU64,
+    /// The device's choice of a queue, if it is known.
+    spread: OnceLock<Box<Spread>>,
 }
+
+/// The queue by which the device delivers packets of a flow: from a remote address and port to a
+/// local one.
+type Spread = dyn Fn(SocketAddr, SocketAddr) -> usize + Send + Sync;
 
 /// A frame on its way from stack to stack.
 pub(super) type Handed<P> = (<P as Payload>::Frame, Charges);
@@ -56,6 +71,8 @@ pub(super) struct Door<P: Payload> {
     mailbox: ArrayQueue<Handed<P>>,
     /// The stack is gone, and takes no frames.
     closed: AtomicBool,
+    /// Connections of the stack wait for a next hop.
+    pub(super) awaits_hop: AtomicBool,
 }
 
 impl<P: Payload> Door<P> {
@@ -71,8 +88,9 @@ impl<P: Payload> Door<P> {
     /// Puts a frame into the mailbox. Returns false if it is full or closed.
     fn put(&self, frame: Handed<P>) -> bool {
         let put = self.mailbox.push(frame).is_ok();
-        // In the order of sequentially consistent operations, either the push comes before the close, or the close
-        // before this load. So a frame that the close has not found is found here.
+        // In the order of sequentially consistent operations, either the push comes before the
+        // close, or the close before this load. So a frame that the close has not found is found
+        // here.
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
             return false;
@@ -80,7 +98,8 @@ impl<P: Payload> Door<P> {
         put
     }
 
-    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be about to close.
+    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be
+    /// about to close.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.empty();
@@ -103,7 +122,8 @@ impl<P: Payload> Wake for Door<P> {
 }
 
 impl<P: Payload> Host<P> {
-    /// A host with an interface. Routes to the networks of its addresses are there; [`add_route`](Self::add_route) adds others.
+    /// A host with an interface. Routes to the networks of its addresses are there;
+    /// [`add_route`](Self::add_route) adds others.
     ///
     /// Draws the secrets of sequence numbers and cookies from the system's random numbers.
     #[must_use]
@@ -117,13 +137,16 @@ impl<P: Payload> Host<P> {
             routes: Routes::counted(interface.clone()),
             interface,
             neighbors: Mutex::new(Neighbors::new()),
-            neighbors_due: AtomicU64::new(u64::MAX),
+            neighbors_due: AtomicU64::new(NEVER),
+            hop_changes: AtomicU64::new(0),
+            cookie_at: AtomicU64::new(NEVER),
             limiter: Mutex::new(Limiter::new(Time::ZERO)),
             directory: Directory::new(),
             ports: Ports::default(),
             secret: Secret::new(key),
             doors: RwLock::default(),
             stacks: AtomicU64::new(0),
+            spread: OnceLock::new(),
         }))
     }
 
@@ -141,19 +164,37 @@ impl<P: Payload> Host<P> {
         self.0.routes.remove(network, prefix_len)
     }
 
+    /// Declares how the device spreads packets over its queues: `queue_of(remote, local)` is the
+    /// number of the queue that receives packets from `remote` to `local`. The stack of queue 0 is
+    /// the one that was made first. Connections are then opened from a port whose answers arrive by
+    /// their own stack's queue, so that no mailbox is needed.
+    ///
+    /// A wrong answer costs a mailbox, and nothing else. Returns false if it was declared before;
+    /// nothing changes then.
+    pub fn set_spread(&self, queue_of: impl Fn(SocketAddr, SocketAddr) -> usize + Send + Sync + 'static) -> bool {
+        self.0.spread.set(Box::new(queue_of)).is_ok()
+    }
+
+    /// Whether packets of a flow arrive by the queue of `stack`, as far as is known.
+    pub(super) fn arrives_at(&self, flow: &Flow, stack: StackId) -> bool {
+        self.0.spread.get().is_none_or(|queue_of| queue_of(flow.remote, flow.local) == stack as usize)
+    }
+
     /// Connections of all stacks.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.0.directory.len()
     }
 
-    /// Reserves the flow of a stream that a stack of this host will [restore](super::Sockets::restore): until then its segments are
-    /// dropped, and not answered by a reset. For streams that are restored while a stack of the host is polled already.
+    /// Reserves the flow of a stream that a stack of this host will
+    /// [restore](super::Sockets::restore): until then its segments are dropped, and not answered by
+    /// a reset. For streams that are restored while a stack of the host is polled already.
     pub fn expect(&self, saved: &SavedStream) {
         self.0.directory.expect(saved.flow());
     }
 
-    /// Frees the flow of a stream that was [expected](Self::expect), or saved by this host, and that no stack restores.
+    /// Frees the flow of a stream that was [expected](Self::expect), or saved by this host, and
+    /// that no stack restores.
     pub fn give_up(&self, saved: &SavedStream) {
         self.0.directory.give_up(&saved.flow());
     }
@@ -204,18 +245,54 @@ impl<P: Payload> Host<P> {
     /// Publishes the next deadline of the neighbours.
     pub(super) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
         let due = if events { Some(0) } else { neighbors.deadline().map(Time::micros) };
-        self.0.neighbors_due.store(due.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0.neighbors_due.store(due.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
     /// The next deadline of the neighbours.
     pub(super) fn neighbors_due(&self) -> Option<Time> {
-        Some(self.0.neighbors_due.load(Ordering::Relaxed)).filter(|&at| at != u64::MAX).map(Time::from_micros)
+        time(&self.0.neighbors_due)
+    }
+
+    /// How often a neighbour was resolved, or did not answer. Connections that wait for one are
+    /// tried when this moves.
+    pub(super) fn hop_changes(&self) -> u64 {
+        self.0.hop_changes.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that
+    /// have connections which wait for one. The stack that finds the change is any of them: the
+    /// cache is the host's.
+    pub(super) fn hops_changed(&self, stack: StackId) {
+        self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
+        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
+        for (n, door) in doors.iter().enumerate() {
+            if n != stack as usize && door.awaits_hop.load(Ordering::SeqCst) {
+                door.bell.ring();
+            }
+        }
+    }
+
+    /// When a stack of the host last sent a cookie.
+    pub(super) fn cookie_at(&self) -> Option<Time> {
+        time(&self.0.cookie_at)
+    }
+
+    /// Notes that a stack has sent a cookie. The segment that returns it can arrive at any stack
+    /// that listens.
+    pub(super) fn cookie_sent(&self, at: Time) {
+        // Stacks may have different opinions of the present. A moment does not matter: a cookie has
+        // its own time.
+        self.0.cookie_at.store(at.micros(), Ordering::Relaxed);
     }
 
     /// Adds a stack.
     pub(super) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
-        let door =
-            Arc::new(Door { bell: Bell::new()?, mailbox: ArrayQueue::new(MAILBOX), closed: AtomicBool::new(false) });
+        let door = Arc::new(Door {
+            bell: Bell::new()?,
+            mailbox: ArrayQueue::new(MAILBOX),
+            closed: AtomicBool::new(false),
+            awaits_hop: AtomicBool::new(false),
+        });
         let mut doors = self.0.doors.write().unwrap_or_else(PoisonError::into_inner);
         doors.push(door.clone());
         self.0.stacks.store(doors.len() as u64, Ordering::Release);
@@ -243,6 +320,10 @@ impl<P: Payload> Host<P> {
         door.bell.published();
         delivered
     }
+}
+
+fn time(at: &AtomicU64) -> Option<Time> {
+    Some(at.load(Ordering::Relaxed)).filter(|&at| at != NEVER).map(Time::from_micros)
 }
 
 impl<P: Payload> Clone for Host<P> {

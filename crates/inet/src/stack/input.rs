@@ -3,11 +3,16 @@
 use super::carrier::Part;
 use super::core::Core;
 use super::directory::{NOBODY, Protocol};
+use super::path::NextHop;
 use super::payload::{Frame, Payload, Transmit};
 use crate::interface::Cast;
 use crate::tcp;
-use crate::wire::{self, Covered, Datagram, Flow, IcmpKind, Ip, Link, MAX_HEAD, Network, Segment, Transport};
+use crate::wire::{
+    self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Quoted, QuotedTransport,
+    Segment, Transport,
+};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
+use std::net::IpAddr;
 
 /// The origin of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,7 +25,35 @@ pub(super) enum Origin {
     Here,
 }
 
+/// The way back to the station from which a packet came. An answer to a packet of no connection
+/// takes it: such an answer needs no entry of a destination or of a neighbour, of which a peer
+/// could otherwise make the stack forget others.
+#[derive(Clone, Copy)]
+pub(super) struct Back {
+    /// The link's header of the packet.
+    link: Link,
+    /// The packet came from this host.
+    here: bool,
+}
+
+impl Back {
+    /// The link's header of the packet.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+}
+
 impl<P: Payload> Core<P> {
+    /// The target of an answer to `to`, if there is a route to it.
+    pub(super) fn way_back(&self, back: Back, to: IpAddr) -> Option<NextHop> {
+        if back.here {
+            return Some(NextHop::Here);
+        }
+        let (source, destination) = (self.host.interface().mac, back.link.source);
+        let answers = destination.is_unicast() && self.host.routes().reaches(to);
+        answers.then_some(NextHop::Link(Link { destination, source }))
+    }
+
     /// Processes a received frame.
     pub(super) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
     where
@@ -47,8 +80,8 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// The frame as a packet, cut to the length of the IP packet. If it is in memory that is not read here, it is
-    /// dropped.
+    /// The frame as a packet, cut to the length of the IP packet. If it is in memory that is not
+    /// read here, it is dropped.
     #[inline]
     fn packet(&mut self, frame: P::Frame, ip: &Ip) -> Option<Packet<P::Mem>> {
         let packet = frame.into_packet(ip.content.end());
@@ -163,32 +196,40 @@ impl<P: Payload> Core<P> {
                     return;
                 }
                 None => {
-                    let flow = match &transport {
-                        Transport::Tcp(segment) => Some(ip.flow(segment.source_port, segment.destination_port)),
+                    let segment = match &transport {
+                        Transport::Tcp(segment) => Some(segment),
                         _ => None,
                     };
-                    return self.unvouched(flow.as_ref());
+                    return self.unvouched(ip, segment);
                 }
             }
         }
+        let back = Back { link, here: origin == Origin::Here };
         match &transport {
-            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, ip, segment, frame, origin),
+            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, (ip, back), segment, frame, origin),
             Transport::Tcp(_) => {}
             Transport::Udp(datagram) => {
                 if !self.datagram(ip, datagram, frame, origin) {
-                    self.unreachable(tx, ip, &transport, cast, IcmpKind::PortUnreachable, head);
+                    self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::PortUnreachable, head);
+                }
+            }
+            Transport::Icmp(Icmp::Error(error)) => {
+                if cast == Cast::Unicast {
+                    self.icmp_error(error, frame, origin);
                 }
             }
             Transport::Icmp(message) => {
                 let Some(packet) = self.packet(frame, ip) else { return };
-                self.icmp(tx, (&link, ip), message, cast, packet);
+                self.icmp(tx, (ip, back), message, cast, packet);
             }
-            Transport::Unknown => self.unreachable(tx, ip, &transport, cast, IcmpKind::ProtocolUnreachable, head),
+            Transport::Unknown => {
+                self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::ProtocolUnreachable, head)
+            }
         }
     }
 
-    /// Whether a transport checksum is right. Reads the payload if the device has not verified it; `None` if the
-    /// payload cannot be read.
+    /// Whether a transport checksum is right. Reads the payload if the device has not verified it;
+    /// `None` if the payload cannot be read.
     fn is_right(&mut self, frame: &P::Frame, covered: Covered, icmp: bool) -> Option<bool> {
         match frame.meta().checksum {
             // The frame never was on a wire.
@@ -201,8 +242,14 @@ impl<P: Payload> Core<P> {
         Some(covered.holds(sum))
     }
 
-    fn tcp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, ip: &Ip, segment: &Segment, frame: P::Frame, origin: Origin)
-    where
+    fn tcp<T: TxQueue<Mem = P::Mem>>(
+        &mut self,
+        tx: &mut T,
+        (ip, back): (&Ip, Back),
+        segment: &Segment,
+        frame: P::Frame,
+        origin: Origin,
+    ) where
         P: Transmit<T>,
     {
         let flow = ip.flow(segment.source_port, segment.destination_port);
@@ -213,7 +260,8 @@ impl<P: Payload> Core<P> {
             }
         }
         let wire::Part { at, len } = segment.payload;
-        // The header of a merged segment, or of one that was never cut, says how large its parts are.
+        // The header of a merged segment, or of one that was never cut, says how large its parts
+        // are.
         let segments = match frame.meta().gso {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
@@ -223,25 +271,33 @@ impl<P: Payload> Core<P> {
         let dropped = self.short && len > 0 && origin != Origin::Here;
         self.egress.stats.short += u64::from(dropped);
         let pieces = if dropped { 0 } else { usize::MAX };
-        self.segment(tx, flow, &segment.header, meta, P::received(frame, at, len).take(pieces));
+        self.segment(tx, (flow, back), &segment.header, meta, P::received(frame, at, len).take(pieces));
     }
 
     /// The other stack that a packet of this flow is for, if there is one.
     pub(super) fn elsewhere(&self, protocol: Protocol, flow: &Flow) -> Option<u32> {
         let known = match protocol {
-            Protocol::Tcp => self.has_connection(flow),
+            Protocol::Tcp => self.connections.find(flow).is_some(),
             Protocol::Udp => self.udp.find(flow).is_some(),
         };
         if known {
             return None;
         }
         let directory = self.host.directory();
-        let owner = if protocol == Protocol::Tcp { directory.owner(flow) } else { None };
+        let owner = match protocol {
+            // A connection lives where its SYN arrives, if that stack listens. Its further segments
+            // arrive there, too.
+            Protocol::Tcp => {
+                let listens = || self.listeners.find(flow.local).map(|_| self.id);
+                directory.owner(flow).or_else(listens)
+            }
+            Protocol::Udp => None,
+        };
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != self.id)
     }
 
-    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack takes it. A frame
-    /// without payload is not limited by the budget.
+    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack
+    /// takes it. A frame without payload is not limited by the budget.
     fn hand_over(&mut self, stack: u32, frame: P::Frame, payload: usize) {
         let stats = &mut self.egress.stats;
         if stack == NOBODY {
@@ -265,6 +321,28 @@ impl<P: Payload> Core<P> {
         }
     }
 
+    /// Processes an ICMP error about a packet. It is used only if this host could have sent the
+    /// packet. A router's error can arrive by any queue, because its addresses are not those of the
+    /// flow.
+    fn icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
+        let IcmpError { kind, quoted: Quoted { flow, transport } } = error;
+        let protocol = match transport {
+            QuotedTransport::Tcp { .. } => Protocol::Tcp,
+            QuotedTransport::Udp { .. } => Protocol::Udp,
+        };
+        if origin != Origin::Mailbox
+            && self.host.is_shared()
+            && let Some(stack) = self.elsewhere(protocol, flow)
+        {
+            let len = frame.len();
+            return self.hand_over(stack, frame, len);
+        }
+        match *transport {
+            QuotedTransport::Tcp { seq } => self.connection_error(flow, *kind, seq),
+            QuotedTransport::Udp { len } => self.datagram_error(flow, *kind, len),
+        }
+    }
+
     /// Delivers a datagram. Returns false if there is no socket for it.
     fn datagram(&mut self, ip: &Ip, datagram: &Datagram, frame: P::Frame, origin: Origin) -> bool {
         let flow = ip.flow(datagram.source_port, datagram.destination_port);
@@ -285,7 +363,8 @@ impl<P: Payload> Core<P> {
         if packet.pull(datagram.payload.at).is_err() {
             return true;
         }
-        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has merged them.
+        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has
+        // merged them.
         let size = match packet.meta.gso {
             Some(Gso { kind: GsoKind::UdpSegment, size, .. }) if size > 0 => usize::from(size),
             _ => usize::MAX,

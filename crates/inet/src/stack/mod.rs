@@ -9,17 +9,19 @@
 //!   timer wheel ───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! **One thread.** A [`Stack`] owns its queue pair, its connections and its timers. The sockets ([`Sockets`], [`TcpListener`],
-//! [`TcpStream`], [`UdpSocket`]) stay on the same thread; [`Fragment`]s go anywhere. Stacks of a [`Host`] share its routes, its
-//! neighbours, its ports, its secrets and a directory of connections.
+//! **One thread.** A [`Stack`] owns its queue pair, its connections and its timers. The sockets
+//! ([`Sockets`], [`TcpListener`], [`TcpStream`], [`UdpSocket`]) stay on the same thread;
+//! [`Fragment`]s go anywhere. Stacks of a [`Host`] share its routes, its neighbours, its ports, its
+//! secrets and a directory of connections.
 //!
-//! **The user drives the stack** by a loop. [`Stack::poll`] does all work that is due, and never blocks. Between two
-//! polls, the user calls sockets. When there is nothing to do, the loop sleeps until the stack's descriptor is
-//! readable, at most until [`Stack::next_deadline`]. A [`PollThenSleep`](netmem_packet::PollThenSleep) does that;
-//! [`StackWaker`] ends the sleep from another thread.
+//! **The user drives the stack** by a loop. [`Stack::poll`] does all work that is due, and never
+//! blocks. Between two polls, the user calls sockets. When there is nothing to do, the loop sleeps
+//! until the stack's descriptor is readable, at most until [`Stack::next_deadline`]. A
+//! [`PollThenSleep`](netmem_packet::PollThenSleep) does that; [`StackWaker`] ends the sleep from
+//! another thread.
 //!
-//! **Memory.** Types of a stack have a parameter, the memory of its payload ([`Payload`]): a kind of host memory, such as `PeerShared`, or
-//! memory of a device.
+//! **Memory.** Types of a stack have a parameter, the memory of its payload ([`Payload`]): a kind
+//! of host memory, such as `PeerShared`, or memory of a device.
 //!
 //! **Time** is an argument of each poll.
 //!
@@ -29,27 +31,35 @@
 #![doc = include_str!("example.rs")]
 //! ```
 
+mod address;
 mod bell;
 mod carrier;
+mod connections;
 mod control;
 mod core;
 mod directory;
 mod egress;
 mod error;
+mod finish;
 mod fragment;
 #[cfg(feature = "futures")]
 mod futures;
 mod host;
 mod input;
+mod listeners;
 mod moving;
+mod pages;
 mod path;
 mod payload;
+mod schedule;
 mod sockets;
 mod source;
+mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod udp;
 mod wheel;
+mod write;
 
 pub use carrier::HeaderTicket;
 pub use error::SocketError;
@@ -57,7 +67,7 @@ pub use fragment::{Fragment, Packer};
 pub use host::Host;
 pub use moving::{Departed, SavedStream};
 pub use payload::{Frame, Payload, Transmit, Unsent};
-pub use sockets::{ListenOptions, Sockets, TcpListener, TcpStream};
+pub use sockets::{ListenOptions, ListenerStats, Sockets, TcpListener, TcpStream};
 pub use source::{Merged, Packets, Source};
 pub use udp::{Received, UdpSocket};
 
@@ -75,16 +85,18 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 /// The limits of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct StackOptions {
-    /// Received pages that connections, sockets and their users may hold together, with fragments of datagrams and
-    /// frames in mailboxes. This must be less than the pages of the receive queue's pool, by at least the size of its
-    /// ring. Then buffers stay posted whatever users hold, and acknowledgements, FIN and RST are always received.
-    /// Payload above the limit is dropped, and not acknowledged. If the queue is short of buffers nevertheless, all
-    /// payload is dropped until it is not ([`netmem_packet::Poll::is_short`]).
+    /// Received pages that connections, sockets and their users may hold together, with fragments
+    /// of datagrams and frames in mailboxes. This must be less than the pages of the receive
+    /// queue's pool, by at least the size of its ring. Then buffers stay posted whatever users
+    /// hold, and acknowledgements, FIN and RST are always received. Payload above the limit is
+    /// dropped, and not acknowledged. If the queue is short of buffers nevertheless, all payload is
+    /// dropped until it is not ([`netmem_packet::Poll::is_short`]).
     pub pages: u32,
     /// Connections, including those that are closing.
     pub connections: usize,
@@ -120,15 +132,17 @@ pub struct StackStats {
     pub foreign: u64,
     /// Packets whose transport checksum is wrong.
     pub wrong_checksum: u64,
-    /// Packets in memory that this process cannot read, whose checksum the device has not verified. They are dropped,
-    /// and not acknowledged.
+    /// Packets in memory that this process cannot read, whose checksum the device has not verified.
+    /// They are dropped, and not acknowledged.
     pub unvouched: u64,
-    /// Frames that the stack had to read and that are in memory which it cannot read: their headers, or payload that
-    /// belongs to no connection.
+    /// Frames that the stack had to read and that are in memory which it cannot read: their
+    /// headers, or payload that belongs to no connection.
     pub unreadable: u64,
-    /// Received packets whose payload was read to verify their checksum, because the device had not verified it.
+    /// Received packets whose payload was read to verify their checksum, because the device had not
+    /// verified it.
     pub checksummed_received: u64,
-    /// Sent packets whose payload was read to compute their checksum, because the device computes none.
+    /// Sent packets whose payload was read to compute their checksum, because the device computes
+    /// none.
     pub checksummed_sent: u64,
     /// Bytes of received payload that were copied to users.
     pub copied_received: u64,
@@ -146,19 +160,28 @@ pub struct StackStats {
     pub refused: u64,
     /// Packets that were dropped because their next hop did not answer.
     pub unresolved: u64,
-    /// Segments for listeners that were dropped because the stack has its most connections, or has no route to the
-    /// sender.
+    /// Segments for listeners that were dropped because the stack has its most connections, or has
+    /// no route to the sender.
     pub no_room: u64,
     /// Acknowledgements that were dropped because the accept queue was full.
     pub accept_overflows: u64,
+    /// Connections that ended before they were accepted: their peers reset them, or gave up. Each
+    /// stays in its accept queue, and counts towards the backlog, until it is accepted: what was
+    /// received can be read, then the error.
+    pub ended_unaccepted: u64,
     /// Received datagrams that were dropped because their socket had no room.
     pub datagrams_dropped: u64,
-    /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a datagram two.
+    /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a
+    /// datagram two.
     pub lookups: u64,
     /// Packets whose payload was dropped because the queue had too few buffers posted.
     pub short: u64,
-    /// Fragments, and frames for other stacks, that were dropped because the page budget was used up.
+    /// Fragments, and frames for other stacks, that were dropped because the page budget was used
+    /// up.
     pub over_budget: u64,
+    /// Chunks of payload out of order that were dropped because payload of another connection was
+    /// in order, and no page was free for it.
+    pub evicted: u64,
 }
 
 /// A stack over a queue pair. See the [module](self).
@@ -170,14 +193,14 @@ pub struct Stack<R: Source, T: TxQueue> {
     door: Arc<Door<R::Payload>>,
     /// The descriptors of both queues and the bell.
     set: OwnedFd,
-    /// Whether the transmit queue's descriptor ends a sleep. Once the descriptor is readable it stays so until the
-    /// queue is armed. The queue is armed only while a packet waits for it. At other times the descriptor would end
-    /// every sleep at once.
+    /// Whether the transmit queue's descriptor ends a sleep. Once the descriptor is readable it
+    /// stays so until the queue is armed. The queue is armed only while a packet waits for it. At
+    /// other times the descriptor would end every sleep at once.
     awaits_tx: bool,
 }
 
-/// The tables, which sockets share. Their contents end with the stack: sockets that still exist return
-/// [`SocketError::StackGone`].
+/// The tables, which sockets share. Their contents end with the stack: sockets that still exist
+/// return [`SocketError::StackGone`].
 struct Tables<P: Payload>(Rc<RefCell<Core<P>>>);
 
 impl<P: Payload> Deref for Tables<P> {
@@ -203,8 +226,8 @@ where
     R: Source<Payload = P>,
     T: TxQueue<Mem = P::Mem> + Wait,
 {
-    /// A stack of `host` over a queue pair. `pool` has the pages for headers and for copied payload. Its memory must be
-    /// one that the device reaches.
+    /// A stack of `host` over a queue pair. `pool` has the pages for headers and for copied
+    /// payload. Its memory must be one that the device reaches.
     ///
     /// # Errors
     ///
@@ -245,9 +268,9 @@ where
         Sockets { core: self.core.0.clone() }
     }
 
-    /// Does all work that is due at `now`: takes received frames and completions from the device, gives them to
-    /// connections, fires timers, and sends what is due. Never blocks. Returns the amount of work: not 0 if the next
-    /// poll may find more.
+    /// Does all work that is due at `now`: takes received frames and completions from the device,
+    /// gives them to connections, fires timers, and sends what is due. Never blocks. Returns the
+    /// amount of work: not 0 if the next poll may find more.
     ///
     /// Wakers are called at the end, when sockets can be used.
     pub fn poll(&mut self, now: Time) -> usize {
@@ -278,11 +301,14 @@ where
                 work += 1;
             }
             work += core.neighbors(tx);
+            core.check_hops();
             work += core.work(tx, completed);
             work += core.send_datagrams(tx);
             // The packets that were just sent may need a neighbour's address.
             core.neighbors(tx);
+            door.awaits_hop.store(core.schedule.waits_for_hops(), Ordering::SeqCst);
             tx.flush();
+            core.call_writers();
             work + completed
         });
         let mut wakers = std::mem::take(&mut core.wakers);
@@ -294,8 +320,8 @@ where
         work
     }
 
-    /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If there are packets to
-    /// send, it is now.
+    /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If
+    /// there are packets to send, it is now.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let core = self.core.borrow();
@@ -320,7 +346,7 @@ where
     /// Connections, including those that are closing.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.core.borrow().slots.len()
+        self.core.borrow().connections.len()
     }
 
     /// Connections in TIME-WAIT.
@@ -329,15 +355,16 @@ where
         self.core.borrow().count_time_wait()
     }
 
-    /// Received pages that are counted in the stack's budget: those that wait to be received by users, and those that users hold.
+    /// Received pages that are counted in the stack's budget: those that wait to be received by
+    /// users, and those that users hold.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.core.borrow().budget.used()
     }
 
-    /// Registers `waker`, which is called when a socket is called. Returns whether a socket was called since the last
-    /// poll. It is for a task that drives the stack, because other tasks of its thread call sockets while it sleeps. A
-    /// loop that calls sockets itself does not need it.
+    /// Registers `waker`, which is called when a socket is called. Returns whether a socket was
+    /// called since the last poll. It is for a task that drives the stack, because other tasks of
+    /// its thread call sockets while it sleeps. A loop that calls sockets itself does not need it.
     pub fn wait_for_calls(&mut self, waker: &Waker) -> bool {
         let waker = waker.clone();
         let mut core = self.core.borrow_mut();
@@ -350,15 +377,16 @@ where
     }
 
     /// Call this if the device is gone for ever. Every connection ends with
-    /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone), which users see after the next poll. Received payload
-    /// can still be read. Do not call it if the device is replaced and the queues are reconnected: connections then
-    /// send again what was in flight.
+    /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone), which users see after the next
+    /// poll. Received payload can still be read. Do not call it if the device is replaced and the
+    /// queues are reconnected: connections then send again what was in flight.
     pub fn device_gone(&mut self) {
         self.core.borrow_mut().device_gone();
     }
 
-    /// Ends the stack, and gives its queues back. Connections end without a segment to the peer; sockets that still
-    /// exist return [`SocketError::StackGone`]. Dropping a stack does the same, and drops the queues.
+    /// Ends the stack, and gives its queues back. Connections end without a segment to the peer;
+    /// sockets that still exist return [`SocketError::StackGone`]. Dropping a stack does the same,
+    /// and drops the queues.
     #[must_use = "dropping the stack drops its queues"]
     pub fn into_queues(self) -> (R, T) {
         (self.rx, self.tx)
@@ -424,8 +452,8 @@ impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
         Ok(Armed::Waits)
     }
 
-    /// Sets whether the transmit queue's descriptor ends sleeps. Returns false if the system refuses; the stack must
-    /// then be polled. Costs a system call if the setting changes.
+    /// Sets whether the transmit queue's descriptor ends sleeps. Returns false if the system
+    /// refuses; the stack must then be polled. Costs a system call if the setting changes.
     fn await_tx(&mut self, awaits: bool) -> bool {
         if awaits == self.awaits_tx {
             return true;
@@ -440,15 +468,17 @@ impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
 impl<R: Source, T: TxQueue> fmt::Debug for Stack<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let core = self.core.borrow();
-        write!(f, "Stack({} connections, {} pages)", core.slots.len(), core.budget.used())
+        write!(f, "Stack({} connections, {} pages)", core.connections.len(), core.budget.used())
     }
 }
 
-/// A handle by which any thread wakes the thread that drives a stack. The next poll counts the wake-up as work.
+/// A handle by which any thread wakes the thread that drives a stack. The next poll counts the
+/// wake-up as work.
 pub struct StackWaker<P: Payload>(Arc<Door<P>>);
 
 impl<P: Payload> StackWaker<P> {
-    /// Ends the sleep of the stack's thread, or the next one if it does not sleep. Cost: two atomic stores, and a system call if it sleeps.
+    /// Ends the sleep of the stack's thread, or the next one if it does not sleep. Cost: two atomic
+    /// stores, and a system call if it sleeps.
     pub fn wake(&self) {
         self.0.bell.ring();
     }

@@ -5,9 +5,11 @@
 //!   TcpStream::save   ──► SavedStream: numbers and bytes, in any format of serde ──► Sockets::restore     also another process
 //! ```
 //!
-//! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset. The peer sends them again.
+//! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset.
+//! The peer sends them again.
 
-use super::core::{Core, Role, Slot};
+use super::connections::{ConnectionId, Role, Slot};
+use super::core::Core;
 use super::fragment::Fragment;
 use super::host::Host;
 use super::path::Path;
@@ -56,8 +58,8 @@ impl SavedStream {
     }
 }
 
-/// A stream on its way between two stacks of a host. It can be sent to any thread. If it is dropped, the connection is
-/// gone: the peer's next segment is answered by a reset.
+/// A stream on its way between two stacks of a host. It can be sent to any thread. If it is
+/// dropped, the connection is gone: the peer's next segment is answered by a reset.
 #[must_use = "the connection ends with it"]
 pub struct Departed<P: Payload> {
     connection: Option<Box<Connection<P>>>,
@@ -85,11 +87,10 @@ impl<P: Payload> TcpStream<P> {
     ///
     /// # Errors
     ///
-    /// The stream, if its handshake is not complete, or if its stack is gone.
-    #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
+    /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     pub fn depart(mut self) -> Result<Departed<P>, Self> {
         let mut core = self.sockets.core.borrow_mut();
-        let Some(slot) = core.take(self.n) else {
+        let Some(slot) = core.take(self.id) else {
             drop(core);
             return Err(self);
         };
@@ -101,15 +102,14 @@ impl<P: Payload> TcpStream<P> {
 }
 
 impl<M: Mapped> TcpStream<M> {
-    /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow stays reserved in this host, so that it
-    /// answers no segment of it.
+    /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow
+    /// stays reserved in this host, so that it answers no segment of it.
     ///
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
-    #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn save(self) -> Result<SavedStream, Self> {
-        let saved = self.sockets.core.borrow_mut().save(self.n, &self.rest);
+        let saved = self.sockets.core.borrow_mut().save(self.id, &self.rest);
         saved.ok_or(self)
     }
 }
@@ -122,13 +122,13 @@ fn append<M: Mapped>(bytes: &mut Vec<u8>, frag: &Frag<M>) {
 }
 
 impl<P: Payload> Sockets<P> {
-    /// Continues a connection of another stack of the host. Its fragments stay in the budget of the queue that received
-    /// them.
+    /// Continues a connection of another stack of the host. Its fragments stay in the budget of the
+    /// queue that received them.
     ///
     /// # Errors
     ///
-    /// Returns the connection. [`SocketError::NotOurs`]: it is of another host. [`SocketError::NoRoute`],
-    /// [`SocketError::TooMany`].
+    /// Returns the connection. [`SocketError::NotOurs`]: it is of another host.
+    /// [`SocketError::NoRoute`], [`SocketError::TooMany`].
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn adopt(&self, mut departed: Departed<P>) -> Result<TcpStream<P>, (SocketError, Departed<P>)> {
         let mut core = self.core.borrow_mut();
@@ -138,33 +138,34 @@ impl<P: Payload> Sockets<P> {
             Err(error) => return Err((error, departed)),
         };
         let Some(connection) = departed.connection.take() else { return Err((SocketError::StackGone, departed)) };
-        let n = core.settle(*connection, departed.flow, path);
+        let id = core.settle(*connection, departed.flow, path);
         drop(core);
-        let mut stream = TcpStream::new(self.clone(), n);
+        let mut stream = TcpStream::new(self.clone(), id, departed.flow);
         stream.rest = mem::take(&mut departed.rest);
         Ok(stream)
     }
 }
 
 impl<M: Mapped> Sockets<M> {
-    /// Takes the connections off the stack that their users have closed and that have not ended: sent bytes are not
-    /// acknowledged, or the peer has not closed. They are like [saved](TcpStream::save) streams; drop the stream that
-    /// [`restore`](Self::restore) returns for one.
+    /// Takes the connections off the stack that their users have closed and that have not ended:
+    /// sent bytes are not acknowledged, or the peer has not closed. They are like
+    /// [saved](TcpStream::save) streams; drop the stream that [`restore`](Self::restore) returns
+    /// for one.
     #[must_use]
     pub fn save_closing(&self) -> Vec<SavedStream> {
         let mut core = self.core.borrow_mut();
-        let closing = |(_, slot): &(usize, &Slot<M>)| slot.role == Role::Orphan;
-        let numbers: Vec<u32> = core.slots.iter().filter(closing).map(|(n, _)| n as u32).collect();
-        numbers.into_iter().filter_map(|n| core.save(n, &Fragment::default())).collect()
+        let closing = core.connections.ids(|slot| slot.role == Role::Orphan);
+        closing.into_iter().filter_map(|id| core.save(id, &Fragment::default())).collect()
     }
 
-    /// Continues a connection that was saved. Restore all connections before the first poll of the host's stacks, or
-    /// call [`Host::expect`] for them. Otherwise a stack answers segments of connections that it does not know by a
-    /// reset.
+    /// Continues a connection that was saved. Restore all connections before the first poll of the
+    /// host's stacks, or call [`Host::expect`] for them. Otherwise a stack answers segments of
+    /// connections that it does not know by a reset.
     ///
     /// # Errors
     ///
-    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoRoute`], [`SocketError::TooMany`];
+    /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoRoute`],
+    /// [`SocketError::TooMany`];
     /// [`SocketError::WouldBlock`]: there are not enough pages for its payload.
     pub fn restore(&self, saved: &SavedStream, config: &Config) -> Result<TcpStream<M>, SocketError> {
         let mut core = self.core.borrow_mut();
@@ -180,20 +181,27 @@ impl<M: Mapped> Sockets<M> {
             core.host.directory().depart(flow);
             return Err(SocketError::WouldBlock);
         };
-        let config = core.config(config, &path, &flow);
+        let config = core.config_on(config, &path, &flow);
         let queue = Some(&core.budget);
+        let pages = unacknowledged.len();
         let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, core.now);
-        let n = core.settle(connection, flow, path);
+        let end = connection.send_end();
+        let id = core.settle(connection, flow, path);
+        core.pages.count(pages);
+        if let Some(slot) = core.connections.get_mut(id) {
+            slot.written.restored(pages, end);
+        }
         drop(core);
-        Ok(TcpStream::new(self.clone(), n))
+        Ok(TcpStream::new(self.clone(), id, flow))
     }
 }
 
 impl<M: Mapped> Core<M> {
-    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read of the last fragment.
-    fn save(&mut self, n: u32, rest: &Fragment<M>) -> Option<SavedStream> {
-        let connection = self.slots.get(n as usize)?.connection.save(self.now)?;
-        let slot = self.take(n)?;
+    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read
+    /// of the last fragment.
+    fn save(&mut self, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
+        let connection = self.connections.get(id)?.connection.save(self.now)?;
+        let slot = self.take(id)?;
         let mut unread = rest.to_vec();
         slot.connection.unread().for_each(|frag| append(&mut unread, frag));
         let mut unacknowledged = Vec::new();
@@ -204,14 +212,15 @@ impl<M: Mapped> Core<M> {
 }
 
 impl<P: Payload> Core<P> {
-    /// Takes a connection off the tables. Segments of it are dropped from now on.
-    fn take(&mut self, n: u32) -> Option<Slot<P>> {
-        if !self.slots.get(n as usize)?.connected {
+    /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its
+    /// handshake is not complete, or if it has ended: it has no flow then.
+    fn take(&mut self, id: ConnectionId) -> Option<Box<Slot<P>>> {
+        let slot = self.connections.get(id)?;
+        if !slot.connected || self.connections.find(&slot.flow) != Some(id) {
             return None;
         }
-        let flow = self.slots[n as usize].flow;
-        let slot = self.forget(n);
-        self.host.directory().depart(flow);
+        let (slot, _) = self.forget(id)?;
+        self.host.directory().depart(slot.flow);
         Some(slot)
     }
 
@@ -225,11 +234,13 @@ impl<P: Payload> Core<P> {
         if self.host.directory().arrive(*flow, self.id) { Ok(path) } else { Err(SocketError::InUse) }
     }
 
-    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> u32 {
-        let n = self.insert(connection, flow, path, Role::Stream);
-        self.slots[n as usize].connected = true;
+    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> ConnectionId {
+        let id = self.insert(connection, flow, path, Role::Stream);
+        if let Some(slot) = self.connections.get_mut(id) {
+            slot.connected = true;
+        }
         self.wake_driver();
-        n
+        id
     }
 
     /// Bytes in pages of the pool.

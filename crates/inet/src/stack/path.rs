@@ -9,7 +9,8 @@ use crate::wire::{Link, Mac};
 use netmem_refs::{Count, Ref};
 use std::net::IpAddr;
 
-/// A destination entry that a connection has cached. Each use checks whether the routes have changed.
+/// A destination entry that a connection has cached. Each use checks whether the routes have
+/// changed.
 pub(super) struct Path<C: Count> {
     dst: Ref<Dst<C>, C>,
     link: Link,
@@ -55,9 +56,19 @@ impl<C: Count> Path<C> {
         self.dst.path_mtu(now)
     }
 
-    /// Records that a router has reported that a packet was too long.
+    /// The longest IP packet with a datagram that the path admits.
+    pub(super) fn datagram_mtu(&self, now: Time) -> u16 {
+        self.dst.datagram_mtu(now)
+    }
+
+    /// Records that a router has reported that a segment was too long.
     pub(super) fn too_big(&self, mtu: u32, now: Time) {
         self.dst.too_big(mtu, now);
+    }
+
+    /// Records that a router has reported that a datagram was too long.
+    pub(super) fn datagram_too_big(&self, mtu: u32, now: Time) {
+        self.dst.datagram_too_big(mtu, now);
     }
 
     /// Whether it leads to this host.
@@ -83,6 +94,13 @@ impl<C: Count> Path<C> {
     pub(super) fn confirm(&self, now: Time) {
         if let Some(hop) = self.dst.hop() {
             hop.confirm(now);
+        }
+    }
+
+    /// Notes that there is traffic by the next hop.
+    pub(super) fn touch(&self, now: Time) {
+        if let Some(hop) = self.dst.hop() {
+            hop.touch(now);
         }
     }
 

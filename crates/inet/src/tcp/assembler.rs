@@ -2,19 +2,29 @@
 
 use std::collections::VecDeque;
 
-use super::budget::{Budget, Held};
+use super::budget::{Budget, Charge, Held};
 use super::{Chunk, SackBlocks, Seq};
 
-/// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks in it do not overlap.
+/// Out-of-order payload: blocks in the order of their numbers, with a gap before each one. Chunks
+/// in it do not overlap.
 ///
-/// Nothing is copied. A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The
-/// number of chunks is bounded by the [`Budget`] in which each of them is counted.
-pub(super) struct Assembler<T> {
+/// A chunk that overlaps stored payload is trimmed. A chunk that fills several gaps is cloned. The
+/// number of buffers is bounded by the [`Budget`] in which each of them is counted.
+///
+/// Small chunks are copied behind each other, into the buffer of the first one, which is counted
+/// once. Otherwise a peer could occupy a buffer by each byte.
+pub(super) struct Assembler<T: Chunk> {
     blocks: Vec<Block<T>>,
-    /// One number in each of the blocks that changed last, the latest first. This is the order of SACK blocks (RFC
-    /// 2018, section 4).
+    chunks: usize,
+    /// The buffer into which small chunks are copied, and a charge for it.
+    tail: Option<(T::Tail, Charge)>,
+    /// One number in each of the blocks that changed last, the latest first. This is the order of
+    /// SACK blocks (RFC 2018, section 4).
     recent: [Option<Seq>; SackBlocks::MOST],
 }
+
+/// Payload that is at most so long is copied if its buffer could hold more: a fortieth of a page.
+const SMALL: usize = 100;
 
 struct Block<T> {
     from: Seq,
@@ -33,11 +43,31 @@ pub(super) struct Inserted {
 
 impl<T: Chunk> Assembler<T> {
     pub(super) fn new() -> Self {
-        Self { blocks: Vec::new(), recent: [None; SackBlocks::MOST] }
+        Self { blocks: Vec::new(), chunks: 0, tail: None, recent: [None; SackBlocks::MOST] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
+    }
+
+    /// The number of chunks that are stored.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Counts a chunk, and copies it if it is small. `None` if no buffer is free for it.
+    fn hold(&mut self, mut chunk: T, budget: &Budget) -> Option<Held<T>> {
+        if chunk.len() > SMALL {
+            return budget.take().map(|charge| Held::new(chunk, charge));
+        }
+        if let Some((tail, charge)) = &mut self.tail
+            && let Some(copy) = chunk.copy_to_tail(tail)
+        {
+            return Some(Held::new(copy, charge.share()));
+        }
+        let mut charge = budget.take()?;
+        self.tail = chunk.split_tail().map(|tail| (tail, charge.share()));
+        Some(Held::new(chunk, charge))
     }
 
     /// Stores the new bytes of `chunk`, whose first number is `seq`, while `budget` has room.
@@ -59,10 +89,6 @@ impl<T: Chunk> Assembler<T> {
                 continue;
             }
             let gap = next.map_or(usize::MAX, |(from, _)| (from - seq) as usize);
-            let Some(charge) = budget.take() else {
-                result.complete = false;
-                break;
-            };
             let len = chunk.len().min(gap);
             let rest = (len < chunk.len()).then(|| {
                 let mut rest = chunk.clone();
@@ -70,7 +96,11 @@ impl<T: Chunk> Assembler<T> {
                 rest
             });
             chunk.truncate(len);
-            self.place(at, seq, Held::new(chunk, charge));
+            let Some(held) = self.hold(chunk, budget) else {
+                result.complete = false;
+                break;
+            };
+            self.place(at, seq, held);
             changed = Some(seq);
             seq += len as u32;
             match rest {
@@ -86,6 +116,7 @@ impl<T: Chunk> Assembler<T> {
 
     /// Puts `piece` into the gap before block `at`, and merges blocks that are adjacent now.
     fn place(&mut self, at: usize, from: Seq, piece: Held<T>) {
+        self.chunks += 1;
         let to = from + piece.len() as u32;
         let joins_before = at > 0 && self.blocks[at - 1].to == from;
         let joins_after = self.blocks.get(at).is_some_and(|block| block.from == to);
@@ -137,17 +168,19 @@ impl<T: Chunk> Assembler<T> {
         }
     }
 
-    /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt` are trimmed or
-    /// dropped.
+    /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt`
+    /// are trimmed or dropped.
     pub(super) fn pop(&mut self, nxt: Seq) -> Option<Held<T>> {
         while let Some(block) = self.blocks.first_mut()
             && block.from <= nxt
         {
             let known = (nxt - block.from) as usize;
             let chunk = block.chunks.pop_front();
+            self.chunks -= usize::from(chunk.is_some());
             block.from += chunk.as_ref().map_or(0, |chunk| chunk.len() as u32);
             if block.chunks.is_empty() {
                 self.blocks.remove(0);
+                self.forget_tail();
             }
             if let Some(mut chunk) = chunk.filter(|chunk| known < chunk.len()) {
                 chunk.advance(known);
@@ -157,21 +190,38 @@ impl<T: Chunk> Assembler<T> {
         None
     }
 
-    /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer. Returns false if
-    /// there is none.
+    /// The first range before `nxt` that is stored. [`pop`](Self::pop) drops it, because it arrived
+    /// again in order.
+    pub(super) fn overlap(&self, nxt: Seq) -> Option<(Seq, Seq)> {
+        self.blocks.first().filter(|block| block.from < nxt).map(|block| (block.from, block.to.min(nxt)))
+    }
+
+    /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer.
+    /// Returns false if there is none.
     pub(super) fn evict(&mut self) -> bool {
         let Some(last) = self.blocks.last_mut() else { return false };
         if let Some(chunk) = last.chunks.pop_back() {
+            self.chunks -= 1;
             last.to = last.to - chunk.len() as u32;
         }
         if last.chunks.is_empty() {
             self.blocks.pop();
+            self.forget_tail();
         }
         true
     }
 
     pub(super) fn clear(&mut self) {
-        self.blocks.clear();
+        self.blocks = Vec::new();
+        self.chunks = 0;
+        self.forget_tail();
+    }
+
+    /// Nothing is stored: no buffer is kept for what may come.
+    fn forget_tail(&mut self) {
+        if self.blocks.is_empty() {
+            self.tail = None;
+        }
     }
 
     #[cfg(test)]
@@ -221,8 +271,8 @@ mod tests {
         assert!(assembler.evict() && assembler.evict() && !assembler.evict());
     }
 
-    /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in any order of
-    /// insertion.
+    /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in
+    /// any order of insertion.
     #[test]
     fn any_order_gives_the_same_bytes() {
         for seed in 0..300 {

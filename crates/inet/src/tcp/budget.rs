@@ -1,10 +1,13 @@
-//! The page budget: the number of buffers that received payload may occupy.
+//! The page budget: the number of buffers that received payload may occupy, and the share of each
+//! connection.
 //!
-//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment makes each of these
-//! bytes occupy a buffer. Buffers are therefore counted, for each connection and for its queue. A buffer is counted
-//! from the moment in which its segment is stored until the user drops the payload.
+//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment
+//! makes each of these bytes occupy a buffer. Buffers are therefore counted, for each connection
+//! and for its queue. A buffer is counted from the moment in which its segment is stored until the
+//! user drops the payload.
 //!
-//! Users drop payload on any thread. A connection whose window is small because buffers are missing waits for that:
+//! Users drop payload on any thread. A connection whose window is small because buffers are missing
+//! waits for that:
 //!
 //! ```text
 //!   the stack's thread                       the thread that drops payload
@@ -12,7 +15,8 @@
 //!   2  looks whether there are enough        2  reads awaited: true, exchanges it for false, and calls the queue's waker
 //! ```
 //!
-//! All four accesses are sequentially consistent, so at least one thread sees the other thread's store.
+//! All four accesses are sequentially consistent, so at least one thread sees the other thread's
+//! store.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -20,9 +24,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
 
+/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of
+/// `free`, by twice `limit`, but at least one.
+///
+/// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one
+/// after the other and none goes. If each took a fixed part of what is free, `n` of them would
+/// leave a part that falls with the power of `n`. With the square, they leave `limit / (1 + n /
+/// 2)`: half after two, a fiftieth after a hundred. A single holder can occupy a quarter of all
+/// buffers. Nothing is computed when holders come and go.
+pub(crate) fn share(free: u32, limit: u32) -> u32 {
+    let (free, limit) = (u64::from(free), u64::from(limit.max(1)));
+    u32::try_from(free * free / (2 * limit)).unwrap_or(u32::MAX).max(1)
+}
+
+/// One of so many of a queue's buffers is kept for connections that have none.
+const KEPT: u32 = 16;
+
 /// A number of buffers that may be occupied. A clone is the same budget.
 ///
-/// A connection's budget is part of its queue's: a buffer is counted in both.
+/// A connection's budget is part of its queue's: a buffer is counted in both. It has a share of the
+/// queue's buffers, besides its own limit: half of the share can be promised to the peer, and the
+/// other half is for what the peer sends although others have taken buffers meanwhile. A sixteenth
+/// of the queue's buffers is kept for connections that have none, so that each makes progress.
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
@@ -32,7 +55,8 @@ struct Counts {
     awaited: AtomicBool,
     limit: u32,
     parent: Option<Budget>,
-    /// The waker that is called when a buffer is returned while a connection waits. Only the queue's budget has one.
+    /// The waker that is called when a buffer is returned while a connection waits. Only the
+    /// queue's budget has one.
     waker: Option<Waker>,
 }
 
@@ -49,8 +73,8 @@ impl Budget {
         Self::with(limit, parent.cloned(), None)
     }
 
-    /// The budget of a queue. `waker` is called when a buffer is returned for which one of the queue's connections
-    /// [waits](Self::wait).
+    /// The budget of a queue. `waker` is called when a buffer is returned for which one of the
+    /// queue's connections [waits](Self::wait).
     #[must_use]
     pub fn waking(limit: u32, waker: Waker) -> Self {
         Self::with(limit, None, Some(waker))
@@ -65,8 +89,9 @@ impl Budget {
         std::iter::successors(Some(self), |budget| budget.0.parent.as_ref()).map(|budget| &*budget.0)
     }
 
-    /// Requests a call of the queue's waker when a buffer is returned that is counted here or in the parent. Check
-    /// [`free`](Self::free) again after this call: buffers that were returned before it did not call the waker.
+    /// Requests a call of the queue's waker when a buffer is returned that is counted here or in
+    /// the parent. Check [`free`](Self::free) again after this call: buffers that were returned
+    /// before it did not call the waker.
     pub fn wait(&self) {
         self.levels().for_each(|counts| counts.awaited.store(true, Ordering::SeqCst));
     }
@@ -77,32 +102,56 @@ impl Budget {
         self.0.used.load(Ordering::SeqCst)
     }
 
-    /// Buffers that can still be counted, here and in the parent.
+    /// Buffers that can be promised to the peer, besides those that are counted. For a part of
+    /// another budget, this is half of its share at most.
     #[must_use]
     pub fn free(&self) -> u32 {
-        let here = self.0.limit.saturating_sub(self.used());
-        self.0.parent.as_ref().map_or(here, |parent| here.min(parent.free()))
+        self.room(2)
     }
 
-    /// Counts one more buffer, if the limits allow it. Cost: an atomic addition here and in the parent.
+    /// Whether one more buffer can be counted.
+    pub(super) fn has_room(&self) -> bool {
+        self.room(1) > 0
+    }
+
+    /// Buffers that can still be counted, here and in the parent, if this budget may have the
+    /// `part`th part of its share.
+    fn room(&self, part: u32) -> u32 {
+        let (limit, used) = (self.0.limit, self.used());
+        let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
+        let kept = parent.0.limit.div_ceil(KEPT);
+        let free = parent.room(1).saturating_sub(kept);
+        let share = share(free, parent.0.limit - kept) / part;
+        limit.min(share.max(1)).saturating_sub(used).min(free)
+    }
+
+    /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here
+    /// and in the parent.
     #[must_use]
     pub fn take(&self) -> Option<Charge> {
-        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded by one buffer for
-        // each queue.
-        (self.free() > 0).then(|| self.force())
+        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded
+        // by one buffer for each queue.
+        self.has_room().then(|| self.force())
     }
 
-    /// Counts one more buffer, even above the limits. This is for the one segment that is always admitted.
+    /// Counts a first buffer, if none is counted here. It can be one of those that are kept.
+    pub(super) fn take_first(&self) -> Option<Charge> {
+        let is_kept = self.0.parent.as_ref().is_none_or(|parent| parent.room(1) > 0);
+        (is_kept && self.used() == 0).then(|| self.force())
+    }
+
+    /// Counts one more buffer, even above the limits. This is for the one segment that is always
+    /// admitted.
     #[must_use]
     pub fn force(&self) -> Charge {
         self.add(1);
-        Charge(Some(self.clone()))
+        Charge::new(self.clone())
     }
 
     /// Counts `n` more buffers, if the limits allow all of them.
     #[must_use]
     pub(crate) fn take_many(&self, n: u32) -> Option<Charges> {
-        (self.free() >= n).then(|| self.force_many(n))
+        (self.room(1) >= n).then(|| self.force_many(n))
     }
 
     /// Counts `n` more buffers, even above the limits.
@@ -120,8 +169,8 @@ impl Budget {
         }
     }
 
-    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an atomic subtraction
-    /// here and in the parent.
+    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an
+    /// atomic subtraction here and in the parent.
     pub fn put(&self, n: u32) {
         let mut awaited = false;
         for counts in self.levels() {
@@ -142,19 +191,56 @@ impl fmt::Debug for Budget {
 
 /// One counted buffer. Dropping this value ends the counting.
 #[derive(Debug)]
-pub struct Charge(Option<Budget>);
+pub struct Charge(Counted);
+
+#[derive(Debug)]
+enum Counted {
+    Once(Budget),
+    /// Several chunks are in the buffer, which counts until the last of their charges is dropped.
+    Shared(Arc<Charge>),
+    Left,
+}
 
 impl Charge {
-    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep a number of buffers
-    /// instead of charges.
+    fn new(budget: Budget) -> Self {
+        Self(Counted::Once(budget))
+    }
+
+    /// Another charge for the same buffer, which is then counted until both are dropped.
+    pub(super) fn share(&mut self) -> Self {
+        if !matches!(self.0, Counted::Shared(_)) {
+            self.0 = Counted::Shared(Arc::new(Self(std::mem::replace(&mut self.0, Counted::Left))));
+        }
+        match &self.0 {
+            Counted::Shared(charge) => Self(Counted::Shared(charge.clone())),
+            Counted::Once(_) | Counted::Left => Self(Counted::Left),
+        }
+    }
+
+    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep
+    /// a number of buffers instead of charges.
     pub fn leave(mut self) {
-        self.0 = None;
+        if let Counted::Shared(charge) = &self.0 {
+            // The other chunks in the buffer keep its charge. This one counts as a buffer of its
+            // own.
+            charge.budget().inspect(|budget| budget.add(1));
+        } else {
+            self.0 = Counted::Left;
+        }
+    }
+
+    fn budget(&self) -> Option<&Budget> {
+        match &self.0 {
+            Counted::Once(budget) => Some(budget),
+            Counted::Shared(charge) => charge.budget(),
+            Counted::Left => None,
+        }
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(budget) = &self.0 {
+        if let Counted::Once(budget) = &self.0 {
             budget.put(1);
         }
     }
@@ -173,7 +259,8 @@ impl Drop for Charges {
     }
 }
 
-/// Payload that is counted in its connection's [`Budget`] until it is dropped. It can be sent to other threads.
+/// Payload that is counted in its connection's [`Budget`] until it is dropped. It can be sent to
+/// other threads.
 #[derive(Debug)]
 pub struct Held<T> {
     chunk: T,
@@ -216,20 +303,19 @@ mod tests {
 
     #[test]
     fn a_buffer_counts_in_both_budgets_until_it_is_dropped() {
-        let queue = Budget::new(3);
+        let queue = Budget::new(30);
         let one = Budget::within(2, Some(&queue));
-        let two = Budget::within(2, Some(&queue));
+        let two = Budget::within(20, Some(&queue));
         let held: Vec<_> = [one.take(), one.take(), two.take()].into_iter().map(Option::unwrap).collect();
         assert!(one.take().is_none(), "the connection's limit");
-        assert!(two.take().is_none(), "the queue's limit");
-        let forced = Held::new(7, two.force());
-        assert_eq!((one.used(), two.used(), queue.used(), queue.free()), (2, 2, 4, 0));
+        let forced = Held::new(7, one.force());
+        assert_eq!((one.used(), two.used(), queue.used(), queue.free()), (3, 1, 4, 26));
         drop(held);
-        assert_eq!((one.used(), two.used(), queue.used()), (0, 1, 1));
+        assert_eq!((one.used(), two.used(), queue.used()), (1, 0, 1));
         let (chunk, charge) = forced.into_parts();
-        assert_eq!((chunk, two.used()), (7, 1));
+        assert_eq!((chunk, one.used()), (7, 1));
         drop(charge);
-        assert_eq!((two.used(), queue.used()), (0, 0));
+        assert_eq!((one.used(), queue.used()), (0, 0));
         one.take().unwrap().leave();
         assert_eq!((one.used(), queue.used()), (1, 1));
         one.put(1);
@@ -241,6 +327,40 @@ mod tests {
         assert_eq!((one.used(), two.used(), queue.used()), (0, 0, 0));
     }
 
+    /// Connections that come one after the other and keep all that they may have. The next one has
+    /// some, and half of that can be promised.
+    #[test]
+    fn a_connection_has_a_share_of_what_is_free() {
+        let queue = Budget::new(4096);
+        let mut greedy = Vec::new();
+        for n in 0..100 {
+            let budget = Budget::within(4096, Some(&queue));
+            let promised = budget.free();
+            let held: Vec<_> = std::iter::from_fn(|| budget.take()).collect();
+            assert!((promised..=promised.max(1) * 2 + 1).contains(&(held.len() as u32)) && promised > 0, "{n}");
+            greedy.push((budget, held));
+        }
+        assert!(greedy[0].1.len() > 1000 && queue.free() > 60, "{}", queue.free());
+        assert!(Budget::within(4096, Some(&queue)).take().is_some());
+    }
+
+    #[test]
+    fn a_buffer_with_several_chunks_counts_once() {
+        let budget = Budget::new(10);
+        let mut first = budget.take().unwrap();
+        let mut second = first.share();
+        let third = second.share();
+        assert_eq!(budget.used(), 1);
+        drop((first, third));
+        assert_eq!(budget.used(), 1);
+        let left = second.share();
+        left.leave();
+        drop(second);
+        assert_eq!(budget.used(), 1, "it is counted by number");
+        budget.put(1);
+        assert_eq!(budget.used(), 0);
+    }
+
     #[test]
     fn a_buffer_that_is_awaited_calls_the_waker_once() {
         struct Calls(AtomicU32);
@@ -250,7 +370,7 @@ mod tests {
             }
         }
         let calls = Arc::new(Calls(AtomicU32::new(0)));
-        let queue = Budget::waking(3, calls.clone().into());
+        let queue = Budget::waking(30, calls.clone().into());
         let (one, two) = (Budget::within(3, Some(&queue)), Budget::within(3, Some(&queue)));
         let held: Vec<_> = [&one, &one, &two].map(|budget| budget.take().unwrap()).into();
         drop(two.take());

@@ -4,17 +4,38 @@
 ///
 /// A clone is another holder of the same bytes. Dropping the last holder returns the memory.
 pub trait Chunk: Clone {
-    /// Whether there are chunks that one frame cannot carry one behind the other: see [`precedes`](Self::precedes).
+    /// The unused memory behind a chunk, into which small chunks are copied. `()` if chunks are
+    /// never copied.
+    type Tail;
+
+    /// Separates the unused memory behind this chunk from its buffer. `None` if another value uses
+    /// the buffer, too, or if chunks are never copied. The buffer is returned when the chunk, the
+    /// tail and all that was copied into it are dropped.
+    fn split_tail(&mut self) -> Option<Self::Tail> {
+        None
+    }
+
+    /// Copies this chunk to the beginning of `tail`, which gets shorter. The copy is directly
+    /// behind what was copied before, or behind the chunk from which the tail was separated. `None`
+    /// if it has no room.
+    fn copy_to_tail(&self, tail: &mut Self::Tail) -> Option<Self> {
+        let _ = tail;
+        None
+    }
+
+    /// Whether there are chunks that one frame cannot carry one behind the other: see
+    /// [`precedes`](Self::precedes).
     const MIXED: bool = false;
 
-    /// Whether one frame can carry `next` directly behind this chunk. This is only called if chunks are
-    /// [`MIXED`](Self::MIXED).
+    /// Whether one frame can carry `next` directly behind this chunk. This is only called if chunks
+    /// are [`MIXED`](Self::MIXED).
     fn precedes(&self, next: &Self) -> bool {
         let _ = next;
         true
     }
 
-    /// Whether `next` is directly behind this chunk in the same memory, so that both can be [joined](Self::join).
+    /// Whether `next` is directly behind this chunk in the same memory, so that both can be
+    /// [joined](Self::join).
     fn continues(&self, next: &Self) -> bool {
         let _ = next;
         false
@@ -42,7 +63,8 @@ pub trait Chunk: Clone {
 
 /// The handle of a transmission that was given to a device.
 pub trait Ticket {
-    /// Whether the device is done with the transmission, so that it does not read the payload any more.
+    /// Whether the device is done with the transmission, so that it does not read the payload any
+    /// more.
     fn is_done(&self) -> bool;
 }
 
@@ -50,8 +72,8 @@ pub trait Ticket {
 pub trait Carrier: 'static {
     /// The type of received payload.
     type Received: Chunk;
-    /// The type of payload to be sent. Each transmission holds a clone, and the connection holds one until it is
-    /// acknowledged.
+    /// The type of payload to be sent. Each transmission holds a clone, and the connection holds
+    /// one until it is acknowledged.
     type Sent: Chunk;
     /// The handle of a transmission.
     type Ticket: Ticket;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, Stall, State};
 use super::event::Events;
 use super::record::Step;
 use super::{Carrier, Error, Flags, Header, IcmpError, Seq};
 use crate::Time;
 
-/// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of the old one.
+/// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of
+/// the old one.
 const REUSE_GAP: u32 = 1 << 16;
 
 /// The first and the longest interval at which a connection checks for free buffers.
@@ -16,7 +17,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
 impl<C: Carrier> Connection<C> {
-    /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half close).
+    /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half
+    /// close).
     pub fn shutdown(&mut self) {
         self.note(|| Step::Shutdown);
         self.finish();
@@ -37,8 +39,9 @@ impl<C: Carrier> Connection<C> {
         self.sender.finish();
     }
 
-    /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end of the stream. TCP
-    /// has no message that tells the peer. Payload that still arrives is acknowledged.
+    /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end
+    /// of the stream. TCP has no message that tells the peer. Payload that still arrives is
+    /// acknowledged.
     pub fn shutdown_read(&mut self) {
         self.note(|| Step::ShutdownRead);
         self.deaf = true;
@@ -46,9 +49,10 @@ impl<C: Carrier> Connection<C> {
 
     /// Closes the connection for the user.
     ///
-    /// Queued payload is sent, then FIN. If there is payload that the user has not read, the connection is reset
-    /// instead: the peer must know that it was lost (RFC 9293, section 3.6.1). The connection is also reset if payload
-    /// arrives later.
+    /// Queued payload is sent, then FIN. If there is payload that the user has not read, the
+    /// connection is reset instead: the peer must know that it was lost (RFC 9293, section 3.6.1).
+    /// The connection is also reset if payload arrives later, or if the peer acknowledges nothing
+    /// for [`Config::orphan`](super::Config::orphan).
     pub fn close(&mut self, now: Time) {
         self.note(|| Step::Close(now));
         let unread = self.receiver.readable() > 0;
@@ -58,9 +62,12 @@ impl<C: Carrier> Connection<C> {
         }
         self.receiver.clear();
         self.finish();
-        if self.state == State::FinWait2 {
-            self.until.get_or_insert(now + self.config.fin_wait_2);
-        }
+        let limit = match self.state {
+            State::Closed | State::TimeWait => return,
+            State::FinWait2 => self.config.fin_wait_2,
+            _ => self.config.orphan,
+        };
+        self.until.get_or_insert(now + limit);
     }
 
     /// Resets the connection.
@@ -81,18 +88,22 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Handles an ICMP error that quotes a segment of this connection. The segment begins with `seq`. Without `seq`,
-    /// this host itself found that the next hop does not answer.
+    /// Handles an ICMP error that quotes a segment of this connection. The segment begins with
+    /// `seq`. Without `seq`, this host itself found that the next hop does not answer.
     ///
-    /// An ICMP error counts only if `seq` is in flight: an attacker that knows the ports must guess it (RFC 5927).
-    /// During the handshake, a hard error ends the connection. An error of this host also ends it, because nothing was
-    /// sent. After the handshake, errors are only the reason that is reported if the connection times out. Returns
-    /// whether the error counts.
+    /// An ICMP error counts only if `seq` is in flight: an attacker that knows the ports must guess
+    /// it (RFC 5927). During the handshake, a hard error ends the connection. An error of this host
+    /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
+    /// is reported if the connection times out. Returns whether the error counts.
     pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
         self.note(|| Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
         let in_flight = local || (una <= seq && seq < self.sender.next_seq());
+        if local && self.state == State::Closed {
+            // The reset that is to be sent has no way to the peer.
+            self.reply = None;
+        }
         if !in_flight || self.state == State::Closed {
             return false;
         }
@@ -114,25 +125,32 @@ impl<C: Carrier> Connection<C> {
     /// The time at which [`timeout`](Self::timeout) is to be called.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
+        let stall = self.stall.map(|stall| stall.at);
         if self.state == State::Closed {
-            return None;
+            return stall;
         }
         let look = self.look.map(|(at, _)| at);
-        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at()]
+        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at(), stall]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline). An earlier call does
-    /// nothing.
+    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline).
+    /// An earlier call does nothing.
     pub fn timeout(&mut self, now: Time) {
         self.note(|| Step::Timeout(now));
+        if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
+            self.stalled(stall, now);
+        }
         if self.state == State::Closed {
             return;
         }
         if self.until.is_some_and(|until| until <= now) {
-            return self.end();
+            return match self.state {
+                State::FinWait2 | State::TimeWait => self.end(),
+                _ => self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now),
+            };
         }
         if self.sender.deadline().is_some_and(|deadline| deadline <= now) && self.sender.timeout(now).is_err() {
             return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
@@ -144,10 +162,29 @@ impl<C: Carrier> Connection<C> {
         {
             *wait = (*wait * 2).min(LAST_LOOK);
             *at = now + *wait;
+            self.receiver.try_again();
         }
         if self.keep_alive_at().is_some_and(|at| at <= now) {
             self.keep_alive(now);
         }
+    }
+
+    /// The output refuses segments for as long as a retransmission timer runs. This counts as a
+    /// retransmission if payload, SYN or FIN waits, so that the connection ends where nothing
+    /// leaves any more (RFC 9293, section 3.8.3).
+    fn stalled(&mut self, stall: Stall, now: Time) {
+        if self.state == State::Closed {
+            // The last segment is a reset, which is not repeated.
+            (self.reply, self.stall) = (None, None);
+            return;
+        }
+        let expired = stall.expired + u32::from(!self.sender.is_idle());
+        if expired > self.sender.most_retries() {
+            self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
+            self.stall = None;
+            return;
+        }
+        self.stall = Some(Stall { at: now + self.sender.backoff(expired), expired });
     }
 
     /// The time at which the next probe of an idle peer is due.
@@ -158,8 +195,8 @@ impl<C: Carrier> Connection<C> {
         (open && self.sender.is_idle()).then_some(at)
     }
 
-    /// Sends a probe: a segment without payload, whose number the peer has already acknowledged. The peer must answer
-    /// it (RFC 9293, section 3.8.4).
+    /// Sends a probe: a segment without payload, whose number the peer has already acknowledged.
+    /// The peer must answer it (RFC 9293, section 3.8.4).
     fn keep_alive(&mut self, now: Time) {
         if self.config.keep_alive.is_some_and(|keep_alive| self.probes >= keep_alive.probes) {
             return self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now);
@@ -169,14 +206,19 @@ impl<C: Carrier> Connection<C> {
         self.reply = Some(self.header(self.sender.next_seq() - 1, Flags::ACK, now).0);
     }
 
-    /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits for buffers: the
-    /// user returns a buffer by dropping payload, which is no call of this connection.
+    /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits
+    /// for buffers: the user returns a buffer by dropping payload, which is no call of this
+    /// connection.
     pub(super) fn look_for_buffers(&mut self, now: Time) {
-        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + FIRST_LOOK, FIRST_LOOK)));
+        // A queue is short for long if it is short at all, and the check costs a segment of the
+        // peer.
+        let first = if self.receiver.is_cut() { LAST_LOOK } else { FIRST_LOOK };
+        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + first, first)));
     }
 
-    /// Whether `syn` may begin a new connection with the same addresses and ports while this one is in TIME-WAIT. `syn`
-    /// must be later by its timestamp (RFC 6191) or by its number. Returns the least initial number for this side.
+    /// Whether `syn` may begin a new connection with the same addresses and ports while this one is
+    /// in TIME-WAIT. `syn` must be later by its timestamp (RFC 6191) or by its number. Returns the
+    /// least initial number for this side.
     #[must_use]
     pub fn reused_by(&self, syn: &Header) -> Option<Seq> {
         let begins = syn.flags.has(Flags::SYN) && !syn.flags.has(Flags::ACK) && !syn.flags.has(Flags::RST);
@@ -190,8 +232,20 @@ impl<C: Carrier> Connection<C> {
         (self.state == State::TimeWait && begins && later).then(|| self.sender.next_seq() + REUSE_GAP)
     }
 
-    /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement may have to be
-    /// repeated.
+    /// Ends TIME-WAIT, because a new connection with the same addresses and ports has begun
+    /// ([`reused_by`] has allowed it). The user can still read what was received, and then the end
+    /// of the stream.
+    ///
+    /// [`reused_by`]: Self::reused_by
+    pub fn supersede(&mut self) {
+        self.note(|| Step::Supersede);
+        if self.state == State::TimeWait {
+            self.end();
+        }
+    }
+
+    /// Enters TIME-WAIT: both sides sent FIN, and both were acknowledged. The last acknowledgement
+    /// may have to be repeated.
     pub(super) fn time_wait(&mut self, now: Time) {
         self.state = State::TimeWait;
         self.until = Some(now + self.config.time_wait);
@@ -204,8 +258,8 @@ impl<C: Carrier> Connection<C> {
         self.reply = Some(header);
     }
 
-    /// Ends the connection because of `error`. Received payload can still be read, unless the user has closed the
-    /// connection.
+    /// Ends the connection because of `error`. Received payload can still be read, unless the user
+    /// has closed the connection.
     pub(super) fn fail(&mut self, error: Error) {
         self.error = Some(error);
         self.end();
@@ -307,6 +361,7 @@ mod tests {
         assert_eq!(pair.b.read.len(), 100);
     }
 
+    /// Proves INET-6.
     #[test]
     fn a_closed_connection_does_not_wait_for_ever_for_fin() {
         let mut pair = pair();
@@ -319,6 +374,69 @@ mod tests {
         assert_eq!(pair.a.tcp.state(), State::FinWait2);
         pair.pass(Duration::from_secs(1));
         assert!(pair.a.tcp.is_gone());
+    }
+
+    /// Two ends, where `b` has a window of 1,000 bytes and does not read. `a` has sent 5,000 bytes.
+    fn closed_window() -> Pair {
+        let mut pair = Pair::connected(
+            &Config::default(),
+            &Config { receive_buffer: 1000, fixed_window: true, ..Config::default() },
+        );
+        pair.a.tcp.send(stream(0, 5000), false).unwrap();
+        pair.settle();
+        pair
+    }
+
+    /// Proves INET-6.
+    #[test]
+    fn an_orphan_whose_peer_keeps_its_window_closed_is_reset() {
+        let mut pair = closed_window();
+        pair.pass(Duration::from_secs(3600));
+        pair.a.tcp.shutdown();
+        pair.pass(Duration::from_secs(3600));
+        assert_eq!(pair.a.tcp.state(), State::FinWait1, "the user may wait as long as it wants");
+        pair.a.tcp.close(pair.now);
+        let probes = pair.pass(Duration::from_secs(179));
+        assert!(probes.iter().any(|(from_a, _)| !from_a), "the peer answers");
+        assert_eq!(pair.a.tcp.state(), State::FinWait1);
+        assert_eq!(resets(&pair.pass(Duration::from_secs(1))), 1);
+        assert_eq!((pair.a.tcp.is_gone(), pair.a.tcp.failure()), (true, Some(Error::TimedOut)));
+        assert_eq!((pair.a.tcp.deadline(), pair.a.tcp.unacknowledged().count()), (None, 0));
+        pair.b.read(pair.now);
+        assert_eq!((pair.b.read.len(), pair.b.tcp.recv(pair.now).err()), (1000, Some(Error::Reset)));
+    }
+
+    #[test]
+    fn an_orphan_lives_while_its_peer_reads() {
+        let mut pair = closed_window();
+        pair.a.tcp.close(pair.now);
+        for _ in 0..20 {
+            pair.pass(Duration::from_secs(150));
+            pair.b.read(pair.now);
+        }
+        assert_eq!(pair.b.read, Piece::numbered(0, 5000).bytes());
+        assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    }
+
+    /// A window that opens and closes again is no progress.
+    #[test]
+    fn an_orphan_is_not_kept_by_windows_in_which_nothing_fits() {
+        let mut pair = closed_window();
+        pair.a.tcp.close(pair.now);
+        let mut header = pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0;
+        let mut seconds = 0;
+        while !pair.a.tcp.is_gone() && seconds < 1000 {
+            seconds += 1;
+            pair.now += Duration::from_secs(1);
+            for window in [1, 0] {
+                header.window = window;
+                header.options.timestamps = pair.b.tcp.timestamps(false, pair.now);
+                pair.a.answer(header, pair.now);
+            }
+            pair.a.tcp.timeout(pair.now);
+            pair.a.output(pair.now);
+        }
+        assert_eq!(seconds, 180);
     }
 
     #[test]
@@ -361,6 +479,43 @@ mod tests {
         pair.b.input(&fin, pair.now);
         assert_eq!(pair.b.output(pair.now)[0].header.ack, fin.header.seq + 1);
         assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+    }
+
+    /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at
+    /// most. Proves INET-6.
+    #[test]
+    fn another_fin_does_not_begin_time_wait_again() {
+        for timestamps in [true, false] {
+            let config = Config { timestamps, ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            pair.a.tcp.send(stream(0, 5000), false).unwrap();
+            pair.settle();
+            pair.b.read(pair.now);
+            pair.b.tcp.close(pair.now);
+            pair.settle();
+            pair.a.tcp.close(pair.now);
+            let fin = pair.a.output(pair.now).remove(0);
+            pair.b.input(&fin, pair.now);
+            pair.b.output(pair.now);
+            let until = pair.b.tcp.deadline().unwrap();
+            assert_eq!(pair.b.tcp.state(), State::TimeWait);
+            pair.now += Duration::from_secs(30);
+            let nxt = fin.header.seq + 1;
+            for (seq, len) in [(nxt - 5000, 0), (nxt - 2, 0), (nxt - 1000, 500), (nxt + (1 << 24), 0), (nxt - 10, 10)] {
+                let other = Header { seq, ..fin.header };
+                pair.b.answer_text(other, len, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "{seq:?} {len}");
+            }
+            if let Some(stamps) = fin.header.options.timestamps {
+                let mut old = fin.header;
+                old.options.timestamps = Some(Timestamps { value: stamps.value.wrapping_sub(1), ..stamps });
+                pair.b.answer(old, pair.now);
+                assert_eq!(pair.b.tcp.deadline(), Some(until), "an old timestamp");
+            }
+            // The FIN may come with payload that was received before.
+            pair.b.answer_text(Header { seq: nxt - 11, ..fin.header }, 10, pair.now);
+            assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+        }
     }
 
     #[test]

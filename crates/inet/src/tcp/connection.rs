@@ -1,5 +1,5 @@
-//! The connection: its states, and the user's calls. `input` handles received segments, `transmit` sends segments, and
-//! `close` ends the connection.
+//! The connection: its states, and the user's calls. `input` handles received segments, `transmit`
+//! sends segments, and `close` ends the connection.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::budget::{Budget, Held};
 use super::clock::PeerClock;
 use super::event::Events;
 use super::limit::Limit;
-use super::receiver::Receiver;
+use super::receiver::{self, Receiver};
 use super::record::Step;
 use super::sender::{Negotiated, SendInfo, SendOptions, Sender};
 use super::{
-    Carrier, Chunk, Config, Ecn, Error, Event, Flags, Header, IpFields, KeepAlive, Options, Recording, Seq, Start,
-    Timestamps, Unreachable,
+    Carrier, Chunk, Config, Ecn, Error, Event, Header, IpFields, KeepAlive, Options, Recording, Seq, Start, Timestamps,
+    Unreachable,
 };
 use crate::Time;
 
@@ -35,7 +35,8 @@ pub enum State {
     Closed,
 }
 
-/// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does not know its addresses.
+/// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does
+/// not know its addresses.
 ///
 /// ```text
 ///   segment(header, payload, meta, now) ─┐                     ┌─► transmit(now, out): segments
@@ -43,8 +44,9 @@ pub enum State {
 ///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
 /// ```
 ///
-/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the deadline. After
-/// [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and has no more events.
+/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the
+/// deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and
+/// has no more events.
 pub struct Connection<C: Carrier> {
     pub(super) state: State,
     pub(super) config: Config,
@@ -59,21 +61,30 @@ pub struct Connection<C: Carrier> {
     /// Whether both sides sent the window scale option.
     pub(super) scaled: bool,
     pub(super) sack: bool,
+    /// Whether both sides agreed on ECN: marks of the peer's data are echoed.
     pub(super) ecn: bool,
+    /// Whether this side has sent a SYN without ECN. Its data must not be ECN-capable then, even if
+    /// the peer agrees to the ECN of an earlier SYN (RFC 3168, section 6.1.1).
+    pub(super) plain_syn: bool,
     /// The peer's clock, if the connection uses timestamps.
     pub(super) clock: Option<PeerClock>,
     /// The last number that was acknowledged to the peer.
     pub(super) acknowledged: Seq,
-    /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its window.
+    /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its
+    /// window.
     pub(super) echo: bool,
     pub(super) events: Events,
     pub(super) error: Option<Error>,
-    /// An ICMP error that did not end the connection. If the connection times out, this is the reported reason.
+    /// An ICMP error that did not end the connection. If the connection times out, this is the
+    /// reported reason.
     pub(super) soft: Option<Unreachable>,
-    /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe of an idle peer.
+    /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe
+    /// of an idle peer.
     pub(super) reply: Option<Header>,
     pub(super) limit: Limit,
-    /// The time at which FIN-WAIT-2 or TIME-WAIT ends.
+    /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
+    /// user has closed: the time at which it is reset unless the peer acknowledges something
+    /// before.
     pub(super) until: Option<Time>,
     /// Whether the user has shut the sending side down.
     pub(super) shut: bool,
@@ -93,7 +104,18 @@ pub struct Connection<C: Carrier> {
     pub(super) probed: Time,
     pub(super) data_at: Time,
     pub(super) largest: u32,
+    /// Set while the output refuses segments.
+    pub(super) stall: Option<Stall>,
     pub(super) tape: Option<Box<Recording>>,
+}
+
+/// The timer of a connection whose segments the output refuses: its ring is full, or the next hop
+/// is not resolved. Nothing has left, so that no other timer may be running.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    pub(super) at: Time,
+    /// How often the timer has expired in a row.
+    pub(super) expired: u32,
 }
 
 /// The result of [`recv`](Connection::recv).
@@ -152,8 +174,8 @@ pub struct Info {
 impl<C: Carrier> Connection<C> {
     /// Opens a connection: SYN is sent by the next [`transmit`](Self::transmit).
     ///
-    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given, that budget is a
-    /// part of it.
+    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given,
+    /// that budget is a part of it.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let mut this = Self::begin(State::SynSent, config, start, queue, now);
@@ -167,8 +189,8 @@ impl<C: Carrier> Connection<C> {
         Self::new(state, config, sender, queue, now)
     }
 
-    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections that were made from
-    /// cookies or restored have no recording.
+    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections
+    /// that were made from cookies or restored have no recording.
     #[must_use]
     pub fn recording(&self) -> Option<&Recording> {
         self.tape.as_deref()
@@ -189,13 +211,15 @@ impl<C: Carrier> Connection<C> {
 
     /// A connection that answers `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
-        let mut this = Self::begin(State::SynReceived, config, start, queue, now);
+        let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
+        let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
         this.record(start, Some(syn), now);
-        this.agree(syn, config.ecn != Ecn::Off && syn.flags.has(Flags::ECE.with(Flags::CWR)), now);
+        this.agree(syn, config.ecn != Ecn::Off && syn.flags.is_ecn_setup(), None, now);
         this
     }
 
-    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of the peer's SYN.
+    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of
+    /// the peer's SYN.
     pub(super) fn from_cookie(
         ack: &Header,
         options: Options,
@@ -208,7 +232,8 @@ impl<C: Carrier> Connection<C> {
         let send = SendOptions { timestamp_offset: start.timestamp_offset, ..config.send };
         let sender = Sender::established_at(start.iss, u32::from(config.max_payload), send, now);
         let mut this = Self::new(State::SynReceived, config, sender, queue, now);
-        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, ecn, now);
+        let promised = receiver::cookie_window(receiver::scale(config.receive_buffer).0);
+        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, ecn, Some(promised), now);
         this.establish(ack.seq, u32::from(ack.window) << this.peer_scale, now);
         this
     }
@@ -227,6 +252,7 @@ impl<C: Carrier> Connection<C> {
             scaled: false,
             sack: false,
             ecn: false,
+            plain_syn: false,
             clock: None,
             acknowledged: Seq(0),
             echo: false,
@@ -247,12 +273,14 @@ impl<C: Carrier> Connection<C> {
             probed: now,
             data_at: now,
             largest: 0,
+            stall: None,
             tape: None,
         }
     }
 
-    /// Takes the options of the peer's SYN that both sides support.
-    pub(super) fn agree(&mut self, syn: &Header, ecn: bool, now: Time) {
+    /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a
+    /// SYN-ACK with a cookie.
+    pub(super) fn agree(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;
         self.peer_mss = options.mss.unwrap_or(self.config.default_mss);
@@ -262,21 +290,22 @@ impl<C: Carrier> Connection<C> {
         self.sack = self.config.sack && options.sack_permitted;
         self.ecn = ecn;
         self.clock = options.timestamps.filter(|_| self.config.timestamps).map(|stamps| PeerClock::new(stamps, now));
-        self.receiver.open(syn.seq, self.scaled);
+        self.receiver.open(syn.seq, self.scaled, promised);
     }
 
     /// Completes the handshake. The segment `seq` announced `window`, in bytes.
     pub(super) fn establish(&mut self, seq: Seq, window: u32, now: Time) {
         let mss = self.peer_mss;
         let timestamps = self.clock.is_some();
-        self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn: self.ecn, window, seq }, now);
+        let ecn = self.ecn && !self.plain_syn;
+        self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn, window, seq }, now);
         self.state = if self.shut { State::FinWait1 } else { State::Established };
         self.data_at = now;
         self.events.add(Events::CONNECTED);
     }
 
-    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a segment can wait until it
-    /// is full.
+    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a
+    /// segment can wait until it is full.
     ///
     /// # Errors
     /// The chunk is refused. The error contains the chunk and the reason.
@@ -284,18 +313,26 @@ impl<C: Carrier> Connection<C> {
         if let Some(tape) = &mut self.tape {
             tape.add(Step::Send { len: chunk.len() as u32, more, joins: self.sender.joins(&chunk) });
         }
-        let why = match self.state {
-            State::Closed => Refused::Over(self.error.unwrap_or(Error::Aborted)),
-            _ if self.shut => Refused::Shut,
-            _ => match self.sender.send(chunk, more) {
-                Ok(()) => return Ok(()),
-                Err(chunk) => return Err(Refusal { chunk, why: Refused::Full }),
-            },
-        };
-        Err(Refusal { chunk, why })
+        match self.can_send() {
+            Ok(()) => self.sender.send(chunk, more).map_err(|chunk| Refusal { chunk, why: Refused::Full }),
+            Err(why) => Err(Refusal { chunk, why }),
+        }
     }
 
-    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the urgent pointer.
+    /// Whether [`send`](Self::send) accepts payload when there is room.
+    ///
+    /// # Errors
+    /// [`Refused::Over`], [`Refused::Shut`].
+    pub fn can_send(&self) -> Result<(), Refused> {
+        match self.state {
+            State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
+            _ if self.shut => Err(Refused::Shut),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the
+    /// urgent pointer.
     ///
     /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
     pub fn mark_urgent(&mut self) {
@@ -303,10 +340,11 @@ impl<C: Carrier> Connection<C> {
         self.urgent_sent = Some(self.sender.end());
     }
 
-    /// Whether both ends use explicit congestion notification.
+    /// Whether the data of this end is ECN-capable: both ends agreed on explicit congestion
+    /// notification, and none of them sent a SYN without it.
     #[must_use]
     pub fn uses_ecn(&self) -> bool {
-        self.ecn
+        self.sender.uses_ecn()
     }
 
     /// Fields of the IP headers of the connection's segments.
@@ -327,7 +365,14 @@ impl<C: Carrier> Connection<C> {
         self.sender.is_writable()
     }
 
-    /// Takes the next payload that is in order. Payload that arrived before a reset can still be read.
+    /// The number after the last byte that [`send`](Self::send) has accepted.
+    #[must_use]
+    pub fn send_end(&self) -> Seq {
+        self.sender.end()
+    }
+
+    /// Takes the next payload that is in order. Payload that arrived before a reset can still be
+    /// read.
     ///
     /// # Errors
     /// The connection is over, and no payload is left to be read.
@@ -351,7 +396,8 @@ impl<C: Carrier> Connection<C> {
         self.receiver.peek()
     }
 
-    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n` pieces.
+    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n`
+    /// pieces.
     pub fn queued_from(&self, n: usize) -> impl Iterator<Item = &C::Received> {
         self.receiver.queued_from(n)
     }
@@ -367,6 +413,28 @@ impl<C: Carrier> Connection<C> {
     #[must_use]
     pub fn is_starved(&self) -> bool {
         self.receiver.is_starved()
+    }
+
+    /// The number of chunks of payload that are out of order.
+    #[must_use]
+    pub fn out_of_order(&self) -> usize {
+        self.receiver.out_of_order()
+    }
+
+    /// Drops a chunk of payload that is out of order, the one with the highest numbers: the peer
+    /// sends it again (RFC 2018, section 8). Returns false if there is none. For an owner of many
+    /// connections whose queue is short of buffers.
+    pub fn evict(&mut self) -> bool {
+        self.note(|| Step::Evict);
+        self.receiver.evict()
+    }
+
+    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order, and no
+    /// buffer is free for them.
+    #[must_use]
+    pub fn lacks_buffer_for(&self, seq: Seq, len: u32) -> bool {
+        let nxt = self.receiver.nxt();
+        seq <= nxt && nxt < seq + len && !self.receiver.budget().has_room()
     }
 
     /// Bytes that can be read.
@@ -405,6 +473,20 @@ impl<C: Carrier> Connection<C> {
         self.error
     }
 
+    /// Whether the connection waits for nothing but what its peer or its user may begin: all that
+    /// was sent is acknowledged, and all that was received is read.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        (self.sender.is_idle() || self.state == State::Closed) && self.receiver.is_empty()
+    }
+
+    /// Frees the memory of lists that are empty. For a connection that is [idle](Self::is_idle) for
+    /// a while. The next segments allocate it again.
+    pub fn shrink(&mut self) {
+        self.sender.shrink();
+        self.receiver.shrink();
+    }
+
     /// Whether the connection is over, and nothing is left to be sent.
     #[must_use]
     pub fn is_gone(&self) -> bool {
@@ -418,8 +500,8 @@ impl<C: Carrier> Connection<C> {
         self.state != State::Closed && self.sender.waits_for_ring()
     }
 
-    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is acknowledged
-    /// (Nagle's algorithm).
+    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is
+    /// acknowledged (Nagle's algorithm).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.note(|| Step::Nodelay(nodelay));
         self.sender.set_nodelay(nodelay);
@@ -443,7 +525,14 @@ impl<C: Carrier> Connection<C> {
         self.sender.set_send_buffer(bytes);
     }
 
-    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer counts as idle time.
+    /// Sets how many unsent bytes make the connection unwritable.
+    pub fn set_low_water(&mut self, bytes: usize) {
+        self.note(|| Step::LowWater(bytes));
+        self.sender.set_low_water(bytes);
+    }
+
+    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer
+    /// counts as idle time.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         self.note(|| Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
@@ -462,13 +551,15 @@ impl<C: Carrier> Connection<C> {
         self.acks.set_every(segments);
     }
 
-    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are delayed from now on.
+    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are
+    /// delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
         self.note(|| Step::QuickAck(quick));
         self.acks.set_quick(quick);
     }
 
-    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment, without options.
+    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment,
+    /// without options.
     pub fn set_max_payload(&mut self, max_payload: u16) {
         self.note(|| Step::MaxPayload(max_payload));
         self.config.max_payload = max_payload;
@@ -505,6 +596,7 @@ impl<C: Carrier> Connection<C> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Flags;
     use super::super::testing::{Pair, Piece, stream};
     use super::*;
 
@@ -537,5 +629,34 @@ mod tests {
         assert!(pair.b.tcp.is_gone() && pair.b.events.last() == Some(&Event::Closed(None)));
         pair.pass(Duration::from_secs(61));
         assert!(pair.a.tcp.is_gone() && pair.a.tcp.deadline().is_none());
+    }
+
+    #[test]
+    fn a_segment_is_accepted_by_number_acknowledgement_and_timestamp() {
+        let pair = Pair::connected(&Config::default(), &Config::default());
+        let header = pair.header_of_a(Flags::ACK);
+        let stamps = header.options.timestamps.unwrap();
+        let accepts = |change: &dyn Fn(&mut Header)| {
+            let mut header = header;
+            change(&mut header);
+            pair.b.tcp.accepts(&header, 10, pair.now)
+        };
+        assert!(
+            accepts(&|_| ()) && accepts(&|header| header.seq += 20) && accepts(&|header| header.seq = header.seq - 5)
+        );
+        assert!(!accepts(&|header| header.seq = header.seq - 10), "before the window");
+        assert!(!accepts(&|header| header.seq += 1 << 24), "behind the window");
+        assert!(!accepts(&|header| header.ack += 1), "not sent");
+        assert!(!accepts(&|header| header.ack = header.ack - (1 << 24)), "too old");
+        assert!(!accepts(&|header| header.flags = Flags::PSH), "no acknowledgement");
+        assert!(!accepts(&|header| header.options.timestamps = None));
+        let old = Timestamps { value: stamps.value.wrapping_sub(1), ..stamps };
+        assert!(!accepts(&|header| header.options.timestamps = Some(old)));
+        let plain = Config { timestamps: false, ..Config::default() };
+        let pair = Pair::new(&plain, &plain);
+        let mut syn_ack = Header { ack: pair.a.tcp.una() + 1, ..pair.header_of_a(Flags::SYN.with(Flags::ACK)) };
+        assert!(pair.a.tcp.accepts(&syn_ack, 0, pair.now));
+        syn_ack.ack += 1;
+        assert!(!pair.a.tcp.accepts(&syn_ack, 0, pair.now));
     }
 }

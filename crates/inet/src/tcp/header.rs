@@ -63,6 +63,13 @@ impl Flags {
     pub const fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)
     }
+
+    /// Whether a SYN with these bits asks for ECN, or a SYN-ACK with them agrees to it (RFC 3168,
+    /// section 6.1.1).
+    pub(super) const fn is_ecn_setup(self) -> bool {
+        let bits = self.0 & Self::ECE.with(Self::CWR).0;
+        bits == if self.has(Self::ACK) { Self::ECE.0 } else { Self::ECE.with(Self::CWR).0 }
+    }
 }
 
 /// The supported options.

@@ -17,8 +17,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// The properties of a segment besides its header and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Bytes of payload according to the headers. If the payload is shorter, a part of it was dropped because buffers
-    /// were scarce. The header is processed nevertheless.
+    /// Bytes of payload according to the headers. If the payload is shorter, a part of it was
+    /// dropped because buffers were scarce. The header is processed nevertheless.
     pub len: u32,
     /// The number of segments that were merged into this one.
     pub segments: u16,
@@ -37,8 +37,8 @@ impl Meta {
 impl<C: Carrier> Connection<C> {
     /// Processes a segment that arrived for this connection.
     ///
-    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in the number of gaps
-    /// for a segment out of order.
+    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in
+    /// the number of gaps for a segment out of order.
     pub fn segment(&mut self, header: &Header, payload: impl IntoIterator<Item = C::Received>, meta: Meta, now: Time) {
         let payload = payload.into_iter();
         if self.tape.is_none() {
@@ -47,6 +47,35 @@ impl<C: Carrier> Connection<C> {
         let mut chunks = Vec::new();
         self.judge(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
         self.note(|| Step::Segment { header: *header, meta, chunks, now });
+    }
+
+    /// Whether a segment with this header and `len` bytes of payload would be processed: it is in
+    /// the window, it acknowledges what was sent, and its timestamp is not old (RFC 9293, section
+    /// 3.10.7.4; RFC 5961, section 5; RFC 7323, section 5.3).
+    ///
+    /// The owner of the connection needs this for segments that it drops itself, because it could
+    /// not verify them: a segment that would not be processed anyway says nothing about the peer.
+    #[must_use]
+    pub fn accepts(&self, header: &Header, len: u32, now: Time) -> bool {
+        let flags = header.flags;
+        let len = len + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        let expected = match self.state {
+            State::Closed => false,
+            State::SynSent => flags.has(Flags::SYN),
+            _ => self.is_recent(header, now) && self.receiver.is_acceptable(header.seq, len),
+        };
+        expected && flags.has(Flags::ACK) && self.can_acknowledge(header.ack)
+    }
+
+    /// Whether the peer, or another host that sees the segments, can have sent this acknowledgement
+    /// (RFC 5961, section 5). During the handshake, it must be that of SYN.
+    fn can_acknowledge(&self, ack: Seq) -> bool {
+        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
+        ack <= nxt
+            && match self.state {
+                State::SynSent | State::SynReceived => una < ack,
+                _ => una - self.sender.max_window() <= ack,
+            }
     }
 
     fn judge(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
@@ -62,7 +91,7 @@ impl<C: Carrier> Connection<C> {
         let flags = header.flags;
         let acks = flags.has(Flags::ACK);
         // The acknowledgement is checked first, before anything else in the segment is used.
-        if acks && !(self.sender.una() < header.ack && header.ack <= self.sender.next_seq()) {
+        if acks && !self.can_acknowledge(header.ack) {
             if !flags.has(Flags::RST) {
                 self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
             }
@@ -77,27 +106,27 @@ impl<C: Carrier> Connection<C> {
         if !flags.has(Flags::SYN) {
             return;
         }
-        let both = Flags::ECE.with(Flags::CWR);
-        let asked = flags.without(Flags(!both.0));
+        // If ECN is not requested, a SYN without ECN was sent, and data must not be ECN-capable.
+        let ecn = self.config.ecn == Ecn::Request && flags.is_ecn_setup();
         self.heard = now;
         if acks {
-            // A SYN-ACK that accepts ECN has ECE without CWR.
-            self.agree(header, self.config.ecn == Ecn::Request && asked == Flags::ECE, now);
+            self.agree(header, ecn, None, now);
             self.acknowledge(header, u32::from(header.window), false, now);
             self.establish(header.seq, u32::from(header.window), now);
             self.acks.at_once();
             let text = Header { seq: header.seq + 1, ..*header };
             self.text(&text, payload, meta, now);
         } else {
-            // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the peer's SYN is ignored:
-            // the peer sends it again.
-            self.agree(header, self.config.ecn != Ecn::Off && asked == both, now);
+            // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the
+            // peer's SYN is ignored: the peer sends it again.
+            self.agree(header, ecn, None, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }
     }
 
-    /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC 7323.
+    /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC
+    /// 7323.
     fn synchronized(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let mut header = *header;
         let flags = header.flags;
@@ -105,28 +134,38 @@ impl<C: Carrier> Connection<C> {
         if !flags.has(Flags::ACK) && !rst && !syn {
             return;
         }
-        // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already received, and only
-        // its acknowledgement is new.
+        // Both sides opened at the same time, and this is the peer's SYN-ACK. Its SYN was already
+        // received, and only its acknowledgement is new.
         if self.state == State::SynReceived && syn && flags.has(Flags::ACK) && header.seq == self.irs {
+            self.check_ecn(flags);
             header.seq += 1;
             header.flags = flags.without(Flags::SYN);
             self.acks.at_once();
             return self.synchronized(&header, payload, meta, now);
         }
         let len = meta.len + u32::from(syn) + u32::from(fin);
-        if !rst && !self.is_recent(&header, len, now) {
+        if !rst && !self.is_recent(&header, now) {
+            // Without a timestamp, it is not answered.
+            if header.options.timestamps.is_some() {
+                self.unacceptable(&header, len, now);
+            }
             return;
         }
         if !self.receiver.is_acceptable(header.seq, len) {
             if !rst {
                 self.unacceptable(&header, len, now);
             }
+            // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is
+            // from an older segment or forged: it must not keep the ports occupied.
+            if self.state == State::TimeWait && fin && header.seq + len == self.receiver.nxt() {
+                self.time_wait(now);
+            }
             return;
         }
         if rst {
-            // A reset is accepted only with the exact number. A reset with another number in the window can be forged
-            // by guessing. It is answered by a challenge, and the answer of the true peer has the exact number (RFC
-            // 5961, section 3).
+            // A reset is accepted only with the exact number. A reset with another number in the
+            // window can be forged by guessing. It is answered by a challenge, and the answer of
+            // the true peer has the exact number (RFC 5961, section 3).
             if header.seq != self.receiver.nxt() {
                 return self.challenge(now);
             }
@@ -140,14 +179,12 @@ impl<C: Carrier> Connection<C> {
         if syn {
             return self.challenge(now);
         }
-        let (una, nxt) = (self.sender.una(), self.sender.next_seq());
-        if self.state == State::SynReceived {
-            if !(una < header.ack && header.ack <= nxt) {
-                self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
-                return;
+        if !self.can_acknowledge(header.ack) {
+            if self.state != State::SynReceived {
+                return self.challenge(now);
             }
-        } else if nxt < header.ack || header.ack < una - self.sender.max_window() {
-            return self.challenge(now);
+            self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
+            return;
         }
         self.heard = now;
         self.probes = 0;
@@ -164,39 +201,44 @@ impl<C: Carrier> Connection<C> {
         self.text(&header, payload, meta, now);
     }
 
-    /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one. RFC 7323, section
-    /// 5.3.
-    fn is_recent(&mut self, header: &Header, len: u32, now: Time) -> bool {
+    /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one.
+    /// RFC 7323, section 5.3. All segments of a connection with timestamps have a timestamp
+    /// (section 3.2).
+    fn is_recent(&self, header: &Header, now: Time) -> bool {
         let Some(clock) = &self.clock else { return true };
-        // All segments of a connection with timestamps have a timestamp (RFC 7323, section 3.2).
-        let Some(stamps) = header.options.timestamps else { return false };
-        if !clock.is_old(stamps.value, now) {
-            return true;
+        header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
+    }
+
+    /// Gives ECN up if the flags of a repeated SYN or SYN-ACK are without it: the peer sends no
+    /// ECN-capable data then, and expects none (RFC 3168, sections 6.1.1 and 6.1.1.1).
+    fn check_ecn(&mut self, flags: Flags) {
+        if !flags.is_ecn_setup() {
+            (self.ecn, self.echo) = (false, false);
+            self.sender.give_up_ecn();
         }
-        self.unacceptable(header, len, now);
-        false
     }
 
     /// Answers a segment that is old or outside the window by an acknowledgement.
     fn unacceptable(&mut self, header: &Header, len: u32, now: Time) {
         let syn = header.flags.has(Flags::SYN);
-        if syn && self.state == State::SynReceived && header.seq == self.irs {
-            // The peer has not received the SYN-ACK.
-            return self.syn_again(now);
+        if syn && header.seq == self.irs {
+            self.check_ecn(header.flags);
+            if self.state == State::SynReceived {
+                // The peer has not received the SYN-ACK.
+                return self.syn_again(now);
+            }
         }
         if syn || len == 0 {
             return self.challenge(now);
         }
-        // The payload was received before, so the acknowledgement was lost. It is repeated for each such segment.
+        // The payload was received before, so the acknowledgement was lost. It is repeated for each
+        // such segment.
         self.receiver.repeated(header.seq, header.seq + len);
         self.acks.at_once();
-        if self.state == State::TimeWait && header.flags.has(Flags::FIN) {
-            self.until = Some(now + self.config.time_wait);
-        }
     }
 
-    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The number of challenges is
-    /// limited.
+    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The
+    /// number of challenges is limited.
     fn challenge(&mut self, now: Time) {
         if self.limit.allows(now) {
             self.acks.at_once();
@@ -222,6 +264,9 @@ impl<C: Carrier> Connection<C> {
         }
         if acked.bytes > 0 || acked.fin {
             self.soft = None;
+        }
+        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) {
+            self.until = Some(now + self.config.orphan);
         }
         if acked.fin {
             match self.state {
@@ -254,9 +299,9 @@ impl<C: Carrier> Connection<C> {
         }
         let end = header.seq + meta.len;
         if self.closed && meta.len > 0 && self.receiver.nxt() < end {
-            // The user can never read this payload, so the connection is reset (RFC 9293, section 3.6.1, MUST-17 and
-            // SHLD-3). The reset has the number that the peer expects. This number is before a FIN that the peer has
-            // not received yet (RFC 5961, section 3).
+            // The user can never read this payload, so the connection is reset (RFC 9293, section
+            // 3.6.1, MUST-17 and SHLD-3). The reset has the number that the peer expects. This
+            // number is before a FIN that the peer has not received yet (RFC 5961, section 3).
             self.fail(Error::Aborted);
             self.reply = super::reset_for(header, meta.len);
             return;
@@ -364,7 +409,8 @@ mod tests {
             Header { ack: una + 1460, window: 0, ..pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0 };
         assert!(pair.a.answer(header, pair.now).is_empty());
         assert_eq!((pair.a.tcp.una(), pair.a.tcp.state()), (una + 1460, State::Established));
-        // The peer acknowledges what was sent beyond its window, and the rest follows when the window is open.
+        // The peer acknowledges what was sent beyond its window, and the rest follows when the
+        // window is open.
         sent.iter().for_each(|sent| pair.b.input(sent, pair.now));
         pair.a.tcp.send(stream(14_600, 5000), false).unwrap();
         for _ in 0..100 {
@@ -682,7 +728,8 @@ mod tests {
         assert_eq!((sent, pair.a.events.last()), (4, Some(&Event::Closed(Some(Error::TimedOut)))));
     }
 
-    /// If the thread was busy for long, or the machine was asleep, the sender sends one probe and waits for its answer.
+    /// If the thread was busy for long, or the machine was asleep, the sender sends one probe and
+    /// waits for its answer.
     #[test]
     fn probes_of_an_idle_peer_are_apart_although_the_timer_is_late() {
         let keep_alive = KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(1), probes: 3 };
@@ -713,7 +760,8 @@ mod tests {
         assert_eq!(pair.b.tcp.readable(), 8 * 1460);
     }
 
-    /// Random segments: none of them changes an established connection, and none increases its memory.
+    /// Random segments: none of them changes an established connection, and none increases its
+    /// memory.
     #[test]
     fn forged_segments_change_nothing() {
         let mut pair = Pair::connected(&Config::default(), &Config::default());

@@ -13,9 +13,10 @@ use crate::Time;
 ///     └──► full: SYN-ACK is a cookie ─► acknowledgement with a cookie ──┘   └ full: SYN and acknowledgements are dropped
 /// ```
 ///
-/// The queues themselves belong to the caller, which stores half-open connections with its other connections. This
-/// value counts them and makes the decisions. If a peer's final acknowledgement is dropped, the peer believes that it
-/// is connected. The connection completes later, when SYN-ACK is sent again and there is room.
+/// The queues themselves belong to the caller, which stores half-open connections with its other
+/// connections. This value counts them and makes the decisions. If a peer's final acknowledgement
+/// is dropped, the peer believes that it is connected. The connection completes later, when SYN-ACK
+/// is sent again and there is room.
 #[derive(Clone, Copy, Debug)]
 pub struct Listener {
     backlog: usize,
@@ -29,11 +30,11 @@ pub struct Listener {
 
 /// The reaction to a segment for a listening port.
 pub enum Answer<C: Carrier> {
-    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK. Report later whether it
-    /// [`connected`](Listener::connected) or [`failed`](Listener::failed).
+    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK.
+    /// Report later whether it [`connected`](Listener::connected) or [`failed`](Listener::failed).
     HalfOpen(Connection<C>),
-    /// The acknowledgement had a cookie. This connection is established and counted as waiting. Pass the same segment
-    /// to it.
+    /// The acknowledgement had a cookie. This connection is established and counted as waiting.
+    /// Pass the same segment to it.
     Connected(Connection<C>),
     /// A segment to be sent: SYN-ACK with a cookie, or a reset.
     Reply(Header),
@@ -50,12 +51,28 @@ pub struct Arriving<'a, F> {
     pub len: u32,
     /// Addresses and ports of the segment.
     pub flow: &'a F,
-    /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow in TIME-WAIT.
+    /// The result of [`Connection::reused_by`], if this segment replaces a connection of this flow
+    /// in TIME-WAIT.
     pub after: Option<Seq>,
+    /// When another listener of the host that shares the secret last sent a cookie. The segment
+    /// that returns a cookie can arrive at any of them.
+    pub cookie_at: Option<Time>,
+}
+
+/// What the connections of a listening port have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Station<'a> {
+    /// The options of a new connection. [`max_payload`](Config::max_payload) is set by the path.
+    pub config: &'a Config,
+    /// The key of initial numbers and cookies.
+    pub secret: &'a Secret,
+    /// The budget in which received payload is counted.
+    pub queue: Option<&'a Budget>,
 }
 
 impl Listener {
-    /// A listener for `backlog` connections that wait for accept, and for `half_open` handshakes without cookies.
+    /// A listener for `backlog` connections that wait for accept, and for `half_open` handshakes
+    /// without cookies.
     #[must_use]
     pub fn new(backlog: usize, half_open: usize) -> Self {
         Self { backlog, most_half_open: half_open, waiting: 0, half_open: 0, cookie_at: None, dropped: 0, cookies: 0 }
@@ -63,26 +80,30 @@ impl Listener {
 
     /// Processes a segment for which there is no connection. RFC 9293, section 3.10.7.2.
     ///
-    /// `config` is for the new connection, whose payload is counted in `queue`. Cost: the memory of a connection for a
-    /// SYN while there is room for half-open connections, otherwise two keyed hashes.
+    /// `path` is called only if a connection is to be made. It returns the bytes of payload of a
+    /// segment that the path to the peer admits, or `None` if no connection can be made: the
+    /// segment is dropped then. So a segment that makes no connection costs no lookup of a path.
+    ///
+    /// Cost: the memory of a connection for a SYN while there is room for half-open connections,
+    /// otherwise two keyed hashes.
     pub fn segment<C: Carrier>(
         &mut self,
         segment: Arriving<'_, impl Hash>,
-        config: &Config,
-        secret: &Secret,
-        queue: Option<&Budget>,
+        station: Station<'_>,
         now: Time,
+        path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
-        let Arriving { header, len, flow, after } = segment;
+        let Arriving { header, len, flow, after, cookie_at } = segment;
         let flags = header.flags;
         if flags.has(Flags::RST) {
             return Answer::Drop;
         }
         if flags.has(Flags::ACK) {
-            if flags.has(Flags::SYN) || self.cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
+            let cookie_at = self.cookie_at.max(cookie_at);
+            if flags.has(Flags::SYN) || cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
                 return reset(header, len);
             }
-            return self.cookie(header, len, flow, config, secret, queue, now);
+            return self.cookie(&segment, station, now, path);
         }
         if !flags.has(Flags::SYN) {
             return Answer::Drop;
@@ -92,31 +113,29 @@ impl Listener {
             return Answer::Drop;
         }
         if self.half_open < self.most_half_open {
+            let Some(config) = on_path(station.config, path) else { return Answer::Drop };
             self.half_open += 1;
-            let mut start = secret.start(flow, now);
+            let mut start = station.secret.start(flow, now);
             start.iss = after.map_or(start.iss, |after| start.iss.max(after));
-            return Answer::HalfOpen(Connection::answer(header, config, start, queue, now));
+            return Answer::HalfOpen(Connection::answer(header, &config, start, station.queue, now));
         }
         self.cookies += 1;
         self.cookie_at = Some(now);
-        Answer::Reply(syn_cookie(header, flow, config, secret, now))
+        Answer::Reply(syn_cookie(header, flow, station.config, station.secret, now))
     }
 
-    #[allow(clippy::too_many_arguments)] // Those of `segment`, taken apart.
     fn cookie<C: Carrier>(
         &mut self,
-        header: &Header,
-        len: u32,
-        flow: &impl Hash,
-        config: &Config,
-        secret: &Secret,
-        queue: Option<&Budget>,
+        segment: &Arriving<'_, impl Hash>,
+        station: Station<'_>,
         now: Time,
+        path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
+        let Arriving { header, len, flow, .. } = *segment;
         let iss = header.ack - 1;
-        let Some(mss) = cookie::check(secret, flow, header.seq - 1, iss, now) else {
-            // The payload or FIN overtook the acknowledgement with the cookie. The segment is dropped: the peer sends
-            // it again.
+        let Some(mss) = cookie::check(station.secret, flow, header.seq - 1, iss, now) else {
+            // The payload or FIN overtook the acknowledgement with the cookie. The segment is
+            // dropped: the peer sends it again.
             let repeated = len > 0 || header.flags.has(Flags::FIN);
             return if repeated { Answer::Drop } else { reset(header, len) };
         };
@@ -124,21 +143,28 @@ impl Listener {
             self.dropped += 1;
             return Answer::Drop;
         }
+        let Some(config) = on_path(station.config, path) else { return Answer::Drop };
         self.waiting += 1;
         let stamps = header.options.timestamps.filter(|_| config.timestamps);
         let (options, ecn) = stamps.map_or((Options::default(), false), |stamps| cookie::options(stamps.echo));
         let options = Options { mss: Some(mss), timestamps: stamps, ..options };
-        let start = super::Start { iss, ..secret.start(flow, now) };
-        Answer::Connected(Connection::from_cookie(header, options, ecn, config, start, queue, now))
+        let start = super::Start { iss, ..station.secret.start(flow, now) };
+        Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, station.queue, now))
     }
 
-    /// Whether a segment may be passed to a half-open connection. While the accept queue is full, acknowledgements that
-    /// would complete the handshake are dropped.
+    /// Whether a segment may be passed to a half-open connection. While the accept queue is full,
+    /// acknowledgements that would complete the handshake are dropped.
     pub fn admits<C: Carrier>(&mut self, connection: &Connection<C>, header: &Header) -> bool {
         let completes = connection.state() == State::SynReceived && header.flags.has(Flags::ACK);
         let admitted = !completes || header.flags.has(Flags::RST) || !self.is_full();
         self.dropped += u64::from(!admitted);
         admitted
+    }
+
+    /// When this listener last sent a cookie.
+    #[must_use]
+    pub fn cookie_at(&self) -> Option<Time> {
+        self.cookie_at
     }
 
     /// Notes that a half-open connection is connected, and waits for accept.
@@ -169,7 +195,8 @@ impl Listener {
         self.half_open
     }
 
-    /// The number of segments that were dropped because the accept queue was full, since the listener was made.
+    /// The number of segments that were dropped because the accept queue was full, since the
+    /// listener was made.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -186,14 +213,18 @@ impl Listener {
     }
 }
 
+/// The options of a new connection on its path.
+fn on_path(config: &Config, path: impl FnOnce() -> Option<u16>) -> Option<Config> {
+    path().map(|max_payload| Config { max_payload, ..*config })
+}
+
 /// A SYN-ACK with a cookie, for which no state is kept.
 fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, now: Time) -> Header {
     let mss = syn.options.mss.unwrap_or(config.default_mss);
     let stamps = syn.options.timestamps.filter(|_| config.timestamps);
     let scale = syn.options.window_scale.filter(|_| config.window_scaling && stamps.is_some());
     let sack = syn.options.sack_permitted && config.sack && stamps.is_some();
-    let both = Flags::ECE.with(Flags::CWR);
-    let ecn = syn.flags.has(both) && config.ecn != Ecn::Off && stamps.is_some();
+    let ecn = syn.flags.is_ecn_setup() && config.ecn != Ecn::Off && stamps.is_some();
     let clock = (now.micros() / 1000) as u32;
     let clock = clock.wrapping_add(secret.start(flow, now).timestamp_offset);
     let flags = Flags::SYN.with(Flags::ACK);
@@ -202,7 +233,7 @@ fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, 
         seq: cookie::make(secret, flow, syn.seq, mss, now),
         ack: syn.seq + 1,
         flags: if ecn { flags.with(Flags::ECE) } else { flags },
-        window: receiver::first_window(most),
+        window: receiver::cookie_window(most),
         urgent: 0,
         options: Options {
             mss: Some(config.mss),
@@ -219,8 +250,8 @@ fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
     reset_for(header, len).map_or(Answer::Drop, Answer::Reply)
 }
 
-/// The reset that answers a segment for which there is neither a connection nor a listener. A reset is not answered.
-/// RFC 9293, section 3.10.7.1.
+/// The reset that answers a segment for which there is neither a connection nor a listener. A reset
+/// is not answered. RFC 9293, section 3.10.7.1.
 #[must_use]
 pub fn reset_for(header: &Header, len: u32) -> Option<Header> {
     let flags = header.flags;
@@ -249,8 +280,12 @@ mod tests {
     }
 
     fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<Pieces> {
-        let arriving = Arriving { header, len: 0, flow: &flow, after: None };
-        listener.segment(arriving, &Config::default(), &secret(), None, now)
+        give_segment(listener, Arriving { header, len: 0, flow: &flow, after: None, cookie_at: None }, now)
+    }
+
+    fn give_segment(listener: &mut Listener, segment: Arriving<'_, u32>, now: Time) -> Answer<Pieces> {
+        let station = Station { config: &Config::default(), secret: &secret(), queue: None };
+        listener.segment(segment, station, now, || Some(1460))
     }
 
     fn client(config: &Config) -> (End, Header) {
@@ -319,6 +354,23 @@ mod tests {
         assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
     }
 
+    /// Proves INET-6.
+    #[test]
+    fn a_syn_ack_is_repeated_five_times() {
+        let (_, syn) = client(&Config::default());
+        let Answer::HalfOpen(server) = give(&mut Listener::new(1, 1), &syn, 1, NOW) else { panic!() };
+        let mut server = End::new(server);
+        let (mut now, mut sent) = (NOW, server.output(NOW));
+        while let Some(next) = server.tcp.deadline() {
+            now = next;
+            server.tcp.timeout(now);
+            sent.extend(server.output(now));
+        }
+        assert!(sent.iter().all(|sent| sent.has(Flags::SYN.with(Flags::ACK))));
+        assert_eq!((sent.len(), now.since(NOW)), (6, Duration::from_secs(63)));
+        assert_eq!(server.tcp.failure(), Some(Error::TimedOut));
+    }
+
     #[test]
     fn cookies_keep_scale_and_sack_within_timestamps() {
         for timestamps in [true, false] {
@@ -367,8 +419,8 @@ mod tests {
         assert!(!matches!(give(&mut listener, &ack, 1, late), Answer::Connected(_)), "too late");
         for (flags, len) in [(ack.flags, 1000), (ack.flags.with(Flags::FIN), 0)] {
             let header = Header { seq: ack.seq + 1000, flags, ..ack };
-            let arriving = Arriving { header: &header, len, flow: &1_u32, after: None };
-            let overtook = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+            let arriving = Arriving { header: &header, len, flow: &1, after: None, cookie_at: None };
+            let overtook = give_segment(&mut listener, arriving, NOW);
             assert!(matches!(overtook, Answer::Drop), "the acknowledgement is on its way");
         }
         assert!(matches!(give(&mut listener, &ack, 1, NOW), Answer::Connected(_)));
@@ -381,6 +433,44 @@ mod tests {
         let (_, syn) = client(&Config::default());
         let kept = (0..10_000).filter(|flow| matches!(give(&mut listener, &syn, *flow, NOW), Answer::HalfOpen(_)));
         assert_eq!((kept.count(), listener.half_open(), listener.cookies()), (16, 16, 9984));
+    }
+
+    /// The stack of another queue has sent the cookie.
+    #[test]
+    fn a_cookie_returns_to_any_listener_that_shares_the_secret() {
+        let (mut one, mut other) = (Listener::new(1, 0), Listener::new(1, 0));
+        let (mut client, syn) = client(&Config::default());
+        let Answer::Reply(syn_ack) = give(&mut one, &syn, 1, NOW) else { panic!() };
+        client.input(&bare(syn_ack), NOW);
+        let ack = client.output(NOW).remove(0).header;
+        assert!(matches!(give(&mut other, &ack, 1, NOW), Answer::Reply(_)), "it knows of no cookie");
+        let arriving = Arriving { header: &ack, len: 0, flow: &1, after: None, cookie_at: one.cookie_at() };
+        assert!(matches!(give_segment(&mut other, arriving, NOW), Answer::Connected(_)));
+    }
+
+    /// A flood must not make the stack look up a path for each segment.
+    #[test]
+    fn only_a_connection_needs_a_path() {
+        let mut listener = Listener::new(1, 0);
+        let (mut client, syn) = client(&Config::default());
+        let (secret, config) = (secret(), Config::default());
+        let mut paths = 0;
+        let mut segment = |header: &Header, admits: bool| {
+            let arriving = Arriving { header, len: 0, flow: &1, after: None, cookie_at: None };
+            let station = Station { config: &config, secret: &secret, queue: None };
+            let answer: Answer<Pieces> = listener.segment(arriving, station, NOW, || {
+                paths += 1;
+                admits.then_some(1000)
+            });
+            (answer, paths)
+        };
+        let (Answer::Reply(syn_ack), 0) = segment(&syn, true) else { panic!() };
+        client.input(&bare(syn_ack), NOW);
+        let ack = client.output(NOW).remove(0).header;
+        let forged = Header { ack: ack.ack + 1, ..ack };
+        assert!(matches!(segment(&forged, true), (Answer::Reply(_), 0)));
+        assert!(matches!(segment(&ack, false), (Answer::Drop, 1)), "no connection can be made");
+        assert!(matches!(segment(&ack, true), (Answer::Connected(_), 2)));
     }
 
     #[test]
@@ -402,8 +492,8 @@ mod tests {
         let mut listener = Listener::new(1, 1);
         let (_, syn) = client(&Config::default());
         let after = secret().start(&1_u32, NOW).iss + 70_000;
-        let arriving = Arriving { header: &syn, len: 0, flow: &1_u32, after: Some(after) };
-        let answer = listener.segment::<Pieces>(arriving, &Config::default(), &secret(), None, NOW);
+        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: Some(after), cookie_at: None };
+        let answer = give_segment(&mut listener, arriving, NOW);
         assert!(matches!(answer, Answer::HalfOpen(server) if server.una() == after));
     }
 

@@ -6,11 +6,14 @@
 //!   time    ─┘                                            └─► next deadline
 //! ```
 //!
-//! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values; `wire` parses and writes
-//!   them.
-//! * [`Sender`]: chooses what is sent, and what is sent again. [`Congestion`]: limits how much is in flight.
-//! * [`Carrier`]: the memory of the payload. The state machine trims payload by arithmetic, and never reads it.
-//! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]: events and errors for its user.
+//! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values;
+//!   `wire` parses and writes them.
+//! * [`Sender`]: chooses what is sent, and what is sent again. [`Congestion`]: limits how much is
+//!   in flight.
+//! * [`Carrier`]: the memory of the payload. The state machine trims payload by arithmetic, and
+//!   never reads it.
+//! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]:
+//!   events and errors for its user.
 //! * [`Listener`]: decides which segments begin a connection.
 //! * [`Recording`]: the calls and segments of a connection, which can be replayed.
 //! * [`Saved`]: the state of a connection, with which it continues elsewhere.
@@ -45,8 +48,8 @@ mod transmit;
 pub mod congestion;
 pub mod sender;
 
-pub(crate) use budget::Charges;
 pub use budget::{Budget, Charge, Held};
+pub(crate) use budget::{Charges, share};
 pub use carrier::{Carrier, Chunk, Ticket};
 pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;
@@ -55,7 +58,7 @@ pub use event::{Error, Event, IcmpError, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
 pub use input::Meta;
 pub use isn::{Secret, Start};
-pub use listener::{Answer, Arriving, Listener, reset_for};
+pub use listener::{Answer, Arriving, Listener, Station, reset_for};
 pub use output::{Full, Outgoing, Output};
 pub use record::{Counted, Diverged, Length, Numbered, Recording};
 pub use saved::Saved;

@@ -11,14 +11,15 @@ use super::{
 };
 use crate::Time;
 
-/// A recording of a connection from its beginning: headers, times, calls, and the segments that it sent. Payload is
-/// only counted.
+/// A recording of a connection from its beginning: headers, times, calls, and the segments that it
+/// sent. Payload is only counted.
 ///
-/// [`replay`](Self::replay) repeats it with payload that occupies no memory. A failure in production becomes a test in
-/// this way. The recording can be stored in any format of serde.
+/// [`replay`](Self::replay) repeats it with payload that occupies no memory. A failure in
+/// production becomes a test in this way. The recording can be stored in any format of serde.
 ///
-/// Two things are not part of a recording. First, payload that the user read counts as dropped at once, so a replay
-/// differs if a budget was the limit. Second, transmissions count as complete in the order in which they were made.
+/// Two things are not part of a recording. First, payload that the user read counts as dropped at
+/// once, so a replay differs if a budget was the limit. Second, transmissions count as complete in
+/// the order in which they were made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recording {
     config: Config,
@@ -66,10 +67,13 @@ pub(super) enum Step {
     Close(Time),
     Abort(Time),
     DeviceGone,
+    Supersede,
+    Evict,
     Nodelay(bool),
     Cork(bool),
     UserTimeout(Option<Duration>),
     SendBuffer(usize),
+    LowWater(usize),
     KeepAlive(Option<KeepAlive>),
     AckEvery(u16),
     QuickAck(bool),
@@ -132,8 +136,8 @@ impl Recording {
     /// Repeats the calls. Returns the connection in its state after the last one.
     ///
     /// # Errors
-    /// A segment of the replay differs from that of the recording: either the code has changed, or the connection met a
-    /// limit that is not recorded.
+    /// A segment of the replay differs from that of the recording: either the code has changed, or
+    /// the connection met a limit that is not recorded.
     pub fn replay(&self) -> Result<Connection<Counted>, Diverged> {
         let config = Config { record: 0, ..self.config };
         let mut tcp = match &self.syn {
@@ -174,10 +178,13 @@ impl Recording {
                 Step::Close(now) => tcp.close(*now),
                 Step::Abort(now) => tcp.abort(*now),
                 Step::DeviceGone => tcp.device_gone(),
+                Step::Supersede => tcp.supersede(),
+                Step::Evict => drop(tcp.evict()),
                 Step::Nodelay(nodelay) => tcp.set_nodelay(*nodelay),
                 Step::Cork(cork) => tcp.set_cork(*cork),
                 Step::UserTimeout(timeout) => tcp.set_user_timeout(*timeout),
                 Step::SendBuffer(bytes) => tcp.set_send_buffer(*bytes),
+                Step::LowWater(bytes) => tcp.set_low_water(*bytes),
                 Step::KeepAlive(keep_alive) => tcp.set_keep_alive(*keep_alive),
                 Step::AckEvery(segments) => tcp.set_ack_every(*segments),
                 Step::QuickAck(quick) => tcp.set_quick_ack(*quick),
@@ -207,6 +214,8 @@ impl Length {
 }
 
 impl Chunk for Length {
+    type Tail = ();
+
     fn continues(&self, next: &Self) -> bool {
         next.joins
     }
@@ -263,8 +272,8 @@ impl Output<Counted> for Check<'_> {
     }
 
     fn segment(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
-        // After the last recorded segment, either the ring was full, or the replay sends one segment too many. The
-        // caller tells these cases apart.
+        // After the last recorded segment, either the ring was full, or the replay sends one
+        // segment too many. The caller tells these cases apart.
         let (left, rest) = self.left.split_first().ok_or(Full)?;
         self.same &= (left.header, left.len) == (*segment.header, segment.payload_len);
         self.left = rest;
@@ -280,8 +289,8 @@ mod tests {
     use super::super::testing::{Pair, Ring, stream};
     use super::*;
 
-    /// Runs two ends over a link with losses and full rings, with calls of all kinds. Returns the recordings as JSON,
-    /// and the final states.
+    /// Runs two ends over a link with losses and full rings, with calls of all kinds. Returns the
+    /// recordings as JSON, and the final states.
     fn recorded(seed: u64) -> [(String, State); 2] {
         let mut random = fastrand::Rng::with_seed(seed);
         let config = Config {

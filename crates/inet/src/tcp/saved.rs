@@ -11,12 +11,12 @@ use super::sender::{SavedSender, SendOptions, Sender};
 use super::{Budget, Carrier, Config, Seq};
 use crate::Time;
 
-/// The state that another process needs to continue with a connection. The payload is separate: [`Connection::unread`]
-/// and [`Connection::unacknowledged`].
+/// The state that another process needs to continue with a connection. The payload is separate:
+/// [`Connection::unread`] and [`Connection::unacknowledged`].
 ///
-/// To another queue of the same process, a connection is simply moved. Times are stored as durations, because another
-/// process has another beginning of time. The state can be stored in any format of serde. The fields may change between
-/// versions.
+/// To another queue of the same process, a connection is simply moved. Times are stored as
+/// durations, because another process has another beginning of time. The state can be stored in any
+/// format of serde. The fields may change between versions.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Saved {
     state: State,
@@ -25,6 +25,9 @@ pub struct Saved {
     irs: Seq,
     peer_scale: u8,
     scaled: bool,
+    /// Whether marks of the peer's data are echoed. The sender's state says whether its own data is
+    /// ECN-capable.
+    ecn: bool,
     echo: bool,
     shut: bool,
     deaf: bool,
@@ -35,15 +38,16 @@ pub struct Saved {
     stamp: u32,
     /// The peer's latest timestamp, and how long ago it was received.
     clock: Option<(u32, Duration)>,
-    /// The remaining time of FIN-WAIT-2 or TIME-WAIT.
+    /// The remaining time of FIN-WAIT-2 or TIME-WAIT, or until an orphan is reset.
     remaining: Option<Duration>,
 }
 
 impl<C: Carrier> Connection<C> {
-    /// The state of an established or closing connection. `None` during the handshake and after the end.
+    /// The state of an established or closing connection. `None` during the handshake and after the
+    /// end.
     ///
-    /// Send and receive nothing on this connection afterwards. Otherwise two connections would use the same sequence
-    /// numbers.
+    /// Send and receive nothing on this connection afterwards. Otherwise two connections would use
+    /// the same sequence numbers.
     #[must_use]
     pub fn save(&self, now: Time) -> Option<Saved> {
         if matches!(self.state, State::SynSent | State::SynReceived | State::Closed) {
@@ -56,6 +60,7 @@ impl<C: Carrier> Connection<C> {
             irs: self.irs,
             peer_scale: self.peer_scale,
             scaled: self.scaled,
+            ecn: self.ecn,
             echo: self.echo,
             shut: self.shut,
             deaf: self.deaf,
@@ -68,21 +73,24 @@ impl<C: Carrier> Connection<C> {
         })
     }
 
-    /// Payload that the user has not read, in order. It was acknowledged, so the peer does not have it any more.
+    /// Payload that the user has not read, in order. It was acknowledged, so the peer does not have
+    /// it any more.
     pub fn unread(&self) -> impl Iterator<Item = &C::Received> {
         self.receiver.chunks()
     }
 
-    /// Payload that the peer has not acknowledged, in order. This includes payload that was not sent yet.
+    /// Payload that the peer has not acknowledged, in order. This includes payload that was not
+    /// sent yet.
     pub fn unacknowledged(&self) -> impl Iterator<Item = &C::Sent> {
         self.sender.chunks()
     }
 
-    /// A connection that continues from the state of another one that was [saved](Self::save), with its payload.
-    /// `config` must be that of the other connection.
+    /// A connection that continues from the state of another one that was [saved](Self::save), with
+    /// its payload. `config` must be that of the other connection.
     ///
-    /// Payload that was in flight is sent again if the peer does not acknowledge it, and the congestion window begins
-    /// anew. If a part of the payload is missing, the streams have gaps that the peer cannot detect.
+    /// Payload that was in flight is sent again if the peer does not acknowledge it, and the
+    /// congestion window begins anew. If a part of the payload is missing, the streams have gaps
+    /// that the peer cannot detect.
     #[must_use]
     pub fn restore(
         saved: &Saved,
@@ -92,7 +100,8 @@ impl<C: Carrier> Connection<C> {
         queue: Option<&Budget>,
         now: Time,
     ) -> Self {
-        // Timestamps continue from the last one, because the two processes have different beginnings of time.
+        // Timestamps continue from the last one, because the two processes have different
+        // beginnings of time.
         let timestamp_offset = saved.stamp.wrapping_sub((now.micros() / 1000) as u32);
         let options = SendOptions { timestamp_offset, ..config.send };
         let sender = Sender::restore(&saved.sender, unacknowledged, options, now);
@@ -102,7 +111,7 @@ impl<C: Carrier> Connection<C> {
         this.peer_mss = saved.sender.mss;
         this.peer_scale = saved.peer_scale.min(14);
         this.scaled = saved.scaled;
-        (this.sack, this.ecn) = (saved.sender.sack, saved.sender.ecn);
+        (this.sack, this.ecn) = (saved.sender.sack, saved.ecn);
         this.clock = saved.clock.map(|(recent, age)| PeerClock::aged(recent, age, now));
         this.acknowledged = this.receiver.nxt();
         this.echo = saved.echo;
@@ -121,7 +130,8 @@ mod tests {
     use super::super::{Flags, Received};
     use super::*;
 
-    /// Saves an end as JSON with its payload, and continues from that with another beginning of time.
+    /// Saves an end as JSON with its payload, and continues from that with another beginning of
+    /// time.
     fn move_elsewhere(end: &mut End, config: &Config, now: Time, then: Time) {
         let text = serde_json::to_string(&end.tcp.save(now).unwrap()).unwrap();
         let (unread, unacknowledged): (Vec<_>, Vec<_>) =
@@ -130,8 +140,8 @@ mod tests {
         end.tcp = Connection::restore(&saved, config, unread, unacknowledged, None, then);
     }
 
-    /// Both ends are saved and restored again and again, while a part of what they sent is lost. The streams have no
-    /// gap.
+    /// Both ends are saved and restored again and again, while a part of what they sent is lost.
+    /// The streams have no gap.
     #[test]
     fn a_connection_goes_on_elsewhere() {
         for seed in 0..40 {
@@ -204,8 +214,8 @@ mod tests {
         }
     }
 
-    /// With any numbers in the saved state, the connection can be used. So can its peer, whose state does not match any
-    /// more.
+    /// With any numbers in the saved state, the connection can be used. So can its peer, whose
+    /// state does not match any more.
     #[test]
     fn any_numbers_make_a_connection() {
         let mut restored = 0;

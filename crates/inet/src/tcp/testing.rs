@@ -1,4 +1,5 @@
-//! Helpers of unit tests: payload whose bytes are computed from their numbers, and two ends of a connection.
+//! Helpers of unit tests: payload whose bytes are computed from their numbers, and two ends of a
+//! connection.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -43,6 +44,8 @@ impl PartialEq for Piece {
 }
 
 impl Chunk for Piece {
+    type Tail = ();
+
     fn continues(&self, next: &Self) -> bool {
         Rc::ptr_eq(&self.bytes, &next.bytes) && self.to == next.from
     }
@@ -167,7 +170,8 @@ impl End {
         self.tcp.segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
     }
 
-    /// Passes a segment without payload to the connection, and returns the segments that it sends then.
+    /// Passes a segment without payload to the connection, and returns the segments that it sends
+    /// then.
     pub(crate) fn answer(&mut self, header: Header, now: Time) -> Vec<Sent> {
         self.input(&Sent { header, payload: Vec::new(), ect: false }, now);
         self.output(now)
@@ -218,7 +222,8 @@ impl Pair {
         pair
     }
 
-    /// Exchanges segments until none is left. Returns the segments that were sent, each with whether `a` sent it.
+    /// Exchanges segments until none is left. Returns the segments that were sent, each with
+    /// whether `a` sent it.
     pub(crate) fn settle(&mut self) -> Vec<(bool, Sent)> {
         let before = self.log.len();
         loop {

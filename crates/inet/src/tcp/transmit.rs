@@ -1,6 +1,6 @@
 //! Output of segments.
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, Stall, State};
 use super::record::Left;
 use super::sender::Kind;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
@@ -10,9 +10,16 @@ impl<C: Carrier> Connection<C> {
     /// Sends everything that may be sent now: a reply, payload, acknowledgements.
     ///
     /// # Errors
-    /// The ring is full. Segments that were not sent are kept: call this again when the ring has room.
+    /// The output has refused a segment. Segments that were not sent are kept: call this again when
+    /// the ring has room, or the next hop is resolved. Until then a timer runs as long as a
+    /// retransmission timer would, and its expirations count as retransmissions. Nothing was lost,
+    /// so that the congestion window, the round trip and the detection of losses do not change.
     pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         let result = self.send_all(now, out);
+        self.stall = match result {
+            Ok(()) => None,
+            Err(Full) => self.stall.or_else(|| Some(Stall { at: now + self.sender.backoff(0), expired: 0 })),
+        };
         if let Some(tape) = &mut self.tape {
             tape.transmitted(now, out.max_payload(), result.is_err(), self.sender.settled());
         }
@@ -50,7 +57,7 @@ impl<C: Carrier> Connection<C> {
                 flags = if set { flags.with(flag) } else { flags };
             }
             if next.syn {
-                flags = flags.with(self.ecn_flags());
+                flags = flags.with(self.ecn_flags(next.kind == Kind::Again));
             }
             let (mut header, edge) = match common {
                 Some((header, edge)) if !next.syn => (Header { seq: next.seq, flags, ..header }, edge),
@@ -72,6 +79,7 @@ impl<C: Carrier> Connection<C> {
             self.note_left(&header, next.len, true);
             self.sender.sent(&next, ticket, now);
             self.left(&header, edge, next.len > 0);
+            self.plain_syn |= next.syn && !flags.is_ecn_setup();
         }
         if self.state != State::SynSent && (self.acks.is_due() || self.receiver.update_is_due()) {
             self.send_ack(now, out)?;
@@ -95,7 +103,8 @@ impl<C: Carrier> Connection<C> {
         Ok(())
     }
 
-    /// A header with the current acknowledgement, window and options, and the edge that the window promises.
+    /// A header with the current acknowledgement, window and options, and the edge that the window
+    /// promises.
     pub(super) fn header(&self, seq: Seq, flags: Flags, now: Time) -> (Header, Seq) {
         let syn = flags.has(Flags::SYN);
         let mut options = Options { timestamps: self.timestamps(syn, now), ..Options::default() };
@@ -113,34 +122,36 @@ impl<C: Carrier> Connection<C> {
 
     /// Repeats the SYN-ACK, because the peer repeated its SYN.
     pub(super) fn syn_again(&mut self, now: Time) {
-        // The first SYN-ACK still waits for the ring. The peer would acknowledge a number that was not sent yet.
+        // The first SYN-ACK still waits for the ring. The peer would acknowledge a number that was
+        // not sent yet.
         if self.sender.next_seq() == self.sender.una() {
             return;
         }
-        let flags = Flags::SYN.with(Flags::ACK).with(self.ecn_flags());
+        let flags = Flags::SYN.with(Flags::ACK).with(self.ecn_flags(true));
         self.reply = Some(self.header(self.sender.una(), flags, now).0);
     }
 
-    /// The ECN flags of a SYN or SYN-ACK. RFC 3168, section 6.1.1: SYN asks with both bits, and SYN-ACK agrees with
-    /// one.
-    fn ecn_flags(&self) -> Flags {
+    /// The ECN flags of a SYN or SYN-ACK. RFC 3168, section 6.1.1: SYN asks with both bits, and
+    /// SYN-ACK agrees with one. A SYN that is sent `again` does not ask: a router or firewall may
+    /// have dropped the first one because of its flags (section 6.1.1.1).
+    fn ecn_flags(&self, again: bool) -> Flags {
         match self.state {
-            State::SynSent if self.config.ecn == Ecn::Request => Flags::ECE.with(Flags::CWR),
+            State::SynSent if self.config.ecn == Ecn::Request && !again => Flags::ECE.with(Flags::CWR),
             State::SynSent => Flags::default(),
-            _ if self.ecn => Flags::ECE,
+            _ if self.ecn && !self.plain_syn => Flags::ECE,
             _ => Flags::default(),
         }
     }
 
-    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points to the number after the last
-    /// urgent byte.
+    /// The urgent pointer of a segment from `seq` on, if urgent data is ahead. It points to the
+    /// number after the last urgent byte.
     fn urgent_ahead(&self, seq: Seq) -> Option<u16> {
         let ahead = u32::try_from(self.urgent_sent?.distance(seq)).ok().filter(|ahead| *ahead > 0)?;
         Some(u16::try_from(ahead).unwrap_or(u16::MAX))
     }
 
-    /// The bytes that the device may cut into segments. While urgent data is pending, it is 0: the device would copy
-    /// the urgent pointer into each segment, and it would point too far.
+    /// The bytes that the device may cut into segments. While urgent data is pending, it is 0: the
+    /// device would copy the urgent pointer into each segment, and it would point too far.
     fn offload(&self, out: &impl Output<C>) -> usize {
         if self.urgent_sent.is_some_and(|urgent| self.sender.una() < urgent) { 0 } else { out.max_payload() }
     }
@@ -170,10 +181,11 @@ fn empty<C: Carrier>(header: &Header) -> Outgoing<'_, C> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::testing::{Pair, Piece, Ring, Sent, stream};
-    use super::super::{Config, Received, State};
+    use super::super::testing::{End, Pair, Piece, Ring, Sent, start, stream};
+    use super::super::{Config, Connection, Ecn, Flags, Header, Meta, Received, Seq, State};
 
-    /// A ring that is full from time to time only delays segments. Neither payload nor window updates are lost.
+    /// A ring that is full from time to time only delays segments. Neither payload nor window
+    /// updates are lost.
     #[test]
     fn a_full_ring_forgets_nothing() {
         for seed in 0..20 {
@@ -205,8 +217,9 @@ mod tests {
         }
     }
 
-    /// If payload in order is dropped because no buffer is free, the window is closed, even for a peer that never gives
-    /// up. The user then drops the fragments, which is no call of the connection, and the window opens nevertheless.
+    /// If payload in order is dropped because no buffer is free, the window is closed, even for a
+    /// peer that never gives up. The user then drops the fragments, which is no call of the
+    /// connection, and the window opens nevertheless.
     #[test]
     fn a_window_without_buffers_is_closed_and_opens_with_them() {
         let mut pair = Pair::connected(&Config::default(), &Config { budget: 4, ..Config::default() });
@@ -248,5 +261,96 @@ mod tests {
         pair.b.read(pair.now);
         let sent = pair.settle();
         assert!(!sent[0].0 && sent[0].1.header.window > 0, "the receiver speaks first");
+    }
+
+    const SYN_ACK: Flags = Flags::SYN.with(Flags::ACK);
+    const ASKS: Flags = Flags::SYN.with(Flags::ECE).with(Flags::CWR);
+
+    fn with_ecn(ecn: Ecn) -> Config {
+        Config { ecn, ..Config::default() }
+    }
+
+    /// Two ends after the SYN of `a` was sent, which asks for ECN, and its repetition.
+    fn repeated_syn() -> (Pair, Sent) {
+        let mut pair = Pair::new(&with_ecn(Ecn::Request), &with_ecn(Ecn::Accept));
+        assert_eq!(pair.log[0].1.header.flags, ASKS);
+        pair.now = pair.a.tcp.deadline().unwrap();
+        pair.a.tcp.timeout(pair.now);
+        let again = pair.a.output(pair.now).remove(0);
+        (pair, again)
+    }
+
+    /// Sends payload both ways. Returns whether that of `a`, and that of `b`, is ECN-capable.
+    fn capable(pair: &mut Pair) -> (bool, bool) {
+        pair.settle();
+        pair.a.tcp.send(stream(0, 100), false).unwrap();
+        pair.b.tcp.send(stream(0, 100), false).unwrap();
+        let sent = pair.settle();
+        let ect = |from_a: bool| sent.iter().any(|(from, sent)| *from == from_a && sent.ect);
+        assert_eq!((ect(true), ect(false)), (pair.a.tcp.uses_ecn(), pair.b.tcp.uses_ecn()));
+        (ect(true), ect(false))
+    }
+
+    #[test]
+    fn a_repeated_syn_gives_ecn_up() {
+        let (mut pair, again) = repeated_syn();
+        assert_eq!(again.header.flags, Flags::SYN);
+        // The first SYN was lost.
+        pair.b = End::new(Connection::answer(&again.header, &with_ecn(Ecn::Accept), start(7), None, pair.now));
+        assert_eq!(capable(&mut pair), (false, false));
+        assert_eq!(pair.log[1].1.header.flags, SYN_ACK);
+    }
+
+    /// SYN-ACK was lost or is late. The peer has received a SYN with ECN, and one without.
+    #[test]
+    fn a_repeated_syn_without_ecn_is_answered_without_ecn() {
+        let (mut pair, again) = repeated_syn();
+        let first = pair.b.output(pair.now).remove(0);
+        assert_eq!(first.header.flags, SYN_ACK.with(Flags::ECE));
+        pair.b.input(&again, pair.now);
+        let second = pair.b.output(pair.now).remove(0);
+        assert_eq!(second.header.flags, SYN_ACK);
+        // The timer repeats it without ECN, too.
+        pair.now = pair.b.tcp.deadline().unwrap();
+        pair.b.tcp.timeout(pair.now);
+        assert_eq!(pair.b.output(pair.now).remove(0).header.flags, SYN_ACK);
+        pair.a.input(&second, pair.now);
+        assert_eq!(capable(&mut pair), (false, false));
+    }
+
+    /// The answer to the first SYN arrives late. The peer does not know of the second SYN yet, so
+    /// its marks are echoed.
+    #[test]
+    fn data_is_not_ecn_capable_after_a_syn_without_ecn_but_marks_are_echoed() {
+        let (mut pair, again) = repeated_syn();
+        assert_eq!(capable(&mut pair), (false, true));
+        pair.b.tcp.send(stream(100, 100), false).unwrap();
+        let marked = pair.b.output(pair.now).remove(0);
+        pair.a.tcp.segment(&marked.header, marked.payload, Meta { len: 100, segments: 1, ce: true }, pair.now);
+        assert!(pair.a.output(pair.now)[0].has(Flags::ECE));
+        // The second SYN arrives last.
+        assert!(pair.b.answer(again.header, pair.now)[0].has(Flags::ACK), "it is challenged");
+        pair.b.tcp.send(stream(200, 100), false).unwrap();
+        assert!(pair.b.output(pair.now).iter().all(|sent| !sent.ect));
+    }
+
+    #[test]
+    fn both_sides_open_at_the_same_time_and_must_ask_for_ecn() {
+        for (a, b) in [(Ecn::Request, Ecn::Request), (Ecn::Request, Ecn::Accept), (Ecn::Accept, Ecn::Request)] {
+            let mut pair = Pair::new(&with_ecn(a), &with_ecn(b));
+            pair.b = End::new(Connection::connect(&with_ecn(b), start(5), None, pair.now));
+            let (one, two) = (pair.log.remove(0).1, pair.b.output(pair.now).remove(0));
+            pair.a.input(&two, pair.now);
+            pair.b.input(&one, pair.now);
+            let both = (a, b) == (Ecn::Request, Ecn::Request);
+            assert_eq!(capable(&mut pair), (both, both), "{a:?} {b:?}");
+        }
+        // The peer asks for ECN, and its SYN-ACK is without.
+        let mut pair = Pair::new(&with_ecn(Ecn::Request), &Config::default());
+        let syn_ack = pair.b.output(pair.now).remove(0).header;
+        pair.a.answer(Header { flags: ASKS, ack: Seq(0), ..syn_ack }, pair.now);
+        assert_eq!(pair.a.tcp.state(), State::SynReceived);
+        pair.a.answer(Header { flags: SYN_ACK, ..syn_ack }, pair.now);
+        assert_eq!((pair.a.tcp.state(), pair.a.tcp.uses_ecn()), (State::Established, false));
     }
 }

@@ -1,13 +1,15 @@
-//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443): echo, and errors with the packet that they are about.
+//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443): echo, and errors with the packet that they are
+//! about.
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
 use super::neighbor::{ADVERTISEMENT, SOLICITATION};
 use super::{Advertisement, Bytes, Drop, Flow, Ip, Part, Solicitation, be16, be32, protocol};
-use crate::tcp::Seq;
+use crate::tcp::{self, Seq, Unreachable};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A message. Redirects and router advertisements are ignored, because routes and addresses are static.
+/// A message. Redirects and router advertisements are ignored, because routes and addresses are
+/// static.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmp {
     /// A request to send the payload back.
@@ -27,8 +29,8 @@ pub enum Icmp {
     Unknown,
 }
 
-/// An error about a packet that this station may have sent. Any peer can forge one, so a connection checks
-/// [`seq`](Quoted::seq) before it acts on it.
+/// An error about a packet that this station may have sent. Any peer can forge one, so a connection
+/// checks what is [quoted](QuotedTransport) before it acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// The kind of the error.
@@ -42,10 +44,23 @@ pub struct IcmpError {
 pub struct Quoted {
     /// The flow; its local address is the one that the error was sent to.
     pub flow: Flow,
-    /// [`protocol::TCP`] or [`protocol::UDP`].
-    pub protocol: u8,
-    /// The sequence number, if it was TCP.
-    pub seq: Option<Seq>,
+    /// The part of its transport header by which its sender recognises it.
+    pub transport: QuotedTransport,
+}
+
+/// What an error quotes of a transport header, besides the ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotedTransport {
+    /// A segment.
+    Tcp {
+        /// Its sequence number.
+        seq: Seq,
+    },
+    /// A datagram.
+    Udp {
+        /// Its length field: bytes of its header and its payload.
+        len: u16,
+    },
 }
 
 /// The kind of an ICMP error.
@@ -63,8 +78,8 @@ pub enum IcmpKind {
     Prohibited,
     /// The packet was too long for a link on the way.
     TooBig {
-        /// Bytes of the longest packet that fits, its IP header included. This is the value in the error, which may be
-        /// below the least path MTU.
+        /// Bytes of the longest packet that fits, its IP header included. This is the value in the
+        /// error, which may be below the least path MTU.
         mtu: u32,
     },
     /// The hop limit was reached.
@@ -92,6 +107,21 @@ impl IcmpKind {
             Self::ReassemblyTimeExceeded => (11, 1, 0),
             Self::ParameterProblem => (12, 0, 0),
         }
+    }
+
+    /// What the error means for a connection whose segments have `headers` bytes of IP and TCP
+    /// headers, without options.
+    #[must_use]
+    pub fn for_connection(self, headers: u32) -> tcp::IcmpError {
+        tcp::IcmpError::Unreachable(match self {
+            Self::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },
+            Self::NetworkUnreachable => Unreachable::Network,
+            Self::HostUnreachable => Unreachable::Host,
+            Self::ProtocolUnreachable => Unreachable::Protocol,
+            Self::PortUnreachable => Unreachable::Port,
+            Self::Prohibited => Unreachable::Prohibited,
+            Self::TimeExceeded | Self::ReassemblyTimeExceeded | Self::ParameterProblem => Unreachable::NotDelivered,
+        })
     }
 
     /// `len` is that of the packet that is quoted.
@@ -216,13 +246,16 @@ impl Icmp {
             return Ok(Self::Unknown);
         };
         // The least that the oldest rules require of a quotation: 8 bytes.
-        let transport = bytes.at::<8>(at)?;
+        let header = bytes.at::<8>(at)?;
         let flow = Flow {
-            local: SocketAddr::new(source, be16(transport, 0)),
-            remote: SocketAddr::new(destination, be16(transport, 2)),
+            local: SocketAddr::new(source, be16(header, 0)),
+            remote: SocketAddr::new(destination, be16(header, 2)),
         };
-        let seq = (number == protocol::TCP).then(|| Seq(be32(transport, 4)));
-        Ok(Self::Error(IcmpError { kind, quoted: Quoted { flow, protocol: number, seq } }))
+        let transport = match number {
+            protocol::TCP => QuotedTransport::Tcp { seq: Seq(be32(header, 4)) },
+            _ => QuotedTransport::Udp { len: be16(header, 4) },
+        };
+        Ok(Self::Error(IcmpError { kind, quoted: Quoted { flow, transport } }))
     }
 }
 
@@ -243,9 +276,9 @@ pub fn emit_echo_reply(
     emit(out, outer, source, destination, (kind, 0, id), body)
 }
 
-/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many of them are quoted as
-/// there is room for in `out`, at most 500. There should be room for at least 28 with IPv4 and 48 with IPv6, so that
-/// the receiver can find the flow.
+/// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many
+/// of them are quoted as there is room for in `out`, at most 500. There should be room for at least
+/// 28 with IPv4 and 48 with IPv6, so that the receiver can find the flow.
 ///
 /// # Errors
 ///

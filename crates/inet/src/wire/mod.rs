@@ -6,19 +6,21 @@
 //!   Link         Ip::parse                            Ip::transport      Part
 //! ```
 //!
-//! **Reading.** The caller copies the first bytes of a frame, at most [`MAX_HEAD`], into memory of its own. The peer or
-//! the device may change the frame meanwhile, so nothing is read twice from there. [`parse`] reads a frame of Ethernet.
-//! [`Ip::parse`] reads a packet that begins with its IP header. Both get the length of the frame, and return values and
-//! places ([`Part`]) that are inside of the frame. Checksums of transport headers cover payload, which the copy does
-//! not have: [`Ip::covered`] says which bytes to add up.
+//! **Reading.** The caller copies the first bytes of a frame, at most [`MAX_HEAD`], into memory of
+//! its own. The peer or the device may change the frame meanwhile, so nothing is read twice from
+//! there. [`parse`] reads a frame of Ethernet. [`Ip::parse`] reads a packet that begins with its IP
+//! header. Both get the length of the frame, and return values and places ([`Part`]) that are
+//! inside of the frame. Checksums of transport headers cover payload, which the copy does not have:
+//! [`Ip::covered`] says which bytes to add up.
 //!
-//! **Writing.** Functions called `emit` write headers from the first byte of a slice on, and return how many bytes they
-//! wrote, with the offload information of the frame ([`Emitted`]). A page for headers therefore has [`HEADROOM`] bytes
-//! in front, for a device's own header, and [`MAX_HEADERS`] after them.
+//! **Writing.** Functions called `emit` write headers from the first byte of a slice on, and return
+//! how many bytes they wrote, with the offload information of the frame ([`Emitted`]). A page for
+//! headers therefore has [`HEADROOM`] bytes in front, for a device's own header, and
+//! [`MAX_HEADERS`] after them.
 //!
-//! **What is refused.** VLAN tags, because a stack has one network, and does not know the tag of it. IPv4 with source
-//! routing, and IPv6 routing headers with segments left. Addresses that cannot be on a link. Extensions of IPv6 beyond
-//! [`MAX_EXTENSIONS`]. [`Drop`] says why.
+//! **What is refused.** VLAN tags, because a stack has one network, and does not know the tag of
+//! it. IPv4 with source routing, and IPv6 routing headers with segments left. Addresses that cannot
+//! be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`Drop`] says why.
 
 mod arp;
 mod emit;
@@ -32,7 +34,7 @@ mod udp;
 
 pub use arp::Arp;
 pub use emit::{Body, EmitError, Emitted, Outer, emit_fragment};
-pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, emit_echo_reply, emit_icmp_error};
+pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, QuotedTransport, emit_echo_reply, emit_icmp_error};
 pub use ip::{Covered, FragmentHeader, Ip, MAX_EXTENSIONS, Transport, protocol};
 pub use neighbor::{Advertisement, Solicitation, all_nodes, solicited_node};
 pub use tcp::{Segment, emit_tcp, tcp_header_len};
@@ -47,7 +49,8 @@ pub const MAX_HEAD: usize = 192;
 /// Bytes to leave free in front of headers, for a device's own header.
 pub const HEADROOM: usize = 64;
 
-/// The longest headers that are written: Ethernet, IPv6, TCP with 40 bytes of options. Errors of ICMP quote more.
+/// The longest headers that are written: Ethernet, IPv6, TCP with 40 bytes of options. Errors of
+/// ICMP quote more.
 pub const MAX_HEADERS: usize = Link::LEN + 40 + 60;
 
 /// An Ethernet address.
@@ -236,8 +239,9 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Reads the headers of an Ethernet frame of `len` bytes, whose first bytes are `head`, up to the transport header. `head` has the
-/// frame's first [`MAX_HEAD`] bytes, or all of them, or as many as a CPU can read.
+/// Reads the headers of an Ethernet frame of `len` bytes, whose first bytes are `head`, up to the
+/// transport header. `head` has the frame's first [`MAX_HEAD`] bytes, or all of them, or as many as
+/// a CPU can read.
 ///
 /// The caller checks whether the frame is for this station.
 ///

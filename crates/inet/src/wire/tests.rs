@@ -1,4 +1,5 @@
-//! The parser and the writer against `etherparse`, against each other, and against frames that were damaged.
+//! The parser and the writer against `etherparse`, against each other, and against frames that were
+//! damaged.
 
 use super::*;
 use crate::tcp::{Flags, Header, Options, SackBlocks, Seq, Timestamps};
@@ -84,8 +85,9 @@ fn read(frame: &[u8]) -> Result<(Link, Ip, Transport), Drop> {
     Ok((link, ip, transport))
 }
 
-/// What a frame that was written says is what was to be said, to this crate's parser and to another, and both checksums are right. A
-/// checksum that was left to a device is the same once it is computed.
+/// What a frame that was written says is what was to be said, to this crate's parser and to
+/// another, and both checksums are right. A checksum that was left to a device is the same once it
+/// is computed.
 #[test]
 fn what_is_written_is_read_by_both_parsers() {
     let mut rng = Rng::with_seed(14);
@@ -200,7 +202,8 @@ fn built(rng: &mut Rng) -> Vec<u8> {
     frame
 }
 
-/// Frames by another writer are read; damaged ones are either dropped, or read as the other parser reads them. Proves NET-6.
+/// Frames by another writer are read; damaged ones are either dropped, or read as the other parser
+/// reads them. Proves NET-6.
 #[test]
 fn damaged_frames_are_dropped_or_read_alike() {
     let mut rng = Rng::with_seed(15);
@@ -297,7 +300,8 @@ fn mend(frame: &mut [u8], len: usize) {
     frame[24..26].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// RFC 9293, MUST-5 to MUST-7: options in any segment, options that are not known, and lengths that are wrong.
+/// RFC 9293, MUST-5 to MUST-7: options in any segment, options that are not known, and lengths that
+/// are wrong.
 #[test]
 fn options_are_read_up_to_a_wrong_length() {
     let mss = Options { mss: Some(1460), ..Options::default() };
@@ -350,7 +354,8 @@ fn packets_of_ipv4_are_dropped() {
     for destination in [[127, 0, 0, 1], [0, 0, 0, 0]] {
         assert_eq!(with(&|frame| frame[30..34].copy_from_slice(&destination)), Err(Drop::Martian));
     }
-    // Options take the place of the first bytes of the UDP header, whose checksum is wrong then: only the IP header is looked at.
+    // Options take the place of the first bytes of the UDP header, whose checksum is wrong then:
+    // only the IP header is looked at.
     let with_options = |options: [u8; 4]| {
         let mut frame = good.clone();
         frame[14] = 0x46;
@@ -384,7 +389,8 @@ fn v6(next: u8, content: &[u8]) -> Result<Ip, Drop> {
     Ip::parse(&packet[..packet.len().min(MAX_HEAD)], packet.len())
 }
 
-/// Extension headers of IPv6 are skipped within bounds, and those that a host must not follow drop the packet.
+/// Extension headers of IPv6 are skipped within bounds, and those that a host must not follow drop
+/// the packet.
 #[test]
 fn extension_headers_are_bounded() {
     let options = [60, 0, 1, 4, 0, 0, 0, 0];
@@ -415,7 +421,8 @@ fn extension_headers_are_bounded() {
     assert_eq!(v6(60, &long), Err(Drop::Beyond { port: None }));
 }
 
-/// A UDP header that is cut off by the end of what can be read, and one that is cut off by the end of the frame.
+/// A UDP header that is cut off by the end of what can be read, and one that is cut off by the end
+/// of the frame.
 #[test]
 fn headers_beyond_what_can_be_read_are_told_from_short_ones() {
     let frame = emitted(true, None, &flow(true, &mut Rng::with_seed(3)), b"payload", false).0;
@@ -447,8 +454,8 @@ fn a_datagram_without_checksum() {
     }
 }
 
-/// Each kind of error comes back as it was written, with the flow and the sequence number of the packet that it quotes; and one that
-/// quotes a packet of another station is dropped.
+/// Each kind of error comes back as it was written, with the flow and the sequence number of the
+/// packet that it quotes; and one that quotes a packet of another station is dropped.
 #[test]
 fn errors_quote_the_packet() {
     let kinds = [
@@ -475,7 +482,7 @@ fn errors_quote_the_packet() {
             assert!(emitted.len <= 128);
             (read(&out[..emitted.len]).map(|(_, _, transport)| transport), out[..emitted.len].to_vec())
         };
-        let quoted = Quoted { flow: sent, protocol: protocol::TCP, seq: Some(header.seq) };
+        let quoted = Quoted { flow: sent, transport: QuotedTransport::Tcp { seq: header.seq } };
         let (read, frame) = error(sent.local.ip());
         assert_eq!(read, Ok(Transport::Icmp(Icmp::Error(IcmpError { kind, quoted }))));
         let other = SlicedPacket::from_ethernet(&frame).unwrap();

@@ -5,7 +5,7 @@ use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
     Answer, Arriving, Budget, Chunk, Config, Connection, Error, Event, Flags, Full, Header, IcmpError, Listener, Meta,
-    Outgoing, Output, Received, Refused, Secret, Seq, State, reset_for,
+    Outgoing, Output, Received, Refused, Secret, Seq, State, Station, reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
@@ -41,7 +41,8 @@ pub(crate) struct Plan {
     pub(crate) end: End,
     /// How often the connection moves: it is saved, and restored in another place.
     pub(crate) moves: u32,
-    /// The interval at which timers are checked, in microseconds: the thread is busy, or the machine was asleep.
+    /// The interval at which timers are checked, in microseconds: the thread is busy, or the
+    /// machine was asleep.
     pub(crate) tick: u64,
 }
 
@@ -93,6 +94,12 @@ pub(crate) struct Host {
     pub(crate) closed: bool,
     pub(crate) over: bool,
     pub(crate) failure: Option<Error>,
+    /// The first number that the peer has not acknowledged, and the time since which that is so and
+    /// the user has closed.
+    waits: (Option<Seq>, bool, Time),
+    /// Whether the connection ended because its user had closed it, and the peer acknowledged
+    /// nothing for long.
+    pub(crate) orphaned: bool,
     pub(crate) watch: Watch,
 }
 
@@ -108,7 +115,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a buffer was missing.
+    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a
+    /// buffer was missing.
     fn announced(&mut self, name: &str, header: &Header, starved: u64) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0);
@@ -119,9 +127,10 @@ impl Watch {
         }
         let shift = if header.flags.has(Flags::SYN) || !self.scaled { 0 } else { self.scale };
         let edge = header.ack + (u32::from(header.window) << shift);
-        // The window of a SYN cannot be larger than 64 KiB, and a SYN can be sent again after an acknowledgement with a
-        // larger window. Its window can also be from before the last drop. Rounding to the unit of the scale can reduce
-        // the window by less than a unit (RFC 7323, section 2.4).
+        // The window of a SYN cannot be larger than 64 KiB, and a SYN can be sent again after an
+        // acknowledgement with a larger window. Its window can also be from before the last drop.
+        // Rounding to the unit of the scale can reduce the window by less than a unit (RFC 7323,
+        // section 2.4).
         let before = self.edge.unwrap_or(edge);
         let syn = header.flags.has(Flags::SYN);
         let whole = before.distance(edge) < 1 << shift;
@@ -157,7 +166,7 @@ impl Output<Memory> for Device<'_> {
         if self.posted.len() >= self.ring.room || self.rng.f64() < self.ring.refuse {
             return Err(Full);
         }
-        let payload: Vec<u8> = segment.payload.iter().flat_map(Piece::bytes).copied().collect();
+        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes().to_vec()).collect();
         assert_eq!(payload.len(), segment.payload_len as usize, "the payload is as long as it says");
         let size = segment.segment_size as usize;
         assert!(
@@ -202,7 +211,8 @@ pub(crate) fn packet(flow: &Flow, header: &Header, payload: &[u8], ect: bool) ->
     bytes
 }
 
-/// The segment in a packet, if its checksums are right, and whether the packet is marked as capable of ECN.
+/// The segment in a packet, if its checksums are right, and whether the packet is marked as capable
+/// of ECN.
 pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     let ip = Ip::parse(&bytes[..bytes.len().min(wire::MAX_HEAD)], bytes.len()).ok()?;
     let transport = ip.transport(bytes).ok()?;
@@ -215,8 +225,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     }
 }
 
-/// Whether a segment follows another one, or several merged ones, without a gap. Segments with different marks or
-/// timestamps are not merged.
+/// Whether a segment follows another one, or several merged ones, without a gap. Segments with
+/// different marks or timestamps are not merged.
 fn follows(first: &Header, all: &Meta, next: &Header, meta: &Meta) -> bool {
     let plain = |flags: Flags| flags.without(Flags::PSH) == Flags::ACK;
     let end = Header { seq: first.seq + all.len, flags: next.flags, ..*first };
@@ -253,6 +263,8 @@ impl Host {
             closed: false,
             over: false,
             failure: None,
+            waits: (None, false, Time::ZERO),
+            orphaned: false,
             watch: Watch { edge: None, starved: 0, scale: 0, scaled: true },
         }
     }
@@ -331,7 +343,8 @@ impl Host {
             if after.is_some() {
                 self.connection = None;
             } else if connection.is_gone() {
-                // The connection is not in a table of connections any more, but its user may still read.
+                // The connection is not in a table of connections any more, but its user may still
+                // read.
                 self.out.extend(reset_for(header, meta.len).map(|header| packet(&self.flow, &header, &[], false)));
                 return;
             }
@@ -343,8 +356,10 @@ impl Host {
             && !self.over
             && let Some(listener) = &mut self.listener
         {
-            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after };
-            match listener.segment::<Memory>(arriving, &self.config, &self.secret, Some(&self.budget), now) {
+            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after, cookie_at: None };
+            let station = Station { config: &self.config, secret: &self.secret, queue: Some(&self.budget) };
+            let path = || Some(self.config.max_payload);
+            match listener.segment::<Memory>(arriving, station, now, path) {
                 Answer::HalfOpen(connection) => {
                     self.connection = Some(connection);
                     return;
@@ -428,8 +443,14 @@ impl Host {
                     }
                     (self.failure, self.readable) = (error, true);
                     self.over = true;
+                    let (_, closed, since) = self.waits;
+                    self.orphaned = closed && now.since(since) >= self.config.orphan;
                 }
             }
+        }
+        let (una, closed) = (Some(connection.una()), self.closed);
+        if (una, closed) != (self.waits.0, self.waits.1) {
+            self.waits = (una, closed, now);
         }
     }
 
@@ -471,7 +492,8 @@ impl Host {
         self.transmit(now);
     }
 
-    /// Saves the connection, and continues it in another one with its sequence numbers and its payload.
+    /// Saves the connection, and continues it in another one with its sequence numbers and its
+    /// payload.
     fn go_on_elsewhere(&mut self, now: Time) {
         let Some(connection) = &self.connection else { return };
         self.plan.moves -= 1;

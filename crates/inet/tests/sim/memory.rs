@@ -1,8 +1,8 @@
-//! Payload of simulated connections: shared bytes with a count of their holders, so that a test notices a chunk that is
-//! never dropped.
+//! Payload of simulated connections: shared bytes with a count of their holders, so that a test
+//! notices a chunk that is never dropped.
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
-use std::cell::Cell;
+use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 
 thread_local! {
@@ -14,8 +14,11 @@ pub(crate) fn live() -> usize {
     LIVE.get()
 }
 
+/// Bytes of a buffer.
+const BUFFER: usize = 4096;
+
 #[derive(Debug)]
-struct Bytes(Vec<u8>);
+struct Bytes(RefCell<Vec<u8>>);
 
 impl Drop for Bytes {
     fn drop(&mut self) {
@@ -31,18 +34,54 @@ pub(crate) struct Piece {
     to: usize,
 }
 
+/// The unused bytes of a buffer.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    bytes: Rc<Bytes>,
+    from: usize,
+}
+
 impl Piece {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         LIVE.set(LIVE.get() + 1);
-        Self { from: 0, to: bytes.len(), bytes: Rc::new(Bytes(bytes)) }
+        Self { from: 0, to: bytes.len(), bytes: Rc::new(Bytes(RefCell::new(bytes))) }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes.0[self.from..self.to]
+    pub(crate) fn bytes(&self) -> Ref<'_, [u8]> {
+        Ref::map(self.bytes.0.borrow(), |bytes| &bytes[self.from..self.to])
     }
 }
 
 impl Chunk for Piece {
+    type Tail = Tail;
+
+    fn split_tail(&mut self) -> Option<Tail> {
+        let sole = Rc::strong_count(&self.bytes) == 1 && self.to < BUFFER;
+        sole.then(|| Tail { bytes: self.bytes.clone(), from: self.to })
+    }
+
+    fn copy_to_tail(&self, tail: &mut Tail) -> Option<Self> {
+        let (from, to) = (tail.from, tail.from + self.len());
+        if to > BUFFER {
+            return None;
+        }
+        let copy = self.bytes().to_vec();
+        let mut bytes = tail.bytes.0.borrow_mut();
+        bytes.truncate(from);
+        bytes.extend(copy);
+        drop(bytes);
+        tail.from = to;
+        Some(Self { bytes: tail.bytes.clone(), from, to })
+    }
+
+    fn continues(&self, next: &Self) -> bool {
+        Rc::ptr_eq(&self.bytes, &next.bytes) && self.to == next.from
+    }
+
+    fn join(&mut self, next: Self) {
+        self.to = next.to;
+    }
+
     fn len(&self) -> usize {
         self.to - self.from
     }

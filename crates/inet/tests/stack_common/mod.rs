@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
 
+pub mod peer;
+
 use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpStream, Time};
@@ -102,7 +104,8 @@ pub struct MemTx {
     ring: VecDeque<Packet<Private>>,
     sent: usize,
     pub size: usize,
-    /// Whether the device computes checksums and cuts segments. It simulates this by passing them on.
+    /// Whether the device computes checksums and cuts segments. It simulates this by passing them
+    /// on.
     pub offloads: bool,
     /// Whether the device also cuts segments with congestion marks.
     pub ecn: bool,
@@ -291,8 +294,8 @@ impl Link {
     }
 }
 
-/// Sends the fragments of a datagram from the near host to the far one. Each fragment has `cut` bytes of the UDP
-/// datagram.
+/// Sends the fragments of a datagram from the near host to the far one. Each fragment has `cut`
+/// bytes of the UDP datagram.
 pub fn fragments(link: &mut Link, id: u16, port: u16, payload: &[u8], cut: usize) {
     let mut whole = Vec::new();
     let udp = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(7, port);

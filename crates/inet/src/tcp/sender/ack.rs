@@ -5,7 +5,8 @@ use super::{Ack, Acked, Purpose, Sender, State};
 use crate::Time;
 use crate::tcp::{Carrier, SackBlocks, Seq};
 
-/// The changes that one acknowledgement caused, for recovery and congestion control. Counts are in segments.
+/// The changes that one acknowledgement caused, for recovery and congestion control. Counts are in
+/// segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct News {
     /// Whether the cumulative acknowledgement advanced.
@@ -22,17 +23,19 @@ pub(super) struct News {
     pub(super) original: bool,
     /// Segments that were taken for lost before this acknowledgement.
     pub(super) lost: u32,
-    /// The time at which the next segment is taken for lost, if reordering does not explain its absence until then.
+    /// The time at which the next segment is taken for lost, if reordering does not explain its
+    /// absence until then.
     pub(super) due: Option<u64>,
-    /// Whether the acknowledged range includes a segment that was sent more than once, so that the round-trip time is
-    /// not known.
+    /// Whether the acknowledged range includes a segment that was sent more than once, so that the
+    /// round-trip time is not known.
     resent: bool,
     /// The times at which the first and the last acknowledged segment were sent.
     first: Option<u64>,
     last: Option<u64>,
     /// The time at which the first selectively acknowledged segment was sent.
     first_sacked: Option<u64>,
-    /// The lowest number of the segments that arrived late, behind segments that had arrived before.
+    /// The lowest number of the segments that arrived late, behind segments that had arrived
+    /// before.
     low: Option<Seq>,
 }
 
@@ -48,7 +51,8 @@ impl News {
     }
 }
 
-/// The SACK blocks of the last acknowledgement. Peers repeat blocks, so only the new parts are processed.
+/// The SACK blocks of the last acknowledgement. Peers repeat blocks, so only the new parts are
+/// processed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sacks {
     blocks: [(Seq, Seq); SackBlocks::MOST],
@@ -71,11 +75,24 @@ impl Sacks {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// Processes an acknowledgement. The connection has found its segment acceptable. If its number is before the first
-    /// unacknowledged number, only its selective acknowledgements are used.
+    /// Whether data is ECN-capable.
+    #[must_use]
+    pub fn uses_ecn(&self) -> bool {
+        self.agreed.is_some_and(|agreed| agreed.ecn)
+    }
+
+    /// Makes data that is sent from now on not ECN-capable.
+    pub fn give_up_ecn(&mut self) {
+        if let Some(agreed) = &mut self.agreed {
+            (agreed.ecn, self.cwr) = (false, false);
+        }
+    }
+
+    /// Processes an acknowledgement. The connection has found its segment acceptable. If its number
+    /// is before the first unacknowledged number, only its selective acknowledgements are used.
     pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
         let at = now.micros();
-        let ack = &Ack { ece: ack.ece && self.agreed.is_some_and(|agreed| agreed.ecn), ..*ack };
+        let ack = &Ack { ece: ack.ece && self.uses_ecn(), ..*ack };
         let mut acked = Acked::default();
         if ack.ack > self.nxt {
             return acked;
@@ -105,6 +122,9 @@ impl<C: Carrier> Sender<C> {
             self.after(ack, &mut news, at);
         }
         self.more = false;
+        if self.board.is_empty() {
+            self.ring.forget();
+        }
         acked.writable = !was_writable && self.is_writable();
         acked
     }
@@ -132,8 +152,8 @@ impl<C: Carrier> Sender<C> {
         self.probes = 0;
     }
 
-    /// Takes the window, if the segment is not older than the last one that announced a window (RFC 9293, 3.10.7.4).
-    /// Returns whether the window changed.
+    /// Takes the window, if the segment is not older than the last one that announced a window (RFC
+    /// 9293, 3.10.7.4). Returns whether the window changed.
     fn update_window(&mut self, ack: &Ack<'_>, at: u64) -> bool {
         let newer = self.window_seq < ack.seq
             || (self.window_seq == ack.seq && self.window_ack <= ack.ack)
@@ -184,8 +204,8 @@ impl<C: Carrier> Sender<C> {
         self.sacks = seen;
     }
 
-    /// Processes a D-SACK. The first block is a D-SACK if it is before the acknowledgement, or inside the second block
-    /// (RFC 2883). Returns the other blocks.
+    /// Processes a D-SACK. The first block is a D-SACK if it is before the acknowledgement, or
+    /// inside the second block (RFC 2883). Returns the other blocks.
     fn judge_duplicate<'a>(&mut self, ack: &Ack<'a>, news: &mut News) -> &'a [(Seq, Seq)] {
         let Some((&(from, to), others)) = ack.sack.split_first() else { return ack.sack };
         let inside = others.first().is_some_and(|(start, end)| *start <= from && to <= *end);
@@ -202,7 +222,8 @@ impl<C: Carrier> Sender<C> {
         others
     }
 
-    /// Returns a function: whether the peer's timestamp echoes a transmission that was made before a given time.
+    /// Returns a function: whether the peer's timestamp echoes a transmission that was made before
+    /// a given time.
     fn is_early(&self, ack: &Ack<'_>) -> impl Fn(u64) -> bool + use<C> {
         let (echo, offset) = (ack.echo, self.options.timestamp_offset);
         move |sent| echo.is_some_and(|echo| Seq(echo) < Seq(((sent / 1000) as u32).wrapping_add(offset)))
@@ -256,8 +277,8 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Samples the round-trip time. A segment that was sent once gives the sample. Otherwise the echoed timestamp gives
-    /// it, because it is always of the right transmission.
+    /// Samples the round-trip time. A segment that was sent once gives the sample. Otherwise the
+    /// echoed timestamp gives it, because it is always of the right transmission.
     fn measure(&mut self, ack: &Ack<'_>, news: &News, at: u64) {
         let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
         if let Some(rtt) = since(news.last.or(news.first_sacked)).filter(|_| !news.resent) {

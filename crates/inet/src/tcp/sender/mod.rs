@@ -7,12 +7,13 @@
 //!   ack(..) ──────────┴──► Scoreboard ◄── Rack, Recovery, Congestion, timers ◄───────────────── Ring of tickets
 //! ```
 //!
-//! SYN, data and FIN occupy sequence numbers, and are acknowledged and repeated in the same way. Payload is held until
-//! it is acknowledged. Each transmission holds a clone until the device is done with it. A range is not sent again
-//! while its last [`Ticket`] is pending: the device could send the earlier copy after the memory was reused, with a
-//! valid checksum.
+//! SYN, data and FIN occupy sequence numbers, and are acknowledged and repeated in the same way.
+//! Payload is held until it is acknowledged. Each transmission holds a clone until the device is
+//! done with it. A range is not sent again while its last [`Ticket`] is pending: the device could
+//! send the earlier copy after the memory was reused, with a valid checksum.
 //!
-//! An acknowledgement of new data in order causes no allocation, and its cost is constant on average.
+//! An acknowledgement of new data in order causes no allocation, and its cost is constant on
+//! average.
 //!
 //! [`Ticket`]: crate::tcp::Ticket
 
@@ -96,7 +97,8 @@ pub struct Sender<C: Carrier> {
     /// Whether something could be sent, but the ring still holds too much of this connection.
     waits: bool,
 
-    /// The peer's window, the segment that announced it, and the largest window that was ever announced.
+    /// The peer's window, the segment that announced it, and the largest window that was ever
+    /// announced.
     peer_window: u32,
     window_seq: Seq,
     window_ack: Seq,
@@ -122,11 +124,12 @@ pub struct Sender<C: Carrier> {
 
     timer: Option<Timer>,
     probe: Option<Probe>,
-    /// Timeouts in a row (`retries`), and how many of them a peer with a closed window has answered (`answered`).
+    /// Timeouts in a row (`retries`), and how many of them a peer with a closed window has answered
+    /// (`answered`).
     retries: u32,
     answered: u32,
-    /// Unanswered window probes in a row (`probes`), and all probes since the peer closed its window (`asked`). The
-    /// interval grows with `asked`, even if the peer answers.
+    /// Unanswered window probes in a row (`probes`), and all probes since the peer closed its
+    /// window (`asked`). The interval grows with `asked`, even if the peer answers.
     probes: u32,
     asked: u32,
     /// The time of the peer's last progress, while something waits for the peer.
@@ -136,8 +139,8 @@ pub struct Sender<C: Carrier> {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// A sender whose SYN is queued. `max_payload`: bytes of payload and options of a segment that fit into the path
-    /// MTU.
+    /// A sender whose SYN is queued. `max_payload`: bytes of payload and options of a segment that
+    /// fit into the path MTU.
     #[must_use]
     pub fn new(iss: Seq, max_payload: u32, options: SendOptions) -> Self {
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -199,7 +202,8 @@ impl<C: Carrier> Sender<C> {
         (self.board, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
-    /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only SYN is sent.
+    /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only
+    /// SYN is sent.
     pub fn established(&mut self, negotiated: &Negotiated, now: Time) {
         let Negotiated { mss, sack, timestamps, ecn, window, seq } = *negotiated;
         self.agreed = Some(Agreed { sack, ecn });
@@ -209,8 +213,8 @@ impl<C: Carrier> Sender<C> {
         self.last_sent = now.micros();
     }
 
-    /// The initial window (RFC 6928), in segments. Large segments do not make it larger in bytes than it is with
-    /// segments of Ethernet's size.
+    /// The initial window (RFC 6928), in segments. Large segments do not make it larger in bytes
+    /// than it is with segments of Ethernet's size.
     fn initial_window(&self) -> u32 {
         let segments = self.options.initial_window;
         segments.min((segments.saturating_mul(1460) / self.path.size()).max(2)).max(1)
@@ -218,12 +222,14 @@ impl<C: Carrier> Sender<C> {
 
     // The user
 
-    /// Queues `chunk`. `more` announces more payload, so that a small segment waits for it, for 200 ms at most.
+    /// Queues `chunk`. `more` announces more payload, so that a small segment waits for it, for 200
+    /// ms at most.
     ///
     /// The last chunk may exceed the limit of the send buffer.
     ///
     /// # Errors
-    /// The chunk is returned if there is no [room](Self::room), if FIN is queued, or if it has a gibibyte or more.
+    /// The chunk is returned if there is no [room](Self::room), if FIN is queued, or if it has a
+    /// gibibyte or more.
     pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), C::Sent> {
         if self.room() == 0 || self.fin || chunk.len() >= MAX_CHUNK {
             return Err(chunk);
@@ -244,7 +250,8 @@ impl<C: Carrier> Sender<C> {
         self.options.send_buffer.saturating_sub(self.queue.len())
     }
 
-    /// Whether a third of the send buffer is free, and the number of unsent bytes is below the limit.
+    /// Whether a third of the send buffer is free, and the number of unsent bytes is below the
+    /// limit.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.room() >= self.queue.len() / 2 && self.room() > 0 && self.unsent() < self.options.low_water && !self.fin
@@ -253,7 +260,8 @@ impl<C: Carrier> Sender<C> {
     /// Bytes of payload that were not sent yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        // The beginning is compared only during the handshake: after 2^31 bytes it is too far away for an order.
+        // The beginning is compared only during the handshake: after 2^31 bytes it is too far away
+        // for an order.
         let next = if self.syn_acked { self.nxt } else { self.nxt.max(self.iss + 1) };
         usize::try_from(self.queue.end().distance(next)).unwrap_or(0)
     }
@@ -275,13 +283,14 @@ impl<C: Carrier> Sender<C> {
         self.fin = true;
     }
 
-    /// Corks or uncorks the connection. While it is corked, small segments wait, for 200 ms at most.
+    /// Corks or uncorks the connection. While it is corked, small segments wait, for 200 ms at
+    /// most.
     pub fn set_cork(&mut self, cork: bool) {
         self.cork = cork;
     }
 
-    /// If `nodelay`, small segments do not wait for acknowledgements. Waiting payload is then sent, even if the
-    /// connection is corked.
+    /// If `nodelay`, small segments do not wait for acknowledgements. Waiting payload is then sent,
+    /// even if the connection is corked.
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.options.nodelay = nodelay;
         if nodelay {
@@ -354,15 +363,15 @@ impl<C: Carrier> Sender<C> {
         self.una == self.nxt && self.syn_acked && self.unsent() == 0 && (!self.fin || self.is_fin_acked())
     }
 
-    /// Whether something is to be sent, but must wait until the device is done with earlier transmissions. Call
-    /// [`next`](Self::next) again then.
+    /// Whether something is to be sent, but must wait until the device is done with earlier
+    /// transmissions. Call [`next`](Self::next) again then.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
         self.waits
     }
 
-    /// The number of the first transmission that was not complete when the ring was last checked. The first
-    /// transmission has the number 1.
+    /// The number of the first transmission that was not complete when the ring was last checked.
+    /// The first transmission has the number 1.
     #[must_use]
     pub(in crate::tcp) fn settled(&self) -> u64 {
         self.ring.first()
@@ -384,9 +393,19 @@ impl<C: Carrier> Sender<C> {
         if self.rtt.is_known() { Duration::from_micros(self.rtt.smoothed()) } else { Duration::from_millis(100) }
     }
 
+    /// Frees the memory of lists that are empty. For a connection that is idle for a while.
+    pub fn shrink(&mut self) {
+        self.queue.shrink();
+        self.board.shrink();
+        self.ring.shrink();
+        self.rack.shrink();
+        self.scratch = Vec::new();
+    }
+
     /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
         self.start_at(self.nxt);
+        self.ring.forget();
         self.scratch = Vec::new();
         (self.timer, self.waiting, self.agreed, self.syn_acked) = (None, None, None, true);
         self.fin = false;
@@ -397,8 +416,9 @@ impl<C: Carrier> Sender<C> {
     /// Bytes of payload of a segment at this time.
     fn segment_size(&self) -> u32 {
         let size = self.path.size();
-        // A segment has at most half of the peer's largest window. A peer whose window is smaller than two segments
-        // opens it in steps of half of its buffer, not of whole segments (RFC 9293, 3.8.6.2).
+        // A segment has at most half of the peer's largest window. A peer whose window is smaller
+        // than two segments opens it in steps of half of its buffer, not of whole segments (RFC
+        // 9293, 3.8.6.2).
         let half = if self.max_window > 536 { self.max_window / 2 } else { self.max_window };
         if half > 0 && size > half { half.max(48).min(size) } else { size }
     }
@@ -416,10 +436,12 @@ impl<C: Carrier> Sender<C> {
         self.window.cwnd.saturating_sub(self.in_flight())
     }
 
-    /// Chooses the next transmission, if there is one: lost segments, new data, or a probe. `offload`: the bytes of
-    /// payload that the device can cut into segments, or 0 if it cannot cut.
+    /// Chooses the next transmission, if there is one: lost segments, new data, or a probe.
+    /// `offload`: the bytes of payload that the device can cut into segments, or 0 if it cannot
+    /// cut.
     ///
-    /// The result is the same until [`sent`](Self::sent) is called for it. Call this until it returns `None`.
+    /// The result is the same until [`sent`](Self::sent) is called for it. Call this until it
+    /// returns `None`.
     pub fn next(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.ring.settle();
@@ -576,7 +598,8 @@ impl<C: Carrier> Sender<C> {
             self.usage.note(true, self.board.out(), self.una, self.nxt);
             return None;
         }
-        // At most half of the window is sent at once, so that acknowledgements of the first half clock the second half.
+        // At most half of the window is sent at once, so that acknowledgements of the first half
+        // clock the second half.
         let segments = quota.min((self.window.cwnd / 2).max(1)).min((offload as u32 / size).max(1));
         let most = size.saturating_mul(segments);
         let mut len = unsent.min(most).min(room);
@@ -595,8 +618,8 @@ impl<C: Carrier> Sender<C> {
         Some(self.new_data(len, size, Kind::New))
     }
 
-    /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's algorithm in Minshall's
-    /// variant, and cork.
+    /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's
+    /// algorithm in Minshall's variant, and cork.
     fn may_send_small(&self, end: Seq, small: u32) -> bool {
         let held = self.cork || self.more || (!self.options.nodelay && self.small > self.una);
         small == 0 || !held || end <= self.release
@@ -606,11 +629,11 @@ impl<C: Carrier> Sender<C> {
         let all = len as usize == self.unsent();
         let room = i64::from(self.window_end().distance(self.nxt));
         let fin = self.fin && all && i64::from(len) < room.max(1);
-        // PSH is set at the end of a write. On a large transmission it lets the receiver deliver without waiting for
-        // more.
+        // PSH is set at the end of a write. On a large transmission it lets the receiver deliver
+        // without waiting for more.
         let push =
             len > size || (len > 0 && (self.queue.is_pushed_at(self.nxt + len) || self.probe == Some(Probe::Window)));
-        let ecn = len > 0 && self.agreed.is_some_and(|agreed| agreed.ecn);
+        let ecn = len > 0 && self.uses_ecn();
         let cwr = ecn && self.cwr;
         Transmission { fin, push, ect: ecn, cwr, segment_size: size, ..self.transmission(self.nxt, len, kind) }
     }

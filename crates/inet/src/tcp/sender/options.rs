@@ -11,25 +11,29 @@ use crate::tcp::{Congestion, Seq};
 pub struct SendOptions {
     /// The algorithm of the congestion window.
     pub congestion: Congestion,
-    /// The number of unsent and unacknowledged bytes at which [`Sender::room`](super::Sender::room) is 0.
+    /// The number of unsent and unacknowledged bytes at which [`Sender::room`](super::Sender::room)
+    /// is 0.
     pub send_buffer: usize,
     /// The connection is writable while fewer bytes than this are unsent.
     pub low_water: usize,
-    /// The limit for bytes in the device's ring. More bytes wait until the device is done with some, so that one
-    /// connection does not fill the ring.
+    /// The limit for bytes in the device's ring. More bytes wait until the device is done with
+    /// some, so that one connection does not fill the ring.
     pub ring_bytes: usize,
     /// Whether small segments are sent without waiting for an acknowledgement (no Nagle).
     pub nodelay: bool,
-    /// The connection ends when sent data stays unacknowledged, or unsent data cannot be sent, for this time.
+    /// The connection ends when sent data stays unacknowledged, or unsent data cannot be sent, for
+    /// this time.
     pub user_timeout: Option<Duration>,
     /// The least time that is added to the smoothed round-trip time for the retransmission timeout.
     pub rto_min: Duration,
     /// The longest retransmission timeout.
     pub rto_max: Duration,
-    /// The number of retransmissions of SYN before the connection ends. Seven take more than the three minutes of RFC
-    /// 9293, 3.8.3.
+    /// The number of retransmissions of SYN before the connection ends. Seven take more than the
+    /// three minutes of RFC 9293, 3.8.3. For SYN-ACK,
+    /// [`Config::syn_ack_retries`](crate::tcp::Config::syn_ack_retries) replaces it.
     pub syn_retries: u32,
-    /// The number of retransmissions by timeout, or of unanswered window probes, before the connection ends.
+    /// The number of retransmissions by timeout, or of unanswered window probes, before the
+    /// connection ends.
     pub retries: u32,
     /// The first congestion window, in segments.
     pub initial_window: u32,
@@ -39,8 +43,8 @@ pub struct SendOptions {
     pub tail_probes: bool,
     /// Whether larger segments than the known path MTU admits are tried (RFC 4821).
     pub mtu_probing: bool,
-    /// The lower limit for a segment size that a "packet too big" requests, in bytes of payload: 512 for IPv4 and 1220
-    /// for IPv6.
+    /// The lower limit for a segment size that a "packet too big" requests, in bytes of payload:
+    /// 512 for IPv4 and 1220 for IPv6.
     pub path_floor: u32,
     /// The offset that is added to the clock of timestamps.
     pub timestamp_offset: u32,
@@ -72,7 +76,8 @@ impl Default for SendOptions {
 /// The result of the handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
-    /// The largest segment that the peer accepts: the value of its option, or the default of 536 (IPv4) or 1220 (IPv6).
+    /// The largest segment that the peer accepts: the value of its option, or the default of 536
+    /// (IPv4) or 1220 (IPv6).
     pub mss: u16,
     /// Whether selective acknowledgements are used.
     pub sack: bool,
@@ -125,7 +130,8 @@ pub enum Kind {
     New,
     /// The range is taken for lost.
     Again,
-    /// The last segment is sent again, or new data is sent, to provoke an acknowledgement (tail loss probe).
+    /// The last segment is sent again, or new data is sent, to provoke an acknowledgement (tail
+    /// loss probe).
     TailProbe,
     /// An empty segment with a number before the window, to provoke an acknowledgement.
     WindowProbe,

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use crate::tcp::{Chunk, Seq};
 
-/// The most chunks in one transmission. A frame has room for this number of fragments behind its headers.
+/// The most chunks in one transmission. A frame has room for this number of fragments behind its
+/// headers.
 const MAX_CHUNKS: usize = 16;
 
 #[derive(Debug)]
@@ -27,7 +28,8 @@ pub(super) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
     start: Seq,
     end: Seq,
-    /// The entry in which the last search ended. New data is sent in order, so the next search usually ends there too.
+    /// The entry in which the last search ended. New data is sent in order, so the next search
+    /// usually ends there too.
     hint: usize,
 }
 
@@ -35,6 +37,11 @@ impl<T: Chunk> Queue<T> {
     /// An empty queue that begins at the byte `start`.
     pub(super) fn new(start: Seq) -> Self {
         Self { entries: VecDeque::new(), start, end: start, hint: 0 }
+    }
+
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.entries.shrink_to_fit();
     }
 
     /// The number after the last byte.
@@ -54,10 +61,11 @@ impl<T: Chunk> Queue<T> {
         last.is_some_and(|last| last.chunk.continues(chunk) && last.chunk.len() + chunk.len() < super::MAX_CHUNK)
     }
 
-    /// Adds `chunk` at the end. `push`: the receiver is to be told by PSH that no more follows for now.
+    /// Adds `chunk` at the end. `push`: the receiver is to be told by PSH that no more follows for
+    /// now.
     ///
-    /// Many small writes into one page are joined to one chunk, because a frame has room for few chunks, and each chunk
-    /// costs a reference count.
+    /// Many small writes into one page are joined to one chunk, because a frame has room for few
+    /// chunks, and each chunk costs a reference count.
     pub(super) fn push(&mut self, chunk: T, push: bool) {
         if chunk.is_empty() {
             return;
@@ -109,7 +117,8 @@ impl<T: Chunk> Queue<T> {
         self.hint
     }
 
-    /// The number of the `len` bytes from `from` on that are in chunks which fit into one transmission.
+    /// The number of the `len` bytes from `from` on that are in chunks which fit into one
+    /// transmission.
     pub(super) fn fit(&mut self, from: Seq, len: u32) -> u32 {
         let first = self.find(from);
         let mut last = first + MAX_CHUNKS - 1;
@@ -132,7 +141,8 @@ impl<T: Chunk> Queue<T> {
         self.entries.get(last).is_some_and(|entry| entry.push && entry.end() == at)
     }
 
-    /// Adds clones of the chunks with the `len` bytes from `from` on to `into`, without copying bytes.
+    /// Adds clones of the chunks with the `len` bytes from `from` on to `into`, without copying
+    /// bytes.
     pub(super) fn copy(&mut self, from: Seq, len: u32, into: &mut Vec<T>) {
         let (mut at, to) = (from, from + len);
         let first = self.find(from);
@@ -207,6 +217,8 @@ mod tests {
     struct Either(Piece, bool);
 
     impl Chunk for Either {
+        type Tail = ();
+
         const MIXED: bool = true;
 
         fn precedes(&self, next: &Self) -> bool {

@@ -1,18 +1,20 @@
-//! Loss detection by time (RFC 8985): a segment is taken for lost if a later one was delivered, and the time that
-//! reordering explains has passed.
+//! Loss detection by time (RFC 8985): a segment is taken for lost if a later one was delivered, and
+//! the time that reordering explains has passed.
 //!
-//! The RFC walks over all segments in the order of transmission. Here, a log holds the transmissions in that order.
-//! Only the front of the log can be due, so the walk visits each transmission once.
+//! The RFC walks over all segments in the order of transmission. Here, a log holds the
+//! transmissions in that order. Only the front of the log can be due, so the walk visits each
+//! transmission once.
 
 use std::collections::VecDeque;
 
 use super::scoreboard::{Range, Scoreboard};
 use crate::tcp::Seq;
 
-/// The number of duplicate acknowledgements, or of segments that were acknowledged selectively, that indicates a loss
-/// if no reordering was ever seen.
+/// The number of duplicate acknowledgements, or of segments that were acknowledged selectively,
+/// that indicates a loss if no reordering was ever seen.
 pub(super) const DUPLICATES: u32 = 3;
-/// After this number of recoveries without a D-SACK, the reordering window is reset to its initial size.
+/// After this number of recoveries without a D-SACK, the reordering window is reset to its initial
+/// size.
 const PERSIST: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -42,14 +44,19 @@ pub(super) struct Path {
     pub(super) min_rtt: u64,
     pub(super) smoothed: u64,
     pub(super) reordered: bool,
-    /// Whether recovery is in progress, or so many segments were acknowledged selectively that a loss is nearly
-    /// certain.
+    /// Whether recovery is in progress, or so many segments were acknowledged selectively that a
+    /// loss is nearly certain.
     pub(super) sure: bool,
 }
 
 impl Rack {
     pub(super) fn new() -> Self {
         Self { quarters: 1, ..Self::default() }
+    }
+
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.log.shrink_to_fit();
     }
 
     /// Adds a transmission to the log.
@@ -64,7 +71,8 @@ impl Rack {
         }
     }
 
-    /// Notes that `range` was delivered. `early`: its acknowledgement is of a transmission before the last one.
+    /// Notes that `range` was delivered. `early`: its acknowledgement is of a transmission before
+    /// the last one.
     pub(super) fn delivered(&mut self, range: &Range, now: u64, min_rtt: u64, early: bool) {
         let rtt = now.saturating_sub(range.sent);
         if range.resent && (early || rtt < min_rtt) {
@@ -77,8 +85,8 @@ impl Rack {
         }
     }
 
-    /// Widens the window, because a D-SACK showed that a retransmission was not needed: segments arrive later than the
-    /// window allows.
+    /// Widens the window, because a D-SACK showed that a retransmission was not needed: segments
+    /// arrive later than the window allows.
     pub(super) fn duplicate(&mut self, ack: Seq, nxt: Seq) {
         if self.widened.is_none_or(|mark| mark <= ack) {
             self.widened = Some(nxt);
@@ -103,7 +111,8 @@ impl Rack {
         (path.min_rtt / 4).saturating_mul(u64::from(self.quarters)).min(path.smoothed)
     }
 
-    /// Takes segments that are due for lost, and returns the time at which the next one will be due.
+    /// Takes segments that are due for lost, and returns the time at which the next one will be
+    /// due.
     pub(super) fn detect(&mut self, board: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
         let (latest, end) = self.latest?;
         while let Some(entry) = self.log.front().copied() {
@@ -113,7 +122,8 @@ impl Rack {
                 (first..).map_while(|n| board.get(n).filter(|range| range.start < entry.end).map(|range| (n, range)));
             let open = ranges.filter(|(_, range)| is_open(range)).map(|(n, range)| (n, range.end)).next();
             if let Some((first, first_end)) = open {
-                // Of two transmissions at the same time, the one with the higher numbers counts as the later one.
+                // Of two transmissions at the same time, the one with the higher numbers counts as
+                // the later one.
                 let is_before = |at: Seq| entry.sent < latest || (entry.sent == latest && at < end);
                 if !is_before(first_end) {
                     return None;
@@ -138,7 +148,8 @@ impl Rack {
         None
     }
 
-    /// Whether `range` was sent so long ago that it is lost, at the time when the retransmission timer expires.
+    /// Whether `range` was sent so long ago that it is lost, at the time when the retransmission
+    /// timer expires.
     pub(super) fn is_overdue(&self, range: &Range, window: u64, now: u64) -> bool {
         range.sent.saturating_add(self.rtt).saturating_add(window) <= now
     }
@@ -171,7 +182,8 @@ mod tests {
     fn a_segment_is_lost_when_a_later_one_was_delivered_and_the_window_is_over() {
         let (mut rack, mut board) = sent(&[0, 10, 20, 30]);
         deliver(&mut rack, &mut board, 2, 1020);
-        // Round trip 1000, window 50: the first is due at 1050, the second at 1060, the last was sent later.
+        // Round trip 1000, window 50: the first is due at 1050, the second at 1060, the last was
+        // sent later.
         assert_eq!((rack.detect(&mut board, 50, 1020), board.lost()), (Some(1050), 0));
         assert_eq!((rack.detect(&mut board, 50, 1050), board.lost()), (Some(1060), 1));
         assert_eq!((rack.detect(&mut board, 50, 1060), board.lost()), (None, 2));

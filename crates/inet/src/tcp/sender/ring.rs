@@ -9,8 +9,8 @@ pub(super) type Id = u64;
 
 /// The transmissions of one connection that may still wait in the ring.
 ///
-/// A device nearly always finishes transmissions in order. Only the front is checked, unless a range is to be sent
-/// again.
+/// A device nearly always finishes transmissions in order. Only the front is checked, unless a
+/// range is to be sent again.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     tickets: VecDeque<(T, usize)>,
@@ -23,6 +23,11 @@ impl<T: Ticket> Ring<T> {
         Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
     }
 
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.tickets.shrink_to_fit();
+    }
+
     /// Adds a transmission of `bytes` of payload.
     pub(super) fn push(&mut self, ticket: T, bytes: usize) -> Id {
         self.tickets.push_back((ticket, bytes));
@@ -30,13 +35,22 @@ impl<T: Ticket> Ring<T> {
         self.first + self.tickets.len() as u64 - 1
     }
 
-    /// Removes the finished transmissions at the front, and returns the number of bytes that are left.
+    /// Removes the finished transmissions at the front, and returns the number of bytes that are
+    /// left.
     pub(super) fn settle(&mut self) -> usize {
         while self.tickets.front().is_some_and(|(ticket, _)| ticket.is_done()) {
             self.bytes -= self.tickets.pop_front().map_or(0, |(_, bytes)| bytes);
             self.first += 1;
         }
         self.bytes
+    }
+
+    /// Forgets all transmissions, because nothing that they carried will be sent again. Their
+    /// memory is held by the device alone from now on: an idle connection holds none.
+    pub(super) fn forget(&mut self) {
+        self.first += self.tickets.len() as u64;
+        self.bytes = 0;
+        self.tickets.clear();
     }
 
     /// The first transmission that was not finished at the last check.
@@ -67,5 +81,10 @@ mod tests {
         one.finish();
         assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (0, true, true));
         assert!(ring.is_done(0), "a range that was never sent waits for nothing");
+        let pending = Done::pending();
+        let id = ring.push(pending.clone(), 7);
+        ring.forget();
+        assert_eq!((ring.settle(), ring.is_done(id), ring.first()), (0, true, id + 1));
+        assert_eq!(ring.push(pending, 7), id + 1);
     }
 }

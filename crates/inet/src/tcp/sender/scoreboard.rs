@@ -1,14 +1,15 @@
-//! The scoreboard: the ranges in flight, in the order of their sequence numbers, with the state of each one (RFC 2018,
-//! 6675).
+//! The scoreboard: the ranges in flight, in the order of their sequence numbers, with the state of
+//! each one (RFC 2018, 6675).
 //!
 //! ```text
 //!   una                                                        nxt
 //!    |  lost, sent again  |  in flight  |  sacked  |  in flight  |
 //! ```
 //!
-//! A transmission is one range, even if a device cuts it into many segments. If a selective acknowledgement or a
-//! retransmission concerns a part of a range, the range is split at a multiple of its segment size. A peer therefore
-//! cannot create more ranges than there are segments. All counts are in segments.
+//! A transmission is one range, even if a device cuts it into many segments. If a selective
+//! acknowledgement or a retransmission concerns a part of a range, the range is split at a multiple
+//! of its segment size. A peer therefore cannot create more ranges than there are segments. All
+//! counts are in segments.
 
 use std::collections::VecDeque;
 
@@ -68,6 +69,11 @@ impl Scoreboard {
     /// A scoreboard with no ranges, which begins at `una`.
     pub(super) fn new(una: Seq) -> Self {
         Self { first_lost: una, ..Self::default() }
+    }
+
+    /// Frees memory that is not in use.
+    pub(super) fn shrink(&mut self) {
+        self.ranges.shrink_to_fit();
     }
 
     /// Segments that are not acknowledged.
@@ -149,8 +155,8 @@ impl Scoreboard {
         apply(&mut self.again, range.again);
     }
 
-    /// Splits the range that contains `at`, so that `at` is the border of two ranges. The distance from its start
-    /// should be a multiple of the segment size.
+    /// Splits the range that contains `at`, so that `at` is the border of two ranges. The distance
+    /// from its start should be a multiple of the segment size.
     pub(super) fn split(&mut self, at: Seq) {
         let n = self.find(at);
         let Some(range) = self.ranges.get(n).copied().filter(|range| range.start < at) else { return };
@@ -162,8 +168,8 @@ impl Scoreboard {
         self.ranges.insert(n + 1, tail);
     }
 
-    /// Removes everything before `to` from the front. `each` is called with each removed range, or removed part of a
-    /// range.
+    /// Removes everything before `to` from the front. `each` is called with each removed range, or
+    /// removed part of a range.
     pub(super) fn acknowledge(&mut self, to: Seq, mut each: impl FnMut(&Range)) {
         while let Some(front) = self.ranges.front().copied().filter(|front| front.start < to) {
             self.count(&front, false);
@@ -184,9 +190,9 @@ impl Scoreboard {
         self.first_lost = self.first_lost.max(to);
     }
 
-    /// Marks the segments that the block `from..to` covers completely as received by the peer. `each` is called with
-    /// each range that was not marked before. Returns the end of the numbers that are covered without a gap from `from`
-    /// on.
+    /// Marks the segments that the block `from..to` covers completely as received by the peer.
+    /// `each` is called with each range that was not marked before. Returns the end of the numbers
+    /// that are covered without a gap from `from` on.
     pub(super) fn sack(&mut self, from: Seq, to: Seq, mut each: impl FnMut(&Range)) -> Seq {
         let (mut n, mut covered) = (self.find(from), from);
         while let Some(range) = self.ranges.get(n).copied().filter(|range| range.start < to) {
@@ -217,7 +223,8 @@ impl Scoreboard {
         covered
     }
 
-    /// Removes all marks of selective acknowledgements, because the peer dropped the payload (RFC 2018, 8).
+    /// Removes all marks of selective acknowledgements, because the peer dropped the payload (RFC
+    /// 2018, 8).
     pub(super) fn forget_sacks(&mut self) {
         for n in 0..self.ranges.len() {
             self.change(n, |range| range.sacked = false);

@@ -8,8 +8,8 @@ use crate::tcp::Carrier;
 
 /// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
 const DELAYED_ACK: u64 = 200_000;
-/// A tail loss probe is sent after twice the round-trip time and this slack, in microseconds, so that acknowledgements
-/// on the way can arrive.
+/// A tail loss probe is sent after twice the round-trip time and this slack, in microseconds, so
+/// that acknowledgements on the way can arrive.
 const SLACK: u64 = 2_000;
 
 /// The purpose for which the timer runs.
@@ -33,7 +33,8 @@ pub(super) struct Timer {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// The time at which [`timeout`](Self::timeout) is to be called, if nothing else happens before.
+    /// The time at which [`timeout`](Self::timeout) is to be called, if nothing else happens
+    /// before.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
@@ -80,8 +81,7 @@ impl<C: Carrier> Sender<C> {
         if self.board.is_empty() {
             return true;
         }
-        let most = if self.syn_acked { self.options.retries } else { self.options.syn_retries };
-        if self.retries - self.answered >= most {
+        if self.retries - self.answered >= self.most_retries() {
             return false;
         }
         self.probe = None;
@@ -96,6 +96,17 @@ impl<C: Carrier> Sender<C> {
         true
     }
 
+    /// The retransmission timeout after `expired` expirations in a row.
+    pub(in crate::tcp) fn backoff(&self, expired: u32) -> Duration {
+        Duration::from_micros(self.rtt.timeout(expired))
+    }
+
+    /// After how many retransmissions without an answer the connection ends: R2 of RFC 9293,
+    /// section 3.8.3.
+    pub(in crate::tcp) fn most_retries(&self) -> u32 {
+        if self.syn_acked { self.options.retries } else { self.options.syn_retries }
+    }
+
     pub(super) fn arm(&mut self, purpose: Purpose, at: u64) {
         self.timer = Some(Timer { purpose, at });
     }
@@ -108,8 +119,8 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// The end of the retransmission timer, counted from the last transmission of the first unacknowledged range. It is
-    /// used if another timer ran instead of this one.
+    /// The end of the retransmission timer, counted from the last transmission of the first
+    /// unacknowledged range. It is used if another timer ran instead of this one.
     fn retransmission_deadline(&self, at: u64) -> u64 {
         let sent = self.board.front().map_or(at, |range| range.sent);
         sent.saturating_add(self.rtt.timeout(self.retries)).max(at + 1)
@@ -123,7 +134,8 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Starts the timer for a tail loss probe before the retransmission timer, if a probe is allowed.
+    /// Starts the timer for a tail loss probe before the retransmission timer, if a probe is
+    /// allowed.
     pub(super) fn arm_tail_probe(&mut self, at: u64) {
         let state = self.recovery.state();
         let allowed = self.options.tail_probes && self.syn_acked && self.agreed.is_some_and(|agreed| agreed.sack);
@@ -154,8 +166,8 @@ impl<C: Carrier> Sender<C> {
         self.arm_retransmission(at);
     }
 
-    /// Starts the timer for window probes if nothing may be sent, and nothing is in flight whose acknowledgement could
-    /// open the window.
+    /// Starts the timer for window probes if nothing may be sent, and nothing is in flight whose
+    /// acknowledgement could open the window.
     pub(super) fn arm_persist(&mut self, at: u64) {
         let wants = self.unsent() > 0 || (self.fin && !self.is_fin_sent());
         if !wants || !self.board.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {

@@ -1,0 +1,94 @@
+//! The orderly end of a stack: its peers learn that their connections end.
+
+use super::Stack;
+use super::payload::Transmit;
+use super::source::Source;
+use crate::Time;
+use crate::tcp::State;
+use netmem_packet::{PollThenSleep, TxQueue, Wait};
+use std::io;
+use std::time::Duration;
+
+/// How long the stack polls for work before it sleeps.
+const POLL: Duration = Duration::from_micros(50);
+
+impl<P, R, T> Stack<R, T>
+where
+    P: Transmit<T>,
+    R: Source<Payload = P>,
+    T: TxQueue<Mem = P::Mem> + Wait,
+{
+    /// Closes all sockets as if their users had dropped them: what was written is still sent, then
+    /// FIN. Connections that were not accepted, or whose received payload was not read, are reset.
+    /// Calls of streams that still exist return
+    /// [`SocketError::StackGone`](super::SocketError::StackGone) as soon as their connections have
+    /// ended.
+    ///
+    /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).
+    /// [`finish`](Self::finish) does both.
+    pub fn close(&mut self) {
+        let mut core = self.core.borrow_mut();
+        for listener in core.listeners.ids() {
+            core.unlisten(listener);
+        }
+        for id in core.connections.ids(|_| true) {
+            core.let_go(id, false);
+        }
+    }
+
+    /// Whether nothing is left to be sent: each peer has acknowledged all payload and the end, and
+    /// each datagram has left. Connections in TIME-WAIT, and those whose peers have not closed yet,
+    /// do not count. Costs a look at each connection.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let core = self.core.borrow();
+        let ended = |state| matches!(state, State::FinWait2 | State::TimeWait);
+        let mut slots = core.connections.iter().map(|(_, slot)| &slot.connection);
+        slots.all(|connection| ended(connection.state()) || connection.is_gone())
+            && !core.udp.has_work()
+            && !core.udp.is_blocked()
+            && core.egress.loopback.is_empty()
+    }
+
+    /// Ends the stack in order: [closes](Self::close) all sockets, and drives the stack until all
+    /// was sent and acknowledged, at most until `deadline`. Connections that are left then are
+    /// reset. Returns how many.
+    ///
+    /// A program that only drops its stack sends nothing: its peers wait for what does not come.
+    /// `now` is the clock of [`poll`](Self::poll). The thread sleeps while there is nothing to do.
+    /// If the thread also drives the device, call `close`, and go on with the program's own loop
+    /// until `is_closed`.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot wait for the queues, because the system is short of memory.
+    pub fn finish(&mut self, deadline: Time, now: impl Fn() -> Time) -> io::Result<usize> {
+        self.close();
+        let mut pause = PollThenSleep::new(POLL);
+        loop {
+            let work = self.poll(now());
+            if work == 0 && self.is_closed() {
+                return Ok(0);
+            }
+            let present = now();
+            if present >= deadline {
+                return Ok(self.reset_all(present));
+            }
+            let next = self.next_deadline().map_or(deadline, |next| next.min(deadline));
+            pause.turn(work, &mut [self], Some(next.since(present)))?;
+        }
+    }
+
+    /// Resets all connections that have not ended. Returns how many.
+    fn reset_all(&mut self, now: Time) -> usize {
+        let mut core = self.core.borrow_mut();
+        let ended = |state| matches!(state, State::FinWait2 | State::TimeWait | State::Closed);
+        let open = core.connections.ids(|slot| !ended(slot.connection.state()));
+        for &id in &open {
+            core.let_go(id, true);
+        }
+        drop(core);
+        self.poll(now);
+        open.len()
+    }
+}

@@ -1,0 +1,180 @@
+//! The pages from which a stack sends, and their shares.
+//!
+//! ```text
+//!   the stack's pool:  │ payload that users wrote: shares │ reserve │
+//!                                                          └─ headers, acknowledgements, resets, probes, ICMP, ARP
+//! ```
+//!
+//! Why shares: a peer that does not read keeps what was written for it. Without them, some such
+//! peers hold all pages, and every other connection is mute. Why a reserve: without it, payload
+//! that waits for an acknowledgement could keep the acknowledgements of others from leaving.
+//!
+//! **The share** of a connection follows from what is free: [`share`].
+//!
+//! **Counting.** A page counts from the moment in which a stream begins to write into it until all
+//! bytes that were written into it are acknowledged. Payload that the user sends by reference is
+//! the user's, and does not count. All calls are of the stack's thread, so counts are plain
+//! numbers, but that of packed pages.
+
+use super::connections::ConnectionId;
+use crate::tcp::{Budget, Seq, share};
+use netmem_pool::{Mapped, Page};
+use std::collections::VecDeque;
+
+/// The most pages of the reserve.
+const MOST_RESERVED: usize = 1024;
+
+/// The pages of the pool that payload may occupy.
+pub(super) struct SendPages {
+    limit: u32,
+    used: u32,
+    /// Pages into which received payload was detached, at most half of the limit.
+    pub(super) packed: Budget,
+    /// Connections whose users want to write, in the order in which they found no page.
+    waiting: VecDeque<ConnectionId>,
+}
+
+impl SendPages {
+    /// The shares of a pool of `pages` pages. A quarter of them, but no more than 1024, is the
+    /// reserve.
+    pub(super) fn new(pages: usize) -> Self {
+        let limit = u32::try_from(pages - (pages / 4).min(MOST_RESERVED)).unwrap_or(u32::MAX);
+        Self { limit, used: 0, packed: Budget::new(limit / 2), waiting: VecDeque::new() }
+    }
+
+    /// Pages that payload can still occupy.
+    fn free(&self) -> u32 {
+        self.limit.saturating_sub(self.used).saturating_sub(self.packed.used())
+    }
+
+    /// Whether a holder of `held` pages may hold one more.
+    pub(super) fn admits(&self, held: usize) -> bool {
+        let free = self.free();
+        free > 0 && held < share(free, self.limit) as usize
+    }
+
+    /// Counts pages that were allocated.
+    pub(super) fn count(&mut self, pages: usize) {
+        self.used += pages as u32;
+    }
+
+    /// Ends the counting of pages.
+    pub(super) fn release(&mut self, pages: usize) {
+        debug_assert!(pages <= self.used as usize);
+        self.used = self.used.saturating_sub(pages as u32);
+    }
+
+    /// Puts a connection that found no page into the queue. It is called once until
+    /// [`next`](Self::next) returns it.
+    pub(super) fn wait(&mut self, id: ConnectionId) {
+        self.waiting.push_back(id);
+    }
+
+    /// The connection that has waited the longest, if a page is free.
+    pub(super) fn next(&mut self) -> Option<ConnectionId> {
+        if self.free() > 0 { self.waiting.pop_front() } else { None }
+    }
+
+    /// How many connections can get a page now.
+    pub(super) fn ready(&self) -> usize {
+        self.waiting.len().min(self.free() as usize)
+    }
+}
+
+/// The pages that a connection holds to send.
+pub(super) struct Written<M: Mapped> {
+    /// The page into which the next bytes are written.
+    pub(super) page: Option<Page<M>>,
+    /// For each full page, the number after its last byte.
+    ends: VecDeque<Seq>,
+}
+
+impl<M: Mapped> Written<M> {
+    pub(super) const fn new() -> Self {
+        Self { page: None, ends: VecDeque::new() }
+    }
+
+    /// Pages that are counted.
+    pub(super) fn held(&self) -> usize {
+        self.ends.len() + usize::from(self.page.is_some())
+    }
+
+    /// The open page is full: its last byte is before `end`.
+    pub(super) fn full(&mut self, end: Seq) {
+        if self.page.take().is_some() {
+            self.ends.push_back(end);
+        }
+    }
+
+    /// Counts `pages` full pages, whose last bytes are before `end`.
+    pub(super) fn restored(&mut self, pages: usize, end: Seq) {
+        self.ends.extend(std::iter::repeat_n(end, pages));
+    }
+
+    /// The peer has acknowledged everything before `una`, and the user has written everything
+    /// before `end`. Returns how many pages are not counted any more.
+    pub(super) fn acknowledged(&mut self, una: Seq, end: Seq) -> usize {
+        let before = self.held();
+        while self.ends.front().is_some_and(|&end| end <= una) {
+            self.ends.pop_front();
+        }
+        if una >= end {
+            // An idle connection holds no page.
+            self.page = None;
+            self.ends.shrink_to(0);
+        }
+        before - self.held()
+    }
+
+    /// Nothing will be sent any more. Returns how many pages are not counted any more.
+    pub(super) fn clear(&mut self) -> usize {
+        let held = self.held();
+        *self = Self::new();
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Table;
+    use super::*;
+
+    /// Connections whose peers never read, one after the other: each writes as much as it may. The
+    /// next one is answered.
+    #[test]
+    fn greedy_holders_leave_a_share_for_the_next_one() {
+        let mut pages = SendPages::new(4096);
+        for greedy in 0..100 {
+            let mut held = 0;
+            while pages.admits(held) {
+                held += 1;
+                pages.count(1);
+            }
+            assert!(held > 0, "{greedy}");
+        }
+        assert!(pages.admits(0) && pages.free() > 20);
+    }
+
+    #[test]
+    fn pages_count_until_their_last_byte_is_acknowledged() {
+        let mut written = Written::<netmem_pool::Private>::new();
+        let start = Seq(u32::MAX - 10);
+        written.restored(2, start + 100);
+        written.restored(1, start + 200);
+        assert_eq!((written.acknowledged(start + 99, start + 250), written.held()), (0, 3));
+        assert_eq!((written.acknowledged(start + 100, start + 250), written.held()), (2, 1));
+        assert_eq!((written.acknowledged(start + 250, start + 250), written.held()), (1, 0));
+    }
+
+    #[test]
+    fn those_that_wait_are_called_in_order_and_as_many_as_there_are_pages() {
+        let mut table = Table::new();
+        let ids = [(); 3].map(|()| table.insert(()));
+        let mut pages = SendPages::new(8);
+        pages.count(6);
+        ids.into_iter().for_each(|id| pages.wait(id));
+        assert_eq!((pages.ready(), pages.next()), (0, None));
+        pages.release(2);
+        assert_eq!((pages.ready(), pages.next(), pages.next()), (2, Some(ids[0]), Some(ids[1])));
+    }
+}

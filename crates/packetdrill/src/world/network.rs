@@ -1,0 +1,195 @@
+//! Packets: what packetdrill sends reaches connections and listeners, and what they send is queued
+//! for packetdrill.
+
+use super::World;
+use super::stream::Stream;
+use crate::memory::{Done, Memory, Piece};
+use netmem_inet::Time;
+use netmem_inet::route::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
+use netmem_inet::tcp::{Answer, Arriving, Full, Header, IpFields, Meta, Outgoing, Output, Station, reset_for};
+use netmem_inet::wire::{self, Body, Flow, Icmp, IcmpError, IcmpKind, Ip, Outer, QuotedTransport, Transport};
+use std::collections::VecDeque;
+
+/// The device. It passes a transmission of several segments on as one packet.
+pub(super) struct Device<'w> {
+    pub(super) flow: Flow,
+    pub(super) ip: IpFields,
+    pub(super) now: Time,
+    pub(super) sent: &'w mut VecDeque<(Vec<u8>, Time)>,
+    pub(super) full: bool,
+    /// The largest payload that it cuts.
+    pub(super) most: usize,
+}
+
+impl Output<Memory> for Device<'_> {
+    fn max_payload(&self) -> usize {
+        self.most
+    }
+
+    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
+        if self.full {
+            return Err(Full);
+        }
+        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes()).copied().collect();
+        let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
+        self.sent.push_back((packet, self.now));
+        Ok(Done)
+    }
+}
+
+/// Bytes of the headers of IP and TCP, without options.
+pub(super) fn headers(v4: bool) -> u16 {
+    if v4 { 40 } else { 60 }
+}
+
+/// A packet that begins with its IP header.
+fn packet(flow: &Flow, header: &Header, payload: &[u8], ip: IpFields, ect: bool) -> Vec<u8> {
+    let mut sum = netmem_packet::Sum::default();
+    sum.add(payload);
+    let mut bytes = vec![0; wire::MAX_HEADERS];
+    let traffic_class = ip.dscp << 2 | if ect { Ip::ECT0 } else { 0 };
+    let outer = Outer { traffic_class, hop_limit: ip.hop_limit, ..Outer::new(None) };
+    let body = Body { len: payload.len(), sum: Some(sum), segment_size: None };
+    let emitted = wire::emit_tcp(&mut bytes, &outer, flow, header, body).expect("a segment fits into an IP packet");
+    bytes.truncate(emitted.len);
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+impl World {
+    /// Processes a packet from packetdrill.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) {
+        let Ok(ip) = Ip::parse(bytes, bytes.len()) else { return };
+        let Ok(transport) = ip.transport(bytes) else { return };
+        let sum = |at: usize, len: usize| {
+            let mut sum = netmem_packet::Sum::default();
+            sum.add(&bytes[at..at + len]);
+            sum
+        };
+        if ip.covered(&transport).is_some_and(|covered| !covered.holds(sum(covered.part.at, covered.part.len))) {
+            return;
+        }
+        match transport {
+            Transport::Tcp(segment) => {
+                let flow = ip.flow(segment.source_port, segment.destination_port);
+                let payload = &bytes[segment.payload.at..segment.payload.end()];
+                self.segment(flow, &segment.header, payload, ip.is_ce());
+            }
+            Transport::Icmp(Icmp::Error(error)) => self.icmp(&error),
+            // Without a message, a script would wait for an effect that cannot come.
+            _ => crate::fail("packets other than TCP and ICMP errors are not supported"),
+        }
+    }
+
+    /// Processes an ICMP error about a segment. A smaller path MTU counts for all connections with
+    /// that peer, and for later ones.
+    fn icmp(&mut self, error: &IcmpError) {
+        let IcmpError { kind, quoted } = error;
+        let QuotedTransport::Tcp { seq } = quoted.transport else { return };
+        let open = |stream: &Stream| stream.flow == quoted.flow && !stream.connection.is_gone();
+        let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| open(stream)) else { return };
+        let v4 = quoted.flow.remote.is_ipv4();
+        let believed = stream.connection.error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
+        if let IcmpKind::TooBig { mtu } = *kind
+            && believed
+        {
+            let least = if v4 { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 };
+            let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
+            let known = self.paths.entry(quoted.flow.remote.ip()).or_insert(u16::MAX);
+            *known = mtu.min(*known);
+            for id in self.streams.keys().copied().collect::<Vec<_>>() {
+                self.apply_path(id);
+            }
+        }
+        self.pump(id);
+    }
+
+    /// Applies the path MTU that is known for the peer of a connection.
+    fn apply_path(&mut self, id: usize) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let remote = stream.flow.remote.ip();
+        if let Some(mtu) = self.paths.get(&remote) {
+            let most = stream.max_payload.min(mtu - headers(remote.is_ipv4()));
+            stream.connection.set_max_payload(most);
+        }
+    }
+
+    /// Adds a connection. Returns its number.
+    pub(super) fn insert(&mut self, stream: Stream) -> usize {
+        let id = self.next;
+        self.next += 1;
+        self.streams.insert(id, stream);
+        self.apply_path(id);
+        id
+    }
+
+    fn segment(&mut self, flow: Flow, header: &Header, payload: &[u8], ce: bool) {
+        let size = self.settings.number("segment", 1460).max(1) as usize;
+        let meta = Meta { len: payload.len() as u32, segments: payload.len().div_ceil(size).max(1) as u16, ce };
+        let known = self
+            .streams
+            .iter()
+            .find(|(_, stream)| stream.flow == flow && !stream.connection.is_gone())
+            .map(|(id, _)| *id);
+        let mut after = None;
+        if let Some(id) = known {
+            let stream = self.streams.get_mut(&id).expect("it was found");
+            after = stream.connection.reused_by(header);
+            if after.is_none() {
+                self.give(id, header, payload, meta);
+                return;
+            }
+        }
+        let listening = self.listeners.iter_mut().find(|(_, l)| l.local == flow.local);
+        let Some((&listener, listening)) = listening else {
+            self.reply(&flow, reset_for(header, meta.len));
+            return;
+        };
+        let arriving = Arriving { header, len: meta.len, flow: &flow, after, cookie_at: None };
+        let station = Station { config: &listening.config, secret: &self.secret, queue: None };
+        let path = || Some(station.config.max_payload);
+        let answer = listening.listener.segment::<Memory>(arriving, station, self.now, path);
+        // A new connection ends TIME-WAIT.
+        if let Some(old) = known.filter(|_| !matches!(answer, Answer::Drop)) {
+            self.streams.remove(&old);
+        }
+        match answer {
+            Answer::HalfOpen(connection) => {
+                let (options, most) = (listening.options, listening.config.max_payload);
+                let stream = Stream::new(flow, connection, options, most, Some(listener), header);
+                let id = self.insert(stream);
+                self.listeners.entry(listener).and_modify(|listening| listening.half_open.push(id));
+                self.pump(id);
+            }
+            Answer::Connected(connection) => {
+                let (options, most) = (listening.options, listening.config.max_payload);
+                let stream = Stream::new(flow, connection, options, most, None, header);
+                let id = self.insert(stream);
+                self.listeners.entry(listener).and_modify(|listening| listening.ready.push_back(id));
+                self.give(id, header, payload, meta);
+            }
+            Answer::Reply(header) => self.reply(&flow, Some(header)),
+            Answer::Drop => (),
+        }
+    }
+
+    /// Passes a segment to a connection.
+    fn give(&mut self, id: usize, header: &Header, payload: &[u8], meta: Meta) {
+        let stream = self.streams.get_mut(&id).expect("it is there");
+        if let Some(listening) = stream.listener.and_then(|id| self.listeners.get_mut(&id))
+            && !listening.listener.admits(&stream.connection, header)
+        {
+            return;
+        }
+        stream.observe(header);
+        let piece = (!payload.is_empty()).then(|| Piece::new(payload));
+        stream.connection.segment(header, piece, meta, self.now);
+        self.pump(id);
+    }
+
+    fn reply(&mut self, flow: &Flow, header: Option<Header>) {
+        if let Some(header) = header {
+            self.sent.push_back((packet(flow, &header, &[], IpFields::default(), false), self.now));
+        }
+    }
+}

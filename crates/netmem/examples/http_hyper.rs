@@ -24,7 +24,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io::{Read, Write};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
@@ -80,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     let now = move || Time::ZERO + beginning.elapsed();
     let queue = host.queues.remove(0);
     let body = page(queue.pool()).context("no page")?;
-    let (stack, device) = queue.apart(StackOptions::default(), now())?;
+    let (mut stack, device) = queue.apart(StackOptions::default(), now())?;
     let sockets = stack.sockets();
     let listener = sockets.listen(OURS.parse()?, ListenOptions::default())?;
     println!("{name}: 192.0.2.2 serves HTTP");
@@ -89,15 +89,17 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
         tokio::select! {
-            result = drive(stack, now) => result.map_err(Into::into),
+            result = drive(&mut stack, now) => result.map_err(Into::into),
             result = serve(listener, body) => result,
             Ok(()) = asked, if !serves => Ok(()),
         }
     })?;
+    // What was written is sent, then FIN.
+    stack.finish(now() + Duration::from_secs(5), now)?;
     if let Some(client) = client {
         println!("{}", client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
     }
     println!("{} bytes were copied to be sent", sockets.stats().copied_sent);
-    drop(device);
+    drop((stack, device));
     Ok(())
 }

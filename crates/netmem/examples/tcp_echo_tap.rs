@@ -21,6 +21,7 @@ use std::net::Shutdown;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const OURS: &str = "192.0.2.2:7";
 
@@ -103,6 +104,8 @@ fn main() -> anyhow::Result<()> {
         });
         stack.pause(work, None)?;
     }
+    // What was written is sent, then FIN.
+    stack.finish(Duration::from_secs(5))?;
     println!("{:?}", stack.stack().stats());
     client.map_or(Ok(()), |client| client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }

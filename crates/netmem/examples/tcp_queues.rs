@@ -28,6 +28,8 @@ use std::time::Duration;
 
 /// How soon a thread notices the end of standard input.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the clients have at the end, to acknowledge what was written.
+const END: Duration = Duration::from_secs(5);
 
 /// A connection, and the bytes that were read and that the stream has not taken yet.
 struct Echo<M: Mapped> {
@@ -79,6 +81,11 @@ where
         // A connection that has failed ends by itself.
         echoes.retain_mut(|echo| echo.serve().unwrap_or(false));
         stack.pause(work, Some(LOOK))?;
+    }
+    // What was written is sent, then FIN. A client that is left waits for no answer.
+    let reset = stack.finish(END)?;
+    if reset > 0 {
+        println!("{reset} connections were reset");
     }
     Ok(connections)
 }

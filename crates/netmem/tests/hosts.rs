@@ -13,7 +13,7 @@ use netmem::inet::{Address, ListenOptions, StackOptions};
 use netmem::packet::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
 use pausing::{answer_after_a_pause, echo_after_a_pause};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -145,6 +145,55 @@ fn each_queue_of_an_interface_answers() {
         });
         assert_eq!(answered.iter().sum::<usize>(), 100);
         assert!(answered.iter().all(|queue| *queue > 0), "{answered:?}");
+    });
+}
+
+/// Accepts a connection behind a tap, writes until the stream takes no more, and finishes within
+/// this time. Returns how many bytes were written, and how many connections were reset. `client` has
+/// the other end of the connection.
+fn finishes<C: Send>(within: Duration, client: impl FnOnce(TcpStream) -> C + Send) -> (usize, usize, C) {
+    let mut stack = on_tap("t0", 1, &ours()).unwrap().queues.remove(0).start(StackOptions::default()).unwrap();
+    kernel_side("t0");
+    let mut listener = stack.sockets().listen("0.0.0.0:7".parse().unwrap(), ListenOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| client(TcpStream::connect(SERVER).unwrap()));
+        let mut stream = loop {
+            let work = stack.poll();
+            if let Ok(stream) = listener.accept() {
+                break stream;
+            }
+            stack.pause(work, None).unwrap();
+        };
+        let mut written = 0;
+        while let Ok(n) = stream.write(&[1; 4096]) {
+            written += n;
+        }
+        let reset = stack.finish(within).unwrap();
+        (written, reset, client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// What was written is sent before the end, which is in order.
+#[test]
+fn a_host_that_finishes_sends_what_was_written() {
+    in_a_network(|| {
+        let (written, reset, read) = finishes(Duration::from_secs(600), |mut socket| {
+            let mut bytes = Vec::new();
+            socket.read_to_end(&mut bytes).unwrap();
+            bytes.len()
+        });
+        assert!(written > 0);
+        assert_eq!((read, reset), (written, 0));
+    });
+}
+
+/// A connection that is left at the deadline is reset, and its peer sees that.
+#[test]
+fn a_host_that_cannot_finish_resets() {
+    in_a_network(|| {
+        let (_, reset, error) =
+            finishes(Duration::ZERO, |mut socket| socket.read_to_end(&mut Vec::new()).unwrap_err().kind());
+        assert_eq!((reset, error), (1, std::io::ErrorKind::ConnectionReset));
     });
 }
 
@@ -309,19 +358,25 @@ fn tcp_queues_keeps_what_is_not_read() {
 }
 
 #[test]
-fn tcp_queues_keeps_what_is_not_read_on_an_interface() {
+fn tcp_queues_keeps_what_is_not_read_on_an_interface_and_ends_in_order() {
     build(&["tcp_queues"]);
     common::in_namespace(|| {
         interfaces();
         let mut server = Example::start("tcp_queues", &format!("xsk v0 {OURS}"), "ready: TCP port 7, 2 queues");
-        let peer = in_peer_namespace("v1", || {
+        let stdin = server.0.stdin.take();
+        let peer = in_peer_namespace("v1", move || {
             kernel_side("v1");
             for _ in 0..2 {
                 echo_after_a_pause(SERVER.parse().unwrap());
             }
+            // A connection that is open when the server ends. It is the server that closes it.
+            let mut open = TcpStream::connect(SERVER).unwrap();
+            open.write_all(b"x").unwrap();
+            open.read_exact(&mut [0]).unwrap();
+            drop(stdin);
+            assert_eq!(open.read(&mut [0]).unwrap(), 0);
         });
         peer.join().unwrap();
-        drop(server.0.stdin.take());
         assert!(server.0.wait().unwrap().success());
     });
 }

@@ -56,5 +56,7 @@ where
         let sleep = stack.next_deadline().map(|at| at.since(now()));
         pause.turn(work, &mut [stack], sleep)?;
     }
+    // What was written is sent, then FIN. Connections that are left after five seconds are reset.
+    stack.finish(now() + Duration::from_secs(5), now)?;
     Ok(())
 }

@@ -53,7 +53,9 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
     }
 }
 
-/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in tokio's reactor when there is nothing to do.
+/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in tokio's
+/// reactor when there is nothing to do. The stack is the caller's, so that a program can call
+/// [`Stack::finish`] after that.
 ///
 /// `now` is the clock. Timers are as exact as tokio's: they fire up to a millisecond late.
 ///
@@ -61,7 +63,7 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
 ///
 /// A queue has stopped ([`Wait::arm`]), or the stack's descriptor cannot be registered with the
 /// runtime.
-pub async fn drive<R, T>(mut stack: Stack<R, T>, now: impl Fn() -> Time) -> io::Result<()>
+pub async fn drive<R, T>(stack: &mut Stack<R, T>, now: impl Fn() -> Time) -> io::Result<()>
 where
     R: RxQueue<Mem: Mapped> + Wait,
     T: TxQueue<Mem = R::Mem> + Wait,

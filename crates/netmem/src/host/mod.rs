@@ -7,7 +7,8 @@
 //!
 //! [`on_tap`] and [`on_xsk`] open all that a host needs, and return its [`Queue`]s. A queue goes to
 //! a thread, which makes the stack there ([`Queue::start`]): a stack stays on its thread. The
-//! thread then drives the stack by [`Driven::poll`] and [`Driven::pause`].
+//! thread then drives the stack by [`Driven::poll`] and [`Driven::pause`], and ends it by
+//! [`Driven::finish`], which sends what was written and FIN.
 //!
 //! These functions choose sizes and modes. A program that needs others opens the parts itself:
 //! [`NetDevice`](crate::device::NetDevice) and [`VirtioNet`](crate::VirtioNet), or
@@ -19,18 +20,23 @@
 //! # #[cfg(feature = "device")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use netmem::inet::{ListenOptions, StackOptions};
+//! use std::time::Duration;
 //!
 //! // The kernel's side of the tap gets its address by `ip addr add 192.0.2.1/24 dev nm0`.
 //! let mut host = netmem::host::on_tap("nm0", 1, &["192.0.2.2/24".parse()?])?;
 //! let mut stack = host.queues.remove(0).start(StackOptions::default())?;
 //! let mut listener = stack.sockets().listen("0.0.0.0:7".parse()?, ListenOptions::default())?;
-//! loop {
+//! let mut connections = 0;
+//! while connections < 3 {
 //!     let work = stack.poll();
 //!     while let Ok(stream) = listener.accept() {
 //!         println!("{}", stream.peer_addr());
+//!         connections += 1;
 //!     }
 //!     stack.pause(work, None)?; // polls on for 50 us after the last work, then sleeps
 //! }
+//! stack.finish(Duration::from_secs(5))?; // sends what was written, and FIN
+//! # Ok(())
 //! # }
 //! ```
 
@@ -216,6 +222,40 @@ where
         let due = self.stack.next_deadline().map(|at| at.since(self.now()));
         let at_most = [due, at_most].into_iter().flatten().min();
         self.behind.pause(work, &mut self.stack, at_most)
+    }
+
+    /// Ends the host's part on this thread in order: closes all sockets, and drives the stack and
+    /// what is behind it until the peers have acknowledged what was written, and its end. Connections
+    /// that are left `within` this time are reset. Returns how many. As [`Stack::finish`], which
+    /// does not drive the device of a tap.
+    ///
+    /// A program that leaves its loop without this sends no end, and its peers wait for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`pause`](Self::pause).
+    pub fn finish(&mut self, within: Duration) -> io::Result<usize> {
+        self.stack.close();
+        let deadline = self.now() + within;
+        loop {
+            let work = self.poll();
+            if work == 0 && self.stack.is_closed() {
+                return Ok(0);
+            }
+            let now = self.now();
+            if now >= deadline {
+                let left = self.stack.finish(now, || now)?;
+                // The resets leave. Frames that arrive at the same time make no more rounds of it
+                // than there are resets.
+                for _ in 0..left {
+                    if self.poll() == 0 {
+                        break;
+                    }
+                }
+                return Ok(left);
+            }
+            self.pause(work, Some(deadline.since(now)))?;
+        }
     }
 
     /// Opens sockets.

@@ -151,8 +151,7 @@ fn main() -> anyhow::Result<()> {
     let [socket, address, megabytes, files, gpu @ ..] = &arguments[..] else {
         anyhow::bail!("usage: loader SOCKET ADDRESS/LENGTH MEGABYTES FILES [GPU]");
     };
-    let (addr, prefix_len) = address.split_once('/').context("the address is to be ADDRESS/LENGTH, as 192.0.2.2/24")?;
-    let address = Address { addr: addr.parse()?, prefix_len: prefix_len.parse()? };
+    let address: Address = address.parse()?;
     let (pages, files): (usize, usize) = (megabytes.parse::<usize>()? * (1 << 20) / PAGE, files.parse()?);
 
     // The memory, bound. The worker cleans up when the last reference is gone.
@@ -238,6 +237,8 @@ fn main() -> anyhow::Result<()> {
         }
     }
     drop((kept, incoming, listener, streams, memory_of));
+    // What was written is sent, then FIN.
+    stack.finish(now() + Duration::from_secs(5), now)?;
     println!("{:?}", stack.stats());
     drop(stack);
     netdev.unbind(binding)?;

@@ -116,7 +116,7 @@
 //!   a drop is a plain store on this CPU's magazine, and two atomic operations for each full magazine.
 //! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`])
 //!   before it is read; there are no slices of it, unless the user declares the peer trusted
-//!   ([`TrustedPeer`](pool::TrustedPeer)).
+//!   ([`TrustedPeer`]).
 //! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the page.
 
 #[cfg(all(feature = "inet", any(feature = "device", feature = "xsk")))]

@@ -92,7 +92,7 @@ fn the_kernel_gets_its_datagrams_back() {
 #[test]
 fn hyper_runs_on_the_stack() {
     let Some(text) = apart("http_hyper") else { return };
-    assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains("on netmem"), "{text}");
+    assert!(text.contains("HTTP/1.1 200 OK") && text.contains("on netmem"), "{text}");
     let (before, _) = text.split_once(" bytes were copied to be sent").unwrap();
     let copied: u32 = before.rsplit('\n').next().unwrap().parse().unwrap();
     assert!(copied < 512, "the head alone, and not the page behind it: {copied}");

@@ -156,7 +156,12 @@ fn finishes<C: Send>(within: Duration, client: impl FnOnce(TcpStream) -> C + Sen
     kernel_side("t0");
     let mut listener = stack.sockets().listen("0.0.0.0:7".parse().unwrap(), ListenOptions::default()).unwrap();
     std::thread::scope(|scope| {
-        let client = scope.spawn(|| client(TcpStream::connect(SERVER).unwrap()));
+        let (tell, connected) = std::sync::mpsc::channel();
+        let client = scope.spawn(move || {
+            let socket = TcpStream::connect(SERVER).unwrap();
+            tell.send(()).unwrap();
+            client(socket)
+        });
         let mut stream = loop {
             let work = stack.poll();
             if let Ok(stream) = listener.accept() {
@@ -164,6 +169,7 @@ fn finishes<C: Send>(within: Duration, client: impl FnOnce(TcpStream) -> C + Sen
             }
             stack.pause(work, None).unwrap();
         };
+        connected.recv().unwrap();
         let mut written = 0;
         while let Ok(n) = stream.write(&[1; 4096]) {
             written += n;
@@ -208,6 +214,11 @@ fn what_cannot_be_opened() {
         assert!(matches!(error, OpenError::Kernel(taken) if taken == addr), "{error}");
         assert!(matches!(on_xsk("lo", &ours()).unwrap_err(), OpenError::Kernel(taken) if taken == addr));
         ip("addr del 198.18.11.2/32 dev lo");
+        let own = Address { addr: std::net::Ipv6Addr::LOCALHOST.into(), prefix_len: 128 };
+        let error = on_tap("t0", 1, &[own]).unwrap_err();
+        assert!(matches!(error, OpenError::Kernel(_)), "{error}");
+        std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
+        on_tap("t0", 1, &ours()).unwrap();
         let error = on_tap("a name that is too long", 1, &ours()).unwrap_err();
         assert!(matches!(error, OpenError::Port(_)), "{error}");
     });

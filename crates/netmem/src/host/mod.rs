@@ -298,9 +298,16 @@ fn check(addresses: &[Address]) -> Result<(), OpenError> {
     }
 }
 
-/// Whether an address is the kernel's, in the network namespace of this thread. A socket can be
-/// bound to such an address only.
+/// Whether an address is the kernel's, in the network namespace of this thread. What the kernel
+/// sends to an address of its own, it sends from this address. (That a socket can be bound to an
+/// address shows nothing: in a namespace without any address, each can be bound.)
 #[must_use]
 pub fn kernel_has(addr: IpAddr) -> bool {
-    UdpSocket::bind((addr, 0)).is_ok()
+    let any = if addr.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    // Nothing is sent: this only chooses the route.
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((addr, 9))?;
+        socket.local_addr()
+    });
+    from.is_ok_and(|from| from.ip() == addr)
 }

@@ -11,7 +11,7 @@ mod built;
 mod common;
 
 use built::{TREE, example, netmem, netmem_with_cuda};
-use common::skip;
+use common::{installed, skip};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -46,6 +46,10 @@ fn script_beside(path: &str, args: &[&str]) {
 
 #[track_caller]
 fn run(netmem: &Path, path: &str, args: &[&str]) {
+    let interpreter = if path.ends_with(".py") { "python3" } else { "bash" };
+    if let Err(why) = installed(&[interpreter]) {
+        return skip(&why);
+    }
     let output = Command::new(Path::new(TREE).join(path))
         .args(args)
         .env("NETMEM", netmem)
@@ -340,7 +344,10 @@ fn balances(report: &Value) {
 /// and POOL-11 as a new user sees them.
 #[test]
 fn the_main_job_needs_no_privileges() {
-    let Some(nobody) = Nobody::new() else { return skip("root here cannot become anybody else (setpriv)") };
+    if let Err(why) = installed(&["setpriv"]) {
+        return skip(&why);
+    }
+    let Some(nobody) = Nobody::new() else { return skip("root here cannot become another user") };
     let table = String::from_utf8(nobody.netmem(&["--duration", "50ms", "--runs", "1"]).stdout).unwrap();
     for words in [
         "small-64",

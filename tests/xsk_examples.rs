@@ -6,7 +6,8 @@ mod built;
 mod common;
 
 use built::{example, netmem};
-use common::{command, in_namespace, in_peer_namespace, ip};
+use common::{command, in_namespace, in_peer_namespace, installed, ip, skip};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +26,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // `timeout` passes SIGTERM on to its child; it could not do that with SIGKILL.
         if matches!(self.0.try_wait(), Ok(None)) {
-            let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         }
         let _ = self.0.wait();
     }
@@ -70,6 +71,9 @@ fn no_offloads(interface: &str) {
 fn the_echo_server_answers_clients_of_the_kernel() {
     let echo = example("xsk_echo");
     in_namespace(|| {
+        if let Err(why) = installed(&["ping"]) {
+            return skip(&why);
+        }
         ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
         no_offloads("v0");
         no_offloads("v1");
@@ -158,14 +162,37 @@ fn packets_are_counted() {
     });
 }
 
+/// The program ends with an error when its interface is deleted, also while it sleeps.
+#[test]
+fn an_interface_that_is_gone_is_an_error() {
+    let examples = ["xsk_count", "xsk_echo", "xsk_vm"].map(example);
+    in_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("vm.sock");
+        let words = ["v0", "v0 7 1", &format!("{} v0", socket.display())];
+        for (program, words) in examples.iter().zip(words) {
+            ip("link add v0 type veth peer name v1");
+            ip("link set v0 up");
+            let mut running = start(program, words, "ready:");
+            ip("link del v0");
+            let mut said = String::new();
+            running.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            let status = running.0.wait().unwrap();
+            assert_eq!(status.code(), Some(1), "{}: {said}", program.display());
+            let gone = "Error: queue 0 of v0 has stopped: the interface is gone";
+            assert!(said.contains(gone) && !said.contains("QueueStopped"), "{}: {said}", program.display());
+        }
+    });
+}
+
 /// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel sends large segments, and the other takes
 /// none.
 #[test]
 fn iperf3_through_the_bridge() {
     let bridge = example("xsk_bridge");
     in_namespace(|| {
-        if Command::new("iperf3").arg("--version").output().is_err() {
-            return common::skip("iperf3 is not installed");
+        if let Err(why) = installed(&["iperf3", "timeout"]) {
+            return skip(&why);
         }
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("tap.sock");

@@ -4,7 +4,7 @@
 mod command;
 mod schema;
 
-use command::{Background, errors, run};
+use command::{Background, Signal, errors, run};
 use serde_json::Value;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -671,7 +671,7 @@ fn a_signal_ends_it_with_what_was_measured() {
         bench.awaits_signals();
         std::thread::sleep(Duration::from_secs(wait));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "old", "the file stays until all of it is there");
-        bench.signal("-INT");
+        bench.signal(Signal::INT);
         let (status, out, err) = bench.end();
         assert_eq!(status, Some(130), "{err}");
         assert!(err.contains("interrupted"), "{err}");

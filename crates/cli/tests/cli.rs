@@ -4,13 +4,10 @@
 mod command;
 mod liar;
 mod schema;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::*;
 use liar::Lie;
 use serde_json::Value;
-use skip::skip;
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -174,6 +171,9 @@ fn every_mode_verdict_consumer_and_number_of_queues() {
 
 #[test]
 fn one_cpu_is_enough() {
+    if let Err(why) = installed(&["taskset"]) {
+        return skip(&why);
+    }
     let mask = ["-c", "0", env!("CARGO_BIN_EXE_netmem")];
     let args = short(&["--mode", "small", "--consumer", "other", "--json"]);
     let mut reports = Vec::new();
@@ -187,9 +187,7 @@ fn one_cpu_is_enough() {
         })
     };
     while reports.len() < 20 && !reports.last().is_some_and(holds) {
-        let Ok(output) = Command::new("taskset").args(mask).args(&args).output() else {
-            return skip("taskset is not installed");
-        };
+        let output = Command::new("taskset").args(mask).args(&args).output().unwrap();
         reports.push(json(&output));
         balances(&reports[reports.len() - 1]);
     }
@@ -292,7 +290,7 @@ fn a_device_serves_one_front_end_after_another_and_leaves_nothing() {
         assert!(rows.iter().all(|row| row["frames"].as_u64() > Some(0) && row["device_ns_per_packet"].is_null()));
     }
     fails(&short(&["--device", &backend, "--queues", "2"]), 1, &["2 queue pairs", "has 1"]);
-    device.signal("-TERM");
+    device.signal(Signal::TERM);
     let (status, out, err) = device.end();
     assert_eq!(status, Some(0), "{err}");
     // Each of two modes with three allocators, and the one that wanted more.
@@ -315,12 +313,12 @@ fn a_back_end_may_connect_to_the_driver() {
     let rows = report["variants"].as_array().unwrap();
     assert!(rows.len() == 3 && rows.iter().all(|row| row["frames"].as_u64() > Some(0)), "{report}");
     assert!(!socket.exists(), "it is removed");
-    device.signal("-TERM");
+    device.signal(Signal::TERM);
     assert_eq!(device.end().0, Some(0));
     // No back end comes: a signal ends the wait.
     let mut waits = Background::start(&["--device", &listen]);
     await_that(|| socket.exists());
-    waits.signal("-INT");
+    waits.signal(Signal::INT);
     let (status, _, err) = waits.end();
     assert!(status == Some(130) && err.contains("interrupted"), "{err}");
 }
@@ -346,7 +344,7 @@ fn sockets_that_are_taken_and_sockets_that_are_stale() {
     assert!(socket.exists(), "it was killed");
     let mut second = Background::start(&["device", "--listen", path, "--port", "echo"]);
     await_that(|| std::os::unix::net::UnixStream::connect(&socket).is_ok());
-    second.signal("-INT");
+    second.signal(Signal::INT);
     assert_eq!(second.end().0, Some(0));
     assert!(!socket.exists());
     let file = dir.path().join("file");
@@ -400,7 +398,7 @@ fn a_backend_without_traffic_is_not_a_measurement() {
 
 #[test]
 fn signals_end_a_run_in_order() {
-    for (signal, ends) in [("-INT", 130), ("-TERM", 143)] {
+    for (signal, ends) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut perf = Background::start(&["--duration", "15", "--mode", "small"]);
         let threads = PathBuf::from(format!("/proc/{}/task", perf.0.id()));
         let names =
@@ -525,7 +523,7 @@ fn taps_come_and_go() {
     // IPv6 says hello on every new link.
     std::thread::sleep(Duration::from_millis(1500));
     let sent: u64 = sent().trim().parse().unwrap();
-    perf.signal("-INT");
+    perf.signal(Signal::INT);
     let (status, out, err) = perf.end();
     assert_eq!(status, Some(0), "{err}");
     assert!(err.contains("ready"), "{err}");

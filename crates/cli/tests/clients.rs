@@ -5,12 +5,9 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::netns::{Namespace, missing, name, printed};
 use command::*;
-use skip::skip;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
@@ -26,10 +23,10 @@ struct Server {
 }
 
 impl Server {
-    /// None, and the reason is told, if a program is not installed or something else is missing here.
-    fn start(service: &str, programs: &[&str]) -> Option<Self> {
-        let absent = programs.iter().find(|program| which(program).is_none());
-        if let Some(why) = absent.map(|program| format!("no {program}")).or_else(|| missing().err()) {
+    /// None, and the reason is told, if the clients' programs are not installed or something else
+    /// is missing here.
+    fn start(service: &str, clients: Result<(), String>) -> Option<Self> {
+        if let Err(why) = clients.and_then(|()| missing()) {
             skip(&why);
             return None;
         }
@@ -53,17 +50,12 @@ impl Server {
     /// What the server prints at its end. The books of its pages are part of its exit status.
     #[track_caller]
     fn end(mut self) -> Counted {
-        self.process.signal("-TERM");
+        self.process.signal(Signal::TERM);
         let (status, out, err) = self.process.end();
         assert_eq!(status, Some(0), "{err}");
         assert!(out.contains("all came back"), "{out}");
         Counted(out)
     }
-}
-
-fn which(program: &str) -> Option<std::path::PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.exists())
 }
 
 /// What a program printed.
@@ -95,7 +87,7 @@ fn number(text: &str, what: &str) -> u64 {
 /// HTTP by wrk, h2load and curl: kept connections, pipelined requests, and a connection for each request.
 #[test]
 fn http_clients_and_the_server_count_alike() {
-    let Some(server) = Server::start("http", &["wrk", "h2load", "curl"]) else { return };
+    let Some(server) = Server::start("http", installed(&["wrk", "h2load", "curl"])) else { return };
     // 20 connections in parallel, each asks for the next thing when it has the last one.
     let out = server.client("wrk", &format!("-t 2 -c 20 -d 1s --timeout 20s http://{V4}/1000"));
     assert!(!out.contains("Socket errors") && !out.contains("Non-2xx"), "{out}");
@@ -110,7 +102,7 @@ fn http_clients_and_the_server_count_alike() {
     assert!(received % head == 0 && (asked..=asked + 20).contains(&came), "{out}{}", counted.0);
     assert!(sent >= asked * answer && sent <= came * answer, "{out}{}", counted.0);
 
-    let Some(server) = Server::start("http", &[]) else { return };
+    let Some(server) = Server::start("http", Ok(())) else { return };
     let mut bytes = 0;
     // 10 connections with 4 requests in flight on each; then 200 connections for as many requests.
     for (args, requests) in [("-n 2000 -c 10 -m 4", 2000), ("-n 200 -c 200", 200)] {
@@ -146,7 +138,7 @@ fn http_clients_and_the_server_count_alike() {
 /// nc sends a file and gets it back; several at a time.
 #[test]
 fn what_nc_sends_comes_back() {
-    let Some(server) = Server::start("echo", &["nc"]) else { return };
+    let Some(server) = Server::start("echo", installed(&["nc"])) else { return };
     let data: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
     let started: Vec<_> = [V4, V6, V4, V6]
         .into_iter()
@@ -172,7 +164,7 @@ fn what_nc_sends_comes_back() {
 /// memcslap of libmemcached stores and reads by the text protocol.
 #[test]
 fn memcslap_finds_what_it_stored() {
-    let Some(server) = Server::start("memcached", &["memcslap"]) else { return };
+    let Some(server) = Server::start("memcached", installed(&["memcslap"])) else { return };
     for (test, times) in [("set", 500), ("get", 500), ("mget", 5)] {
         let args = format!("--servers={V4}:11211 --concurrency=4 --execute-number={times} --test={test}");
         let out = server.client("memcslap", &args);
@@ -189,7 +181,7 @@ fn memcslap_finds_what_it_stored() {
 /// with those in TIME-WAIT, and no more once there are as many as there may be.
 #[test]
 fn connections_that_are_opened_and_closed_leave_nothing() {
-    let Some(server) = Server::start("http", &["wrk"]) else { return };
+    let Some(server) = Server::start("http", installed(&["wrk"])) else { return };
     let all: u64 = std::env::var("NETMEM_CONNECTIONS").map_or(10_000, |all| all.parse().unwrap());
     let pid = server.process.0.id();
     let resident = || -> u64 {

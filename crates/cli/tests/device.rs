@@ -2,13 +2,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::*;
 use netmem::{NetOptions, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
 use rustix::process::{Resource, Rlimit, prlimit};
-use skip::skip;
 use std::collections::BTreeMap;
 use std::fs::DirEntry;
 use std::io::{BufRead, ErrorKind, Read, Write};
@@ -60,13 +57,13 @@ fn a_full_backlog_belongs_to_a_live_process() {
 #[test]
 fn dead_connections_do_not_delay_the_next_front_end() {
     let device = Device::start(&["--port", "gen"]);
-    device.process.signal("-STOP");
+    device.process.signal(Signal::STOP);
     let dead: Vec<_> = (0..127).map(|_| device.connect()).collect();
     dead.iter().for_each(hang_up);
-    device.process.signal("-CONT");
+    device.process.signal(Signal::CONT);
     device.serves_perf();
     assert_eq!((device.front_ends("dead"), device.front_ends("served")), (127, 1));
-    device.ends_at("-TERM");
+    device.ends_at(Signal::TERM);
 }
 
 #[test]
@@ -84,7 +81,7 @@ fn a_busy_device_hangs_up_and_an_ended_front_end_makes_room() {
         asks_features(&current).unwrap();
         assert_eq!(device.front_ends("served"), round + 1);
     }
-    device.ends_at("-TERM");
+    device.ends_at(Signal::TERM);
 }
 
 /// Whatever a front end does or leaves undone, a signal ends the device.
@@ -95,7 +92,7 @@ fn signals_end_a_device_with_a_silent_front_end() {
         let mut silent = device.connect();
         silent.write_all(sent).unwrap();
         await_that(|| device.front_ends("served") == 1);
-        device.ends_at("-INT");
+        device.ends_at(Signal::INT);
         is_hung_up_on(silent);
     }
 }
@@ -131,7 +128,7 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
     assert!((1..most).contains(&short), "{short}: it spins while descriptors are short");
     hang_up(&waits);
     device.serves_perf();
-    device.ends_at("-TERM");
+    device.ends_at(Signal::TERM);
 }
 
 #[test]
@@ -168,7 +165,7 @@ fn statistics_are_served_while_the_device_runs() {
     let descriptors = Path::new("/proc").join(device.process.0.id().to_string()).join("fd").read_dir().unwrap().count();
     assert!(descriptors < 50, "{descriptors}: clients that do not read are kept");
     drop(silent);
-    device.ends_at("-TERM");
+    device.ends_at(Signal::TERM);
 }
 
 /// With `--connect`, the front end is the one that listens, and may come later, go, and come again.
@@ -190,7 +187,7 @@ fn a_device_connects_to_a_front_end_that_listens() {
     }
     await_that(|| stats(&stats_path)["front_ends"]["connected"] == false);
     assert_eq!(stats(&stats_path)["front_ends"]["served"], 3);
-    device.signal("-TERM");
+    device.signal(Signal::TERM);
     assert_eq!(device.end().0, Some(0));
 }
 
@@ -214,7 +211,7 @@ fn descriptors_can_be_inherited() {
         asks_features(&stream).unwrap();
         hang_up(&stream);
     }
-    device.signal("-TERM");
+    device.signal(Signal::TERM);
     assert_eq!(device.end().0, Some(0));
     assert!(path.exists(), "the path is its owner's");
 
@@ -257,19 +254,19 @@ fn two_devices_with_one_tap_are_warned() {
         await_that(|| queues.read_dir().unwrap().filter(transmit).count() == want);
     };
     attached(1);
-    first.signal("-STOP");
+    first.signal(Signal::STOP);
     let (mut second, up) = start(2);
     assert!(up, "{}", second.end().2);
     attached(2);
-    first.signal("-CONT");
+    first.signal(Signal::CONT);
     let (warned, comes) = std::sync::mpsc::channel();
     let mut errors = std::io::BufReader::new(first.0.stderr.take().unwrap()).lines();
     std::thread::spawn(move || warned.send(errors.any(|line| line.unwrap().contains("another process has queues"))));
     assert_eq!(comes.recv_timeout(Duration::from_secs(20)), Ok(true));
-    second.signal("-TERM");
+    second.signal(Signal::TERM);
     let (status, _, err) = second.end();
     assert!(status == Some(0) && err.contains("other processes have 1 of its 3 queues"), "{err}");
-    first.signal("-TERM");
+    first.signal(Signal::TERM);
     assert_eq!(first.0.wait().unwrap().code(), Some(0));
 }
 
@@ -316,5 +313,5 @@ fn an_idle_device_makes_no_context_switches() {
     assert_eq!(switches(device.process.0.id()), before);
     drop((pairs, net));
     await_that(|| count("woken_by_control") > 0);
-    device.ends_at("-TERM");
+    device.ends_at(Signal::TERM);
 }

@@ -2,12 +2,9 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::netns::{Namespace, missing, name, printed};
 use command::*;
-use skip::skip;
 use std::path::Path;
 
 /// Receives a stream and prints its hash, and how many segments with a wrong checksum came.
@@ -76,7 +73,7 @@ fn kernel_meets_kernel_over_a_bad_link() {
     }
     let damaged: u64 = printed(receiver).trim().parse().unwrap();
     assert!(damaged > 0, "no damaged segment was seen");
-    netmem.signal("-TERM");
+    netmem.signal(Signal::TERM);
     let (status, out, err) = netmem.end();
     assert_eq!(status, Some(0), "{err}");
     let lines: Vec<_> = out.lines().collect();
@@ -110,7 +107,7 @@ fn faults_are_reported() {
     assert_eq!((&report["link"]["options"], &report["link"]["refused"]), (&"loss=20%,seed=3".into(), &0.into()));
     assert_eq!(counter("from_driver", "sent"), 0);
     let Device { mut process, .. } = device;
-    process.signal("-TERM");
+    process.signal(Signal::TERM);
     let (status, out, err) = process.end();
     assert!(
         status == Some(0) && out.contains("link to the driver: ") && out.contains("refused by the port"),

@@ -2,12 +2,9 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::netns::{Namespace, missing};
 use command::*;
-use skip::skip;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -60,7 +57,7 @@ impl Server {
     /// Ends the server; returns what it prints, and the connections that wait in its file.
     #[track_caller]
     fn end(&mut self) -> (String, u64) {
-        self.process.signal("-TERM");
+        self.process.signal(Signal::TERM);
         let (status, out, err) = self.process.end();
         assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
         assert!(out.contains("all came back") && out.contains(" 0 could not"), "{out}");

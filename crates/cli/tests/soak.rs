@@ -461,8 +461,8 @@ fn hostile_front_ends_leave_the_device_as_it_was() {
         drop(ends);
         calm.join().unwrap();
     });
-    attacked.ends_at("-TERM");
-    beside.ends_at("-TERM");
+    attacked.ends_at(Signal::TERM);
+    beside.ends_at(Signal::TERM);
 }
 
 /// Sets the flag when it goes, also by a panic: the thread that looks at it is waited for.

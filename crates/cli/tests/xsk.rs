@@ -6,11 +6,12 @@ mod common;
 #[path = "xsk_socket_common/mod.rs"]
 mod socket_common;
 
-use common::{drop_privileges, in_namespace};
+use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
 use netmem::xsk::helper::{Grant, HelperError};
 use netmem::xsk::{Attached, Interface, QueueOptions, Xsk, XskOptions};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
@@ -57,7 +58,7 @@ fn device(port: &str, socket: &std::path::Path) -> Child {
 /// Ends a process as a user does, unless it has ended.
 fn end(child: Child) -> Output {
     // It is not waited for yet, and so is there.
-    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     child.wait_with_output().unwrap()
 }
 
@@ -162,6 +163,9 @@ fn perf_receives_from_an_interface() {
 #[test]
 fn a_server_is_a_host_beside_the_kernel() {
     in_namespace(|| {
+        if let Err(why) = installed(&["ping"]) {
+            return skip(&why);
+        }
         // With a queue of one kind, so that all flows are in it.
         veth("v0", "v1", 1, 1500);
         std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").unwrap();
@@ -206,6 +210,24 @@ fn a_server_is_a_host_beside_the_kernel() {
         assert_eq!(programs("v0"), []);
         drop(over);
         peer.join().unwrap();
+    });
+}
+
+/// A server and a device end with an error when their interface is deleted, although they sleep.
+#[test]
+fn a_deleted_interface_ends_a_server_and_a_device() {
+    in_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let device = format!("device --port xsk:v0 --listen {}", dir.path().join("socket").display());
+        let server = "serve echo --port xsk:v0 --addr 198.18.7.2/24";
+        for (words, ready) in [(server, "ready: echo"), (&device, "port xsk:v0")] {
+            veth("v0", "v1", 1, 1500);
+            let running = start(netmem(words), ready);
+            common::ip("link del v0");
+            let output = running.wait_with_output().unwrap();
+            let says = "queue 0 of v0 has stopped: the interface is gone";
+            assert!(output.status.code() == Some(1) && text(&output).contains(says), "{words}: {}", text(&output));
+        }
     });
 }
 
@@ -308,6 +330,9 @@ fn info_lists_interfaces() {
 #[test]
 fn without_privileges_the_error_says_which() {
     in_namespace(|| {
+        if let Err(why) = installed(&["setpriv"]) {
+            return skip(&why);
+        }
         veth("v0", "v1", 1, 1500);
         // As root, with an empty set: `setpriv` keeps the user, so that the binary can be read.
         for (drop, says) in [("-all", "needs CAP_NET_RAW"), ("-bpf,-sys_admin", "needs CAP_BPF, which")] {
@@ -328,6 +353,9 @@ fn without_privileges_the_error_says_which() {
 #[test]
 fn subcommands_need_the_capabilities_of_their_rows() {
     in_namespace(|| {
+        if let Err(why) = installed(&["prlimit", "setpriv"]) {
+            return skip(&why);
+        }
         veth("v0", "v1", 1, 1500);
         let dir = tempfile::tempdir().unwrap();
         let listen = format!("--listen {}", dir.path().join("socket").display());

@@ -246,7 +246,7 @@ impl<C: BindingCount> Socket<C> {
         // If the clock cannot represent the deadline, there is none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let outcome = loop {
-            if self.arm() == Armed::Waits {
+            if self.arm_mailbox() == Armed::Waits {
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                 let left = left.and_then(|left| Timespec::try_from(left).ok());
                 match poll(&mut [PollFd::new(&*self.mailbox, PollFlags::IN)], left.as_ref()) {
@@ -261,6 +261,10 @@ impl<C: BindingCount> Socket<C> {
         };
         self.disarm();
         outcome
+    }
+
+    fn arm_mailbox(&self) -> Armed {
+        if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }
     }
 
     /// Drops the socket's references to bindings that are unbound and whose pages were all returned. Returns how many
@@ -299,12 +303,17 @@ impl<C: BindingCount> AsFd for Socket<C> {
 /// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns [`Armed::Work`]: a socket does not wait for
 /// tokens.
 impl<C: BindingCount> Wait for Socket<C> {
-    fn arm(&mut self) -> Armed {
-        if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }
+    fn arm(&mut self) -> std::io::Result<Armed> {
+        Ok(self.arm_mailbox())
     }
 
     fn disarm(&mut self) {
         self.mailbox.disarm();
+    }
+
+    /// A socket has no device of its own, and does not stop.
+    fn check(&self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ mod memory_common;
 #[path = "shared/permutations.rs"]
 mod permutations;
 
-use driver_common::hostile::{Behaviour, Hostile};
+use driver_common::hostile::{Behaviour, Hostile, WITHOUT_CONTROL};
 use memory_common::{Memory, recv, udp4, until, worker};
 use netmem_devmem::{
     AttachError, Binding, BindingRef, Endpoint, FlowQueue, FlowTable, Fragment, Netdev, Pages, Queues, Sender, Socket,
@@ -112,7 +112,8 @@ struct Peer {
 }
 
 fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {
-    let (device, backend) = Hostile::new(Behaviour { pairs: pairs.into(), ..Behaviour::default() });
+    let (device, backend) =
+        Hostile::new(Behaviour { pairs: pairs.into(), features: WITHOUT_CONTROL, ..Behaviour::default() });
     let (device, seen) = (Rc::new(RefCell::new(device)), Arc::new(OnceLock::new()));
     let host = RegionProvider::new(RegionOptions::new(2048).huge_pages(false).build::<PeerShared>().unwrap());
     let keep = seen.clone();

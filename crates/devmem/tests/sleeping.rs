@@ -26,18 +26,18 @@ fn a_socket_is_woken_while_it_is_armed() {
     let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 1);
     assert!(!ready(&socket), "no thread has armed the socket");
-    assert_eq!(socket.arm(), Armed::Work);
+    assert_eq!(socket.arm().unwrap(), Armed::Work);
     let _ = recv(&mut socket);
-    assert_eq!(socket.arm(), Armed::Waits);
+    assert_eq!(socket.arm().unwrap(), Armed::Waits);
     assert!(!ready(&socket));
     feed.deliver(&mut queue, 9, 3);
     assert!(ready(&socket) && ready(&socket));
     for _ in 0..3 {
-        assert_eq!(socket.arm(), Armed::Work);
+        assert_eq!(socket.arm().unwrap(), Armed::Work);
         assert!(!ready(&socket), "arming clears the earlier ring");
         let _ = recv(&mut socket);
     }
-    assert_eq!(socket.arm(), Armed::Waits);
+    assert_eq!(socket.arm().unwrap(), Armed::Waits);
     socket.disarm();
     feed.deliver(&mut queue, 9, 1);
     assert!(!ready(&socket));
@@ -46,9 +46,9 @@ fn a_socket_is_woken_while_it_is_armed() {
     queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
     let mut one = [Fragment::Empty];
     assert!(!socket.recv(&mut one).unwrap().end);
-    assert_eq!(socket.arm(), Armed::Work);
+    assert_eq!(socket.arm().unwrap(), Armed::Work);
     let Ok(Received { end: true, .. }) = socket.recv(&mut one) else { panic!("the rest") };
-    assert_eq!(socket.arm(), Armed::Waits);
+    assert_eq!(socket.arm().unwrap(), Armed::Waits);
 }
 
 /// A limit ends a wait. If a datagram is queued, it is received without waiting.

@@ -294,10 +294,10 @@ fn returning_tokens_opens_the_window() {
     // Between two probes.
     let before = position;
     while pair.turn() {}
-    assert_eq!(pair.far.stack.arm(), Armed::Waits);
+    assert_eq!(pair.far.stack.arm().unwrap(), Armed::Waits);
     let returner = server.returner();
     std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.give_back(held).unwrap())).join().unwrap();
-    assert_eq!(pair.far.stack.arm(), Armed::Work, "the stack was woken");
+    assert_eq!(pair.far.stack.arm().unwrap(), Armed::Work, "the stack was woken");
     // Less than the time to the next probe.
     pair.pass(Duration::from_millis(20));
     tokens(&pair.far, &mut server, &mut position);

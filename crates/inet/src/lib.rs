@@ -11,6 +11,7 @@
 //! No code in this crate reads a clock: [`Time`] is an argument. So a simulated link with a seed, a
 //! replayed recording and a production program run the same code.
 
+mod address;
 pub mod icmp;
 mod interface;
 pub mod neighbor;
@@ -22,6 +23,7 @@ pub mod tcp;
 mod time;
 pub mod wire;
 
+pub use address::BadAddress;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
 pub use stack::{

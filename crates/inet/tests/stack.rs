@@ -9,6 +9,7 @@ use netmem_packet::{Armed, PollThenSleep, Turn, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stack_common::{Cable, Link, addr, host, pair, stack};
 use std::cell::RefCell;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -463,7 +464,7 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
         poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
     };
     rustix::io::write(&link.near.queues().1.event, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(!readable(&link));
     link.near.disarm();
     // The ring is full, and the device does not finish its packets.
@@ -474,7 +475,7 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
     for _ in 0..3 {
         link.near.poll(link.now);
     }
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(readable(&link));
     link.near.disarm();
     // The device has finished its packets, and nothing waits any more.
@@ -482,10 +483,38 @@ fn the_transmit_queue_ends_a_sleep_only_if_something_waits_for_it() {
     tx.size = 256;
     *tx.completes.borrow_mut() = true;
     link.settle();
-    assert_eq!(link.near.arm(), Armed::Waits);
+    assert_eq!(link.near.arm().unwrap(), Armed::Waits);
     assert!(!readable(&link));
     link.near.disarm();
     drop((stream, listener));
+}
+
+/// A loop over a stack whose queue has stopped ends with the error: it neither sleeps nor spins. A
+/// transmit queue whose device may be replaced is reported by the receive queue.
+#[test]
+fn a_stack_over_a_queue_that_has_stopped_does_not_wait() {
+    let (down, gone) = (ErrorKind::NetworkDown, ErrorKind::NotConnected);
+    for (rx, tx, error) in [
+        (Some(down), None, Some(down)),
+        (None, Some(down), Some(down)),
+        (Some(gone), Some(gone), Some(gone)),
+        (None, Some(gone), None),
+    ] {
+        let mut link = Link::new(false);
+        link.settle();
+        let queues = link.near.queues();
+        (queues.0.stopped, queues.1.stopped) = (rx, tx);
+        let mut pause = PollThenSleep::new(Duration::ZERO);
+        for _ in 0..3 {
+            assert_eq!(link.near.poll(link.now), 0);
+            let turn = pause.turn(0, &mut [&mut link.near], Some(Duration::ZERO));
+            assert_eq!(turn.map_err(|error| error.kind()), error.map_or(Ok(Turn::TimedOut), Err), "{rx:?} {tx:?}");
+        }
+        assert_eq!(link.near.check().map_err(|error| error.kind()), rx.or(tx).map_or(Ok(()), Err));
+        let end = link.now;
+        let finished = link.near.finish(end, || end);
+        assert_eq!(finished.unwrap(), 0, "there was nothing to send");
+    }
 }
 
 /// A thread that sleeps for a stack is woken by another thread.

@@ -16,7 +16,7 @@ use netmem_virtio::device::port::Tap;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, Offload, RxMode, VirtioNet};
 use netmem_virtio::{Spin, VhostUser};
-use skip::skip;
+use skip::{installed, skip};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
@@ -32,6 +32,9 @@ fn beside_the_kernel(
     peer: impl FnOnce() + Send + 'static,
     serve: impl FnMut(&Sockets<PeerShared>),
 ) {
+    if let Err(why) = installed(&["ip"]) {
+        return skip(&why);
+    }
     let name = format!("nmst{}n{net}", std::process::id() % 1_000_000);
     let mut taps = match Tap::open(&name, 1, true) {
         Ok(taps) => taps,
@@ -41,10 +44,7 @@ fn beside_the_kernel(
         let addr = format!("{}/{}", address(net, v6, false), if v6 { 64 } else { 24 });
         let mut args = vec!["addr", "add", &addr, "dev", &name];
         args.extend(v6.then_some("nodad"));
-        match Command::new("ip").args(&args).status() {
-            Ok(status) if status.success() => {}
-            other => return skip(&format!("`ip addr add` is not to be had: {other:?}")),
-        }
+        assert!(Command::new("ip").args(&args).status().unwrap().success(), "ip {args:?}");
     }
     let mut device = NetDevice::new(Options::default(), |_| Ok(taps.remove(0))).unwrap();
     let control = device.control();

@@ -18,8 +18,8 @@ fn streams_are_read_and_written_by_tasks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let tasks = LocalSet::new();
     let (there, back) = (Cable::default(), Cable::default());
-    let near = stack(&host(1), pair(&back, &there, true), StackOptions::default());
-    let far = stack(&host(2), pair(&there, &back, true), StackOptions::default());
+    let mut near = stack(&host(1), pair(&back, &there, true), StackOptions::default());
+    let mut far = stack(&host(2), pair(&there, &back, true), StackOptions::default());
     let (client, server) = (near.sockets(), far.sockets());
     let beginning = Instant::now();
     let now = move || Time::ZERO + beginning.elapsed();
@@ -33,8 +33,8 @@ fn streams_are_read_and_written_by_tasks() {
             }
         });
     }
-    tasks.spawn_local(drive(near, now));
-    tasks.spawn_local(drive(far, now));
+    tasks.spawn_local(async move { drive(&mut near, now).await });
+    tasks.spawn_local(async move { drive(&mut far, now).await });
     let mut listener = server.listen("10.0.0.2:80".parse().unwrap(), ListenOptions::default()).unwrap();
     tasks.spawn_local(async move {
         loop {

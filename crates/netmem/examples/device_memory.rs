@@ -7,6 +7,7 @@
 //! the binding, and a token for it. When the token is given back, the page returns to its pool. Bytes are written and
 //! read with system calls on the memfd here; a GPU would use them where they are.
 
+use anyhow::Context;
 use netmem::device::port::Echo;
 use netmem::device::{NetDevice, Options};
 use netmem::devmem::{Binding, Endpoint, FlowTable, Fragment, Netdev, Sender, SocketOptions};
@@ -19,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     // 256 pages of memory. Sealing is allowed, because the binding seals the file: it must not shrink while it is bound.
     let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     ftruncate(&memory, 256 * 4096)?;
@@ -48,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Sends from the binding. Its headers come from a pool of host memory.
     let headers = net.tx_pool(PoolOptions::new("headers"))?;
-    let domain = net.domain().ok_or("the device has a domain")?;
+    let domain = net.domain().context("the device has a domain")?;
     let local = Endpoint { mac: [2, 0, 0, 0, 0, 1], addr: "10.0.0.1:7".parse()? };
     let peer = Endpoint { mac: [2, 0, 0, 0, 0, 2], addr: "10.0.0.2:9".parse()? };
     let mut sender = Sender::new(&binding, domain, headers, local, peer)?;
@@ -76,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let [Fragment::Device { offset, len, token, .. }] = out else {
-        return Err("the payload is not in device memory".into());
+        anyhow::bail!("the payload is not in device memory");
     };
     let mut bytes = vec![0; len as usize];
     memory.read_exact_at(&mut bytes, offset)?;

@@ -10,16 +10,17 @@
 //!   192.0.2.1                                                                         192.0.2.2, port 7
 //! ```
 
+use anyhow::Context;
 use netmem::device::port::{ALL_OFFLOADS, Tap};
 use netmem::device::{NetDevice, Options};
+use netmem::packet::PollThenSleep;
+use netmem::virtio::Spin;
 use netmem::{
-    Handler, NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, TxBulk, TxQueue, Verdict, VhostUser, VirtioNet,
-    VirtioTx, XdpFrame,
+    Handler, NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer, TxBulk, TxQueue, Verdict, VirtioTx, XdpFrame,
 };
-use std::error::Error;
 use std::net::UdpSocket;
-use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,12 +30,12 @@ const PORT: u16 = 7;
 
 /// Turns a request around where it is: the reply leaves from the page that the request came in.
 struct Echo<'a> {
-    replies: TxBulk<&'a mut VirtioTx>,
+    replies: TxBulk<&'a mut VirtioTx<TrustedPeer>>,
 }
 
-impl Handler<PeerShared> for Echo<'_> {
-    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
-        // Headers are copied out, checked, changed, and written back: the device's side may write this memory at any time.
+impl Handler<TrustedPeer> for Echo<'_> {
+    fn run(&mut self, frame: &mut XdpFrame<TrustedPeer>) -> Verdict {
+        // Headers are copied out, checked, changed, and written back.
         let Ok(mut head) = frame.read_at::<42>(0) else { return Verdict::Drop };
         let answered = match [head[12], head[13]] {
             [0x08, 0x06] => answer_arp(&mut head),
@@ -45,7 +46,7 @@ impl Handler<PeerShared> for Echo<'_> {
     }
 
     /// Frames for which `run` said `Tx`.
-    fn tx(&mut self, packet: Packet<PeerShared>) {
+    fn tx(&mut self, packet: Packet<TrustedPeer>) {
         self.replies.push(packet);
     }
 
@@ -55,7 +56,7 @@ impl Handler<PeerShared> for Echo<'_> {
     }
 
     /// No frame is passed here.
-    fn pass(&mut self, _: Packet<PeerShared>) {}
+    fn pass(&mut self, _: Packet<TrustedPeer>) {}
 }
 
 /// An ARP request for our address becomes the reply.
@@ -102,51 +103,43 @@ fn demo() -> std::io::Result<()> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let serve = std::env::args().nth(1).is_some_and(|argument| argument == "serve");
     let name = format!("nmecho{}", std::process::id() % 10_000_000);
 
     // The device, plugged into a tap, runs on a thread of its own. It offers no offloads: the kernel then completes checksums.
     let mut taps = Tap::open(&name, 1, true)?;
-    let added = Command::new("ip").args(["addr", "add", "192.0.2.1/24", "dev", &name]).status()?;
-    if !added.success() {
-        return Err(format!("`ip addr add` failed: {added}").into());
-    }
+    let ip = Command::new("ip").args(["addr", "add", "192.0.2.1/24", "dev", &name]).status().context("ip")?;
+    anyhow::ensure!(ip.success(), "`ip addr add` failed: {ip}");
     let options = Options { withhold: ALL_OFFLOADS, ..Options::default() };
     let mut device = NetDevice::new(options, |_| Ok(taps.remove(0)))?;
-    let control = device.control();
-    let (front, back) = UnixStream::pair()?;
-    let connection = control.serve(back)?;
-    let stop = AtomicBool::new(false);
+    let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
+    let flag = stop.clone();
+    let device = std::thread::spawn(move || device.run(&flag, Spin::default()));
 
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| device.run(&stop, netmem::virtio::Spin::default()));
-
-        // The driver, and the loop that polls it.
-        let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
-        let pair = pairs.first_mut().ok_or("the device has a queue pair")?;
-        println!("{name}: 192.0.2.2 echoes UDP port {PORT}");
-        let client = (!serve).then(|| scope.spawn(demo));
-        let mut echo = Echo { replies: TxBulk::new(&mut pair.tx) };
-        while !client.as_ref().is_some_and(|client| client.is_finished()) {
-            let frames = pair.rx.poll(|poll| {
-                echo.replies.target().complete(); // pages of replies that were sent are returned
-                poll.receive(64, &mut echo)
-            });
-            if frames == 0 {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-        }
-        if let Some(client) = client {
-            client.join().map_err(|_| "the client panicked")??;
-        }
-        println!("{:?}", echo.replies.stats());
-        drop((pairs, net));
-
-        stop.store(true, Ordering::Relaxed);
-        control.wake();
-        running.join().map_err(|_| "the device panicked")??;
-        drop(connection);
-        Ok(())
-    })
+    // The driver, and the loop that polls it.
+    let mut driver = control.connect(NetOptions::new(RxMode::Small))?;
+    let pair = driver.pairs.first_mut().context("the device has a queue pair")?;
+    println!("{name}: 192.0.2.2 echoes UDP port {PORT}");
+    let client = (!serve).then(|| std::thread::spawn(demo));
+    let mut echo = Echo { replies: TxBulk::new(&mut pair.tx) };
+    let mut pause = PollThenSleep::new(Duration::from_micros(50));
+    while !client.as_ref().is_some_and(|client| client.is_finished()) {
+        let frames = pair.rx.poll(|poll| {
+            echo.replies.target().complete(); // pages of replies that were sent are returned
+            poll.receive(64, &mut echo)
+        });
+        // Polls on for 50 us after the last frame, then sleeps; not for long, because the client's
+        // end wakes no queue.
+        pause.turn(frames, &mut [&mut pair.rx], Some(Duration::from_millis(10)))?;
+    }
+    if let Some(client) = client {
+        client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    println!("{:?}", echo.replies.stats());
+    drop(driver);
+    stop.store(true, Ordering::Relaxed);
+    control.wake();
+    device.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    Ok(())
 }

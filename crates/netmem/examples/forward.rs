@@ -16,7 +16,7 @@
 //!
 //! Both drivers receive into one region of memory and have one DMA domain, so that frames are not mapped again.
 
-use netmem::packet::{GroStats, PollThenSleep, Turn, Wait};
+use netmem::packet::{GroStats, PollThenSleep, Wait};
 use netmem::pool::DmaDomain;
 use netmem::virtio::net::OFFLOAD_FRAME;
 use netmem::{
@@ -24,7 +24,7 @@ use netmem::{
     RegionProvider, RxMode, RxQueue, SharedPool, SoftwareTx, TxBulk, VhostUser, VirtioNet, VirtioRx, VirtioTx,
 };
 use std::cell::OnceCell;
-use std::error::Error;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ const HEADER_PAGES: usize = 1024;
 /// Packets that wait for room in a transmit queue.
 const WAITING: usize = 256;
 
-/// Turns without a sleep between two checks of whether the devices are still connected.
+/// Turns between two checks of whether the devices are still connected. A turn after a round with
+/// work does not notice that.
 const LOOK_EVERY: u64 = 1024;
 
 /// A transmit queue that takes every packet, with pages from `P` for headers.
@@ -119,13 +120,13 @@ fn driver(
     argument: &str,
     memory: &Arc<RegionProvider<PeerShared>>,
     domain: &Rc<OnceCell<Arc<dyn DmaDomain>>>,
-) -> Result<(VirtioNet, QueuePair, SharedPool<PeerShared>), Box<dyn Error>> {
+) -> anyhow::Result<(VirtioNet, QueuePair, SharedPool<PeerShared>)> {
     let (socket, offload) = argument.split_once(',').unwrap_or((argument, "all"));
     let (offload, frame) = match offload {
         "none" => (Offload::None, 1518),
         "checksum" => (Offload::Checksum, 1518),
         "all" => (Offload::All, OFFLOAD_FRAME),
-        other => return Err(format!("{other}: none, checksum or all").into()),
+        other => anyhow::bail!("{other}: none, checksum or all"),
     };
     let domain = domain.clone();
     let options = NetOptions::new(RxMode::Mergeable)
@@ -140,12 +141,12 @@ fn driver(
     Ok((net, pairs.remove(0), pool))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (a, b, gro) = match &arguments[..] {
         [a, b] => (a, b, false),
         [a, b, gro] if gro == "gro" => (a, b, true),
-        _ => return Err("usage: forward SOCKET[,none|checksum|all] SOCKET[,none|checksum|all] [gro]".into()),
+        _ => anyhow::bail!("usage: forward SOCKET[,none|checksum|all] SOCKET[,none|checksum|all] [gro]"),
     };
     let memory = RegionProvider::new(RegionOptions::new(PAGES).build::<PeerShared>()?);
     let domain = Rc::new(OnceCell::new());
@@ -156,7 +157,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut to_a = Way::new(pair_a.tx, || pool_a.alloc(), gro);
 
     let mut pause = PollThenSleep::new(Duration::from_micros(50));
-    for turn in 1_u64.. {
+    let mut turn = 0_u64;
+    let ended = loop {
         let work = to_b.run(&mut rx_a) + to_a.run(&mut rx_b);
         let waiting = [to_a.forward().waits(), to_b.forward().waits()];
         let (tx_a, tx_b) = (&mut to_a.forward().to, &mut to_b.forward().to);
@@ -164,14 +166,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         // A completion makes room for packets that wait, if there are any.
         let targets = [tx_a.target().queue() as &mut dyn Wait, tx_b.target().queue()];
         queues.extend(targets.into_iter().zip(waiting).filter(|(_, waits)| *waits).map(|(tx, _)| tx));
-        let polls = pause.turn(work, &mut queues, Some(Duration::from_millis(100)))? == Turn::Polls;
-        // A system call for each device. The end of a device ends a sleep; a thread that does not sleep looks now and then.
-        if (!polls || turn.is_multiple_of(LOOK_EVERY)) && !(net_a.is_connected() && net_b.is_connected()) {
-            break;
+        let paused = pause.turn(work, &mut queues, None);
+        turn += 1;
+        let check = || if turn.is_multiple_of(LOOK_EVERY) { rx_a.check().and(rx_b.check()) } else { Ok(()) };
+        if let Err(error) = paused.and_then(|_| check()) {
+            break error;
         }
-    }
+    };
     println!("a to b: {}", to_b.summary());
     println!("b to a: {}", to_a.summary());
     println!("{:?}", pause.stats());
-    Ok(())
+    drop((net_a, net_b));
+    // A device may leave.
+    if ended.kind() == ErrorKind::NotConnected { Ok(()) } else { Err(ended.into()) }
 }

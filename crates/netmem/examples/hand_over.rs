@@ -5,10 +5,10 @@
 //! Nothing special is needed for that: a packet can be sent to any thread, and dropping it returns its pages to the
 //! pool of the queue that received them. The pool's statistics show the paths by which they returned.
 
+use anyhow::Context;
 use netmem::device::{NetDevice, Options, port::Gen};
-use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+use netmem::{NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer};
 use std::collections::VecDeque;
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::sync_channel;
 
 /// Frames that the device generates.
@@ -16,16 +16,14 @@ const FRAMES: u64 = 50_000;
 /// Packets that the other thread keeps before it drops the oldest.
 const KEPT: usize = 100;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     // A virtio-net device in this process, and a driver that is connected with it.
     let mut device = NetDevice::new(Options::default(), |_| Gen::new(200, Some(FRAMES)))?;
-    let (front, back) = UnixStream::pair()?;
-    let connection = device.control().serve(back)?;
-    let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
-    let mut rx = pairs.remove(0).rx;
+    let mut driver = device.control().connect(NetOptions::new(RxMode::Small))?;
+    let mut rx = driver.pairs.remove(0).rx;
 
     // The other thread. The channel is bounded: packets that are not dropped are pages that the queue cannot use.
-    let (packets, channel) = sync_channel::<Packet<PeerShared>>(64);
+    let (packets, channel) = sync_channel::<Packet<TrustedPeer>>(64);
     let keeper = std::thread::spawn(move || {
         let (mut kept, mut bytes) = (VecDeque::new(), 0);
         for packet in channel {
@@ -50,11 +48,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
     }
     drop(packets);
-    let bytes = keeper.join().map_err(|_| "the keeper panicked")?;
+    let bytes = keeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     println!("{frames} frames of {} bytes received here, kept and dropped on another thread", bytes / frames);
 
     // The queue stops and its pool closes: every page is accounted for.
-    let closed = rx.close().ok_or("the queue was running")?;
+    let closed = rx.close().context("the queue was running")?;
     let stats = closed.stats;
     println!(
         "pages: {} allocated, {} came back by magazines, {} one by one, {} are out",
@@ -64,6 +62,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         closed.outstanding
     );
     assert_eq!(closed.outstanding, 0);
-    drop((net, connection));
     Ok(())
 }

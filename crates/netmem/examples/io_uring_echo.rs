@@ -23,7 +23,6 @@ use netmem::pool::KernelShared;
 use netmem::{Page, PoolOptions, RegionOptions, RegionProvider, SharedPool};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
-use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -298,7 +297,7 @@ impl<'p> Worker<'p> {
 
 /// Runs workers on `listener` until `until` returns. Returns the number of echoed bytes, and of pages that were not
 /// returned.
-fn serve<T>(listener: &TcpListener, until: impl FnOnce() -> T) -> Result<(T, u64, u64), Box<dyn Error>> {
+fn serve<T>(listener: &TcpListener, until: impl FnOnce() -> T) -> anyhow::Result<(T, u64, u64)> {
     let memory = RegionProvider::new(RegionOptions::new(PAGES).build::<M>()?);
     let pool = PoolOptions::new("io_uring").build_shared(memory.clone(), None)?;
     let stops =
@@ -354,7 +353,7 @@ pub(crate) enum Tested {
 /// # Errors
 ///
 /// Something did not come back: bytes, or a page.
-pub(crate) fn self_test() -> Result<Tested, Box<dyn Error>> {
+pub(crate) fn self_test() -> anyhow::Result<Tested> {
     if let Err(error) = IoUring::new(8) {
         let missing = matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES));
         return if missing { Ok(Tested::Skipped(error)) } else { Err(error.into()) };
@@ -371,13 +370,13 @@ pub(crate) fn self_test() -> Result<Tested, Box<dyn Error>> {
     let (sent, echoed, lost) = serve(&listener, clients)?;
     let sent = sent?;
     if sent != echoed || lost > 0 {
-        return Err(format!("{sent} bytes were sent, {echoed} echoed, {lost} pages lost").into());
+        anyhow::bail!("{sent} bytes were sent, {echoed} echoed, {lost} pages lost");
     }
     Ok(Tested::Passed(echoed))
 }
 
 #[allow(dead_code, reason = "the test that includes this file has no use for it")]
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some("--self-test") => match self_test()? {
             Tested::Passed(bytes) => println!("{bytes} bytes were echoed"),
@@ -391,7 +390,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             let ((), _, _) = serve(&listener, forever)?;
         }
-        None => return Err("usage: io_uring_echo ADDRESS:PORT | --self-test".into()),
+        None => anyhow::bail!("usage: io_uring_echo ADDRESS:PORT | --self-test"),
     }
     Ok(())
 }

@@ -27,6 +27,7 @@
 #[path = "gpu/mod.rs"]
 mod gpu;
 
+use anyhow::Context;
 use gpu::Checked;
 use netmem::devmem::stream::{
     Bindings, DeviceStream, OnDevice, StreamError, StreamFragment, StreamRx, StreamSendError, StreamTx, Streams,
@@ -41,7 +42,6 @@ use netmem::virtio::driver::VirtioRxQueues;
 use netmem::{NetOptions, PoolOptions, RxMode, VhostUser, VirtioNet};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::VecDeque;
-use std::error::Error;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::{IsTerminal, Read};
@@ -80,7 +80,7 @@ impl Incoming {
     }
 
     /// Receives and sends as much as is possible now. Returns true when the file was received and sent back.
-    fn turn(&mut self, memory: &BindingRef, gpu: Option<&Checked>) -> Result<bool, Box<dyn Error>> {
+    fn turn(&mut self, memory: &BindingRef, gpu: Option<&Checked>) -> anyhow::Result<bool> {
         while self.sent.is_none() {
             let mut place = [StreamFragment::Empty];
             match self.stream.recv(&mut place) {
@@ -109,9 +109,9 @@ impl Incoming {
     }
 
     /// The received bytes follow the bytes before them in memory, or begin a new extent.
-    fn keep(&mut self, [place]: [StreamFragment; 1]) -> Result<(), Box<dyn Error>> {
+    fn keep(&mut self, [place]: [StreamFragment; 1]) -> anyhow::Result<()> {
         let StreamFragment::Device { offset, len, tokens, .. } = place else {
-            return Err("payload came in host memory: the device does not split frames behind their headers".into());
+            anyhow::bail!("payload came in host memory: the device does not split frames behind their headers");
         };
         self.bytes += u64::from(len);
         self.tokens.push(tokens);
@@ -123,7 +123,7 @@ impl Incoming {
     }
 
     /// The file was received.
-    fn here(&mut self, gpu: Option<&Checked>) -> Result<(), Box<dyn Error>> {
+    fn here(&mut self, gpu: Option<&Checked>) -> anyhow::Result<()> {
         let seconds = self.begin.elapsed().as_secs_f64();
         let (peer, rate) = (self.stream.tcp().peer_addr(), self.bytes as f64 / seconds / 1e6);
         println!("file from {peer}: {} bytes in {} extents, {rate:.0} MB/s", self.bytes, self.extents.len());
@@ -146,13 +146,12 @@ impl Incoming {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [socket, address, megabytes, files, gpu @ ..] = &arguments[..] else {
-        return Err("usage: loader SOCKET ADDRESS/LENGTH MEGABYTES FILES [GPU]".into());
+        anyhow::bail!("usage: loader SOCKET ADDRESS/LENGTH MEGABYTES FILES [GPU]");
     };
-    let (addr, prefix_len) = address.split_once('/').ok_or("the address is to be ADDRESS/LENGTH, as 192.0.2.2/24")?;
-    let address = Address { addr: addr.parse()?, prefix_len: prefix_len.parse()? };
+    let address: Address = address.parse()?;
     let (pages, files): (usize, usize) = (megabytes.parse::<usize>()? * (1 << 20) / PAGE, files.parse()?);
 
     // The memory, bound. The worker cleans up when the last reference is gone.
@@ -180,15 +179,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let queues = VirtioRxQueues::new([pair.rx]);
     let bindings = Bindings::new();
     bindings.add(&binding);
-    let rx = StreamRx::new(queues.wait(0).ok_or("a queue")?, &bindings);
+    let rx = StreamRx::new(queues.wait(0).context("a queue")?, &bindings);
     let mut netdev = Netdev::new(queues);
     netdev.attach(&binding, &[0])?;
 
     // A stack whose payload is in the memory. Some pages are left for the ring and for frames on their way.
-    let tx = StreamTx::new(pair.tx.into_split(), net.domain().ok_or("the device has a domain")?);
+    let tx = StreamTx::new(pair.tx.into_split(), net.domain().context("the device has a domain")?);
     let headers = Arc::new(net.tx_pool(PoolOptions::new("headers"))?);
     let interface = Interface { mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500, addresses: vec![address] };
-    let held = pages.checked_sub(1024).ok_or("at least 5 megabytes of device memory are needed")?;
+    let held = pages.checked_sub(1024).context("at least 5 megabytes of device memory are needed")?;
     let beginning = Instant::now();
     let now = || Time::ZERO + beginning.elapsed();
     let options = StackOptions { pages: held as u32, ..StackOptions::default() };
@@ -238,6 +237,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     drop((kept, incoming, listener, streams, memory_of));
+    // What was written is sent, then FIN.
+    stack.finish(now() + Duration::from_secs(5), now)?;
     println!("{:?}", stack.stats());
     drop(stack);
     netdev.unbind(binding)?;

@@ -7,13 +7,11 @@
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Token, Waker};
-use netmem::device::{NetDevice, Options, port::Gen};
+use netmem::device::{InProcess, NetDevice, Options, port::Gen};
 use netmem::packet::{Armed, Wait};
 use netmem::virtio::Spin;
-use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet, VirtioRx};
-use std::error::Error;
+use netmem::{NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer, VirtioRx};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,30 +21,27 @@ const QUEUES: u16 = 2;
 /// The token of the other thread's message; queues have their numbers.
 const MESSAGE: Token = Token(usize::MAX);
 
-/// Polls a queue until it has nothing, and then arms it. Returns how many frames there were.
-fn drain(rx: &mut VirtioRx) -> u64 {
+/// Polls a queue until it has nothing, and then arms it. Returns how many frames there were, or why
+/// the queue has stopped.
+fn drain(rx: &mut VirtioRx<TrustedPeer>) -> std::io::Result<u64> {
     let mut frames = 0;
     loop {
-        let n = rx.poll(|poll| poll.receive(64, &mut |packet: Packet<PeerShared>| drop(packet)));
+        let n = rx.poll(|poll| poll.receive(64, &mut |packet: Packet<TrustedPeer>| drop(packet)));
         frames += n as u64;
-        if n == 0 && rx.arm() == Armed::Waits {
-            return frames;
+        if n == 0 && rx.arm()? == Armed::Waits {
+            return Ok(frames);
         }
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     // A device of two queue pairs in this process, on a thread of its own, and a driver that is connected with it.
     let options = Options { max_pairs: QUEUES.into(), serve_control: true, ..Options::default() };
     let mut device = NetDevice::new(options, |_| Gen::new(200, Some(FRAMES)))?;
     let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
-    let (front, back) = UnixStream::pair()?;
-    let connection = control.serve(back)?;
     let flag = stop.clone();
     let device = std::thread::spawn(move || device.run(&flag, Spin::default()));
-    let options = NetOptions::new(RxMode::Small).pairs(QUEUES);
-    let (mut net, pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
-    net.set_active_pairs(QUEUES)?;
+    let InProcess { pairs, net, connection } = control.connect(NetOptions::new(RxMode::Small).pairs(QUEUES))?;
     let (mut queues, senders): (Vec<_>, Vec<_>) = pairs.into_iter().map(|pair| (pair.rx, pair.tx)).unzip();
 
     let mut poll = mio::Poll::new()?;
@@ -61,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut events = Events::with_capacity(8);
     // Queues are armed before the first sleep. What came before they were registered is found here.
     for (number, rx) in queues.iter_mut().enumerate() {
-        frames[number] += drain(rx);
+        frames[number] += drain(rx)?;
     }
     std::thread::scope(|scope| {
         let mut told = false;
@@ -75,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for event in &events {
                 match event.token() {
                     MESSAGE => over = true,
-                    Token(number) => frames[number] += drain(&mut queues[number]),
+                    Token(number) => frames[number] += drain(&mut queues[number])?,
                 }
             }
         }
@@ -86,6 +81,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     drop((queues, senders, net, connection));
     stop.store(true, Ordering::Relaxed);
     control.wake();
-    device.join().map_err(|_| "the device's thread panicked")??;
+    device.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     Ok(())
 }

@@ -5,13 +5,12 @@
 //! Frames go to a device that sends them back, one at a time. The task polls, arms its queue, and awaits the queue's descriptor; the
 //! thread sleeps in tokio's reactor meanwhile, or runs other tasks.
 
-use netmem::device::{NetDevice, Options, port::Echo};
+use anyhow::Context;
+use netmem::device::{InProcess, NetDevice, Options, port::Echo};
 use netmem::packet::{Armed, Wait};
 use netmem::virtio::Spin;
-use netmem::{NetOptions, Packet, PeerShared, Poll, QueuePair, RxMode, RxQueue, TxQueue, VhostUser, VirtioNet};
-use std::error::Error;
+use netmem::{NetOptions, Packet, Poll, QueuePair, RxMode, RxQueue, TrustedPeer, TxQueue};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::io::Interest;
@@ -21,29 +20,29 @@ use tokio::io::unix::AsyncFd;
 const FRAMES: u64 = 1000;
 
 /// Sends a frame, awaits it, and sends it again. Returns how often the task was woken.
-async fn ping_pong(pair: &mut QueuePair, back: &AtomicU64) -> Result<u64, Box<dyn Error>> {
+async fn ping_pong(pair: &mut QueuePair<TrustedPeer>, back: &AtomicU64) -> anyhow::Result<u64> {
     // Tokio wants to own a descriptor: a second one for the same file.
     // SAFETY: the value owns its descriptor, which is open and the same until the value is dropped.
     let wake = unsafe { AsyncFd::register_with_interest(pair.rx.as_fd().try_clone_to_owned()?, Interest::READABLE) }?;
-    let mut page = pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).ok_or("no page")?;
+    let mut page = pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).context("no page")?;
     // From byte 64 of the page on: the header of virtio-net goes in front.
     page.copy_from(64, &[0x5a; 60])?;
     let mut frame = Some(Packet::new(page.freeze_range(64..124)));
     let mut woken = 0;
     while back.load(Ordering::Relaxed) < FRAMES {
         if let Some(frame) = frame.take() {
-            pair.tx.send(frame).map_err(|_| "the queue does not take the frame")?;
+            pair.tx.send(frame).ok().context("the queue does not take the frame")?;
             pair.tx.flush();
         }
         let received = pair.rx.poll(|poll| {
             pair.tx.complete(); // in the poll: pages that were sent return to the pool's cache
-            poll.receive(64, &mut |packet: Packet<PeerShared>| frame = Some(packet))
+            poll.receive(64, &mut |packet: Packet<TrustedPeer>| frame = Some(packet))
         });
         back.fetch_add(received as u64, Ordering::Relaxed);
         if received > 0 {
             continue;
         }
-        if pair.rx.arm() == Armed::Waits {
+        if pair.rx.arm()? == Armed::Waits {
             // The readiness is forgotten here, before the queue is armed again, and not after.
             wake.readable().await?.clear_ready();
             pair.rx.disarm();
@@ -53,15 +52,13 @@ async fn ping_pong(pair: &mut QueuePair, back: &AtomicU64) -> Result<u64, Box<dy
     Ok(woken)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     // A device in this process, on a thread that sleeps as well, and a driver that is connected with it.
     let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
     let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
-    let (front, back) = UnixStream::pair()?;
-    let connection = control.serve(back)?;
     let flag = stop.clone();
     let device = std::thread::spawn(move || device.run(&flag, Spin::default()));
-    let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
+    let InProcess { mut pairs, net, connection } = control.connect(NetOptions::new(RxMode::Small))?;
     let mut pair = pairs.remove(0);
 
     let back = Arc::new(AtomicU64::new(0));
@@ -79,13 +76,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
         let woken = ping_pong(&mut pair, &back).await?;
         println!("the other task had {}", if other.await? > 0 { "its turns" } else { "no turn" });
-        Ok::<_, Box<dyn Error>>(woken)
+        anyhow::Ok(woken)
     })?;
     println!("{} frames came back; the driver slept: {}", back.load(Ordering::Relaxed), woken > 0);
 
     drop((pair, net, connection));
     stop.store(true, Ordering::Relaxed);
     control.wake();
-    device.join().map_err(|_| "the device's thread panicked")??;
+    device.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     Ok(())
 }

@@ -7,22 +7,16 @@
 //! `smoltcp::phy::Device`. Received frames are read in place; frames to send are written into a page, and sent from there.
 
 use netmem::device::port::{Port, PortError};
-use netmem::device::{Connection, NetDevice, Options};
+use netmem::device::{InProcess, NetDevice, Options};
 use netmem::pool::TrustedPeer;
-use netmem::{
-    NetOptions, Packet, Poll, PoolOptions, RxMode, RxQueue, SharedPool, TxQueue, VhostUser, VirtioNet, VirtioRx,
-    VirtioTx,
-};
+use netmem::{NetOptions, Packet, Poll, PoolOptions, RxMode, RxQueue, SharedPool, TxQueue, VirtioRx, VirtioTx};
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp;
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::collections::VecDeque;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
-
-type Error = Box<dyn std::error::Error>;
 
 /// One direction of the cable: frames with their virtio header.
 type Wire = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -68,21 +62,16 @@ struct Stack {
     pool: SharedPool<TrustedPeer>,
     /// Frames that were received and that smoltcp has not asked for yet.
     backlog: VecDeque<Packet<TrustedPeer>>,
-    _net: VirtioNet<TrustedPeer>,
-    _connection: Connection,
+    _driver: InProcess,
 }
 
 impl Stack {
-    fn new(device: &NetDevice<Cable>) -> Result<Self, Error> {
-        let (front, back) = UnixStream::pair()?;
-        let connection = device.control().serve(back)?;
-        // SAFETY: the device is in this process, and it writes only buffers that are posted to it. The driver can therefore hand
-        // out received bytes as slices.
-        let options = unsafe { NetOptions::trust_peer(RxMode::Small) }.tx_pages(256);
-        let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
-        let pool = net.tx_pool(PoolOptions::new("tx"))?;
-        let pair = pairs.remove(0);
-        Ok(Self { rx: pair.rx, tx: pair.tx, pool, backlog: VecDeque::new(), _net: net, _connection: connection })
+    fn new(device: &NetDevice<Cable>) -> anyhow::Result<Self> {
+        // The device is in this process, so received bytes are slices.
+        let mut driver = device.control().connect(NetOptions::new(RxMode::Small).tx_pages(256))?;
+        let pool = driver.net.tx_pool(PoolOptions::new("tx"))?;
+        let pair = driver.pairs.remove(0);
+        Ok(Self { rx: pair.rx, tx: pair.tx, pool, backlog: VecDeque::new(), _driver: driver })
     }
 
     /// Takes what the device has received, and gets back the pages that it has sent.
@@ -154,14 +143,14 @@ struct Host {
 }
 
 impl Host {
-    fn new(device: &NetDevice<Cable>, number: u8) -> Result<Self, Error> {
+    fn new(device: &NetDevice<Cable>, number: u8) -> anyhow::Result<Self> {
         let mut stack = Stack::new(device)?;
         let mac = EthernetAddress([2, 0, 0, 0, 0, number]);
         let mut interface = Interface::new(Config::new(mac.into()), &mut stack, Instant::now());
         interface.update_ip_addrs(|addresses| {
             let _ = addresses.push(IpCidr::new(IpAddress::v4(10, 0, 0, number), 24));
         });
-        let buffer = || tcp::SocketBuffer::new(vec![0; 16 << 10]);
+        let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
         let mut sockets = SocketSet::new(Vec::new());
         let socket = sockets.add(tcp::Socket::new(buffer(), buffer()));
         Ok(Self { stack, interface, sockets, socket })
@@ -174,7 +163,7 @@ impl Host {
     }
 }
 
-fn main() -> Result<(), Error> {
+fn main() -> anyhow::Result<()> {
     let (a, b) = (Wire::default(), Wire::default());
     let plugged = |out: &Wire, into: &Wire| {
         let cable = |_| Ok(Cable { out: out.clone(), into: into.clone(), next: None });
@@ -188,8 +177,8 @@ fn main() -> Result<(), Error> {
     let socket = client.sockets.get_mut::<tcp::Socket<'_>>(client.socket);
     socket.connect(client.interface.context(), to, 49152)?;
 
-    let (mut asked, mut answer) = (false, Vec::new());
-    while answer.len() < ANSWER {
+    let (mut asked, mut rest, mut answer) = (false, &[][..], Vec::new());
+    while answer.len() < ANSWER.len() {
         // Devices would be polled on threads of their own.
         near.poll();
         far.poll();
@@ -198,25 +187,37 @@ fn main() -> Result<(), Error> {
         if socket.can_recv() {
             let request = socket.recv(|bytes| (bytes.len(), String::from_utf8_lossy(bytes).into_owned()))?;
             println!("10.0.0.2 received: {request:?}");
-            socket.send_slice(&[b'.'; ANSWER])?;
+            rest = ANSWER;
+        }
+        // The socket takes what its buffer has room for. The rest is kept until there is room
+        // again.
+        if socket.can_send() && !rest.is_empty() {
+            let taken = socket.send_slice(rest)?;
+            rest = &rest[taken..];
         }
 
         let socket = client.poll();
         if socket.can_send() && !asked {
+            // A new connection has room for so much.
             asked = true;
-            socket.send_slice(b"GET / HTTP/1.1")?;
+            anyhow::ensure!(socket.send_slice(REQUEST)? == REQUEST.len(), "there is no room for the request");
         }
-        if socket.can_recv() {
+        // This client reads late: when its buffer is full, or all of the rest has come.
+        if socket.recv_queue() == BUFFER.min(ANSWER.len() - answer.len()) {
             socket.recv(|bytes| {
                 answer.extend_from_slice(bytes);
                 (bytes.len(), ())
             })?;
         }
     }
+    anyhow::ensure!(answer == ANSWER, "the answer is another one");
     println!("10.0.0.1 received: {} bytes of answer", answer.len());
     println!("its transmit queue: {:?}", client.stack.tx.stats());
     Ok(())
 }
 
-/// Bytes in the answer: several segments.
-const ANSWER: usize = 10_000;
+/// Bytes of a socket's buffer in each direction.
+const BUFFER: usize = 16 << 10;
+const REQUEST: &[u8] = b"GET / HTTP/1.1";
+/// The answer: more than all buffers have room for.
+const ANSWER: &[u8] = &[b'.'; 100_000];

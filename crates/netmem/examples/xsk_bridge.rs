@@ -8,18 +8,20 @@
 //!                    VirtioTx ◄── TxBulk ◄───────────────── XskRx
 //! ```
 //!
-//! One region of memory is the memory of both: the device's table has it, and it is registered as the UMEM. A frame is therefore received
-//! into a page, and sent from the same page. The back end may leave checksums and segments to us, and the interface takes neither, so
-//! that is done in software on the way (`SoftwareTx`). The program ends when the back end or the interface does, and prints what it did.
+//! One region of memory is the memory of both: the device's table has it, and it is registered as
+//! the UMEM. A frame is therefore received into a page, and sent from the same page. The back end
+//! may leave checksums and segments to us, and the interface takes neither, so that is done in
+//! software on the way (`SoftwareTx`). The program ends when the back end or the interface does,
+//! and prints what it did. The end of the interface is an error.
 
-use netmem::packet::{PollThenSleep, Turn, Wait};
+use netmem::packet::{PollThenSleep, Wait};
 use netmem::virtio::net::OFFLOAD_FRAME;
 use netmem::xsk::{Interface, Program, ProgramOptions, Promiscuous, QueueOptions, Umem, UmemOptions, XskError};
 use netmem::{
     Handler, NetOptions, Packet, PeerShared, Poll, PoolOptions, RegionOptions, RegionProvider, RxMode, RxQueue,
     SoftwareTx, TxBulk, TxQueue, VhostUser, VirtioNet,
 };
-use std::error::Error;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +32,8 @@ const PAGES: usize = 16_384;
 const HEADER_PAGES: usize = 2048;
 /// Packets that wait for room in a transmit queue.
 const WAITING: usize = 256;
-/// Turns without a sleep between two checks of whether both sides are still connected.
+/// Turns between two checks of whether both sides still work. A turn after a round with work does
+/// not notice that.
 const LOOK_EVERY: u64 = 1024;
 
 /// Sends what is passed by the other side.
@@ -67,9 +70,9 @@ impl<T: TxQueue<Mem = PeerShared>> Forward<T> {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [socket, name] = &arguments[..] else { return Err("usage: xsk_bridge SOCKET INTERFACE".into()) };
+    let [socket, name] = &arguments[..] else { anyhow::bail!("usage: xsk_bridge SOCKET INTERFACE") };
     let memory = RegionProvider::new(RegionOptions::new(PAGES).build::<PeerShared>()?);
 
     let options = NetOptions::new(RxMode::Mergeable)
@@ -87,25 +90,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut from_wire, to_wire) = umem.open(interface.index, 0, memory.clone(), QueueOptions::new())?;
     // The hosts behind the back end have MAC addresses of their own.
     let promiscuous = Promiscuous::new(interface.index)?;
-    program.insert(0, from_wire.as_fd()).map_err(XskError::from)?;
+    program.insert(0, from_wire.socket().as_fd()).map_err(XskError::from)?;
     eprintln!("ready: {socket}, {name} in {} mode", from_wire.socket().mode());
 
     let mut out = Forward::new(SoftwareTx::new(to_wire, || headers.alloc()));
     let mut back = Forward::new(to_back_end);
     let mut pause = PollThenSleep::new(Duration::from_micros(50));
-    for turn in 1_u64.. {
+    let mut turn = 0_u64;
+    let ended = loop {
         let work = out.run(&mut from_back_end) + back.run(&mut from_wire);
         let waits = [out.to.held() + out.to.target().waiting() > 0, back.to.held() > 0];
         let mut queues: Vec<&mut dyn Wait> = vec![&mut from_back_end, &mut from_wire];
         // A completion makes room for packets that wait, if there are any.
         let targets = [out.to.target().queue() as &mut dyn Wait, back.to.target()];
         queues.extend(targets.into_iter().zip(waits).filter(|(_, waits)| *waits).map(|(tx, _)| tx));
-        let polls = pause.turn(work, &mut queues, Some(Duration::from_millis(100)))? == Turn::Polls;
-        let gone = || !net.is_connected() || from_wire.socket().is_gone();
-        if (!polls || turn.is_multiple_of(LOOK_EVERY)) && gone() {
-            break;
+        let paused = pause.turn(work, &mut queues, None);
+        turn += 1;
+        let check =
+            || if turn.is_multiple_of(LOOK_EVERY) { from_back_end.check().and(from_wire.check()) } else { Ok(()) };
+        if let Err(error) = paused.and_then(|_| check()) {
+            break error;
         }
-    }
+    };
     drop((program, promiscuous));
     let software = out.to.target().stats();
     println!(
@@ -117,5 +123,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         out.to.stats().dropped + software.dropped
     );
     println!("from {name}: {} packets, {} dropped", back.frames, back.to.stats().dropped);
-    Ok(())
+    // The back end may leave.
+    if ended.kind() == ErrorKind::NotConnected { Ok(()) } else { Err(ended.into()) }
 }

@@ -7,11 +7,11 @@
 //!
 //! The verdict of the handler's program decides in the receive pass, so a frame's page is posted again at once.
 
+use anyhow::Context;
 use netmem::packet::{PollThenSleep, Wait};
 use netmem::xsk::{QueueOptions, Xsk, XskOptions, XskRx};
 use netmem::{Handler, KernelShared, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,9 +35,9 @@ impl Handler<KernelShared> for Count {
     fn pass(&mut self, _: Packet<KernelShared>) {}
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let interface = arguments.next().ok_or("usage: xsk_count INTERFACE [SECONDS]")?;
+    let interface = arguments.next().context("usage: xsk_count INTERFACE [SECONDS]")?;
     let seconds: Option<u64> = arguments.next().map(|seconds| seconds.parse()).transpose()?;
     let mut xsk: Xsk = Xsk::open(XskOptions::new(&interface), |_| QueueOptions::new())?;
     // Nothing is sent.

@@ -11,11 +11,12 @@
 //!                   └──────────────────────────────── the pool ◄────────────────────────┴──────────────────────────────┘
 //! ```
 
+use anyhow::Context;
 use netmem::packet::{PollThenSleep, Wait};
 use netmem::xsk::{Filter, ProgramOptions, QueueOptions, Rule, Xsk, XskOptions, XskRx, XskTx};
 use netmem::{KernelShared, Packet, Poll, RxQueue, TxBulk, TxQueue};
-use std::error::Error;
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -61,7 +62,7 @@ fn serve(
     workers: &[SyncSender<Packet<KernelShared>>],
     done: &Receiver<Done>,
     stop: &AtomicBool,
-) -> Result<String, Box<dyn Error + Send + Sync>> {
+) -> anyhow::Result<String> {
     let (mut next, mut out, mut received, mut answered) = (0, 0, 0_u64, 0_u64);
     let mut bulk = TxBulk::holding(tx, EACH * workers.len());
     let mut pause = PollThenSleep::new(Duration::from_micros(50));
@@ -94,9 +95,9 @@ fn serve(
     Ok(format!("{received} received, {answered} answered, {} not sent", bulk.stats().dropped))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let interface = arguments.first().ok_or("usage: xsk_echo INTERFACE [PORT [WORKERS]]")?;
+    let interface = arguments.first().context("usage: xsk_echo INTERFACE [PORT [WORKERS]]")?;
     let port = arguments.get(1).map_or(Ok(7), |port| port.parse())?;
     let workers: usize = arguments.get(2).map_or(Ok(2), |workers| workers.parse())?;
     let rule = Rule { protocol: Some(17), port: Some(port), ..Rule::default() };
@@ -105,9 +106,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Xsk { program, pairs, umem, .. } = xsk;
     eprintln!("ready: UDP port {port}, {} queues of {interface}, {workers} workers for each", pairs.len());
 
-    let stop = AtomicBool::new(false);
-    let stop = &stop;
-    std::thread::scope(|scope| {
+    // Standard input ends the program, and so does a queue that cannot go on.
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        flag.store(true, Ordering::Relaxed);
+    });
+    let reports = std::thread::scope(|scope| {
         let mut queues = Vec::new();
         for (rx, tx) in pairs {
             let (to_queue, done) = sync_channel(EACH * workers.max(1));
@@ -119,19 +125,22 @@ fn main() -> Result<(), Box<dyn Error>> {
                 scope.spawn(move || work(&requests, &to_queue, port));
             }
             drop(to_queue);
-            queues.push(scope.spawn(move || serve(rx, tx, &to_workers, &done, stop)));
+            let stop = &stop;
+            queues.push(scope.spawn(move || {
+                let served = serve(rx, tx, &to_workers, &done, stop);
+                stop.store(true, Ordering::Relaxed);
+                served
+            }));
         }
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        stop.store(true, Ordering::Relaxed);
-        for (number, queue) in queues.into_iter().enumerate() {
-            match queue.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-                Ok(report) => println!("queue {number}: {report}"),
-                Err(e) => eprintln!("queue {number}: {e}"),
-            }
-        }
+        let joined =
+            queues.into_iter().map(|queue| queue.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.collect::<anyhow::Result<Vec<String>>>()
     });
     // The kernel has the port again.
     drop(program);
     drop(umem);
+    for (number, report) in reports?.into_iter().enumerate() {
+        println!("queue {number}: {report}");
+    }
     Ok(())
 }

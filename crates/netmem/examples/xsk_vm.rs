@@ -15,13 +15,15 @@ use netmem::device::{NetDevice, Options};
 use netmem::virtio::Spin;
 use netmem::virtio::socket::Listener;
 use netmem::xsk::ProgramOptions;
-use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// How soon this thread notices that a guest has left, or that the device cannot go on.
+const LOOK: Duration = Duration::from_millis(100);
+
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [socket, interface] = &arguments[..] else { return Err("usage: xsk_vm SOCKET INTERFACE".into()) };
+    let [socket, interface] = &arguments[..] else { anyhow::bail!("usage: xsk_vm SOCKET INTERFACE") };
     let mut ports = XskPort::open(interface, Some(vec![0]), ProgramOptions::default())?.into_iter();
     let mut device =
         NetDevice::new(Options::default(), |_| ports.next().ok_or_else(|| PortError::Other("no queue".into())))?;
@@ -35,14 +37,25 @@ fn main() -> Result<(), Box<dyn Error>> {
             ended
         });
         while !over.load(Ordering::Relaxed) {
-            let Ok(stream) = listener.accept(Duration::from_millis(200)) else { continue };
-            if let Err(e) = control.handle(stream) {
-                eprintln!("the guest left after an error: {e}");
+            let Ok(stream) = listener.accept(LOOK) else { continue };
+            let guest = match control.serve(stream) {
+                Ok(guest) => guest,
+                Err(error) => {
+                    eprintln!("a guest cannot be served: {:#}", anyhow::Error::new(error));
+                    continue;
+                }
+            };
+            while !guest.is_finished() && !over.load(Ordering::Relaxed) {
+                std::thread::sleep(LOOK);
+            }
+            if guest.is_finished()
+                && let Err(error) = guest.wait()
+            {
+                eprintln!("the guest left after an error: {:#}", anyhow::Error::new(error));
             }
             let [to, from] = [&stats.rx_frames, &stats.tx_frames].map(|n| n.load(Ordering::Relaxed));
             println!("a guest has left; frames so far: {to} to guests, {from} from them");
         }
-        data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    Ok(())
+        data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(anyhow::Error::new)
+    })
 }

@@ -14,7 +14,8 @@
 //!
 //! # Receive
 //!
-//! A virtio-net device in this process, a driver on it, and a handler: a closure that takes a packet passes every frame.
+//! A virtio-net device in this process, a driver that is connected to it, and a handler: a closure
+//! that takes a packet passes every frame.
 //!
 //! ```
 //! # #[cfg(not(feature = "device"))]
@@ -22,20 +23,17 @@
 //! # #[cfg(feature = "device")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use netmem::device::{NetDevice, Options, port::Gen};
-//! use netmem::{RxMode, NetOptions, Packet, PeerShared, Poll, RxQueue, VhostUser, VirtioNet};
-//! use std::os::unix::net::UnixStream;
+//! use netmem::{RxMode, NetOptions, Packet, Poll, RxQueue, TrustedPeer};
 //!
-//! // A device that generates frames of 60 bytes, a thousand of them, and the connection that a driver has with it.
+//! // A device that generates frames of 60 bytes, a thousand of them.
 //! let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
-//! let (front, back) = UnixStream::pair()?;
-//! let connection = device.control().serve(back)?;
-//! let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(front)?, NetOptions::new(RxMode::Small))?;
+//! let mut driver = device.control().connect(NetOptions::new(RxMode::Small))?;
 //!
 //! let (mut frames, mut bytes) = (0, 0);
 //! while frames < 1000 {
 //!     device.poll(); // as a rule on a thread of its own
-//!     pairs[0].rx.poll(|poll| {
-//!         poll.receive(256, &mut |packet: Packet<PeerShared>| {
+//!     driver.pairs[0].rx.poll(|poll| {
+//!         poll.receive(256, &mut |packet: Packet<TrustedPeer>| {
 //!             (frames, bytes) = (frames + 1, bytes + packet.len());
 //!         })
 //!     });
@@ -43,14 +41,14 @@
 //! assert_eq!(bytes, 60 * 1000);
 //!
 //! // The queue stops, posted pages are returned, and none is in flight.
-//! let closed = pairs.remove(0).rx.close().expect("it was running");
+//! let closed = driver.pairs.remove(0).rx.close().expect("it was running");
 //! assert_eq!(closed.outstanding, 0);
-//! # drop((net, connection));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `VhostUser::connect` takes a foreign backend instead (DPDK's, say): the rest stays as it is.
+//! `VirtioNet::probe` takes a foreign back end instead (DPDK's, say), by `VhostUser::connect`. Its
+//! packets are `Packet<PeerShared>`.
 //!
 //! # Where things are
 //!
@@ -64,6 +62,7 @@
 //! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures, with `cuda` in the memory of a GPU |
 //! | `xsk` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |
 //! | `inet` | `inet` | IP, UDP and TCP on these queues, whose payload is fragments; the features `tokio` and `futures` add their traits |
+//! | `host` | `inet`, and `device` or `xsk` | a host on a tap or on an interface, with a stack for each queue, in a few lines |
 //! | `devmem` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |
 //!
 //! The types that most programs name are here at the top, too.
@@ -75,11 +74,10 @@
 //! registers such a pool's region with io_uring, as a fixed buffer and as a provided-buffer ring.
 //!
 //! ```
-//! use netmem::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
+//! use netmem::{Private, SharedPool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let memory = RegionProvider::new(RegionOptions::new(256).huge_pages(false).build::<Private>()?);
-//! let pool: SharedPool<Private> = PoolOptions::new("senders").build_shared(memory, None)?;
+//! let pool = SharedPool::<Private>::in_memory(256)?;
 //! std::thread::scope(|scope| {
 //!     for _ in 0..4 {
 //!         scope.spawn(|| {
@@ -118,9 +116,11 @@
 //!   a drop is a plain store on this CPU's magazine, and two atomic operations for each full magazine.
 //! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`])
 //!   before it is read; there are no slices of it, unless the user declares the peer trusted
-//!   ([`TrustedPeer`](pool::TrustedPeer)).
+//!   ([`TrustedPeer`]).
 //! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the page.
 
+#[cfg(all(feature = "inet", any(feature = "device", feature = "xsk")))]
+pub mod host;
 #[cfg(all(feature = "device", feature = "xsk"))]
 mod xsk_port;
 
@@ -182,7 +182,7 @@ pub use packet::{Gro, Handler, Packet, Poll, RxQueue, SoftwareTx, TxBulk, TxQueu
 #[doc(inline)]
 pub use pool::{
     Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
-    RegionOptions, RegionProvider, SharedPool,
+    RegionOptions, RegionProvider, SharedPool, TrustedPeer,
 };
 
 /// Needs the feature `virtio`.

@@ -8,7 +8,6 @@ use crate::xsk::{Program, ProgramOptions, Promiscuous, QueueOptions, Xsk, XskErr
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Frames that are received at a time, and sent before the kernel is told.
 const BATCH: usize = 64;
@@ -18,9 +17,6 @@ const WAITING: usize = 65_536;
 const PAGES: usize = 8192;
 /// Pages of them that frames from the driver are copied into.
 const SENT: usize = 4096;
-/// How long the end of an interface can remain unnoticed by a thread that sleeps: the kernel does not wake it.
-const LOOK: Duration = Duration::from_secs(1);
-
 /// A queue pair of AF_XDP as the [port](Port) of a queue pair of a virtio-net device. Needs the features `device` and `xsk`.
 ///
 /// It takes and shows plain frames only. What the driver leaves to the device is therefore done in software, by the device: checksums are
@@ -203,10 +199,11 @@ impl Port for XskPort {
         false
     }
 
-    /// Before each pass, and so after the last one that sent.
+    /// Before each pass, and so after the last one that sent, and after a sleep.
     #[inline]
     fn served(&mut self, _: bool) {
         self.flush();
+        self.rx.disarm();
     }
 
     fn left(&mut self) -> u64 {
@@ -223,19 +220,22 @@ impl Port for XskPort {
 
     fn arm(&mut self) -> bool {
         self.flush();
-        self.peek().is_some() || self.rx.arm() == Armed::Work
+        self.peek().is_some() || !matches!(self.rx.arm(), Ok(Armed::Waits))
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.rx.as_fd())
     }
 
-    fn deadline(&self, receives: bool) -> Option<Instant> {
-        receives.then(|| Instant::now() + LOOK)
+    /// While the queue is not armed, only the end of the interface makes it readable.
+    fn failure(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.rx.as_fd())
     }
 
     fn take_error(&mut self) -> Option<PortError> {
-        let fault = self.rx.stats().stopped.or(self.tx.stats().stopped)?;
-        Some(PortError::Other(Box::new(fault)))
+        // The halves then know it, too. A queue that is neither polled nor armed has not looked.
+        let _ = self.rx.socket().is_gone();
+        let error = self.rx.check().and_then(|()| self.tx.check()).err()?;
+        Some(PortError::Other(Box::new(error)))
     }
 }

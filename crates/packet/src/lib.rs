@@ -43,7 +43,7 @@ pub use queues::{Queues, Unbind};
 pub use segment::{MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan, Segments};
 pub use software::{SoftwareStats, SoftwareTx};
 pub use split::{DeviceFrag, DevicePayload, EitherFrame, Extent, SplitFrame, SplitHandler, SplitRxQueue, SplitTxQueue};
-pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait};
+pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait, arm_all};
 pub use xdp::{LineariseError, Verdict, XdpFrame};
 
 #[cfg(doctest)]

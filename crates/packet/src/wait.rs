@@ -3,13 +3,18 @@
 //! ```text
 //!   poll ── found work ──► poll again
 //!    └── found none ──► arm ── Armed::Work ───► poll again                       the queue is not armed
-//!                           └─ Armed::Waits ──► wait until the descriptor is readable ──► disarm, poll again
+//!                           ├─ Armed::Waits ──► wait until the descriptor is readable ──► disarm, poll again
+//!                           └─ an error ──────► the queue has stopped                  it is not armed
 //! ```
 //!
 //! An armed queue has asked its peer for a notification of the next work. The peer publishes work, then checks whether
 //! it was asked. [`arm`](Wait::arm) asks, then checks whether work was published. Each side executes a full memory
 //! fence between its two steps. So at least one of them sees the other's first step, and work that is published while
 //! the queue is being armed is never missed.
+//!
+//! A queue that stops wakes its owner, too: its interface was deleted, its device has broken a
+//! rule, or has gone. The next [`arm`](Wait::arm) returns the reason as an error. An owner that
+//! only polls asks by [`check`](Wait::check).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -46,12 +51,46 @@ impl Armed {
 pub trait Wait: AsFd {
     /// Forgets wake-ups until now, asks to be woken, and looks for work again.
     ///
-    /// Cost: one or two system calls and a full memory fence.
-    fn arm(&mut self) -> Armed;
+    /// Cost: a few system calls and a full memory fence.
+    ///
+    /// # Errors
+    ///
+    /// The queue has stopped: it neither receives nor sends any more. It is not armed. Each further
+    /// call returns the error again, with one exception. A device that has closed its connection
+    /// can be replaced by another one, so this error
+    /// ([`NotConnected`](io::ErrorKind::NotConnected)) is returned once, and the next call arms the
+    /// queue for its new device.
+    fn arm(&mut self) -> io::Result<Armed>;
 
     /// Asks not to be woken, because the owner polls from now on. If a queue is polled without this call, its peer
     /// wakes it needlessly, with a system call each time. Cost: a store to shared memory.
     fn disarm(&mut self);
+
+    /// Whether the queue still works. A loop that polls without sleeping calls this from time to
+    /// time, for example after a thousand rounds. Queues notice by themselves while they are polled
+    /// or armed that they have stopped. Cost: a few loads.
+    ///
+    /// # Errors
+    ///
+    /// The queue has stopped, as in [`arm`](Self::arm); each time, until the device was replaced,
+    /// if it can be.
+    fn check(&self) -> io::Result<()>;
+}
+
+/// Arms these queues. Returns false, and none of them is armed, if one has work.
+///
+/// # Errors
+///
+/// As [`Wait::arm`]. None of the queues is armed.
+pub fn arm_all(queues: &mut [&mut dyn Wait]) -> io::Result<bool> {
+    for at in 0..queues.len() {
+        let armed = queues[at].arm();
+        if !matches!(armed, Ok(Armed::Waits)) {
+            queues[..at].iter_mut().for_each(|queue| queue.disarm());
+            return armed.map(Armed::waits);
+        }
+    }
+    Ok(true)
 }
 
 /// The counters of a [`PollThenSleep`]. They only grow.
@@ -122,7 +161,9 @@ impl PollThenSleep {
     ///
     /// # Errors
     ///
-    /// The thread cannot wait for the queues, because the system is short of memory. They are not armed.
+    /// A queue has stopped: the error of [`Wait::arm`]. Or the thread cannot wait for the queues,
+    /// because the system is short of memory. The queues are not armed. Turns after a round with
+    /// work, and turns that do not sleep, do not notice that a queue has stopped.
     pub fn turn(&mut self, work: usize, queues: &mut [&mut dyn Wait], at_most: Option<Duration>) -> io::Result<Turn> {
         if work > 0 {
             self.idle_since = None;
@@ -138,8 +179,7 @@ impl PollThenSleep {
 
     #[cold]
     fn sleep(&mut self, queues: &mut [&mut dyn Wait], at_most: Option<Duration>) -> io::Result<Turn> {
-        if let Some(busy) = queues.iter_mut().position(|queue| queue.arm() == Armed::Work) {
-            queues[..busy].iter_mut().for_each(|queue| queue.disarm());
+        if !arm_all(queues)? {
             self.stats.work_found += 1;
             return Ok(Turn::Polls);
         }
@@ -178,13 +218,14 @@ mod tests {
     struct Fake {
         fd: OwnedFd,
         work: bool,
+        stopped: bool,
         armed: bool,
         arms: u32,
     }
 
     impl Fake {
         fn new(work: bool) -> Self {
-            Self { fd: eventfd(0, EventfdFlags::NONBLOCK).unwrap(), work, armed: false, arms: 0 }
+            Self { fd: eventfd(0, EventfdFlags::NONBLOCK).unwrap(), work, stopped: false, armed: false, arms: 0 }
         }
     }
 
@@ -195,14 +236,19 @@ mod tests {
     }
 
     impl Wait for Fake {
-        fn arm(&mut self) -> Armed {
+        fn arm(&mut self) -> io::Result<Armed> {
             self.arms += 1;
+            self.check()?;
             self.armed = !self.work;
-            if self.work { Armed::Work } else { Armed::Waits }
+            Ok(if self.work { Armed::Work } else { Armed::Waits })
         }
 
         fn disarm(&mut self) {
             self.armed = false;
+        }
+
+        fn check(&self) -> io::Result<()> {
+            if self.stopped { Err(io::Error::other("it has stopped")) } else { Ok(()) }
         }
     }
 
@@ -215,6 +261,19 @@ mod tests {
         assert_eq!(pause.turn(0, &mut [&mut a, &mut b, &mut c], None).unwrap(), Turn::Polls);
         assert_eq!((a.arms, b.arms, c.arms, a.armed), (1, 1, 0, false));
         assert_eq!(pause.stats(), SleepStats { work_found: 1, ..SleepStats::default() });
+    }
+
+    /// A loop does not sleep over a queue that has stopped, and does not spin for it either.
+    #[test]
+    fn a_queue_that_has_stopped_ends_a_turn_with_its_error() {
+        let (mut a, mut b, mut c) = (Fake::new(false), Fake::new(false), Fake::new(false));
+        b.stopped = true;
+        let mut pause = PollThenSleep::new(Duration::ZERO);
+        for _ in 0..2 {
+            let error = pause.turn(0, &mut [&mut a, &mut b, &mut c], None).unwrap_err();
+            assert_eq!(error.to_string(), "it has stopped");
+            assert_eq!((a.armed, c.arms, pause.stats()), (false, 0, SleepStats::default()));
+        }
     }
 
     #[test]

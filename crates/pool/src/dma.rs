@@ -135,12 +135,21 @@ pub struct TableEntry {
 /// A region of any kind that is shared by file descriptor.
 trait SharedRegion: fmt::Debug + Send + Sync {
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+    /// # Safety
+    ///
+    /// As [`Region::in_process_fd`].
+    unsafe fn in_process_fd(&self) -> Option<BorrowedFd<'_>>;
     fn file_offset(&self) -> u64;
 }
 
 impl<M: Memory> SharedRegion for Region<M> {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd()
+    }
+
+    unsafe fn in_process_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the caller's.
+        unsafe { self.in_process_fd() }
     }
 
     fn file_offset(&self) -> u64 {
@@ -181,10 +190,22 @@ impl TableEntry {
         self.len
     }
 
-    /// The file behind it.
+    /// The file behind it: [`Region::fd`].
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.memory.fd()
+    }
+
+    /// The file behind it, also if the region is for a device in this process:
+    /// [`Region::in_process_fd`].
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    #[must_use]
+    pub unsafe fn in_process_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the caller's.
+        unsafe { self.memory.in_process_fd() }
     }
 
     /// Whether these bytes of a file are in the region.

@@ -11,6 +11,7 @@ use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::provider::Provider;
+use crate::region::RegionError;
 use crate::shared::{BATCH, REST, Shared};
 use crate::shared_pool::SharedPool;
 use crate::stats::{PoolStats, StatsReader};
@@ -44,6 +45,9 @@ pub enum PoolError {
     /// The provider's memory is not in the domain.
     #[error("the provider's memory cannot be mapped for the device: {0}")]
     Map(#[from] MapError),
+    /// The memory for the pages could not be made.
+    #[error(transparent)]
+    Region(#[from] RegionError),
     /// There is no memory for the magazines of the CPUs.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),

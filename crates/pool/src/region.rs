@@ -233,6 +233,19 @@ impl RegionOptions {
     pub fn build<M: SystemMemory>(self) -> Result<Region<M>, RegionError> {
         Region::build(&self)
     }
+
+    /// Makes a region for a device in this process, which maps the memory's file a second time. No
+    /// safe function hands the file out, so nothing but the device can write the memory, and its
+    /// pages are slices: see [`Region::in_process_fd`].
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn build_in_process(self) -> Result<Region<TrustedPeer>, RegionError> {
+        let region = Region::<PeerShared>::build(&self)?;
+        // SAFETY: a party gets the file by `in_process_fd` only, whose caller promises the same.
+        Ok(Region { in_process: true, ..unsafe { region.trust_peer() } })
+    }
 }
 
 /// Memory for pages, of one [kind](Memory), with a descriptor for each page.
@@ -242,6 +255,7 @@ impl RegionOptions {
 /// | [`RegionOptions::build`] | every one that is [`SystemMemory`] | taken from the system |
 /// | [`Region::from_raw`] | [`Private`](crate::Private), [`KernelShared`](crate::KernelShared) | a range of this process, provided by the user |
 /// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`] | a range of a file, provided by the user and mapped here |
+/// | [`RegionOptions::build_in_process`] | [`TrustedPeer`] | taken from the system, for a device in this process |
 /// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | a region of [`PeerShared`] memory, if the user vouches for the peer |
 /// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file, provided by the user and never mapped here |
 ///
@@ -262,6 +276,8 @@ pub struct Region<M: Memory> {
     len: usize,
     descs: Mapping,
     fd: Option<OwnedFd>,
+    /// The file is not handed out by safe functions.
+    in_process: bool,
     /// Where in the file the first byte is.
     offset: u64,
     pages: u32,
@@ -374,8 +390,9 @@ impl Region<PeerShared> {
     /// this process. A party that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
     #[must_use]
     pub unsafe fn trust_peer(self) -> Region<TrustedPeer> {
-        let Self { at, len, descs, fd, offset, pages, used, order, backing, _owner, kind: PhantomData } = self;
-        Region { at, len, descs, fd, offset, pages, used, order, backing, _owner, kind: PhantomData }
+        let Self { at, len, descs, fd, in_process, offset, pages, used, order, backing, _owner, kind: PhantomData } =
+            self;
+        Region { at, len, descs, fd, in_process, offset, pages, used, order, backing, _owner, kind: PhantomData }
     }
 }
 
@@ -435,7 +452,8 @@ impl<M: Memory> Region<M> {
             unsafe { descs.at.cast::<Desc>().add(i).write(Desc::for_model(1)) };
         }
         let used = AtomicU32::new(0);
-        Ok(Self { at, len, descs, fd, offset, pages, used, order, backing, _owner: owner, kind: PhantomData })
+        let (in_process, kind) = (false, PhantomData);
+        Ok(Self { at, len, descs, fd, in_process, offset, pages, used, order, backing, _owner: owner, kind })
     }
 
     /// The first byte's address in this process; 0 if the memory is not mapped.
@@ -478,9 +496,22 @@ impl<M: Memory> Region<M> {
     }
 
     /// The file behind the memory, if there is one, to be given to a peer. A file that the region made itself is
-    /// sealed: no process can make it shorter.
+    /// sealed: no process can make it shorter. `None` for a region that was built for a device
+    /// [in this process](RegionOptions::build_in_process).
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().filter(|_| !self.in_process).map(AsFd::as_fd)
+    }
+
+    /// The file behind the memory, also of a region that was built for a device [in this
+    /// process](RegionOptions::build_in_process).
+    ///
+    /// # Safety
+    ///
+    /// For such a region, what [`trust_peer`](Region::trust_peer) asks for holds for each party
+    /// that gets the file by this.
+    #[must_use]
+    pub unsafe fn in_process_fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 

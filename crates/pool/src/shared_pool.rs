@@ -28,11 +28,12 @@ use crate::desc::Desc;
 use crate::dma::DmaDomain;
 use crate::frag::Frag;
 use crate::home::{desc_of, item_of, takes_from};
-use crate::memory::{Mapped, Memory};
+use crate::memory::{Mapped, Memory, SystemMemory};
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
-use crate::provider::Provider;
+use crate::provider::{Provider, RegionProvider};
+use crate::region::RegionOptions;
 use crate::shared::{BATCH, REST, Shared};
 use crate::sync::{Mutex, MutexGuard, yield_now};
 use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
@@ -184,6 +185,31 @@ pub struct SharedPoolStats {
     pub unmapped: u64,
     /// Pages in quarantine: their device stopped answering, and may still write to them.
     pub quarantined: u64,
+}
+
+impl<M: SystemMemory> SharedPool<M> {
+    /// A pool of so many pages of 4 KiB, in a region that is made for it: huge pages if there are
+    /// any, resident from the start. No device has the memory. For other memory, sizes and devices
+    /// there is [`PoolOptions::build_shared`](crate::PoolOptions::build_shared).
+    ///
+    /// ```
+    /// use netmem_pool::{Private, SharedPool};
+    ///
+    /// let pool = SharedPool::<Private>::in_memory(256)?;
+    /// let mut page = pool.alloc().ok_or("no page")?;
+    /// page[..5].copy_from_slice(b"hello");
+    /// drop(page.freeze_range(0..5)); // returns the page, on any thread
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Region`] if there is no memory for the pages, [`PoolError::NoMemory`] if there
+    /// is none for the pool itself.
+    pub fn in_memory(pages: usize) -> Result<Self, PoolError> {
+        let region = RegionOptions::new(pages).build::<M>()?;
+        PoolOptions::new("in memory").build_shared(RegionProvider::new(region), None)
+    }
 }
 
 impl<M: Memory> SharedPool<M> {

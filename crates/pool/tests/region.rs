@@ -13,6 +13,7 @@ use netmem_pool::{
 use skip::skip;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use std::sync::Arc;
 
 fn plain<M: SystemMemory>(pages: usize) -> Region<M> {
     RegionOptions::new(pages).huge_pages(false).build().unwrap()
@@ -162,6 +163,22 @@ fn sparse_regions_are_free() {
 fn populated_regions_are_resident() {
     let region = plain::<Private>(1024);
     assert_eq!(kilobytes(&smaps(region.as_ptr()), "Rss:"), 4096);
+}
+
+/// The file of a region for a device in this process is handed out by no safe function: neither the
+/// region nor a memory table has it.
+#[test]
+fn the_file_of_a_region_for_this_process_stays_here() {
+    let region = Arc::new(RegionOptions::new(4).huge_pages(false).build_in_process().unwrap());
+    let table = MemoryTable::new(std::slice::from_ref(&region));
+    assert!(region.fd().is_none() && table.entries()[0].fd().is_none());
+    // SAFETY: nothing writes to it.
+    let fds = unsafe { [region.in_process_fd(), table.entries()[0].in_process_fd()] };
+    let [Some(one), Some(two)] = fds else { panic!("the device gets the file") };
+    assert_eq!(one.as_raw_fd(), two.as_raw_fd());
+    let shared = plain::<PeerShared>(4);
+    // SAFETY: as above.
+    assert!(shared.fd().is_some() && unsafe { shared.in_process_fd() }.is_some());
 }
 
 /// Proves POOL-1: a vhost memory table maps exactly the bytes of its regions.

@@ -44,6 +44,20 @@ fn close_balanced(pool: SharedPool<Private>, domain: &Counting) {
     assert_eq!(domain.maps(), domain.unmaps());
 }
 
+/// A pool with memory of its own, in one line: it has as many pages as were asked for, and they
+/// come back.
+#[test]
+fn a_pool_in_memory() {
+    let pool = SharedPool::<Private>::in_memory(100).unwrap();
+    let pages = alloc(&pool, 100);
+    assert!(pool.alloc().is_none());
+    thread::scope(|scope| _ = scope.spawn(move || drop(pages)));
+    drop(alloc(&pool, 100));
+    assert_eq!(pool.close().outstanding, 0);
+    let error = SharedPool::<Private>::in_memory(0).unwrap_err();
+    assert!(matches!(error, PoolError::Region(_)), "{error}");
+}
+
 /// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a time, and the books
 /// balance.
 #[test]

@@ -63,8 +63,9 @@ fn balanced(before: Faults) {
     assert_eq!((now.saturated, now.imbalanced, now.panicked), (before.saturated, before.imbalanced, before.panicked));
 }
 
-/// Readers find objects while writers replace them. Every reader that gets a reference has the object, and each object
-/// is destroyed once. Gets that come too late, and puts at the same time, cause no fault.
+/// Readers find objects while writers replace them. Every reader that gets a reference has the
+/// object, and each object is destroyed once. Gets that come too late, and puts at the same time,
+/// cause no fault. A get of the cell is never too late.
 fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
     let before = faults();
     let owner = || Owner::try_new(Object::new(&made)).ok();
@@ -93,6 +94,9 @@ fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
                         }
                         found.look();
                     });
+                    if n % 4 == seed {
+                        held.push(cell.get().expect("never empty"));
+                    }
                     if held.len() > 3 {
                         held.swap_remove((n % 4) as usize).look();
                     }

@@ -26,7 +26,7 @@ fn pin(cpu: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().collect();
     let mode = if args.get(1).is_some_and(|m| m == "mergeable") { RxMode::Mergeable } else { RxMode::Small };
     let size = args.get(2).map_or(64, |s| s.parse().expect("a frame size"));

@@ -253,15 +253,19 @@ fn offered() -> u64 {
     device.control().offered() | <Tap as Port>::FEATURES
 }
 
-/// The bits that the driver accepts, with these options, from a back end that offers all.
-fn accepted(options: NetOptions) -> u64 {
+/// The bits that the driver accepts, with these options, from a back end that offers all. The
+/// options may be of `several` queue pairs.
+fn accepted(options: NetOptions, several: bool) -> u64 {
     let told = [0; config::LEN];
     let behaviour = Behaviour { features: u64::MAX, pairs: 2, ..back_end(answer(0, &told)) };
     let (device, backend) = Hostile::new(behaviour);
-    let probed = VirtioNet::probe(backend, options).unwrap();
-    let accepted = device.negotiated();
-    drop(probed);
-    accepted
+    std::thread::scope(|s| {
+        if several {
+            s.spawn(|| device.answer_command(&mut device.ring(4), 0));
+        }
+        drop(VirtioNet::probe(backend, options).unwrap());
+    });
+    device.negotiated()
 }
 
 /// Each bit has a row with its name, and the row says what the driver and the device do.
@@ -273,12 +277,13 @@ fn every_feature_bit() {
             let new = || NetOptions::new(mode).pairs(2);
             let late = (mode == RxMode::Small).then(|| new().late_device_memory());
             let rings = new().ring_features(Negotiated::RING);
-            [new(), NetOptions::new(mode), new().max_frame(mode.max_frame()), rings].into_iter().chain(late)
+            let several = [new(), new().max_frame(mode.max_frame()), rings].into_iter().chain(late);
+            several.map(|options| (options, true)).chain([(NetOptions::new(mode), false)])
         })
     };
     let (mut sometimes, mut always) = (0, u64::MAX);
-    for options in options() {
-        let accepted = accepted(options);
+    for (options, several) in options() {
+        let accepted = accepted(options, several);
         sometimes |= accepted;
         always &= accepted;
     }

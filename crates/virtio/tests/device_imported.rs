@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use device_common::{Driver, GUEST, PLAIN, USER, poll_until, region};
-use driver_common::skip::skip;
+use driver_common::skip::{installed, skip};
 use driver_common::split::{Bound, DeviceMemory, compare};
 use driver_common::tcp::{Wires, flow, payload, receive};
 use driver_common::{frames, pcap, until};
@@ -55,6 +55,10 @@ fn library() -> &'static str {
 fn stand_in(test: &str, fail: &str, body: impl FnOnce(&Gpu)) -> Option<String> {
     if std::env::var_os("NETMEM_FAKE_CUDA_LOG").is_some() {
         body(&Gpu::open(0).unwrap());
+        return None;
+    }
+    if let Err(why) = installed(&["cc"]) {
+        skip(&why);
         return None;
     }
     let log = tempfile::NamedTempFile::new().unwrap();

@@ -27,7 +27,7 @@ use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pcap_file::pcapng::blocks::simple_packet::SimplePacketBlock;
-use skip::skip;
+use skip::{installed, skip};
 
 fn sample(n: usize, max: usize) -> Vec<Vec<u8>> {
     (0..n).map(|i| (0..14 + i * 97 % (max - 13)).map(|j| (i * 31 + j) as u8).collect()).collect()
@@ -174,6 +174,20 @@ fn taps() -> bool {
     false
 }
 
+/// Whether taps can be made and changed here; says so if not.
+fn taps_and_ip() -> bool {
+    if let Err(why) = installed(&["ip"]) {
+        skip(&why);
+        return false;
+    }
+    taps()
+}
+
+#[track_caller]
+fn ip(args: &[&str]) {
+    assert!(Command::new("ip").args(args).status().unwrap().success(), "ip {args:?}");
+}
+
 fn tap_error(name: &str, queues: usize) -> TapError {
     match Tap::open(name, queues, false).unwrap_err() {
         PortError::Tap { source, .. } => source,
@@ -313,7 +327,7 @@ fn the_kernel_at_the_other_end() {
 /// before it, or that came between a pass and a sleep, is copied.
 #[test]
 fn the_kernel_writes_into_posted_buffers() {
-    if !taps() {
+    if !taps_and_ip() {
         return;
     }
     // Bytes of the descriptors of each chain, features, and bytes of the header.
@@ -327,9 +341,10 @@ fn the_kernel_writes_into_posted_buffers() {
     for (shape, features, header) in shapes {
         let name = tap_name();
         let mut taps = Tap::open(&name, 1, true).unwrap();
-        let wire = match (Wire::new(&name), Command::new("ip").args(["link", "set", &name, "mtu", "9000"]).status()) {
-            (Ok(wire), Ok(status)) if status.success() => wire,
-            other => return skip(&format!("no packet sockets or no `ip` here: {other:?}")),
+        ip(&["link", "set", &name, "mtu", "9000"]);
+        let wire = match Wire::new(&name) {
+            Ok(wire) => wire,
+            Err(e) => return skip(&format!("no packet sockets here: {e}")),
         };
         let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
         let mut driver = Driver::start(&device, features, 2);
@@ -422,7 +437,7 @@ fn a_frame_for_memory_that_is_gone() {
 /// Between the kernel and the driver is a bad link: what arrives is what the model says, in both directions.
 #[test]
 fn a_bad_link_before_the_kernel() {
-    if !taps() {
+    if !taps_and_ip() {
         return;
     }
     let name = tap_name();
@@ -431,10 +446,10 @@ fn a_bad_link_before_the_kernel() {
     if let Err(e) = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
         return skip(&format!("no way to turn IPv6 off: {e}"));
     }
-    let up = Command::new("ip").args(["link", "set", &name, "up"]).status();
+    ip(&["link", "set", &name, "up"]);
     let wire = match Wire::new(&name) {
-        Ok(wire) if up.is_ok_and(|up| up.success()) => wire,
-        other => return skip(&format!("no packet sockets or no `ip` here: {:?}", other.err())),
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
     };
     let (options, stats) = ("loss=10%,duplicate=5%,corrupt=5%,seed=3".parse().unwrap(), Arc::<LinkStats>::default());
     let port = |pair| Ok(Linked::new(taps.remove(0), options, pair, Arc::clone(&stats)));
@@ -517,7 +532,7 @@ fn a_sleeping_device_is_woken_by_its_port() {
 
 #[test]
 fn a_deleted_tap_ends_the_run() {
-    if !taps() {
+    if !taps_and_ip() {
         return;
     }
     let name = tap_name();
@@ -525,10 +540,7 @@ fn a_deleted_tap_ends_the_run() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     driver.post_rx(0, 0, 16, 2048);
-    match Command::new("ip").args(["link", "del", &name]).status() {
-        Ok(s) if s.success() => {}
-        other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
-    }
+    ip(&["link", "del", &name]);
     let e = device.run(&AtomicBool::new(false), netmem_virtio::Spin::default()).unwrap_err();
     assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
 }
@@ -536,7 +548,7 @@ fn a_deleted_tap_ends_the_run() {
 /// A queue that is not read does not notice by itself that its interface was deleted.
 #[test]
 fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
-    if !taps() {
+    if !taps_and_ip() {
         return;
     }
     let name = tap_name();
@@ -548,10 +560,8 @@ fn a_tap_that_is_deleted_without_a_front_end_ends_the_run() {
         let worker = s.spawn(|| device.run(&stop, netmem_virtio::Spin::default()));
         let _ends = Ends { stop: &stop, control: &control };
         until(|| asleep(&stats) == 1);
-        match Command::new("ip").args(["link", "del", &name]).status() {
-            Ok(s) if s.success() => until(|| worker.is_finished()),
-            other => return skip(&format!("`ip link del` is not to be had: {other:?}")),
-        }
+        ip(&["link", "del", &name]);
+        until(|| worker.is_finished());
         let e = worker.join().unwrap().unwrap_err();
         assert!(matches!(e, DeviceError::Port(PortError::Tap { .. })), "{e:?}");
     });

@@ -364,6 +364,7 @@ struct Other {
     fd: OwnedFd,
     /// What it finds when it is armed.
     work: bool,
+    stopped: bool,
     armed: bool,
     arms: u32,
 }
@@ -371,7 +372,7 @@ struct Other {
 impl Other {
     fn new() -> Self {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        Self { fd, work: false, armed: false, arms: 0 }
+        Self { fd, work: false, stopped: false, armed: false, arms: 0 }
     }
 }
 
@@ -382,14 +383,19 @@ impl AsFd for Other {
 }
 
 impl Wait for Other {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> std::io::Result<Armed> {
         self.arms += 1;
+        self.check()?;
         self.armed = !self.work;
-        if self.work { Armed::Work } else { Armed::Waits }
+        Ok(if self.work { Armed::Work } else { Armed::Waits })
     }
 
     fn disarm(&mut self) {
         self.armed = false;
+    }
+
+    fn check(&self) -> std::io::Result<()> {
+        if self.stopped { Err(std::io::Error::other("it has stopped")) } else { Ok(()) }
     }
 }
 
@@ -422,6 +428,11 @@ fn a_worker_sleeps_beside_other_queues() {
     worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], None).unwrap();
     assert_eq!((sleeps(), a.arms, a.armed, b.armed), (before.0, before.1 + 1, false, false));
     b.work = false;
+    b.stopped = true;
+    let stopped = worker.turn(0, Spin::NONE, &mut [&mut a, &mut b], None).unwrap_err();
+    assert!(matches!(stopped, DeviceError::Queue(_)) && stopped.to_string() == "it has stopped", "{stopped}");
+    assert_eq!((sleeps(), a.armed), (before.0, false));
+    b.stopped = false;
 
     let timed_out = timeouts();
     rustix::io::write(&b.fd, &1u64.to_ne_bytes()).unwrap();

@@ -7,13 +7,14 @@ mod permutations;
 
 use std::thread;
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, FORMATS, Hostile, OnStop};
+use driver_common::hostile::{Behaviour, Bench, DeviceRing, FEATURES, FORMATS, Hostile, OnStop, WITHOUT_CONTROL};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PeerShared, lingering};
+use netmem_virtio::VhostUser;
 use netmem_virtio::device::Connection;
 use netmem_virtio::device::port::{Gen, Play};
-use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use permutations::permutations;
 
 /// Pages that the device has: two buffers may share one.
@@ -98,7 +99,7 @@ fn a_backend_that_refuses_to_stop() {
 /// comes late, is no answer to another question.
 #[test]
 fn a_backend_that_falls_silent() {
-    let behaviour = Behaviour { on_stop: OnStop::Hang, pairs: 4, ..Behaviour::default() };
+    let behaviour = Behaviour { on_stop: OnStop::Hang, pairs: 4, features: WITHOUT_CONTROL, ..Behaviour::default() };
     let (device, backend) = Hostile::new(behaviour);
     let books = Books::default();
     let (net, pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(RxMode::Small).pairs(4))).unwrap();
@@ -129,17 +130,45 @@ fn lies_and_death() {
     }
 }
 
-fn control(lie: impl FnOnce(&mut Hostile, &mut hostile_ring::Ring) + Send) -> NetError {
+type Probed = Result<(VirtioNet, Vec<QueuePair>), NetError>;
+
+/// Probes a device for `pairs` queue pairs. It answers the command about them so. Returns its
+/// control ring, too.
+fn probe_answered(device: &Hostile, backend: VhostUser, pairs: u16, verdict: u8) -> (Probed, DeviceRing) {
+    thread::scope(|s| {
+        let probed = s.spawn(|| VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(pairs)));
+        let mut ring = device.ring(2 * usize::from(pairs));
+        assert_eq!(device.answer_command(&mut ring, verdict), [4, 0, pairs as u8, 0]);
+        (probed.join().unwrap(), ring)
+    })
+}
+
+/// All pairs are in use after a probe, or there is no driver.
+#[test]
+fn a_probe_without_the_answer_done_fails() {
+    for answer in [1, 2, 0x55, 0xff] {
+        let (device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
+        let (probed, _) = probe_answered(&device, backend, 2, answer);
+        assert!(matches!(probed, Err(NetError::ControlRefused { pairs: 2 })), "{probed:?}");
+    }
+    let (_device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
+    let probed = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(2));
+    assert!(matches!(probed, Err(NetError::ControlTimeout { .. })), "{probed:?}");
+    until(|| lingering().is_empty());
+}
+
+fn control(lie: impl FnOnce(&mut Hostile, &mut DeviceRing) + Send) -> NetError {
     let (mut device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
-    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(2)).unwrap();
-    let mut ring = device.ring(4);
+    let (probed, mut ring) = probe_answered(&device, backend, 2, 0);
+    let (mut net, pairs) = probed.unwrap();
+    assert_eq!(net.active_pairs(), 2);
     let error = thread::scope(|s| {
-        let asked = s.spawn(|| net.set_active_pairs(2).unwrap_err());
+        let asked = s.spawn(|| net.set_active_pairs(1).unwrap_err());
         until(|| ring.available() > 0);
         lie(&mut device, &mut ring);
         asked.join().unwrap()
     });
-    assert_eq!(net.active_pairs(), 1);
+    assert_eq!(net.active_pairs(), 2);
     // The queues go on.
     let mut pair = pairs.into_iter().next().unwrap();
     let mut rx = device.ring(0);
@@ -147,10 +176,6 @@ fn control(lie: impl FnOnce(&mut Hostile, &mut hostile_ring::Ring) + Send) -> Ne
     assert_eq!(take(&mut pair.rx).len(), 1);
     close_clean(pair);
     error
-}
-
-mod hostile_ring {
-    pub(crate) type Ring = super::driver_common::hostile::DeviceRing;
 }
 
 /// Wrong answers on the control queue. Only the answer "done" counts as success.
@@ -161,16 +186,16 @@ fn control_commands_that_fail() {
             let head = ring.take().unwrap();
             let chain = ring.chain(head);
             assert_eq!(device.read(chain[0].addr, 2), [4, 0]);
-            assert_eq!(device.read(chain[1].addr, 2), [2, 0]);
+            assert_eq!(device.read(chain[1].addr, 2), [1, 0]);
             device.write(chain[2].addr, &[answer]);
             ring.give(u32::from(head), 1);
         });
-        assert!(matches!(error, NetError::ControlRefused { pairs: 2 }), "{error}");
+        assert!(matches!(error, NetError::ControlRefused { pairs: 1 }), "{error}");
     }
     // Given back, and not answered.
     let error = control(|_, ring| ring.give(u32::MAX, u32::MAX));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
-    let error = control(|_, ring| ring.split().set_used_idx(2));
+    let error = control(|_, ring| ring.split().set_used_idx(3));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
     let error = control(|_, _| {});
     assert!(matches!(error, NetError::ControlTimeout { .. }), "{error}");
@@ -180,10 +205,10 @@ fn control_commands_that_fail() {
 #[test]
 fn late_control_answers() {
     let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
-    let (mut net, pairs) = VirtioNet::probe(backend, NetOptions::new(RxMode::Small).pairs(3)).unwrap();
-    let mut ring = device.ring(6);
+    let (probed, mut ring) = probe_answered(&device, backend, 3, 0);
+    let (mut net, pairs) = probed.unwrap();
     assert!(matches!(net.set_active_pairs(2), Err(NetError::ControlTimeout { .. })));
-    assert!(matches!(net.set_active_pairs(3), Err(NetError::ControlTimeout { .. })));
+    assert!(matches!(net.set_active_pairs(1), Err(NetError::ControlTimeout { .. })));
     assert_eq!(ring.available(), 1, "nothing is asked while an answer is owed");
     let mut answer = |verdict: u8| {
         let head = ring.take().unwrap();
@@ -191,15 +216,15 @@ fn late_control_answers() {
         ring.give(u32::from(head), 1);
     };
     answer(0);
-    assert_eq!(net.active_pairs(), 1);
+    assert_eq!(net.active_pairs(), 3);
     thread::scope(|s| {
-        let asked = s.spawn(|| net.set_active_pairs(3));
+        let asked = s.spawn(|| net.set_active_pairs(2));
         let ring = device.ring(6);
-        until(|| ring.split().avail_idx() == 2);
+        until(|| ring.split().avail_idx() == 3);
         answer(0);
         asked.join().unwrap().unwrap();
     });
-    assert_eq!(net.active_pairs(), 3);
+    assert_eq!(net.active_pairs(), 2);
     pairs.into_iter().for_each(close_clean);
 }
 

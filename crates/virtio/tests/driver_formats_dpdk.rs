@@ -85,9 +85,8 @@ fn connect(socket: &Path, ring: u64, mode: RxMode, pairs: u16, what: &str) {
     let books = Books::default();
     let options = NetOptions::new(mode).pairs(pairs).max_frame(max).pages(4096).ring_features(ring);
     let backend = VhostUser::connect(socket).unwrap();
-    let (mut net, mut queues) = VirtioNet::probe(backend, books.keep(options)).unwrap();
+    let (net, mut queues) = VirtioNet::probe(backend, books.keep(options)).unwrap();
     assert_eq!(net.features() & Negotiated::RING, ring, "{what}");
-    net.set_active_pairs(pairs).unwrap();
     for (i, pair) in queues.iter_mut().enumerate() {
         let mut rng = Rng(ring + i as u64);
         let mut lengths: Vec<_> = (60..=1518).step_by(3).chain((1519..=max).step_by(250)).chain([1518, max]).collect();

@@ -6,7 +6,7 @@ mod driver_common;
 #[path = "shared/large_frames.rs"]
 mod large_frames;
 
-use driver_common::skip::skip;
+use driver_common::skip::{installed, skip};
 use driver_common::*;
 use large_frames::{CWR, ECE, FIN, Kind, PSH, assert_sums, leave_partial};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, SoftwareTx, TxBulk, complete_checksum};
@@ -252,6 +252,9 @@ fn offloads_come_with_what_they_need() {
 /// Runs a test on a thread in a network namespace of its own, which ends with the thread and what it has opened; says so if there
 /// can be none.
 fn in_namespace(test: fn()) {
+    if let Err(why) = installed(&["ip"]) {
+        return skip(&why);
+    }
     let thread = std::thread::current().name().unwrap_or("a test").to_owned();
     let run = move || {
         // SAFETY: takes no pointer; the calling thread alone moves.

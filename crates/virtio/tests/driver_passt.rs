@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use driver_common::debian13::Root;
-use driver_common::skip::skip;
+use driver_common::skip::{installed, skip};
 use driver_common::*;
 use etherparse::{ArpHardwareId, ArpOperation, EtherType, Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
@@ -121,6 +121,9 @@ fn dhcp_answer(packet: &SlicedPacket<'_>) -> Option<(u8, [u8; 4], [u8; 4])> {
 fn dhcp_and_ping() {
     if !rustix::process::geteuid().is_root() {
         return skip("a network namespace needs root");
+    }
+    if let Err(why) = installed(&["unshare", "ip"]) {
+        return skip(&why);
     }
     let root = match Root::get() {
         Ok(root) => root,

@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
+use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile, WITHOUT_CONTROL};
 use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
@@ -241,7 +241,10 @@ fn missing_features() {
 #[test]
 fn numbers_of_queues() {
     let asked = |pairs, has| {
-        probe(Behaviour { pairs: has, ..Behaviour::default() }, NetOptions::new(RxMode::Small).pairs(pairs))
+        probe(
+            Behaviour { pairs: has, features: WITHOUT_CONTROL, ..Behaviour::default() },
+            NetOptions::new(RxMode::Small).pairs(pairs),
+        )
     };
     let error = asked(3, 2).unwrap_err();
     assert!(matches!(error, NetError::Backend(VhostUserError::TooFewQueues { wanted: 3, has: 2 })), "{error}");

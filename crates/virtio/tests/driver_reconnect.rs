@@ -241,21 +241,10 @@ fn a_back_end_that_refuses_the_pairs_in_use() {
     let mut rig = echo(3);
     // Without offloads, which the next back end does not have.
     let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3).offloads(Offload::None));
-    net.set_active_pairs(3).unwrap();
     drop(rig.connection.take());
     let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
     let error = std::thread::scope(|s| {
-        let refuses = s.spawn(|| {
-            let mut ring = device.ring(6);
-            let head = loop {
-                match ring.take() {
-                    Some(head) => break head,
-                    None => std::thread::yield_now(),
-                }
-            };
-            device.write(ring.chain(head)[2].addr, &[1]);
-            ring.give(u32::from(head), 1);
-        });
+        let refuses = s.spawn(|| device.answer_command(&mut device.ring(6), 1));
         let error = net.reconnect(backend).unwrap_err();
         refuses.join().unwrap();
         error
@@ -308,7 +297,6 @@ fn a_stopped_queue_runs_again() {
 fn pairs_in_use() {
     let mut rig = echo(3);
     let (mut net, mut pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3));
-    net.set_active_pairs(3).unwrap();
     for round in 0..3 {
         drop(rig.connection.take());
         rig = echo(3);

@@ -6,7 +6,7 @@ mod driver_common;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use driver_common::hostile::{Behaviour, DeviceRing, Hostile, OnStop};
+use driver_common::hostile::{Behaviour, DeviceRing, Hostile, OnStop, WITHOUT_CONTROL};
 use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
 use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Packet, Queues, SplitFrame, SplitTxQueue, TxQueue};
@@ -429,7 +429,7 @@ fn a_restart_that_fails_at_the_end() {
 fn queues_restarted_in_place() {
     let (memory, other) = (DeviceMemory::new(300), DeviceMemory::new(300));
     let books = Books::default();
-    let (device, backend) = Hostile::new(Behaviour { pairs: 2, ..Behaviour::default() });
+    let (device, backend) = Hostile::new(Behaviour { pairs: 2, features: WITHOUT_CONTROL, ..Behaviour::default() });
     let options = NetOptions::new(netmem_virtio::driver::RxMode::Small).pairs(2);
     let (net, pairs) = VirtioNet::probe(backend, books.keep(other.add(memory.add(options)))).unwrap();
     let (rx, tx): (Vec<_>, Vec<_>) = pairs.into_iter().map(|pair| (pair.rx, pair.tx)).unzip();

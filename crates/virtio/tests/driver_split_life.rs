@@ -5,7 +5,6 @@
 mod driver_common;
 
 use std::collections::HashMap;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -18,10 +17,9 @@ use netmem_packet::{
     Checksum, DeviceFrag, Gso, GsoKind, Headers, Meta, Packet, PollThenSleep, Queues, RxQueue, SplitTxQueue, TxQueue,
 };
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
-use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Echo, LinkStats, Linked, Play, Port, Steering};
 use netmem_virtio::device::{NetDevice, Options};
-use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, SplitOptions, VirtioNet, VirtioRxQueues};
+use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, SplitOptions, VirtioRxQueues};
 use netmem_virtio::net::{VnetHdr, feature};
 
 /// Proves MEM-10: frames cross a link that changes bits. Frames that are marked as verified are as they were sent, also
@@ -108,16 +106,11 @@ fn tcp_is_steered() {
     let memory = DeviceMemory::new(1000);
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
     let device = NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap();
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let connection = device.control().serve(theirs).unwrap();
-    let options = memory.add(NetOptions::new(RxMode::Big)).pairs(2).pages(3000);
-    let (mut net, mut pairs) = VirtioNet::probe(VhostUser::own_device(ours).unwrap(), options).unwrap();
+    let mut rig = Rig::new(device);
+    let (net, mut pairs) = rig.probe(memory.add(NetOptions::new(RxMode::Big)).pairs(2).pages(3000));
     let split = memory.split().header_bytes(SplitOptions::TCP_V6).cache(64);
     let (second, first) = (pairs.pop().unwrap(), pairs.pop().unwrap());
     let mut queues = [bind(first.rx, &split), bind(second.rx, &split)];
-    let mut rig = Rig::new(device);
-    rig.connection = Some(connection);
-    net.set_active_pairs(2).unwrap();
     open.store(true, Relaxed);
     rig.control.wake();
     let mut got: HashMap<usize, Vec<Vec<u8>>> = HashMap::new();

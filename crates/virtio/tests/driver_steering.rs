@@ -37,8 +37,7 @@ fn lab(flows: u64, options: NetOptions) -> Lab {
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
     let mut rig = Rig::new(NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap());
     let books = Books::default();
-    let (mut net, pairs) = rig.probe(books.keep(options.pairs(2)));
-    net.set_active_pairs(2).unwrap();
+    let (net, pairs) = rig.probe(books.keep(options.pairs(2)));
     Lab { limit, steering, rig, net, pairs, books }
 }
 

@@ -6,9 +6,9 @@ mod driver_common;
 use std::sync::atomic::Ordering::Relaxed;
 
 use driver_common::*;
-use netmem_packet::{Packet, Poll, RxQueue};
+use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
-use netmem_virtio::device::port::{Gen, Pcap, Play};
+use netmem_virtio::device::port::{Echo, Gen, Pcap, Play};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioRx};
 
@@ -184,7 +184,7 @@ fn the_number_of_queues_changes_under_traffic() {
         let mut rig = several(3, serve_control);
         let books = Books::default();
         let (mut net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Mergeable).pairs(3)));
-        assert_eq!((net.active_pairs(), pairs.len()), (1, 3));
+        assert_eq!((net.active_pairs(), pairs.len()), (3, 3));
         let mut rng = Rng(1);
         for round in 0..60 {
             let active = if round == 0 { 1 } else { 1 + rng.below(3) as u16 };
@@ -213,12 +213,38 @@ fn the_number_of_queues_changes_under_traffic() {
     }
 }
 
+/// Frames of each queue pair come back by the same pair, right after a probe: with a control queue
+/// and without one.
+#[test]
+fn all_pairs_that_were_asked_for_are_in_use() {
+    for serve_control in [true, false] {
+        let options = Options { max_pairs: 3, serve_control, ..Options::default() };
+        let mut rig = Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
+        let (net, mut pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3));
+        assert_eq!(net.active_pairs(), 3);
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            let mut bytes = frame(i as u64, 80);
+            let mut page = pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).unwrap();
+            page.copy_from(64, &bytes).unwrap();
+            pair.tx.send(Packet::new(page.freeze_range(64..64 + bytes.len()))).unwrap();
+            pair.tx.flush();
+            let mut got = Vec::new();
+            until(|| {
+                receive(&mut pair.rx, &mut |p: Packet<PeerShared>| got.push(p.to_vec()));
+                !got.is_empty()
+            });
+            bytes[..12].rotate_left(6);
+            assert_eq!(got, [bytes]);
+        }
+        pairs.into_iter().for_each(close_clean);
+    }
+}
+
 /// Queues on threads of their own, each with its own frames.
 #[test]
 fn queues_on_threads() {
     let mut rig = several(4, true);
-    let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(4));
-    net.set_active_pairs(4).unwrap();
+    let (_net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(4));
     std::thread::scope(|s| {
         for (i, mut pair) in pairs.into_iter().enumerate() {
             s.spawn(move || {

@@ -5,7 +5,7 @@
 
 mod driver_common;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -18,7 +18,7 @@ use driver_common::*;
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::Echo;
-use netmem_virtio::driver::{DeviceFault, EitherRx, NetOptions, RxMode, VirtioRxQueues};
+use netmem_virtio::driver::{DeviceFault, EitherRx, NetOptions, QueueStopped, RxMode, VirtioRxQueues};
 use netmem_virtio::virtqueue::AVAIL_NO_INTERRUPT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -39,7 +39,7 @@ fn sleep(queue: &impl AsFd) {
 /// Arms a queue until it waits: wake-ups from before are late.
 #[track_caller]
 fn arm(queue: &mut impl Wait) {
-    until(|| queue.arm() == Armed::Waits);
+    until(|| queue.arm().unwrap() == Armed::Waits);
     assert!(!ready(queue));
 }
 
@@ -66,7 +66,7 @@ fn a_queue_asks_for_a_signal_while_it_is_armed() {
         assert!(!asks(&bench));
         // Published while the queue was not armed: found when it is.
         bench.deliver(&frame(0, 60));
-        assert_eq!(bench.pair.rx.arm(), Armed::Work);
+        assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Work);
         assert!(!asks(&bench), "a queue with work is not armed");
         assert_eq!(take(&mut bench.pair.rx).len(), 1);
         arm(&mut bench.pair.rx);
@@ -128,7 +128,7 @@ fn a_transmit_queue_waits_for_room() {
     bench.tx.give(head.into(), 0);
     signal(&bench.device, 1);
     sleep(&bench.pair.tx);
-    assert_eq!(bench.pair.tx.arm(), Armed::Work);
+    assert_eq!(bench.pair.tx.arm().unwrap(), Armed::Work);
     assert_eq!(bench.pair.tx.complete(), 1);
     arm(&mut bench.pair.tx);
     // As a queue for device memory, it has the same descriptor.
@@ -138,7 +138,7 @@ fn a_transmit_queue_waits_for_room() {
     arm(&mut tx);
     let head = bench.tx.take().unwrap();
     bench.tx.give(head.into(), 0);
-    assert_eq!(tx.arm(), Armed::Work);
+    assert_eq!(tx.arm().unwrap(), Armed::Work);
     tx.disarm();
     drop((tx, refused));
 }
@@ -193,17 +193,37 @@ fn a_sleeper_lives_through_a_reconnect() {
     });
 }
 
-/// The end of a connection that comes between a poll and `arm` is work, once.
+/// A queue's error, which says that its device has closed the connection.
+#[track_caller]
+fn assert_disconnected(error: &std::io::Error, queue: usize) {
+    let stopped = error.get_ref().and_then(|error| error.downcast_ref::<QueueStopped>()).unwrap();
+    assert_eq!((error.kind(), *stopped), (ErrorKind::NotConnected, QueueStopped::Disconnected { queue }));
+}
+
+/// The end of a connection that comes between a poll and `arm` is an error, once: then the queue
+/// waits for the next back end. A loop that only polls can ask, as often as it likes.
 #[test]
-fn a_dead_back_end_is_work_once() {
+fn a_dead_back_end_is_an_error_once() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
     arm(&mut bench.pair.rx);
     arm(&mut bench.pair.tx);
     bench.device.kill();
     assert!(ready(&bench.pair.rx) && ready(&bench.pair.tx));
-    assert_eq!((bench.pair.rx.arm(), bench.pair.tx.arm()), (Armed::Work, Armed::Work));
-    assert_eq!((bench.pair.rx.arm(), bench.pair.tx.arm()), (Armed::Waits, Armed::Waits));
-    assert!(!ready(&bench.pair.rx) && !ready(&bench.pair.tx));
+    bench.pair.rx.check().unwrap();
+    assert_disconnected(&bench.pair.rx.arm().unwrap_err(), 0);
+    assert_disconnected(&bench.pair.tx.arm().unwrap_err(), 1);
+    for _ in 0..2 {
+        assert_eq!((bench.pair.rx.arm().unwrap(), bench.pair.tx.arm().unwrap()), (Armed::Waits, Armed::Waits));
+        assert!(!ready(&bench.pair.rx) && !ready(&bench.pair.tx));
+        assert_disconnected(&bench.pair.rx.check().unwrap_err(), 0);
+        assert_disconnected(&bench.pair.tx.check().unwrap_err(), 1);
+    }
+    let (device, backend) = Hostile::new(Behaviour::default());
+    bench.net.reconnect(backend).unwrap();
+    bench.device = device;
+    bench.pair.rx.check().unwrap();
+    assert_eq!((bench.pair.rx.arm().unwrap(), bench.pair.tx.arm().unwrap()), (Armed::Work, Armed::Work));
+    bench.close();
 }
 
 /// Polls until the end of the connection is seen. A queue looks at the connection at least once in 65,536 polls that find nothing.
@@ -228,7 +248,7 @@ fn a_dead_back_end_is_seen_in_a_poll() {
                     !bench.pair.rx.is_connected()
                 });
             } else {
-                assert_eq!(bench.pair.rx.arm(), Armed::Work);
+                assert_disconnected(&bench.pair.rx.arm().unwrap_err(), 0);
             }
             assert!(!bench.pair.rx.is_connected() && !bench.pair.tx.is_connected(), "{mode}");
             let (device, backend) = Hostile::new(Behaviour::default());
@@ -269,8 +289,14 @@ fn sleep_and_receive<Q: Wait>(
     let fd = rx.as_fd().as_raw_fd();
     while *frames == 0 {
         *frames += poll(rx);
-        if *frames > 0 || rx.arm() == Armed::Work {
-            continue;
+        match rx.arm() {
+            _ if *frames > 0 => continue,
+            Ok(Armed::Waits) => {}
+            Ok(Armed::Work) => continue,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NotConnected, "{error}");
+                continue;
+            }
         }
         armed.fetch_add(1, SeqCst);
         sleep(rx);
@@ -300,7 +326,7 @@ fn a_sleeper_lives_through_a_restart() {
                     EitherRx::Stopped => return polls,
                 };
                 polls += 1;
-                if n == 0 && wait.arm() == Armed::Waits {
+                if n == 0 && matches!(wait.arm(), Ok(Armed::Waits)) {
                     waits.fetch_add(1, SeqCst);
                     sleep(&wait);
                     wait.disarm();
@@ -335,7 +361,7 @@ fn a_queue_without_pages_is_polled() {
         // What it takes to leave the ring with the fewest buffers that a frame could need, and then with one less.
         loop {
             let posted = usize::from(bench.ring.available());
-            let armed = bench.pair.rx.arm();
+            let armed = bench.pair.rx.arm().unwrap();
             assert_eq!(armed.waits(), posted >= fewest, "{mode}: {posted} posted");
             bench.pair.rx.disarm();
             if posted == 0 {
@@ -348,28 +374,35 @@ fn a_queue_without_pages_is_polled() {
         held.truncate(held.len() - 40);
         // The poll that an armed queue asks for posts the pages that were returned.
         receive(&mut bench.pair.rx, &mut DropAll::default());
-        assert_eq!(bench.pair.rx.arm(), Armed::Waits, "{mode}, {before}");
+        assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Waits, "{mode}, {before}");
         drop(held);
         bench.close();
     }
 }
 
-/// If a device breaks a rule, the queue's owner wakes up and sees that the queue has stopped.
+/// If a device breaks a rule, the queue's owner wakes up, and is told that the queue has stopped.
 #[test]
-fn a_stopped_queue_is_polled() {
+fn a_stopped_queue_is_an_error() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
     arm(&mut bench.pair.rx);
     let head = bench.ring.take().unwrap();
     bench.ring.give(head.into(), 100_000);
     signal(&bench.device, 0);
     sleep(&bench.pair.rx);
-    assert_eq!(bench.pair.rx.arm(), Armed::Work);
+    assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Work);
     assert_eq!(receive(&mut bench.pair.rx, &mut DropAll::default()), 0);
-    assert!(matches!(bench.pair.rx.stats().stopped, Some(DeviceFault::BadLength { .. })));
-    // The ring has nothing more; the queue does not wait for ever.
+    let fault = bench.pair.rx.stats().stopped.unwrap();
+    assert!(matches!(fault, DeviceFault::BadLength { .. }));
+    // The ring has nothing more; the queue does not wait for ever, and a loop does not spin for it.
+    let mut pause = PollThenSleep::new(Duration::ZERO);
     for _ in 0..3 {
-        assert_eq!(bench.pair.rx.arm(), Armed::Work);
+        let turn = pause.turn(0, &mut [&mut bench.pair.rx], None).unwrap_err();
+        for error in [turn, bench.pair.rx.arm().unwrap_err(), bench.pair.rx.check().unwrap_err()] {
+            let stopped = error.get_ref().and_then(|error| error.downcast_ref::<QueueStopped>()).unwrap();
+            assert_eq!((error.kind(), *stopped), (ErrorKind::InvalidData, QueueStopped::Fault { queue: 0, fault }));
+        }
     }
+    bench.pair.tx.check().unwrap();
 }
 
 /// The device makes the call descriptor blocking, fills it and empties it. Arming and sleeping go on as before: nothing of ours

@@ -78,7 +78,7 @@ pub enum XskError {
         limit: u64,
     },
     /// The system refused a step because a privilege is missing.
-    #[error("cannot {step}: {source}; this needs {privilege}")]
+    #[error("cannot {step}; this needs {privilege}")]
     Privilege {
         /// The attempted step.
         step: &'static str,
@@ -90,36 +90,36 @@ pub enum XskError {
     /// The interface's queue has another AF_XDP socket, of this process or of another one, and has had it for half a
     /// second at least. The opening call waits this long for a socket that was closed just before.
     #[error(
-        "queue {queue} of interface {ifindex} has an AF_XDP socket already; close that socket, or use another queue"
+        "queue {queue} of interface {interface} has an AF_XDP socket already; close that socket, or use another queue"
     )]
     Busy {
-        /// The interface's index.
-        ifindex: u32,
+        /// The interface's name, or its index if the name is unknown.
+        interface: String,
         /// The number of the queue.
         queue: u32,
     },
     /// There is no such interface in the network namespace of the socket.
-    #[error("there is no interface {ifindex} in this network namespace")]
+    #[error("there is no interface with the index {ifindex} in this network namespace")]
     NoInterface {
         /// The interface's index.
         ifindex: u32,
     },
     /// The interface has no such queue.
-    #[error("interface {ifindex} has no queue {queue} that takes AF_XDP sockets; `netmem info` lists the queues")]
+    #[error("interface {interface} has no queue {queue} that takes AF_XDP sockets; `netmem info` lists the queues")]
     NoQueue {
-        /// The interface's index.
-        ifindex: u32,
+        /// The interface's name, or its index if the name is unknown.
+        interface: String,
         /// The number of the queue.
         queue: u32,
     },
     /// The driver does not support what the options request.
     #[error(
-        "the driver of interface {ifindex} does not support {what} on queue {queue}: {source}; leave the option out, or use \
-         another interface"
+        "the driver of interface {interface} does not support {what} on queue {queue}; leave the option out, or use another \
+         interface"
     )]
     Unsupported {
-        /// The interface's index.
-        ifindex: u32,
+        /// The interface's name, or its index if the name is unknown.
+        interface: String,
         /// The number of the queue.
         queue: u32,
         /// The requested feature.
@@ -128,7 +128,7 @@ pub enum XskError {
         source: io::Error,
     },
     /// The system refused a step.
-    #[error("cannot {step}: {source}")]
+    #[error("cannot {step}")]
     System {
         /// The attempted step.
         step: &'static str,
@@ -167,6 +167,21 @@ pub enum Fault {
     /// The interface was deleted, or moved to another network namespace: the socket will never receive or send again.
     #[error("the interface is gone: it was deleted, or moved to another network namespace")]
     Gone,
+}
+
+/// A queue that has stopped: what [`Wait::arm`](netmem_packet::Wait::arm) and
+/// [`Wait::check`](netmem_packet::Wait::check) of a queue return, inside of an `io::Error`. The
+/// kind of that is `NetworkDown` if the interface is gone, else `InvalidData`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("queue {queue} of {interface} has stopped: {fault}")]
+#[non_exhaustive]
+pub struct QueueStopped {
+    /// The interface's name, or its index if the name is unknown.
+    pub interface: String,
+    /// The number of the queue.
+    pub queue: u32,
+    /// Why it has stopped.
+    pub fault: Fault,
 }
 
 impl Fault {

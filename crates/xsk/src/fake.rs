@@ -94,9 +94,9 @@ impl Fake {
         let mut pool = PoolOptions::new("fake").build(memory.clone(), Some(umem.domain())).unwrap();
         let mut queue = Receive::new(&umem, rx, fill, level);
         pool.poll(|napi| queue.refill(napi));
-        let rx = Some(XskRx::new(pool, queue, socket.clone(), umem.clone()));
-        let tx =
-            Some(XskTx::new(umem.clone(), socket, tx, done, size, Waiting { set: file(0), armed: true, timer: None }));
+        let waiting = || Waiting::fake(file(0));
+        let rx = Some(XskRx::new(pool, queue, waiting(), socket.clone(), umem.clone()));
+        let tx = Some(XskTx::new(umem.clone(), socket, tx, done, size, waiting()));
         Self { rx, tx, umem, memory, rings: theirs, fill: kernel_fill, done: kernel_done, received, sent }
     }
 

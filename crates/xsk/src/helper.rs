@@ -23,6 +23,7 @@ use crate::netlink::{AttachMode, Interface};
 use crate::privileges::{MissingPrivilege, Privileges};
 use crate::program::{AttachError, Program, ProgramOptions};
 use crate::sys;
+use crate::watch::Watch;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -42,12 +43,15 @@ pub const MAX_SOCKETS: usize = 64;
 const SEND_BUFFER: libc::c_int = 64 << 20;
 
 /// The length of a message's header: a name, a version, the interface, the mode of the program, the number of sockets,
-/// the entries of the device's receive ring, and the name of its driver.
-const HEADER: usize = 28 + DRIVER;
-/// Bytes of a driver's name, as in ethtool. Shorter names end with zeros.
+/// the entries of the device's receive ring, the name of its driver, and the name of the interface.
+const HEADER: usize = 28 + DRIVER + NAME;
+/// Bytes of a driver's name, as in ethtool, and of an interface's. Shorter names end with zeros.
 const DRIVER: usize = 32;
+const NAME: usize = libc::IFNAMSIZ;
 const MAGIC: [u8; 8] = *b"netmem-x";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The most descriptors of a grant: the link and the map of the program, the watch, the sockets.
+const DESCRIPTORS: usize = 3 + MAX_SOCKETS;
 
 /// The options of a helper.
 #[derive(Clone, Debug)]
@@ -112,6 +116,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> HelperErr
 pub struct Grant {
     /// The index of the interface, in the network namespace of the sockets.
     pub ifindex: u32,
+    /// The name of the interface there.
+    pub name: String,
     /// The sockets, each with its queue.
     pub sockets: Vec<(u32, OwnedFd)>,
     /// The program, whose map contains the sockets. It is detached when the last descriptor of its link is closed.
@@ -121,6 +127,20 @@ pub struct Grant {
     pub driver: Option<String>,
     /// Entries of the receive ring of the device. The worker's fill level must be above this. 0: it is unknown.
     pub rx_ring: u32,
+    /// Tells the worker that the interface is gone.
+    pub(crate) watch: Watch,
+}
+
+/// A text in so many bytes of a message.
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
+    bytes
+}
+
+/// The text in such bytes.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
 impl Grant {
@@ -146,7 +166,8 @@ impl Grant {
             sockets.iter().try_for_each(|(queue, socket)| program.insert(*queue, socket.as_fd()))?;
         }
         let Device { driver, ring: rx_ring, .. } = Device::of(name.to_owned());
-        Ok(Self { ifindex: interface.index, sockets, program, driver, rx_ring })
+        let watch = Watch::new(interface.index).map_err(system("watching for the end of the interface"))?;
+        Ok(Self { ifindex: interface.index, name: interface.name, sockets, program, driver, rx_ring, watch })
     }
 
     /// Passes everything to a worker at the other end of a Unix stream socket, and keeps nothing. The worker may take
@@ -171,12 +192,13 @@ impl Grant {
         bytes.extend([mode, frags.into(), 0, 0]);
         bytes.extend((asked as u32).to_ne_bytes());
         bytes.extend(self.rx_ring.to_ne_bytes());
-        let driver = self.driver.as_deref().unwrap_or_default().as_bytes();
-        bytes.extend(driver.iter().copied().chain(std::iter::repeat(0)).take(DRIVER));
+        bytes.extend(padded::<DRIVER>(self.driver.as_deref().unwrap_or_default()));
+        bytes.extend(padded::<NAME>(&self.name));
         self.sockets.iter().for_each(|(queue, _)| bytes.extend(queue.to_ne_bytes()));
         let mut fds: Vec<BorrowedFd<'_>> = program.into_iter().flat_map(|(fds, ..)| fds).collect();
+        fds.push(self.watch.as_fd());
         fds.extend(self.sockets.iter().map(|(_, socket)| socket.as_fd()));
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SOCKETS + 2))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         // There is room for the largest number of sockets.
         let _ = control.push(SendAncillaryMessage::ScmRights(&fds));
@@ -228,10 +250,12 @@ impl Grant {
         let mut queues = vec![0; 4 * count];
         fill(from, &mut queues, &mut fds, deadline, limit)?;
         let of_program = if mode.is_some() { 2 } else { 0 };
-        if fds.len() != count + of_program {
+        if fds.len() != of_program + 1 + count {
             return Err(HelperError::Malformed("there are not as many descriptors as it says"));
         }
-        let sockets = fds.split_off(of_program);
+        let sockets = fds.split_off(of_program + 1);
+        let watch = fds.pop().and_then(Watch::from_helper);
+        let watch = watch.ok_or(HelperError::Malformed("a descriptor is no netlink socket"))?;
         if !sockets.iter().all(|socket| sockopt::socket_domain(socket) == Ok(AddressFamily::XDP)) {
             return Err(HelperError::Malformed("a descriptor is no AF_XDP socket"));
         }
@@ -241,9 +265,9 @@ impl Grant {
             (Some(mode), Some(link), Some(map)) => Some(Program::from_parts(link, map, mode, header[17] != 0)?),
             _ => None,
         };
-        let driver = String::from_utf8_lossy(&header[28..]).trim_end_matches('\0').to_owned();
-        let driver = Some(driver).filter(|driver| !driver.is_empty());
-        Ok(Self { ifindex, sockets: queues.zip(sockets).collect(), program, driver, rx_ring: word(24) })
+        let (driver, name) = header[28..].split_at(DRIVER);
+        let (driver, name) = (Some(text(driver)).filter(|driver| !driver.is_empty()), text(name));
+        Ok(Self { ifindex, name, sockets: queues.zip(sockets).collect(), program, driver, rx_ring: word(24), watch })
     }
 }
 
@@ -274,7 +298,7 @@ fn fill(
 ) -> Result<(), HelperError> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SOCKETS + 2))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = match rustix::net::recvmsg(from, &mut [IoSliceMut::new(rest)], &mut control, flags) {
@@ -292,7 +316,7 @@ fn fill(
                 fds.extend(more);
             }
         }
-        if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_SOCKETS + 2 {
+        if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > DESCRIPTORS {
             return Err(HelperError::Malformed(
                 "it has too many descriptors, or this process can have no more (ulimit -n)",
             ));
@@ -352,7 +376,7 @@ mod tests {
                 assert!(refused.to_string().contains("an AF_XDP socket needs CAP_NET_RAW"), "{refused}");
                 let grant = Grant::receive(&theirs, LONG).unwrap();
                 assert_eq!(grant.ifindex, Interface::by_name("v0").unwrap().index);
-                assert_eq!((grant.driver.as_deref(), grant.rx_ring), (Some("veth"), 0));
+                assert_eq!((&*grant.name, grant.driver.as_deref(), grant.rx_ring), ("v0", Some("veth"), 0));
                 assert_eq!(grant.sockets.iter().map(|(queue, _)| *queue).collect::<Vec<_>>(), [0, 1]);
                 let program = grant.program.as_ref().unwrap();
                 assert_eq!((program.mode(), program.attached_to()), (Some(AttachMode::Driver), Some(grant.ifindex)));
@@ -377,7 +401,8 @@ mod tests {
             let bad = |change: &dyn Fn(&mut Vec<u8>, &mut Vec<OwnedFd>)| {
                 let begin = [&MAGIC[..], &VERSION.to_ne_bytes(), &[1, 0, 0, 0], &[0; 4], &[1, 0, 0, 0]].concat();
                 let mut bytes = [&begin[..], &[0; HEADER - 24], &[0; 4]].concat();
-                let mut fds = vec![open_socket(None).unwrap()];
+                let watch = rustix::net::socket(AddressFamily::NETLINK, rustix::net::SocketType::RAW, None).unwrap();
+                let mut fds = vec![watch, open_socket(None).unwrap()];
                 change(&mut bytes, &mut fds);
                 let (ours, theirs) = UnixStream::pair().unwrap();
                 let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(200))];
@@ -403,7 +428,8 @@ mod tests {
                 (&|bytes, _| bytes[16] = 1, "not as many"),
                 (&|bytes, _| bytes.truncate(HEADER + 2), "closed"),
                 (&|_, fds| fds.push(pipe()), "not as many"),
-                (&|_, fds| fds[0] = pipe(), "no AF_XDP socket"),
+                (&|_, fds| fds[0] = pipe(), "no netlink socket"),
+                (&|_, fds| fds[1] = pipe(), "no AF_XDP socket"),
                 (&|_, fds| fds.extend((0..100).map(|_| pipe())), "too many"),
                 (
                     &|bytes, fds| (bytes[16] = 2, fds.insert(0, pipe()), fds.insert(0, pipe())).0,

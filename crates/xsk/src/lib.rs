@@ -29,7 +29,7 @@
 //! let umem = Umem::new(memory.region().clone(), &UmemOptions::new())?;
 //! let (mut rx, tx) = umem.open(ifindex, 0, memory, QueueOptions::new())?;
 //! let program = Program::attach(ifindex, &ProgramOptions::default())?;
-//! program.insert(0, rx.as_fd())?;
+//! program.insert(0, rx.socket().as_fd())?;
 //! loop {
 //!     rx.poll(|poll| poll.receive(64, &mut |packet: Packet<KernelShared>| println!("{} bytes", packet.len())));
 //! }
@@ -70,9 +70,10 @@ mod testing;
 mod tx;
 mod umem;
 mod waiting;
+mod watch;
 mod xsk;
 
-pub use error::{Fault, XskError};
+pub use error::{Fault, QueueStopped, XskError};
 pub use info::{InterfaceInfo, check};
 pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};
 pub use netlink::{AttachMode, Attached, Interface, XdpFeatures};

@@ -10,6 +10,7 @@ use crate::sys;
 use crate::tx::XskTx;
 use crate::umem::{Umem, UmemMemory};
 use crate::waiting::Waiting;
+use crate::watch::Watch;
 use netmem_pool::{PoolOptions, Provider};
 use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
@@ -49,10 +50,16 @@ impl<M: UmemMemory> Umem<M> {
             Some(device) => device,
             None => Device::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
         };
-        let interface = device.name.clone().unwrap_or_else(|| format!("interface {ifindex}"));
+        let interface = device.name.clone().unwrap_or_else(|| ifindex.to_string());
         if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
-            return Err(XskError::NoQueue { ifindex, queue });
+            return Err(XskError::NoQueue { interface, queue });
         }
+        let watch = match options.watch.take() {
+            Some(watch) => Some(watch),
+            // Elsewhere, this index is another interface.
+            None if device.name.is_none() => None,
+            None => Some(Arc::new(Watch::new(ifindex).map_err(failed("watch for the end of the interface"))?)),
+        };
         let quirks = device.quirks();
         let mode = mode(&options, &quirks);
         let level = device.level(options.fill.unwrap_or(LEVEL));
@@ -86,7 +93,7 @@ impl<M: UmemMemory> Umem<M> {
         pool.poll(|napi| receive.refill(napi));
         let (got, want) = (receive.posted() as usize, level as usize);
         let bound = if got == want {
-            unbound.bind(ifindex, queue, &options, mode, first.as_deref())
+            unbound.bind((interface.clone(), ifindex), queue, &options, mode, first.as_deref())
         } else {
             drop(unbound);
             Err(XskError::Pages { want, got })
@@ -99,18 +106,20 @@ impl<M: UmemMemory> Umem<M> {
                 return Err(error);
             }
         };
-        let waiting = match Waiting::new(socket.mode()).map_err(failed("make an epoll set")) {
-            Ok(waiting) => waiting,
+        let sets = Waiting::receive(watch.clone()).and_then(|rx| Ok((rx, Waiting::transmit(socket.mode(), watch)?)));
+        let (receives, sends) = match sets {
+            Ok(sets) => sets,
             Err(error) => {
-                drop(XskRx::new(pool, receive, socket, self.clone()));
-                return Err(error);
+                // No page has left the pool but those that the kernel has.
+                let _ = receive.close(pool);
+                return Err(failed("make an epoll set")(error));
             }
         };
         sockets.push(Arc::downgrade(&socket));
         drop(sockets);
         tracing::debug!(%interface, queue, mode = %socket.mode(), level, "AF_XDP socket bound");
-        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, options.tx, waiting);
-        Ok((XskRx::new(pool, receive, socket, self.clone()), tx))
+        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, options.tx, sends);
+        Ok((XskRx::new(pool, receive, receives, socket, self.clone()), tx))
     }
 }
 

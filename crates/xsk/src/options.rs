@@ -1,8 +1,10 @@
 //! The options of a UMEM and of a queue.
 
 use crate::device::Device;
+use crate::watch::Watch;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// The options of a [`Umem`](crate::Umem). Start with [`UmemOptions::new`].
 #[derive(Clone, Debug, Default)]
@@ -110,6 +112,8 @@ pub struct QueueOptions {
     pub(crate) socket: Option<OwnedFd>,
     /// The properties of the device, if a helper has sent them.
     pub(crate) device: Option<Device>,
+    /// Reports the end of the interface, if a helper has sent it.
+    pub(crate) watch: Option<Arc<Watch>>,
 }
 
 impl Default for QueueOptions {
@@ -136,6 +140,7 @@ impl QueueOptions {
             quirks: true,
             socket: None,
             device: None,
+            watch: None,
         }
     }
 

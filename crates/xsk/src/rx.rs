@@ -31,9 +31,11 @@ use crate::ring::{Consumer, Producer, prefetch_to_write};
 use crate::socket::XskSocket;
 use crate::stats::{RxStats, state};
 use crate::umem::{Layout, Umem, UmemMemory};
+use crate::waiting::Waiting;
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::{KernelShared, Napi, Page, PagePool, PoolClosed, PoolStats, Region};
 use std::fmt;
+use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -50,13 +52,16 @@ const QUIET: u32 = 4096;
 
 /// A receive queue: see [`RxQueue::poll`]. It is one half of a socket; the other is [`XskTx`](crate::XskTx).
 ///
-/// Its descriptor is that of the socket. It is used for an XDP program's socket map, and for waiting: it is readable
-/// when frames wait. The kernel does not wake a waiting thread when the interface is deleted, so a thread that must
-/// notice this sleeps for a limited time.
+/// Its descriptor is for waiting only: while the queue is [armed](Wait::arm) it becomes readable
+/// when frames arrive, and at any time when the interface is deleted. (A socket that was made in
+/// another network namespace and not by a [helper](crate::helper) does not tell that; a thread that
+/// must notice it sleeps for a limited time.) The descriptor of the socket, which an XDP program's
+/// map of sockets takes, is that of [`socket`](Self::socket).
 #[must_use = "a queue stops when it is dropped"]
 pub struct XskRx<M: UmemMemory = KernelShared> {
     pool: Option<PagePool<M>>,
     queue: Receive<M>,
+    sleep: Waiting,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
     umem: Umem<M>,
@@ -328,7 +333,7 @@ impl<M: UmemMemory> Receive<M> {
     }
 
     /// Returns the received frames, quarantines the chunks that the kernel has, and closes the pool.
-    fn close(&mut self, mut pool: PagePool<M>) -> PoolClosed {
+    pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> PoolClosed {
         pool.poll(|_| {
             self.partial = None;
             while self.rx.available(1).is_ok_and(|n| n > 0) {
@@ -403,8 +408,14 @@ fn deliver<M: UmemMemory, H: Handler<M>>(stats: &mut RxStats, verdict: Verdict, 
 }
 
 impl<M: UmemMemory> XskRx<M> {
-    pub(crate) fn new(pool: PagePool<M>, queue: Receive<M>, socket: Arc<XskSocket>, umem: Umem<M>) -> Self {
-        Self { pool: Some(pool), queue, socket, umem }
+    pub(crate) fn new(
+        pool: PagePool<M>,
+        queue: Receive<M>,
+        sleep: Waiting,
+        socket: Arc<XskSocket>,
+        umem: Umem<M>,
+    ) -> Self {
+        Self { pool: Some(pool), queue, sleep, socket, umem }
     }
 
     /// The queue's counters.
@@ -484,26 +495,41 @@ impl<M: UmemMemory> fmt::Debug for XskRx<M> {
 
 impl<M: UmemMemory> AsFd for XskRx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.sleep.as_fd()
     }
 }
 
-/// See [`Wait`]. A queue does not wait if it has stopped, or if the kernel has no chunks of it because pages are
-/// missing.
+/// See [`Wait`]. A queue does not wait if the kernel has no chunks of it because pages are missing.
 impl<M: UmemMemory> Wait for XskRx<M> {
-    fn arm(&mut self) -> Armed {
-        self.look();
+    fn arm(&mut self) -> io::Result<Armed> {
+        let waits = |queue: &mut Receive<M>| queue.posted.count() > 0 && queue.rx.available(1).is_ok_and(|n| n == 0);
+        if self.queue.stats.stopped.is_none() && !waits(&mut self.queue) {
+            return Ok(Armed::Work);
+        }
+        if self.sleep.arm(self.socket.as_fd(), false)? {
+            self.look();
+        }
         if self.socket.wakes_rx() && self.queue.fill.needs_wakeup() {
             self.wake();
         }
-        let waits = self.queue.stats.stopped.is_none()
-            && self.queue.posted.count() > 0
-            && self.queue.rx.available(1).is_ok_and(|n| n == 0);
-        if waits { Armed::Waits } else { Armed::Work }
+        let checked = self.check();
+        if checked.is_ok() && waits(&mut self.queue) {
+            return Ok(Armed::Waits);
+        }
+        self.disarm();
+        checked.map(|()| Armed::Work)
     }
 
-    /// Does nothing: the kernel wakes a waiting thread without further cost.
-    fn disarm(&mut self) {}
+    /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls
+    /// the set for each batch of frames. One system call.
+    fn disarm(&mut self) {
+        self.sleep.disarm(self.socket.as_fd());
+    }
+
+    /// The error is a [`QueueStopped`](crate::QueueStopped).
+    fn check(&self) -> io::Result<()> {
+        self.socket.check(self.queue.stats.stopped)
+    }
 }
 
 /// The inside of a [poll](RxQueue::poll) of an [`XskRx`].

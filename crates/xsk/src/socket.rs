@@ -1,6 +1,6 @@
 //! A socket: it is made, gets its rings, and is bound to one queue of an interface.
 
-use crate::error::XskError;
+use crate::error::{Fault, QueueStopped, XskError};
 use crate::if_xdp::Desc;
 use crate::options::{BusyPoll, Mode, QueueOptions};
 use crate::ring::{Consumer, Entry, Parts, Producer};
@@ -29,6 +29,7 @@ pub struct XskSocket {
     // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket whose rings are mapped.
     _rings: [Mapping; 4],
     fd: OwnedFd,
+    interface: String,
     ifindex: u32,
     queue: u32,
     mode: Mode,
@@ -106,10 +107,11 @@ impl Unbound {
         Ok((Self { rings, fd }, made))
     }
 
-    /// Binds the socket to a queue. `shared` is a bound socket of the same UMEM.
+    /// Binds the socket to a queue of the interface, which is named `interface` in errors. `shared`
+    /// is a bound socket of the same UMEM.
     pub(crate) fn bind(
         self,
-        ifindex: u32,
+        (interface, ifindex): (String, u32),
         queue: u32,
         options: &QueueOptions,
         mode: Option<Mode>,
@@ -136,12 +138,13 @@ impl Unbound {
             std::thread::sleep(BUSY_WAIT);
             bound = bind();
         }
+        let named = || interface.clone();
         bound.map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => XskError::Busy { ifindex, queue },
+            Some(libc::EBUSY) => XskError::Busy { interface: named(), queue },
             Some(libc::ENODEV) => XskError::NoInterface { ifindex },
             // A driver also returns this error if it supports the mode, but not on this queue or device.
-            Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { ifindex, queue },
-            Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { ifindex, queue, what, source },
+            Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { interface: named(), queue },
+            Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { interface: named(), queue, what, source },
             _ => XskError::System { step: "bind the socket to a queue", source },
         })?;
         let zero_copy = sys::is_zero_copy(self.fd.as_fd()).map_err(failed("ask for the mode of the socket"))?;
@@ -149,7 +152,7 @@ impl Unbound {
         if options.mode == Some(Mode::ZeroCopy) && now == Mode::Copy {
             let source =
                 io::Error::other("the UMEM's first socket is in copy mode, and all have the mode of the first");
-            return Err(XskError::Unsupported { ifindex, queue, what, source });
+            return Err(XskError::Unsupported { interface, queue, what, source });
         }
         let (need_wakeup, multi_buffer) = match shared {
             Some(first) => (first.need_wakeup, first.multi_buffer),
@@ -158,6 +161,7 @@ impl Unbound {
         Ok(XskSocket {
             _rings: self.rings,
             fd: self.fd,
+            interface,
             ifindex,
             queue,
             mode: now,
@@ -208,9 +212,9 @@ pub(crate) fn poll_busily(fd: BorrowedFd<'_>, poll: BusyPoll) -> Result<(), XskE
 impl XskSocket {
     /// For [`crate::fake`].
     pub(crate) fn fake(rings: [Mapping; 4], fd: OwnedFd, mode: Mode) -> Self {
-        let (ifindex, queue, gone) = (0, 0, AtomicBool::new(false));
+        let (interface, ifindex, queue, gone) = ("fake".to_owned(), 0, 0, AtomicBool::new(false));
         let (need_wakeup, multi_buffer, busy_poll) = (true, true, false);
-        Self { _rings: rings, fd, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
+        Self { _rings: rings, fd, interface, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
     }
 }
 
@@ -219,6 +223,13 @@ impl XskSocket {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// The interface's name at the time when the socket was bound; its index, if the name is
+    /// unknown here because the socket is of another network namespace.
+    #[must_use]
+    pub fn interface(&self) -> &str {
+        &self.interface
     }
 
     /// The interface's index at the time when the socket was bound.
@@ -264,6 +275,19 @@ impl XskSocket {
         false
     }
 
+    /// An error if the queue has stopped by a fault, or if its other half has noticed that the
+    /// interface is gone.
+    pub(crate) fn check(&self, stopped: Option<Fault>) -> io::Result<()> {
+        // Relaxed, as in `is_gone`.
+        let fault = stopped.or_else(|| self.gone.load(Ordering::Relaxed).then_some(Fault::Gone));
+        let Some(fault) = fault else { return Ok(()) };
+        let kind = match fault {
+            Fault::Gone => io::ErrorKind::NetworkDown,
+            _ => io::ErrorKind::InvalidData,
+        };
+        Err(io::Error::new(kind, QueueStopped { interface: self.interface.clone(), queue: self.queue, fault }))
+    }
+
     /// Whether the driver may need a wake-up for new chunks. In copy mode the kernel takes chunks when a frame arrives.
     #[inline(always)]
     pub(crate) fn wakes_rx(&self) -> bool {
@@ -295,6 +319,6 @@ impl AsFd for XskSocket {
 
 impl fmt::Display for XskSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interface {} queue {}, {}", self.ifindex, self.queue, self.mode)
+        write!(f, "interface {} queue {}, {}", self.interface, self.queue, self.mode)
     }
 }

@@ -50,6 +50,7 @@ use netmem_packet::{Armed, Checksum, MAX_FRAGS, Meta, Packet, Reach, Room, TxQue
 use netmem_pool::{Frag, KernelShared, Region};
 use rustix::io::Errno;
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -511,19 +512,30 @@ impl<M: UmemMemory> AsFd for XskTx<M> {
 }
 
 /// See [`Wait`]. A transmit queue has work when frames have completed. Arming flushes the queue first. A queue does not
-/// wait if it has stopped, or if the kernel does not take its frames now, for instance because the interface is down.
+/// wait if the kernel does not take its frames now, for instance because the interface is down.
 impl<M: UmemMemory> Wait for XskTx<M> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
-        let wakes = self.sleep.arm(self.socket.as_fd(), self.out.total() > 0);
-        let waits = wakes && self.stats.stopped.is_none() && !self.owed && self.done.available(1).is_ok_and(|n| n == 0);
-        if waits { Armed::Waits } else { Armed::Work }
+        if self.sleep.arm(self.socket.as_fd(), self.out.total() > 0)? && self.socket.is_gone() {
+            self.stop(Fault::Gone);
+        }
+        let checked = self.check();
+        if checked.is_ok() && !self.owed && self.done.available(1).is_ok_and(|n| n == 0) {
+            return Ok(Armed::Waits);
+        }
+        self.disarm();
+        checked.map(|()| Armed::Work)
     }
 
     /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls the set for each frame
     /// that completes. One system call.
     fn disarm(&mut self) {
         self.sleep.disarm(self.socket.as_fd());
+    }
+
+    /// The error is a [`QueueStopped`](crate::QueueStopped).
+    fn check(&self) -> io::Result<()> {
+        self.socket.check(self.stats.stopped)
     }
 }
 

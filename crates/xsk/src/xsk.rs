@@ -144,10 +144,10 @@ impl<M: UmemMemory> Xsk<M> {
         let XskOptions { name, queues, pages, memory, umem, program, grant } = options;
         let privileges = Privileges::current();
         let (ifindex, queues, mut sockets, granted) = match grant {
-            Some(Grant { ifindex, sockets, program, driver, rx_ring }) => {
+            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch }) => {
                 let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
-                let device = Device { driver, ring: rx_ring, ..Device::default() };
-                (ifindex, queues, sockets, Some((program, device)))
+                let device = Device { name: Some(name), driver, ring: rx_ring, ..Device::default() };
+                (ifindex, queues, sockets, Some((program, device, Arc::new(watch))))
             }
             None => {
                 privileges.check_socket()?;
@@ -167,21 +167,21 @@ impl<M: UmemMemory> Xsk<M> {
         let region = provider.region();
         privileges.check_memory(u64::from(region.pages()) * region.page_size() as u64)?;
         let umem = Umem::new(region.clone(), &umem)?;
-        let (program, device, fill_map) = match granted {
+        let (program, device, watch, fill_map) = match granted {
             // The helper has put the sockets into its map.
-            Some((program, device)) => (program, Some(device), false),
-            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, true),
+            Some((program, device, watch)) => (program, Some(device), Some(watch), false),
+            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, true),
         };
         let mut pairs = Vec::with_capacity(queues.len());
         for number in &queues {
             let mut own = queue(*number);
             if let Some(socket) = sockets.pop_front() {
                 own = own.socket(socket);
-                own.device = device.clone();
+                (own.device, own.watch) = (device.clone(), watch.clone());
             }
             let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
             if let (Some(program), true) = (&program, fill_map) {
-                program.insert(*number, rx.as_fd())?;
+                program.insert(*number, rx.socket().as_fd())?;
             }
             pairs.push((rx, tx));
         }

@@ -248,7 +248,7 @@ fn sockets_are_closed_with_frames_in_flight() {
             for round in 0..rounds {
                 let options = || on_wire(QueueOptions::new().fill(256));
                 let (rx, tx) = reopen(&ours, &umem, &memory, options).unwrap();
-                program.insert(0, rx.as_fd()).unwrap();
+                program.insert(0, rx.socket().as_fd()).unwrap();
                 let level = rx.fill_level() as u64;
                 let mut traffic = Traffic { rx, tx, echoed: 0 };
                 while traffic.echoed < 200 {
@@ -445,7 +445,7 @@ fn a_program_without_our_frames_comes_and_goes() {
         let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
         let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
         let (mut rx, tx) = umem.open(index(&ours), 0, memory, QueueOptions::new()).unwrap();
-        program.insert(0, rx.as_fd()).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
         let nothing = Rule { protocol: Some(253), ..Rule::default() };
         let mut frames = 0;
         for round in 0..10 {
@@ -536,7 +536,7 @@ fn child() {
     let (memory, umem): (Arc<RegionProvider<KernelShared>>, Umem<_>) = memory(4096, &UmemOptions::new());
     let program = Program::attach(ifindex, &ProgramOptions::default()).unwrap();
     let (rx, tx) = reopen(&interface, &umem, &memory, || on_wire(QueueOptions::new().fill(512))).unwrap();
-    program.insert(0, rx.as_fd()).unwrap();
+    program.insert(0, rx.socket().as_fd()).unwrap();
     let mut traffic = Traffic { rx, tx, echoed: 0 };
     println!("the queue is open");
     loop {
@@ -578,7 +578,7 @@ fn a_process_that_is_killed_leaves_nothing() {
         let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
         let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
         let (mut rx, _tx) = reopen(&ours, &umem, &memory, || on_wire(QueueOptions::new())).unwrap();
-        program.insert(0, rx.as_fd()).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
         peer.send(&frame(100, 1));
         assert_eq!(socket_common::receive(&mut rx).len(), 100);
         command("ip link show");

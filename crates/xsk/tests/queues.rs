@@ -4,7 +4,7 @@
 mod common;
 mod socket_common;
 
-use common::{command, in_namespace, nics};
+use common::{command, in_namespace, ip, nics};
 use netmem_packet::{
     Armed, Checksum, Handler, Meta, Packet, Poll, PollThenSleep, RxQueue, Sum, Turn, TxBulk, TxQueue, Verdict, Wait,
     XdpFrame, complete_checksum,
@@ -15,10 +15,12 @@ use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_xsk::{
-    BusyPoll, Mode, NoLaunchTimes, Program, ProgramOptions, QueueOptions, TxRequest, Umem, UmemMemory, UmemOptions,
-    XskRx, XskTx,
+    BusyPoll, Fault, Mode, NoLaunchTimes, Program, ProgramOptions, QueueOptions, QueueStopped, TxRequest, Umem,
+    UmemMemory, UmemOptions, XskRx, XskTx,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +66,7 @@ fn open<M: UmemMemory>(
     let program = Program::attach(index(interface), &ProgramOptions::default()).unwrap();
     let open = |queue| {
         let (rx, tx) = umem.open(index(interface), queue, memory.clone(), QueueOptions::new().fill(256)).unwrap();
-        program.insert(queue, rx.as_fd()).unwrap();
+        program.insert(queue, rx.socket().as_fd()).unwrap();
         (rx, tx)
     };
     let queues = (0..queues).map(open).collect();
@@ -184,7 +186,7 @@ fn a_thread_sleeps_until_there_is_work() {
     in_namespace(|| {
         let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
         let mut pool = bench.pool(256);
-        assert_eq!(bench.rx.arm(), Armed::Waits);
+        assert_eq!(bench.rx.arm().unwrap(), Armed::Waits);
         let (go, wait) = mpsc::channel::<u64>();
         let peer = &bench.peer;
         let (rx, tx) = (&mut bench.rx, &mut bench.tx);
@@ -228,26 +230,81 @@ fn a_thread_sleeps_until_there_is_work() {
     });
 }
 
-/// The kernel calls a set for each frame that completes as long as the socket is in it, so it is there only while a thread
-/// waits.
+/// The kernel calls a set for each frame as long as the socket is in it, so it is there only while
+/// a thread waits. The watch of the interface is always there.
 #[test]
-fn the_socket_is_in_the_set_of_the_sender_while_it_waits() {
-    in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        let sockets = |tx: &XskTx| {
-            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", tx.as_fd().as_raw_fd())).unwrap();
+fn the_socket_is_in_the_set_of_a_queue_while_it_waits() {
+    fn check(queue: &mut impl Wait) {
+        let path = format!("/proc/self/fdinfo/{}", queue.as_fd().as_raw_fd());
+        let members = || {
+            let info = std::fs::read_to_string(&path).unwrap();
             info.lines().filter(|line| line.starts_with("tfd:")).count()
         };
-        assert_eq!(sockets(&bench.tx), 0);
+        assert_eq!(members(), 1);
         for _ in 0..2 {
-            assert_eq!(bench.tx.arm(), Armed::Waits);
-            assert_eq!(bench.tx.arm(), Armed::Waits);
-            assert_eq!(sockets(&bench.tx), 1);
-            bench.tx.disarm();
-            bench.tx.disarm();
-            assert_eq!(sockets(&bench.tx), 0);
+            assert_eq!(queue.arm().unwrap(), Armed::Waits);
+            assert_eq!(queue.arm().unwrap(), Armed::Waits);
+            assert_eq!(members(), 2);
+            queue.disarm();
+            queue.disarm();
+            assert_eq!(members(), 1);
         }
+    }
+    in_namespace(|| {
+        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        check(&mut bench.rx);
+        check(&mut bench.tx);
     });
+}
+
+/// A thread that sleeps for either half of a socket, without a limit of time, is woken when the
+/// interface is deleted or leaves the namespace, and has the reason. So has a thread that polls.
+#[test]
+fn a_thread_that_sleeps_is_told_that_its_interface_is_gone() {
+    fn sleeps(queue: &mut impl Wait, ours: &str, end: impl FnOnce()) {
+        assert_eq!(queue.arm().unwrap(), Armed::Waits);
+        queue.check().unwrap();
+        end();
+        // The time is only there so that a failure ends.
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let woken = poll(&mut [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)], Some(&patience));
+        assert_eq!(woken.unwrap(), 1, "it sleeps on");
+        queue.disarm();
+        let turn = PollThenSleep::new(Duration::ZERO).turn(0, &mut [&mut *queue], None).unwrap_err();
+        for error in [turn, queue.arm().unwrap_err(), queue.check().unwrap_err()] {
+            let stopped = error.get_ref().and_then(|error| error.downcast_ref::<QueueStopped>()).unwrap();
+            assert_eq!((error.kind(), stopped.fault), (ErrorKind::NetworkDown, Fault::Gone));
+            let says = format!("queue 0 of {ours} has stopped: the interface is gone");
+            assert!(error.to_string().starts_with(&says), "{error}");
+        }
+    }
+    for moved in [false, true] {
+        in_namespace(|| {
+            for receives in [true, false] {
+                let Bench { mut rx, mut tx, ours, .. } =
+                    Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+                let (done, wait) = mpsc::channel::<()>();
+                let (tell, told) = mpsc::channel();
+                let other = thread::spawn(move || {
+                    // SAFETY: this thread uses no descriptor of the namespace that it leaves.
+                    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                    tell.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+                    let _ = wait.recv();
+                });
+                let thread = told.recv().unwrap();
+                let end = || {
+                    ip(&if moved { format!("link set {ours} netns {thread}") } else { format!("link delete {ours}") });
+                };
+                if receives {
+                    sleeps(&mut rx, &ours, end)
+                } else {
+                    sleeps(&mut tx, &ours, end)
+                }
+                drop(done);
+                other.join().unwrap();
+            }
+        });
+    }
 }
 
 /// Completions that another thread causes wake the sender: the peer's socket has the frames, and releases them one by one.

@@ -134,7 +134,7 @@ fn metadata_is_read<M: UmemMemory + SystemMemory>(umem: &UmemOptions) {
         let program = Program::attach_pinned(index(&ours), None, &program_at, &map_at).unwrap();
         let (memory, umem) = memory::<M>(4096, umem);
         let (mut rx, tx) = umem.open(index(&ours), 0, memory, on_wire(QueueOptions::new())).unwrap();
-        program.insert(0, rx.as_fd()).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
         let peer = Raw::new(&theirs);
         let sent = |i: usize| {
             let mut sent = frame(60 + 7 * i, i as u64);

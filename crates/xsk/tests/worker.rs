@@ -5,12 +5,14 @@ mod common;
 mod socket_common;
 
 use common::{drop_privileges, in_namespace, ip};
-use netmem_packet::{Packet, Poll, PollThenSleep, RxQueue, TxQueue};
+use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PoolOptions, RegionOptions};
 use netmem_xsk::helper::{Grant, HelperOptions};
 use netmem_xsk::{AttachError, Filter, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType};
 use socket_common::{Raw, frame, index, memory, until, veth};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -125,6 +127,37 @@ fn a_worker_without_privileges_moves_frames() {
         }
         worker.join().unwrap();
         assert_eq!(Interface::by_name("v0").unwrap().programs, []);
+    });
+}
+
+/// A worker in another network namespace, which cannot see the interface, is woken when that is
+/// deleted.
+#[test]
+fn a_worker_is_told_that_its_interface_is_gone() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        Grant::open("v0", &HelperOptions::default()).unwrap().send(&ours, LIMIT).unwrap();
+        let (armed, is_armed) = std::sync::mpsc::channel();
+        let worker = std::thread::spawn(move || {
+            // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            let options = XskOptions::granted(Grant::receive(&theirs, LIMIT).unwrap()).pages(2048);
+            let mut xsk = Xsk::<KernelShared>::open(options, |_| QueueOptions::new().cache(64)).unwrap();
+            let (rx, _) = &mut xsk.pairs[0];
+            assert_eq!(rx.arm().unwrap(), Armed::Waits);
+            armed.send(()).unwrap();
+            // The time is only there so that a failure ends.
+            let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+            let woken = poll(&mut [PollFd::from_borrowed_fd(rx.as_fd(), PollFlags::IN)], Some(&patience));
+            assert_eq!(woken.unwrap(), 1, "it sleeps on");
+            rx.arm().unwrap_err().to_string()
+        });
+        is_armed.recv().unwrap();
+        ip("link delete v0");
+        let error = worker.join().unwrap();
+        assert!(error.starts_with("queue 0 of v0 has stopped: the interface is gone"), "{error}");
     });
 }
 

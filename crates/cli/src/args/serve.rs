@@ -1,6 +1,6 @@
 //! The arguments of `netmem serve`.
 
-use super::{BadArgument, CpusArg, PortArg, address, duration};
+use super::{BadArgument, CpusArg, PortArg, duration};
 use crate::cpus;
 use clap::{Args, ValueEnum};
 use netmem::packet::link::LinkOptions;
@@ -25,7 +25,7 @@ pub(crate) struct ServeArgs {
     pub(crate) queues: u16,
     /// The server's addresses, with the lengths of their networks' prefixes, such as
     /// 10.0.0.2/24,fd00::2/64. There is no DHCP
-    #[arg(long, value_name = "ADDR/LEN,..", value_delimiter = ',', required = true, value_parser = address)]
+    #[arg(long, value_name = "ADDR/LEN,..", value_delimiter = ',', required = true)]
     pub(crate) addr: Vec<Address>,
     /// The TCP port of the service [default: the one that the list of services names]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -239,10 +239,7 @@ fn drive(
     // Frames of more than 1518 bytes: the driver then accepts large segments, which the device would cut and checksum otherwise.
     let net_options = net_options.max_frame(LARGE_FRAME);
     let net_options = net_options.tx_pages(usize::from(pairs) * (SENT + options.restored) + options.pages);
-    let (mut net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, net_options)?;
-    if pairs > 1 {
-        net.set_active_pairs(pairs)?;
-    }
+    let (net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, net_options)?;
     let driven = driven.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
     run(&net, queues.into_iter().zip(driven).collect(), stats)
 }

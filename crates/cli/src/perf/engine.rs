@@ -311,10 +311,7 @@ impl<'a> Engine<'a> {
         pin(plan.cpus.net);
         let (options, baseline) = self.options(v)?;
         let failed = |source| PerfError::Driver { variant: v.to_string(), source };
-        let (mut net, pairs) = VirtioNet::probe(backend, options).map_err(failed)?;
-        if v.queues > 1 {
-            net.set_active_pairs(v.queues).map_err(failed)?;
-        }
+        let (net, pairs) = VirtioNet::probe(backend, options).map_err(failed)?;
         let virtio = Virtio { net, pairs, foreign: foreign.then(|| plan.device.clone()) };
         let hint = if foreign { "is the backend told to send?" } else { "the embedded device got no time to run" };
         let yields = !foreign && plan.cpus.net == plan.cpus.device;

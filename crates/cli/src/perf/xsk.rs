@@ -65,7 +65,7 @@ impl Opened {
                         pair => break pair?,
                     }
                 };
-                program.insert(queue, pair.0.as_fd())?;
+                program.insert(queue, pair.0.socket().as_fd())?;
                 pairs.push(pair);
             }
             Ok(Self { program, pairs, baseline, backing })

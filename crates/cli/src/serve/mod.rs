@@ -465,9 +465,13 @@ impl AsFd for Signal<'_> {
 }
 
 impl Wait for Signal<'_> {
-    fn arm(&mut self) -> Armed {
-        Armed::Waits
+    fn arm(&mut self) -> std::io::Result<Armed> {
+        Ok(Armed::Waits)
     }
 
     fn disarm(&mut self) {}
+
+    fn check(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -2,9 +2,14 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod netns;
+#[path = "../shared/skip.rs"]
+mod skip;
 
-use rustix::process::Pid;
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
 use serde_json::Value;
+#[allow(unused_imports, reason = "not every test needs a program or the kernel as a peer")]
+pub(crate) use skip::{installed, skip};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -57,9 +62,8 @@ impl Background {
         Self(netmem().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
     /// Waits until a signal would no longer end it at once: it has a handler for SIGINT.
@@ -199,7 +203,7 @@ impl Device {
     }
 
     #[track_caller]
-    pub fn ends_at(mut self, signal: &str) {
+    pub fn ends_at(mut self, signal: Signal) {
         self.process.signal(signal);
         let (status, _, err) = self.process.end();
         assert_eq!(status, Some(0), "{err}");

@@ -1,5 +1,6 @@
 //! Network namespaces: the kernel as a peer, without any trace in the namespace of the tests.
 
+use super::installed;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,7 +23,7 @@ pub fn missing() -> Result<(), String> {
         Ok(_) => return Err("not root".into()),
         Err(e) => return Err(format!("/dev/net/tun: {e}")),
     }
-    Command::new("python3").arg("--version").output().map_err(|e| format!("python3: {e}"))?;
+    installed(&["ip", "python3"])?;
     Namespace::new().map(drop)
 }
 

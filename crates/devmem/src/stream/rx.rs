@@ -224,12 +224,16 @@ impl<Q: AsFd, C: BindingCount> AsFd for StreamRx<Q, C> {
 }
 
 impl<Q: Wait, C: BindingCount> Wait for StreamRx<Q, C> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> std::io::Result<Armed> {
         self.queue.arm()
     }
 
     fn disarm(&mut self) {
         self.queue.disarm();
+    }
+
+    fn check(&self) -> std::io::Result<()> {
+        self.queue.check()
     }
 }
 

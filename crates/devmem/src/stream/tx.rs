@@ -118,12 +118,16 @@ impl<T: AsFd, C: BindingCount> AsFd for StreamTx<T, C> {
 }
 
 impl<T: Wait, C: BindingCount> Wait for StreamTx<T, C> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> std::io::Result<Armed> {
         self.queue.arm()
     }
 
     fn disarm(&mut self) {
         self.queue.disarm();
+    }
+
+    fn check(&self) -> std::io::Result<()> {
+        self.queue.check()
     }
 }
 

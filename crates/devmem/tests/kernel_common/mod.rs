@@ -6,7 +6,7 @@ pub mod skip;
 
 use crate::memory_common::until;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use skip::skip;
+use skip::{installed, skip};
 use std::process::Command;
 use std::thread::Builder;
 
@@ -26,6 +26,7 @@ pub fn in_a_network(work: impl FnOnce() -> Result<(), String> + Send) {
 }
 
 fn network() -> Result<(), String> {
+    installed(&["ip"])?;
     if !std::path::Path::new("/dev/net/tun").exists() {
         return Err("there is no /dev/net/tun".to_owned());
     }
@@ -48,8 +49,7 @@ pub fn addresses(name: &str) -> Result<(), String> {
 
 /// Runs `ip` with these arguments, in this thread's network.
 pub fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output();
-    let output = output.map_err(|e| format!("`ip` (iproute2) cannot be run: {e}"))?;
+    let output = Command::new("ip").args(arguments.split(' ')).output().expect("it is installed");
     let errors = String::from_utf8_lossy(&output.stderr);
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {}", errors.trim())) }
 }

@@ -92,10 +92,7 @@ impl<H: 'static> Lab<H> {
         options: impl FnOnce(NetOptions) -> NetOptions,
     ) -> Self {
         let options = options(NetOptions::new(RxMode::Small).pairs(pairs).tx_pages(1024));
-        let (mut device, queues) = VirtioNet::probe(backend, options).expect("a driver");
-        if pairs > 1 {
-            device.set_active_pairs(pairs).expect("the device has as many");
-        }
+        let (device, queues) = VirtioNet::probe(backend, options).expect("a driver");
         let (rx, tx): (Vec<_>, _) = queues.into_iter().map(|pair| (pair.rx, pair.tx.into_split())).unzip();
         let net = Netdev::new(VirtioRxQueues::new(rx).header_bytes(header_bytes).cache(16));
         Self { net, tx, device, here: None }

@@ -233,11 +233,15 @@ macro_rules! never_wakes {
         }
 
         impl Wait for $queue {
-            fn arm(&mut self) -> Armed {
-                Armed::Waits
+            fn arm(&mut self) -> std::io::Result<Armed> {
+                Ok(Armed::Waits)
             }
 
             fn disarm(&mut self) {}
+
+            fn check(&self) -> std::io::Result<()> {
+                Ok(())
+            }
         }
     )*};
 }

@@ -61,7 +61,8 @@ where
     ///
     /// # Errors
     ///
-    /// The thread cannot wait for the queues, because the system is short of memory.
+    /// A queue has stopped before the end ([`Wait::arm`]), so that no more can be sent. Or the thread
+    /// cannot wait for the queues, because the system is short of memory.
     pub fn finish(&mut self, deadline: Time, now: impl Fn() -> Time) -> io::Result<usize> {
         self.close();
         let mut pause = PollThenSleep::new(POLL);

@@ -25,38 +25,10 @@
 //!
 //! **Time** is an argument of each poll.
 //!
-//! ```no_run
-//! use netmem_inet::{ListenOptions, SocketError, Stack, Time};
-//! use netmem_packet::{PollThenSleep, RxQueue, TxQueue, Wait};
-//! use netmem_pool::Mapped;
-//! use std::time::{Duration, Instant};
+//! The example is a whole server, which `tests/stack_example.rs` runs:
 //!
-//! /// Echoes what each connection sends.
-//! fn serve<R, T>(stack: &mut Stack<R, T>) -> Result<(), Box<dyn std::error::Error>>
-//! where
-//!     R: RxQueue<Mem: Mapped> + Wait,
-//!     T: TxQueue<Mem = R::Mem> + Wait,
-//! {
-//!     let beginning = Instant::now();
-//!     let now = || Time::ZERO + beginning.elapsed();
-//!     let mut listener = stack.sockets().listen("0.0.0.0:7".parse()?, ListenOptions::default())?;
-//!     let mut streams = Vec::new();
-//!     let mut pause = PollThenSleep::new(Duration::from_micros(50));
-//!     loop {
-//!         let work = stack.poll(now());
-//!         streams.extend(listener.accept());
-//!         streams.retain_mut(|stream| {
-//!             let mut bytes = [0; 4096];
-//!             match stream.read(&mut bytes) {
-//!                 Ok(0) => false,
-//!                 Ok(n) => stream.write(&bytes[..n]).is_ok(),
-//!                 Err(error) => error == SocketError::WouldBlock,
-//!             }
-//!         });
-//!         let sleep = stack.next_deadline().map(|at| at.since(now()));
-//!         pause.turn(work, &mut [stack], sleep)?;
-//!     }
-//! }
+//! ```no_run
+#![doc = include_str!("example.rs")]
 //! ```
 
 mod address;
@@ -434,25 +406,22 @@ impl<R: Source, T: TxQueue> AsFd for Stack<R, T> {
 }
 
 /// Frames, other stacks and a [`StackWaker`] wake the stack, and so does the transmit queue if a
-/// packet waits for it. The stack is not armed if sockets were called since the last poll.
+/// packet waits for it. The stack is not armed if sockets were called since the last poll. Its
+/// errors are those of its queues.
 impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> std::io::Result<Armed> {
         let core = self.core.borrow();
         let (blocked, work) = (core.is_blocked(), core.has_work());
         drop(core);
         let door = &self.door;
         if work || door.bell.arm(|| !door.is_empty()) == Armed::Work {
-            return Armed::Work;
+            return Ok(Armed::Work);
         }
-        if blocked && self.tx.arm() == Armed::Work {
-            door.bell.disarm();
-            return Armed::Work;
-        }
-        if self.rx.arm() == Armed::Work || !self.await_tx(blocked) {
+        let armed = self.arm_queues(blocked);
+        if !matches!(armed, Ok(Armed::Waits)) {
             self.disarm();
-            return Armed::Work;
         }
-        Armed::Waits
+        armed
     }
 
     fn disarm(&mut self) {
@@ -460,9 +429,29 @@ impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
         self.tx.disarm();
         self.door.bell.disarm();
     }
+
+    fn check(&self) -> std::io::Result<()> {
+        self.rx.check()?;
+        self.tx.check()
+    }
 }
 
 impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
+    fn arm_queues(&mut self, blocked: bool) -> std::io::Result<Armed> {
+        match self.tx.check() {
+            // The receive queue of a device that may be replaced reports this, once.
+            Err(error) if error.kind() != std::io::ErrorKind::NotConnected => return Err(error),
+            _ => {}
+        }
+        if blocked && self.tx.arm()? == Armed::Work {
+            return Ok(Armed::Work);
+        }
+        if self.rx.arm()? == Armed::Work || !self.await_tx(blocked) {
+            return Ok(Armed::Work);
+        }
+        Ok(Armed::Waits)
+    }
+
     /// Sets whether the transmit queue's descriptor ends sleeps. Returns false if the system
     /// refuses; the stack must then be polled. Costs a system call if the setting changes.
     fn await_tx(&mut self, awaits: bool) -> bool {

@@ -53,14 +53,17 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
     }
 }
 
-/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in tokio's reactor when there is nothing to do.
+/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in tokio's
+/// reactor when there is nothing to do. The stack is the caller's, so that a program can call
+/// [`Stack::finish`] after that.
 ///
 /// `now` is the clock. Timers are as exact as tokio's: they fire up to a millisecond late.
 ///
 /// # Errors
 ///
-/// The stack's descriptor cannot be registered with the runtime.
-pub async fn drive<R, T>(mut stack: Stack<R, T>, now: impl Fn() -> Time) -> io::Result<()>
+/// A queue has stopped ([`Wait::arm`]), or the stack's descriptor cannot be registered with the
+/// runtime.
+pub async fn drive<R, T>(stack: &mut Stack<R, T>, now: impl Fn() -> Time) -> io::Result<()>
 where
     R: RxQueue<Mem: Mapped> + Wait,
     T: TxQueue<Mem = R::Mem> + Wait,
@@ -73,7 +76,7 @@ where
             tokio::task::yield_now().await;
             continue;
         }
-        if stack.arm() == Armed::Work {
+        if stack.arm()? == Armed::Work {
             tokio::task::yield_now().await;
             continue;
         }

@@ -14,6 +14,7 @@ use netmem_pool::{Frag, Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionO
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -38,6 +39,8 @@ pub struct MemRx {
     pub starved: u64,
     /// Whether the queue reports that it has too few buffers.
     pub short: bool,
+    /// The kind of error with which the queue has stopped.
+    pub stopped: Option<io::ErrorKind>,
 }
 
 pub struct MemPoll<'a> {
@@ -115,6 +118,8 @@ pub struct MemTx {
     pub loses: Loses,
     /// A descriptor that becomes readable when the device has finished packets.
     pub event: OwnedFd,
+    /// The kind of error with which the queue has stopped.
+    pub stopped: Option<io::ErrorKind>,
 }
 
 impl TxQueue for MemTx {
@@ -177,10 +182,13 @@ macro_rules! waits {
         }
 
         impl Wait for $queue {
-            fn arm(&mut self) -> Armed {
-                Armed::Waits
+            fn arm(&mut self) -> io::Result<Armed> {
+                self.check().map(|()| Armed::Waits)
             }
             fn disarm(&mut self) {}
+            fn check(&self) -> io::Result<()> {
+                self.stopped.map_or(Ok(()), |kind| Err(kind.into()))
+            }
         }
     };
 }
@@ -210,7 +218,7 @@ pub fn host(number: u8) -> Host<Private> {
 /// A queue pair that receives from one direction and sends into the other.
 pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
     let pool = PoolOptions::new("rx").build(provider(1024), None).unwrap();
-    let rx = MemRx { cable: from.clone(), pool, event: event(), starved: 0, short: false };
+    let rx = MemRx { cable: from.clone(), pool, event: event(), starved: 0, short: false, stopped: None };
     let tx = MemTx {
         cable: to.clone(),
         ring: VecDeque::new(),
@@ -221,6 +229,7 @@ pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
         completes: Rc::new(RefCell::new(true)),
         loses: Box::new(|_| false),
         event: event(),
+        stopped: None,
     };
     (rx, tx)
 }

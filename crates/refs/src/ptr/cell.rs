@@ -2,8 +2,8 @@
 
 use super::shared::Shared;
 use super::{Count, Dead, Owner, Ref};
-use crate::rcu::Guard;
-use crate::sync::{AtomicPtr, Ordering};
+use crate::rcu::{self, Guard};
+use crate::sync::{AtomicPtr, Ordering, fence};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use std::ptr::{self, NonNull};
 ///
 /// While the owner is in the cell, the object is alive. A thread that [stores](Self::store) another owner kills the old
 /// object. Readers that found it before keep its memory and its value until their section ends, whichever count it has. A
-/// reader that needs the object for longer takes a [`Ref`] by [`Borrowed::try_get`].
+/// reader that needs the object for longer takes a [`Ref`], by [`get`](Self::get).
 ///
 /// A configuration that the whole process reads, and that is replaced while it runs:
 ///
@@ -33,7 +33,7 @@ use std::ptr::{self, NonNull};
 ///
 /// // For longer: a reference, by a plain add on this CPU.
 /// fn config() -> Option<Ref<Config, PercpuRef>> {
-///     rcu::read(|guard| CONFIG.load(guard)?.try_get_live().ok())
+///     CONFIG.get()
 /// }
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,6 +86,26 @@ impl<T, C: Count> RcuCell<T, C> {
     #[inline]
     pub fn load<'g>(&self, guard: &'g Guard) -> Option<Borrowed<'g, T, C>> {
         NonNull::new(guard.protect(&self.at)).map(|shared| Borrowed { shared, _section: PhantomData })
+    }
+
+    /// Takes a reference to the object in the cell. `None` only if the cell is empty.
+    ///
+    /// A section, a load, and what [`Borrowed::try_get_live`] costs. If a [`store`](Self::store)
+    /// kills the object between the two, the cell is loaded again: each further round is one store
+    /// by another thread.
+    #[inline]
+    pub fn get(&self) -> Option<Ref<T, C>> {
+        rcu::read(|guard| {
+            loop {
+                if let Ok(got) = self.load(guard)?.try_get_live() {
+                    return Some(got);
+                }
+                // The owner keeps its object alive, so it was taken out of the cell before its put.
+                // The refused get has seen the put, and behind the fence the next load sees what is
+                // in the cell since.
+                fence(Ordering::Acquire);
+            }
+        })
     }
 
     /// Puts another owner in, and hands out the one that was there, which is still alive. One atomic exchange.
@@ -147,7 +167,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     ///
     /// # Errors
     ///
-    /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell again.
+    /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell
+    /// again, as [`RcuCell::get`] does.
     #[inline]
     pub fn try_get(self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
@@ -159,7 +180,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     ///
     /// # Errors
     ///
-    /// The object was killed, so it was taken out of the cell. Load the cell again.
+    /// The object was killed, so it was taken out of the cell. Load the cell again, as
+    /// [`RcuCell::get`] does.
     #[inline]
     pub fn try_get_live(self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.

@@ -109,6 +109,27 @@ fn store_against_store<C: Count>() {
     });
 }
 
+/// Get against store: a thread takes a reference while a writer replaces the object. The cell is
+/// never empty, so there is a reference, to either object; after the store it is to the new one.
+fn get_against_store<C: Count>() {
+    check(Some(3), || {
+        let drops = Arc::new(AtomicU32::new(0));
+        let cell = Arc::new(RcuCell::<_, C>::new(Value::owner(&drops)));
+        let getter = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.get().expect("the cell is never empty").touch())
+        };
+        cell.store(Value::owner(&drops));
+        let new = cell.get().expect("it was stored");
+        new.touch();
+        getter.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        cell.store(None);
+        assert!(cell.get().is_none());
+        new.touch();
+    });
+}
+
 macro_rules! over_each_count {
     ($($race:ident: $refcount:ident, $rcuref:ident, $percpuref:ident;)*) => {
         $(
@@ -134,5 +155,6 @@ over_each_count! {
     reader_against_store: refcount_reader_against_store, rcuref_reader_against_store, percpuref_reader_against_store;
     reader_against_a_late_put:
         refcount_reader_against_a_late_put, rcuref_reader_against_a_late_put, percpuref_reader_against_a_late_put;
+    get_against_store: refcount_get_against_store, rcuref_get_against_store, percpuref_get_against_store;
     store_against_store: refcount_store_against_store, rcuref_store_against_store, percpuref_store_against_store;
 }

@@ -276,4 +276,8 @@ pub enum DeviceError {
     /// A port failed.
     #[error(transparent)]
     Port(#[from] PortError),
+    /// A queue that the worker's thread also waits for has stopped: the error of
+    /// [`Wait::arm`](netmem_packet::Wait::arm).
+    #[error(transparent)]
+    Queue(std::io::Error),
 }

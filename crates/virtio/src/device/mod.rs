@@ -14,6 +14,7 @@
 //! ([`DriverFault`], [`Stats`]) while the others go on.
 
 mod config;
+mod connect;
 mod control;
 mod copy;
 mod ctrl;
@@ -43,6 +44,7 @@ mod worker;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+pub use self::connect::{ConnectError, InProcess};
 use self::control::Connected;
 pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;

@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netmem_packet::{Armed, Wait};
+use netmem_packet::{Wait, arm_all};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -80,7 +80,7 @@ impl<P: Port> Worker<P> {
     ///
     /// # Errors
     ///
-    /// A port that no longer works, or a system call that fails.
+    /// A port that no longer works, a queue `beside` that has stopped, or a system call that fails.
     pub fn turn(
         &mut self,
         work: usize,
@@ -162,14 +162,16 @@ impl<P: Port> Worker<P> {
             PollFd::from_borrowed_fd(waker.awaited(), PollFlags::IN),
             PollFd::from_borrowed_fd(waker.kicks.as_fd(), PollFlags::IN),
         ];
-        // A port can also fail while no frames are awaited. The kernel reports a failure in any case, but some files
-        // wake a thread only if it waits for an event of incoming data: a deleted tap signals input and `PRI`.
+        // A port can also fail while no frames are awaited. The kernel reports a failure in any
+        // case, but some files wake a thread only if it waits for an event of incoming data: a
+        // deleted tap signals input and `PRI`. Other ports have a descriptor for that.
         for (port, events) in ports.iter().zip(awaited) {
             let left = port.left_frames().filter(|_| events == PollFlags::IN);
             fds.extend(port.fd().into_iter().chain(left).map(|fd| PollFd::from_borrowed_fd(fd, events)));
+            let failure = port.failure().filter(|_| events != PollFlags::IN);
+            fds.extend(failure.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
-        if let Some(busy) = beside.iter_mut().position(|queue| queue.arm() == Armed::Work) {
-            beside[..busy].iter_mut().for_each(|queue| queue.disarm());
+        if !arm_all(beside).map_err(DeviceError::Queue)? {
             return Ok(());
         }
         let own = fds.len();

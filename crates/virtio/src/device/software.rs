@@ -280,6 +280,10 @@ impl<P: Port> Port for Over<'_, P> {
         self.port.left()
     }
 
+    fn failure(&self) -> Option<BorrowedFd<'_>> {
+        self.port.failure()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.fd()
     }

@@ -1,6 +1,6 @@
 //! The virtio-net driver: from a connection to a device to queues that receive into page pools.
 //!
-//! * [`VirtioNet::probe`] negotiates, lays out memory, and starts the rings of the most queue pairs it may use.
+//! * [`VirtioNet::probe`] negotiates, lays out memory, and starts the rings of all queue pairs.
 //! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their rings when dropped.
 //! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
 //!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
@@ -42,7 +42,7 @@ pub use split_rx::{SplitClosed, SplitOptions, SplitPoll, VirtioSplitRx};
 pub use split_tx::VirtioSplitTx;
 pub use stats::{DeviceFault, RxStats, TxStats};
 pub use tx::VirtioTx;
-pub use wait::QueueWait;
+pub use wait::{QueueStopped, QueueWait};
 
 use crate::net::Offloads;
 use crate::notify::NotifyError;
@@ -124,6 +124,12 @@ pub enum NetError {
     /// A provider was given, but the pages of this mode are from no pool.
     #[error("big-packet mode keeps pages of its own and takes no provider")]
     GivenMemory,
+    /// A device in this process shares pages of its own only.
+    #[error(
+        "the driver of a device in this process makes its own pages, because files of other memory may be elsewhere; leave \
+         `NetOptions::memory` out, or use `NetOptions::trust_peer`"
+    )]
+    InProcessMemory,
     /// This mode cannot have device memory.
     #[error(
         "device memory takes chains of buffers at DMA addresses, and {mode} mode with these options has none; use small or \
@@ -454,11 +460,17 @@ pub struct VirtioNet<M: PeerMemory = PeerShared> {
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Negotiates with the device, gives it memory, and starts the rings. One queue pair is in use then.
+    /// Negotiates with the device, gives it memory, and starts the rings. All queue pairs of the
+    /// [options](NetOptions::pairs) are in use then.
+    ///
+    /// A device with a control queue is told of several pairs by a command, and the driver waits
+    /// for the answer for 3 s. So another thread must run the device, if it is in this process.
     ///
     /// # Errors
     ///
     /// [`NetError`]; nothing is left behind, and the connection is closed.
+    /// [`NetError::ControlTimeout`] and [`NetError::ControlRefused`] if the device does not use as
+    /// many pairs.
     pub fn probe(mut backend: VhostUser, mut options: NetOptions<M>) -> Result<(Self, Vec<QueuePair<M>>), NetError> {
         let layout = options.check(backend.splits())?;
         let pairs = options.pairs;
@@ -551,7 +563,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             link.with(|b| {
                 for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.handle())] {
                     b.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
-                    b.enable_ring(index, pair == 0 || with_control)?;
+                    b.enable_ring(index, true)?;
                 }
                 Ok::<_, VhostUserError>(())
             })?;
@@ -565,9 +577,12 @@ impl<M: PeerMemory> VirtioNet<M> {
             })?;
             Ok::<_, NetError>(ControlQueue::new(ring, buffer))
         });
-        let control = control.transpose()?;
+        let mut control = control.transpose()?;
         link.with(VhostUser::ready)?;
-        Ok((Self { link, control, control_index, features, pairs, active: 1, region, reserve }, queues))
+        // A device uses one pair until it is told of more, and would not see what is sent by the
+        // others.
+        control.as_mut().map_or(Ok(()), |control| control.set_pairs(pairs))?;
+        Ok((Self { link, control, control_index, features, pairs, active: pairs, region, reserve }, queues))
     }
 
     /// Changes how many queue pairs are in use, also under traffic. Frames that were on their way to a pair that is no

@@ -82,9 +82,8 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) late: bool,
     /// Features of rings that are asked for.
     pub(super) rings: u64,
-    /// Makes a region of this kind from a region of the system's memory. For a trusted peer it contains the user's
-    /// promise.
-    kind: fn(Region<PeerShared>) -> Region<M>,
+    /// Makes a region of this kind. For a trusted peer it contains the user's promise.
+    build: fn(RegionOptions) -> Result<Region<M>, RegionError>,
 }
 
 impl NetOptions {
@@ -92,13 +91,49 @@ impl NetOptions {
     /// for XDP in front of each frame.
     #[must_use]
     pub fn new(mode: RxMode) -> Self {
-        Self::of_kind(mode, |region| region)
+        Self::of_kind(mode, RegionOptions::build)
+    }
+
+    /// The same options for a device in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`NetError::InProcessMemory`]: the user has given memory, whose file others may have.
+    #[cfg(feature = "device")]
+    pub(crate) fn in_process(self) -> Result<NetOptions<TrustedPeer>, NetError> {
+        let Self { mode, pairs, ring_size, max_frame, offloads, headroom, per_page, pages, tx_pages, .. } = self;
+        let Self { lock, cache, premapped, memory, domain, device_memory, late, rings, .. } = self;
+        if memory.is_some() {
+            return Err(NetError::InProcessMemory);
+        }
+        let (memory, build) = (None, RegionOptions::build_in_process);
+        Ok(NetOptions {
+            mode,
+            pairs,
+            ring_size,
+            max_frame,
+            offloads,
+            headroom,
+            per_page,
+            pages,
+            tx_pages,
+            lock,
+            cache,
+            premapped,
+            memory,
+            domain,
+            device_memory,
+            late,
+            rings,
+            build,
+        })
     }
 }
 
 impl NetOptions<TrustedPeer> {
-    /// The same for a device that the user trusts: received packets are `Packet<TrustedPeer>`, whose fragments are slices
-    /// and turn into `Bytes` without a copy.
+    /// The same for a device that the user trusts: received packets are `Packet<TrustedPeer>`,
+    /// whose fragments are slices and turn into `Bytes` without a copy. For a device in this
+    /// process, `Control::connect` of the feature `device` does this without a promise of the user.
     ///
     /// The driver checks this device's ring entries, lengths and headers as it checks any other's. What is trusted is that
     /// the device does not write to a buffer after it has handed the buffer back.
@@ -138,13 +173,17 @@ impl NetOptions<TrustedPeer> {
     /// dies without a confirmation breaks no promise: what was posted to it is quarantined.)
     #[must_use]
     pub unsafe fn trust_peer(mode: RxMode) -> Self {
-        // SAFETY: the region's file goes to the backend alone, for which the caller promises the same.
-        Self::of_kind(mode, |region| unsafe { region.trust_peer() })
+        Self::of_kind(mode, |options| {
+            let region = options.build::<PeerShared>()?;
+            // SAFETY: the region's file goes to the backend alone, for which the caller promises
+            // the same.
+            Ok(unsafe { region.trust_peer() })
+        })
     }
 }
 
 impl<M: PeerMemory> NetOptions<M> {
-    fn of_kind(mode: RxMode, kind: fn(Region<PeerShared>) -> Region<M>) -> Self {
+    fn of_kind(mode: RxMode, build: fn(RegionOptions) -> Result<Region<M>, RegionError>) -> Self {
         Self {
             mode,
             pairs: 1,
@@ -163,12 +202,13 @@ impl<M: PeerMemory> NetOptions<M> {
             device_memory: Vec::new(),
             late: false,
             rings: 0,
-            kind,
+            build,
         }
     }
 
-    /// The most queue pairs that will be used. All of them are set up; one is in use until
-    /// [`VirtioNet::set_active_pairs`](super::VirtioNet::set_active_pairs) says otherwise.
+    /// The number of queue pairs, 1 by default. All of them are in use after
+    /// [`VirtioNet::probe`](super::VirtioNet::probe), until
+    /// [`VirtioNet::set_active_pairs`](super::VirtioNet::set_active_pairs) lowers the number.
     #[must_use]
     pub fn pairs(mut self, pairs: u16) -> Self {
         self.pairs = pairs;
@@ -424,8 +464,8 @@ impl<M: PeerMemory> NetOptions<M> {
         }
         let per_queue = 4 * usize::from(self.ring_size) + self.cache;
         let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue).saturating_add(self.tx_pages);
-        let region = RegionOptions::new(pages).lock(self.lock).build::<PeerShared>()?;
-        Ok(Supply::Own(RegionProvider::new((self.kind)(region))))
+        let region = (self.build)(RegionOptions::new(pages).lock(self.lock))?;
+        Ok(Supply::Own(RegionProvider::new(region)))
     }
 
     /// The longest packet that can be received, in bytes: a frame without its Ethernet header and VLAN tag.

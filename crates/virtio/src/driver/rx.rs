@@ -12,6 +12,7 @@ use super::stats::{RxStats, state};
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Wait};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 /// The queue without its pool, by the layout of its buffers.
@@ -147,14 +148,19 @@ impl<M: PeerMemory> fmt::Debug for VirtioRx<M> {
     }
 }
 
-/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
+/// See [`Wait`]. A queue that lacks pages for the next frame does not wait.
 impl<M: PeerMemory> Wait for VirtioRx<M> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> io::Result<Armed> {
         each!(&mut self.ring, rx => self.link.arm_receive(self.index, rx))
     }
 
     fn disarm(&mut self) {
         each!(&mut self.ring, rx => rx.ring_mut().disarm());
+    }
+
+    /// The error is a [`QueueStopped`](super::QueueStopped).
+    fn check(&self) -> io::Result<()> {
+        self.link.check(self.index, self.ring(), self.stats().stopped)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::net::VnetHdr;
 use netmem_packet::{Armed, SplitFrame, SplitHandler, Wait};
 use netmem_pool::{Device, Napi, Page, PeerMemory, PeerShared, PoolClosed, PoolStats, Provider};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 /// The options of a queue of split frames. Start with [`SplitOptions::new`].
@@ -204,14 +205,19 @@ impl<M: PeerMemory> fmt::Debug for VirtioSplitRx<M> {
     }
 }
 
-/// See [`Wait`]. A queue that has stopped, or that lacks pages for the next frame, does not wait.
+/// See [`Wait`]. A queue that lacks pages for the next frame does not wait.
 impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> io::Result<Armed> {
         self.link.arm_receive(self.index, &mut self.ring)
     }
 
     fn disarm(&mut self) {
         self.ring.ring_mut().disarm();
+    }
+
+    /// The error is a [`QueueStopped`](super::QueueStopped).
+    fn check(&self) -> io::Result<()> {
+        self.link.check(self.index, self.ring(), self.stats().stopped)
     }
 }
 

@@ -19,27 +19,34 @@
 //! `arm` returns [`Armed::Work`], which means that the owner must poll, if
 //!
 //! * the ring has something to take;
-//! * the device has a new connection, or the connection has ended since the last call (once: the next call waits, for a
-//!   reconnect);
-//! * the device has done something wrong and the queue has stopped: its `stats` say so;
+//! * the device has a new connection;
 //! * a receive queue has fewer buffers posted than the longest frame takes, because it lacks pages. Pages that are
 //!   returned from other threads do not wake the owner, and the device could wait for buffers while the driver waits
 //!   for frames. An owner that polls posts the pages as they are returned. A queue that lacks pages, but has enough
 //!   buffers for a frame, waits: the frame wakes it.
+//!
+//! # When a queue has stopped
+//!
+//! `arm` returns a [`QueueStopped`] if
+//!
+//! * the device has broken a rule of the ring: each time, until a reconnect;
+//! * the connection has ended since the last call: once. The next call waits, for a reconnect.
 
 use super::Link;
 use super::queues::{EitherRx, VirtioRxQueues};
 use super::receive::{Buffers, Receive};
 use super::restart::Stop;
-use super::ring::RingQueue;
+use super::ring::{RingHandle, RingQueue};
 use super::rx::VirtioRx;
 use super::split_rx::VirtioSplitRx;
 use super::split_tx::VirtioSplitTx;
+use super::stats::DeviceFault;
 use super::tx::VirtioTx;
 use crate::notify::{Kicks, NotifyError};
 use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{PeerMemory, PeerShared};
 use rustix::event::{EventfdFlags, eventfd};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::MutexGuard;
 
@@ -87,30 +94,82 @@ impl Alarms {
 }
 
 impl<M: PeerMemory> Link<M> {
-    /// Arms a queue: see the module. `polls` says whether the owner must poll for another reason.
-    fn arm<B>(&self, queue: usize, ring: &mut RingQueue<B>, polls: bool) -> Armed {
+    /// Whether a queue works, which a fault may have stopped. A queue that has not taken its ring
+    /// of a new connection yet does so in the next poll, and the fault is over then.
+    pub(super) fn check(&self, queue: usize, ring: &RingHandle, stopped: Option<DeviceFault>) -> io::Result<()> {
+        match stopped.filter(|_| !self.has_replaced(ring)) {
+            Some(fault) => Err(io::Error::new(io::ErrorKind::InvalidData, QueueStopped::Fault { queue, fault })),
+            None if !self.is_connected() => {
+                Err(io::Error::new(io::ErrorKind::NotConnected, QueueStopped::Disconnected { queue }))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Arms a queue, which a fault may have stopped: see the module. `polls` says whether the owner
+    /// must poll for another reason.
+    fn arm<B>(
+        &self,
+        queue: usize,
+        ring: &mut RingQueue<B>,
+        stopped: Option<DeviceFault>,
+        polls: bool,
+    ) -> io::Result<Armed> {
         let hung_up = self.alarms.of(queue).clear();
         if hung_up {
             self.hung_up(ring.handle().connection());
         }
-        if hung_up || polls {
-            return Armed::Work;
+        if hung_up || stopped.is_some() {
+            return self.check(queue, ring.handle(), stopped).map(|()| Armed::Work);
+        }
+        if polls {
+            return Ok(Armed::Work);
         }
         ring.notify();
         let armed = ring.arm();
         // Checked after the set was cleared, because a reconnect publishes the connection and then wakes the set.
         if armed == Armed::Waits && self.has_replaced(ring.handle()) {
             ring.disarm();
-            return Armed::Work;
+            return Ok(Armed::Work);
         }
-        armed
+        Ok(armed)
     }
 
-    /// The same for a receive queue. A queue that has stopped, or that lacks pages for the next frame, is not armed.
-    pub(super) fn arm_receive<B: Buffers<Mem = M>>(&self, queue: usize, rx: &mut Receive<B>) -> Armed {
-        let polls = rx.stats().stopped.is_some() || !rx.can_receive();
-        self.arm(queue, rx.ring_mut(), polls)
+    /// The same for a receive queue. A queue that lacks pages for the next frame is not armed.
+    pub(super) fn arm_receive<B: Buffers<Mem = M>>(&self, queue: usize, rx: &mut Receive<B>) -> io::Result<Armed> {
+        let (stopped, polls) = (rx.stats().stopped, !rx.can_receive());
+        self.arm(queue, rx.ring_mut(), stopped, polls)
     }
+}
+
+/// A queue that has stopped: what [`Wait::arm`] and [`Wait::check`] of a queue return, inside of an
+/// `io::Error`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueStopped {
+    /// The device has broken a rule of the ring. The queue works again after
+    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). The error's kind is `InvalidData`.
+    #[error("ring {queue} has stopped, because its device cannot be trusted: {fault}")]
+    Fault {
+        /// The number of the ring.
+        queue: usize,
+        /// What the device did.
+        fault: DeviceFault,
+    },
+    /// The device has closed the connection. The queue works again after
+    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). The error's kind is `NotConnected`.
+    #[error("ring {queue} has stopped, because its device has closed the connection")]
+    Disconnected {
+        /// The number of the ring.
+        queue: usize,
+    },
+    /// A restart of the queue has failed, or the queue was taken out of its [`VirtioRxQueues`]. The
+    /// error's kind is `Other`.
+    #[error("receive queue {queue} does not exist any more: a restart has failed, or it was taken out")]
+    Gone {
+        /// The number of the receive queue.
+        queue: usize,
+    },
 }
 
 impl<M: PeerMemory> AsFd for VirtioRx<M> {
@@ -134,15 +193,19 @@ impl<M: PeerMemory> AsFd for VirtioTx<M> {
 /// See [`Wait`]. The work of a transmit queue is packets that the device has completed, which
 /// [`complete`](TxQueue::complete) takes back. This makes room for others. Arming flushes the queue first.
 impl<M: PeerMemory> Wait for VirtioTx<M> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
-        let link = self.link.clone();
-        let polls = self.stats().stopped.is_some();
-        link.arm(self.index, self.ring_mut(), polls)
+        let (link, index, stopped) = (self.link.clone(), self.index, self.stats().stopped);
+        link.arm(index, self.ring_mut(), stopped, false)
     }
 
     fn disarm(&mut self) {
         self.ring_mut().disarm();
+    }
+
+    /// The error is a [`QueueStopped`].
+    fn check(&self) -> io::Result<()> {
+        self.link.check(self.index, self.handle(), self.stats().stopped)
     }
 }
 
@@ -154,32 +217,51 @@ impl<H, M: PeerMemory> AsFd for VirtioSplitTx<H, M> {
 
 /// As [`VirtioTx`].
 impl<H, M: PeerMemory> Wait for VirtioSplitTx<H, M> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> io::Result<Armed> {
         self.inner_mut().arm()
     }
 
     fn disarm(&mut self) {
         self.inner_mut().disarm();
     }
+
+    fn check(&self) -> io::Result<()> {
+        self.inner().check()
+    }
 }
 
 impl<M: PeerMemory> EitherRx<M> {
-    /// [`Wait::arm`] of the queue as it is now. A queue that has stopped returns [`Armed::Work`], so that its owner
-    /// polls it and sees this.
-    pub fn arm(&mut self) -> Armed {
+    /// The queue, which has this number, as it is now.
+    fn queue(&mut self, queue: usize) -> io::Result<&mut dyn Wait> {
         match self {
-            Self::Host(rx) => rx.arm(),
-            Self::Split(rx) => rx.arm(),
-            Self::Stopped => Armed::Work,
+            Self::Host(rx) => Ok(rx),
+            Self::Split(rx) => Ok(rx),
+            Self::Stopped => Err(io::Error::other(QueueStopped::Gone { queue })),
         }
+    }
+
+    /// [`Wait::arm`] of the queue as it is now. `queue` is its number, for errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`Wait::arm`]; also if there is no queue any more.
+    pub fn arm(&mut self, queue: usize) -> io::Result<Armed> {
+        self.queue(queue)?.arm()
+    }
+
+    /// [`Wait::check`] of the queue as it is now. `queue` is its number, for errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`arm`](Self::arm).
+    pub fn check(&mut self, queue: usize) -> io::Result<()> {
+        self.queue(queue)?.check()
     }
 
     /// [`Wait::disarm`] of the queue as it is now.
     pub fn disarm(&mut self) {
-        match self {
-            Self::Host(rx) => rx.disarm(),
-            Self::Split(rx) => rx.disarm(),
-            Self::Stopped => {}
+        if let Ok(queue) = self.queue(0) {
+            queue.disarm();
         }
     }
 }
@@ -208,6 +290,14 @@ impl<M: PeerMemory> QueueWait<M> {
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, EitherRx<M>>> {
         self.queues.get(self.queue)
     }
+
+    /// Runs `f` with the queue locked.
+    fn with<R>(&self, f: impl FnOnce(&mut EitherRx<M>) -> R) -> R {
+        match self.lock() {
+            Some(mut rx) => f(&mut rx),
+            None => f(&mut EitherRx::Stopped),
+        }
+    }
 }
 
 impl<M: PeerMemory> AsFd for QueueWait<M> {
@@ -218,13 +308,15 @@ impl<M: PeerMemory> AsFd for QueueWait<M> {
 
 /// Each call locks the queue.
 impl<M: PeerMemory> Wait for QueueWait<M> {
-    fn arm(&mut self) -> Armed {
-        self.lock().map_or(Armed::Work, |mut rx| rx.arm())
+    fn arm(&mut self) -> io::Result<Armed> {
+        self.with(|rx| rx.arm(self.queue))
     }
 
     fn disarm(&mut self) {
-        if let Some(mut rx) = self.lock() {
-            rx.disarm();
-        }
+        self.with(EitherRx::disarm);
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.with(|rx| rx.check(self.queue))
     }
 }

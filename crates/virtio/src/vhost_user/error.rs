@@ -59,6 +59,9 @@ pub enum VhostUserError {
          probed; connect to a device of this project, or probe again"
     )]
     NoRxTables,
+    /// The memory of the queues is for a device in this process.
+    #[error("the driver was connected to a device in this process, and its memory is given to no other back end")]
+    InProcess,
     /// The back end does not answer.
     #[error(
         "the backend did not answer {message} for {seconds} s; is it stuck, or something other than a vhost-user back end?"

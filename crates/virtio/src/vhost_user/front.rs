@@ -69,6 +69,8 @@ pub struct VhostUser {
     protocol: u64,
     pairs: u64,
     control_queue: bool,
+    /// The back end is our own device in this process, and gets the files that no other may have.
+    in_process: bool,
     /// The device status as it was set last.
     status: u8,
     /// Which rings are enabled, so that a ring which is started again has the same state as before.
@@ -113,9 +115,20 @@ impl VhostUser {
         Self::over(stream, true)
     }
 
+    /// The same for a device in this process.
+    ///
+    /// # Safety
+    ///
+    /// The process at the other end of the stream is this one, and one of our own devices answers.
+    #[cfg(feature = "device")]
+    pub(crate) unsafe fn in_process(stream: UnixStream) -> Result<Self, VhostUserError> {
+        Ok(Self { in_process: true, ..Self::over(stream, true)? })
+    }
+
     fn over(stream: UnixStream, control_queue: bool) -> Result<Self, VhostUserError> {
-        let line = Line::new(stream, LIMIT);
-        let mut this = Self { line, offered: 0, protocol: 0, pairs: 1, control_queue, status: 0, enabled: Vec::new() };
+        let (line, in_process) = (Line::new(stream, LIMIT), false);
+        let (offered, protocol, pairs, status, enabled) = (0, 0, 1, 0, Vec::new());
+        let mut this = Self { line, offered, protocol, pairs, control_queue, in_process, status, enabled };
         this.offered = this.number(Message::GetFeatures)?;
         if this.offered & feature::VHOST_USER_PROTOCOL != 0 {
             let take = this.number(Message::GetProtocolFeatures)? & WANTED;
@@ -243,8 +256,23 @@ impl VhostUser {
         if !others.is_empty() && entries.len() as u64 > self.memory_slots()? {
             return Err(VhostUserError::TooManyRegions { count: entries.len(), max: MAX_FDS });
         }
-        self.tell(Message::SetMemTable(table.iter().filter_map(|e| Some((region(e), e.fd()?))).collect()))?;
+        let regions = table.iter().map(|e| Ok((region(e), self.file(e)?)));
+        let regions = regions.collect::<Result<_, VhostUserError>>()?;
+        self.tell(Message::SetMemTable(regions))?;
         others.iter().try_for_each(|e| self.add_memory(e))
+    }
+
+    /// The file of a region, if the back end may have it.
+    fn file<'e>(&self, entry: &'e TableEntry) -> Result<BorrowedFd<'e>, VhostUserError> {
+        let file = if self.in_process {
+            // SAFETY: the back end is our own device in this process. It writes to a buffer only
+            // from when the driver has posted it until it has handed it back, or has confirmed that
+            // the ring was stopped, and gives the file to no other party.
+            unsafe { entry.in_process_fd() }
+        } else {
+            entry.fd()
+        };
+        file.ok_or(VhostUserError::InProcess)
     }
 
     /// How many regions the back end can have, which are added and removed while its rings run. 0 if it cannot do that.
@@ -254,7 +282,8 @@ impl VhostUser {
 
     /// Adds a region to the back end's memory. The back end must have [slots](Self::memory_slots).
     pub(crate) fn add_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
-        entry.fd().map_or(Ok(()), |fd| self.tell(Message::AddMemReg(region(entry), fd)))
+        let file = self.file(entry)?;
+        self.tell(Message::AddMemReg(region(entry), file))
     }
 
     /// Takes a region away from the back end. Once the back end has confirmed it the region is not accessed any more.

@@ -37,6 +37,10 @@ pub const FEATURES: u64 = feature::VERSION_1
     | feature::CTRL_VQ
     | feature::MQ;
 
+/// The same without a control queue: a driver of several queue pairs does not wait for answers on
+/// one.
+pub const WITHOUT_CONTROL: u64 = FEATURES & !feature::CTRL_VQ;
+
 /// What the backend does when a ring is to be stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
@@ -254,6 +258,21 @@ impl Hostile {
             }
         };
         DeviceRing { words, size: at.size, seen: 0, used: 0 }
+    }
+
+    /// Answers the next command on the control queue. Returns class, command and argument.
+    pub fn answer_command(&self, ring: &mut DeviceRing, verdict: u8) -> [u8; 4] {
+        let mut head = None;
+        super::until(|| {
+            head = ring.take();
+            head.is_some()
+        });
+        let head = head.unwrap();
+        let chain = ring.chain(head);
+        let asked = [self.read(chain[0].addr, 2), self.read(chain[1].addr, 2)].concat();
+        self.write(chain[2].addr, &[verdict]);
+        ring.give(u32::from(head), 1);
+        asked.try_into().unwrap()
     }
 
     fn host(&self, addr: u64, len: usize) -> *mut u8 {

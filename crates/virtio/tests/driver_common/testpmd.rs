@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::debian13::Root;
-use super::skip::skip;
+use super::skip::{installed, skip};
 
 /// A version of DPDK.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,12 @@ impl Testpmd {
     pub fn of_ports(dpdk: Dpdk, vdevs: &[&str], options: &str, commands: &str) -> Option<Self> {
         if std::thread::available_parallelism().unwrap().get() < 2 {
             skip("dpdk-testpmd needs two CPUs");
+            return None;
+        }
+        let system = matches!(dpdk, Dpdk::System);
+        let missing = if system { installed(&["stdbuf", "dpdk-testpmd"]) } else { installed(&["stdbuf"]) };
+        if let Err(why) = missing {
+            skip(&why);
             return None;
         }
         let mut command = Command::new("stdbuf");
@@ -72,16 +78,10 @@ impl Testpmd {
                 Ok(())
             })
         };
-        let mut child = match command.spawn() {
-            Ok(child) => child,
-            Err(e) => {
-                skip(&format!("dpdk-testpmd cannot be run: {e}"));
-                return None;
-            }
-        };
-        // It may have ended already, if there is no testpmd: it then says nothing below.
-        let _ = writeln!(child.stdin.as_mut().unwrap(), "{commands}\nstart");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut testpmd = Self(command.spawn().unwrap());
+        // It may have ended already: it then says nothing below.
+        let _ = writeln!(testpmd.0.stdin.as_mut().unwrap(), "{commands}\nstart");
+        let mut lines = BufReader::new(testpmd.0.stdout.take().unwrap()).lines().map_while(Result::ok);
         // "io packet forwarding - ports=1 - cores=1", or with "with retry" in between.
         let ports = format!(" - ports={} - ", vdevs.len());
         if !lines.any(|line| line.contains("packet forwarding") && line.contains(&ports)) {
@@ -90,7 +90,7 @@ impl Testpmd {
         }
         // What it says later is read, so that it never waits for us.
         std::thread::spawn(move || lines.for_each(|line| println!("testpmd: {line}")));
-        Some(Self(child))
+        Some(testpmd)
     }
 
     /// Gives lines to its console.

@@ -7,7 +7,7 @@ mod skip;
 
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
-pub(crate) use skip::skip;
+pub(crate) use skip::{installed, skip};
 use std::io::Write;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,10 +52,8 @@ fn missing() -> Option<String> {
     if nics().is_some() {
         return None;
     }
-    for (program, question, package) in [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool")] {
-        if Command::new(program).arg(question).output().is_err() {
-            return Some(format!("{program} (of the package {package}) is missing"));
-        }
+    if let Err(why) = installed(&["ip", "ethtool", "mount", "umount"]) {
+        return Some(why);
     }
     // On a thread of its own, because a namespace cannot be left.
     // SAFETY: the thread ends at once.

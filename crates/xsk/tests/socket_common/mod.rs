@@ -203,7 +203,7 @@ impl<M: UmemMemory> Bench<M> {
             assert_eq!(rx.socket().mode(), Mode::ZeroCopy);
             assert_eq!(InterfaceInfo::of(&ours).unwrap().modes()[0], "zero-copy");
         }
-        program.insert(0, rx.as_fd()).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
         Self { peer: Raw::new(&theirs), rx, tx, program, umem, memory, ours, theirs }
     }
 

@@ -44,7 +44,7 @@ impl Namespace {
     pub(super) fn ip(&self, words: &str) -> Outcome<()> {
         self.run(|| {
             let ip = Command::new("ip").args(words.split(' ')).stdin(Stdio::null()).output();
-            let ip = ip.map_err(|e| format!("ip: {e}"))?;
+            let ip = ip.map_err(|e| format!("the program ip (package iproute2): {e}"))?;
             let errors = String::from_utf8_lossy(&ip.stderr);
             if ip.status.success() { Ok(()) } else { Err(format!("ip {words}: {}", errors.trim())) }
         })

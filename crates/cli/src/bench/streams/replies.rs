@@ -93,12 +93,16 @@ impl<C> AsFd for Rx<C> {
 }
 
 impl<C> Wait for Rx<C> {
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> std::io::Result<Armed> {
         self.0.arm()
     }
 
     fn disarm(&mut self) {
         self.0.disarm();
+    }
+
+    fn check(&self) -> std::io::Result<()> {
+        self.0.check()
     }
 }
 

@@ -74,16 +74,15 @@ impl<P: Port> Rig<P> {
         // With this the driver accepts large segments, if offloads are on.
         let options = options.max_frame(host::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
         let mut device = device;
-        let (mut net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, options)?;
-        if pairs > 1 {
-            // The device's thread serves the control queue, and that thread does not run yet.
-            activate(&mut device, &mut net, pairs)?;
-        }
+        // The device's thread serves the control queue, and that thread does not run yet.
+        let (net, queues) =
+            while_polled(&mut device, || anyhow::Ok(VirtioNet::probe(VhostUser::own_device(front)?, options)?))?;
         Ok(Self { device, net, pairs: queues, connection })
     }
 }
 
-fn activate<P: Port>(device: &mut NetDevice<P>, net: &mut VirtioNet<host::Mem>, pairs: u16) -> anyhow::Result<()> {
+/// Runs `work` while another thread polls the device.
+fn while_polled<P: Port, T>(device: &mut NetDevice<P>, work: impl FnOnce() -> T) -> T {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
@@ -92,9 +91,9 @@ fn activate<P: Port>(device: &mut NetDevice<P>, net: &mut VirtioNet<host::Mem>, 
                 std::thread::yield_now();
             }
         });
-        let result = net.set_active_pairs(pairs);
+        let result = work();
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok(result?)
+        result
     })
 }

@@ -122,7 +122,8 @@ impl Env {
             std::fs::metadata("/dev/net/tun").map_err(|e| format!("/dev/net/tun: {e}"))?;
         }
         if !matches!(path, Path::Ours | Path::Smoltcp) {
-            Namespace::new()?;
+            // It also needs the program `ip`.
+            Namespace::new()?.ip("link")?;
         }
         Ok(())
     }

@@ -206,6 +206,10 @@ impl<P: Port> Port for Linked<P> {
         self.peek().is_some() || self.port.arm()
     }
 
+    fn failure(&self) -> Option<BorrowedFd<'_>> {
+        self.port.failure()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.fd()
     }

@@ -131,6 +131,13 @@ pub trait Port: Send {
         None
     }
 
+    /// A descriptor that becomes readable when the port fails, for a thread that sleeps and awaits
+    /// no frames. `None` if [`Self::fd`] then reports priority data (`POLLPRI`) or an error, as a
+    /// deleted tap does.
+    fn failure(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// The time at which the port will have work without an event of its descriptor. A thread that sleeps is woken
     /// then. `receives` says whether the driver's ring takes frames, so that a frame towards the driver is such work.
     fn deadline(&self, _receives: bool) -> Option<Instant> {

@@ -1,0 +1,76 @@
+//! A machine with a compiler and a Rust toolchain builds the tree, and runs its tests. Each other
+//! program that a test starts is looked for first, by `installed` of `skip.rs`.
+//! `tests/minimal/run.sh` runs the tests on such a machine.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Programs of the shell and of coreutils, which every build of a Rust program has around it.
+const EVERYWHERE: [&str; 6] = ["cat", "env", "id", "install", "mkfifo", "sh"];
+
+/// The files of a test program: `file`, and what it includes by `mod`.
+fn modules(file: &Path, found: &mut BTreeSet<PathBuf>) {
+    if !found.insert(file.canonicalize().unwrap()) {
+        return;
+    }
+    let text = std::fs::read_to_string(file).unwrap();
+    let folder = file.parent().unwrap();
+    let mut path = None;
+    for line in text.lines().map(str::trim) {
+        if let Some(named) = line.strip_prefix("#[path = \"").and_then(|rest| rest.strip_suffix("\"]")) {
+            path = Some(folder.join(named));
+        } else if let Some((_, name)) = line.strip_suffix(';').and_then(|line| line.split_once("mod ")) {
+            let beside = [format!("{name}.rs"), format!("{name}/mod.rs")].map(|place| folder.join(place));
+            if let Some(file) = path.take().or_else(|| beside.into_iter().find(|place| place.is_file())) {
+                modules(&file, found);
+            }
+        }
+    }
+}
+
+/// The string literals that come directly after `before` in a text, up to the first space.
+fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(before).skip(1).filter_map(|rest| rest.strip_prefix('"')?.split(['"', ' ']).next())
+}
+
+/// Programs that a test starts, and programs that it looks for.
+fn programs(files: &BTreeSet<PathBuf>) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut started, mut looked_for) = (BTreeSet::new(), BTreeSet::new());
+    for file in files {
+        let text = std::fs::read_to_string(file).unwrap();
+        for before in ["Command::new(", "command(", "command(&format!("] {
+            // What has a folder is of the tree, or of a root that a script has unpacked.
+            let plain = |name: &&str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !name.is_empty();
+            let names = words_after(&text, before).filter(plain);
+            started.extend(names.map(str::to_owned));
+        }
+        for list in text.split("installed(&[").skip(1).filter_map(|rest| rest.split_once(']')) {
+            looked_for.extend(list.0.split(',').map(|name| name.trim().trim_matches('"').to_owned()));
+        }
+    }
+    (started, looked_for)
+}
+
+#[test]
+fn each_program_that_a_test_starts_is_looked_for() {
+    let mut folders = vec![Path::new(TREE).join("tests")];
+    let crates = std::fs::read_dir(Path::new(TREE).join("crates")).unwrap();
+    folders.extend(crates.map(|package| package.unwrap().path().join("tests")).filter(|tests| tests.is_dir()));
+    let (mut missing, mut all) = (Vec::new(), BTreeSet::new());
+    for file in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path())
+    {
+        if file.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let mut files = BTreeSet::new();
+        modules(&file, &mut files);
+        let (started, looked_for) = programs(&files);
+        let unasked = started.iter().filter(|name| !looked_for.contains(*name) && !EVERYWHERE.contains(&name.as_str()));
+        missing.extend(unasked.map(|name| format!("{}: {name}", file.display())));
+        all.extend(started);
+    }
+    assert!(missing.is_empty(), "tests that start programs without `installed`: {missing:#?}");
+    assert!(["curl", "ip", "iperf3", "ping", "python3"].iter().all(|name| all.contains(*name)), "{all:?}");
+}

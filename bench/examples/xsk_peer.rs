@@ -15,7 +15,6 @@ use netmem_pool::{Frag, KernelShared};
 use netmem_xsk::{Mode, QueueOptions, Xsk, XskOptions, XskRx, XskTx};
 use quanta::Clock;
 use rtrb::{Consumer, RingBuffer};
-use std::error::Error;
 use std::hint::black_box;
 use std::thread;
 
@@ -93,7 +92,7 @@ fn consume(from: &mut Consumer<Frag<KernelShared>>) -> usize {
     n
 }
 
-fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> Result<(Counts, Counts), Box<dyn Error>> {
+fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> anyhow::Result<(Counts, Counts)> {
     let (mut to, mut from) = RingBuffer::new(CHANNEL);
     thread::scope(|scope| {
         let worker = scope.spawn(move || second(clock, arguments, || consume(&mut from)));
@@ -107,12 +106,12 @@ fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> Result<(Cou
             }
             n
         });
-        let second = worker.join().map_err(|_| "the second thread has ended")??;
+        let second = worker.join().map_err(|_| anyhow::anyhow!("the second thread has ended"))??;
         Ok((first, second))
     })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments = Arguments::read()?;
     pin(arguments.cpu)?;
     let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);

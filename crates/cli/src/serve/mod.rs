@@ -28,6 +28,7 @@ use anyhow::Context as _;
 use client::{Client, Counts, End, Shared};
 use netmem::XskPort;
 use netmem::device::port::{Port, PortError, Tap, TapError};
+use netmem::host::kernel_has;
 use netmem::packet::{Armed, Wait};
 use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
@@ -73,6 +74,7 @@ trait Service: Sync {
 
 /// Serves until a signal comes.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    check(args)?;
     limits::descriptors(64 + 32 * usize::from(args.queues), "serve")?;
     match &args.port {
         PortArg::Tap(name) => {
@@ -94,6 +96,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         port => Ok(BadArgument::new(format!(
             "--port {port}: a server is behind a tap or an interface; use tap:NAME or xsk:IFACE"
         ))?),
+    }
+}
+
+/// Checks that no address of the server is one of the kernel's. Otherwise the kernel would answer for
+/// the address, too, and connections to it would end in one or the other.
+fn check(args: &ServeArgs) -> Result<(), BadArgument> {
+    match args.addr.iter().find(|own| kernel_has(own.addr)) {
+        None => Ok(()),
+        Some(Address { addr, .. }) => BadArgument::new(format!(
+            "--addr {addr}: the kernel has this address; give the server another one of the network, which no other \
+             station has"
+        )),
     }
 }
 

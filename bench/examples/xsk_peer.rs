@@ -15,6 +15,7 @@ use netmem_pool::{Frag, KernelShared};
 use netmem_xsk::{Mode, QueueOptions, Xsk, XskOptions, XskRx, XskTx};
 use quanta::Clock;
 use rtrb::{Consumer, RingBuffer};
+use std::error::Error;
 use std::hint::black_box;
 use std::thread;
 
@@ -92,7 +93,7 @@ fn consume(from: &mut Consumer<Frag<KernelShared>>) -> usize {
     n
 }
 
-fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> anyhow::Result<(Counts, Counts)> {
+fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> Result<(Counts, Counts), Box<dyn Error>> {
     let (mut to, mut from) = RingBuffer::new(CHANNEL);
     thread::scope(|scope| {
         let worker = scope.spawn(move || second(clock, arguments, || consume(&mut from)));
@@ -106,12 +107,16 @@ fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> anyhow::Res
             }
             n
         });
-        let second = worker.join().map_err(|_| anyhow::anyhow!("the second thread has ended"))??;
+        let second = worker.join().map_err(|_| "the second thread has ended")??;
         Ok((first, second))
     })
 }
 
 fn main() -> anyhow::Result<()> {
+    run().map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::read()?;
     pin(arguments.cpu)?;
     let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);

@@ -235,6 +235,20 @@ fn a_server_has_no_address_of_the_kernel() {
     });
 }
 
+/// In a namespace in which the kernel has no address at all, none is refused.
+#[test]
+fn a_server_needs_no_address_of_the_kernel() {
+    in_namespace(|| {
+        // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+        common::ip("link add v0 type veth peer name v1");
+        common::ip("link set v0 up");
+        let server = start(netmem("serve echo --port xsk:v0 --addr 198.18.7.2/24"), "ready: echo");
+        let output = end(server);
+        assert!(output.status.success(), "{}", text(&output));
+    });
+}
+
 /// A server and a device end with an error when their interface is deleted, although they sleep.
 #[test]
 fn a_deleted_interface_ends_a_server_and_a_device() {

@@ -259,8 +259,11 @@ fn check(addresses: &[Address]) -> Result<(), OpenError> {
 }
 
 /// Whether an address is the kernel's, in the network namespace of this thread. A socket can be
-/// bound to such an address only.
+/// bound to such an address, and then has a route to it. No packet is sent.
+///
+/// The route is needed: in a namespace without any IPv4 address a socket can be bound to each, and
+/// elsewhere to the broadcast address of a network.
 #[must_use]
 pub fn kernel_has(addr: IpAddr) -> bool {
-    UdpSocket::bind((addr, 0)).is_ok()
+    UdpSocket::bind((addr, 0)).is_ok_and(|socket| socket.connect((addr, 9)).is_ok())
 }

@@ -52,7 +52,7 @@ impl Server {
     /// What the server prints at its end. The books of its pages are part of its exit status.
     #[track_caller]
     fn end(mut self) -> String {
-        self.process.signal("-TERM");
+        self.process.signal(Signal::TERM);
         let (status, out, err) = self.process.end();
         assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
         assert!(out.contains("all came back"), "{out}");

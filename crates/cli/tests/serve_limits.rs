@@ -3,12 +3,9 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use command::netns::{Namespace, missing, name, printed};
 use command::*;
-use skip::skip;
 use std::io::{BufRead, BufReader};
 
 /// A server, and the namespace in which its clients are.

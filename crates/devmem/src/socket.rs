@@ -137,7 +137,7 @@ pub struct SocketStats {
 /// If this value is dropped, the port is free again, and the pages of queued datagrams are returned to their pools.
 /// When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
 pub struct Socket<C: BindingCount = PercpuRef> {
-    port: u16,
+    local: SocketAddr,
     mailbox: Arc<Mailbox<C>>,
     flows: Arc<Flows<C>>,
     tokens: TokenTable<BindingRef<C>>,
@@ -148,14 +148,14 @@ pub struct Socket<C: BindingCount = PercpuRef> {
 }
 
 impl<C: BindingCount> Socket<C> {
-    pub(crate) fn new(port: u16, mailbox: Arc<Mailbox<C>>, flows: Arc<Flows<C>>) -> Self {
-        Self { port, mailbox, flows, tokens: TokenTable::new(), rest: None, fragments: 0, linear_bytes: 0 }
+    pub(crate) fn new(local: SocketAddr, mailbox: Arc<Mailbox<C>>, flows: Arc<Flows<C>>) -> Self {
+        Self { local, mailbox, flows, tokens: TokenTable::new(), rest: None, fragments: 0, linear_bytes: 0 }
     }
 
-    /// The local port.
+    /// The address and the port to which the socket is bound.
     #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
     }
 
     /// Returns a handle that gives tokens back, on any thread.
@@ -310,13 +310,13 @@ impl<C: BindingCount> Wait for Socket<C> {
 
 impl<C: BindingCount> Drop for Socket<C> {
     fn drop(&mut self) {
-        self.flows.remove(self.port);
+        self.flows.remove(&self.mailbox);
         self.mailbox.empty();
     }
 }
 
 impl<C: BindingCount> fmt::Debug for Socket<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("port", &self.port).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Socket").field("local", &self.local).field("stats", &self.stats()).finish_non_exhaustive()
     }
 }

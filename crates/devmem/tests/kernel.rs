@@ -18,7 +18,7 @@ mod net_common;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use kernel_common::{addresses, in_a_network, ip};
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, interface, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
     Binding, FlowQueue, FlowTable, Fragment, Received, RecvError, Sender, Socket, SocketOptions, TokenRange,
@@ -152,7 +152,8 @@ struct Ours {
 
 impl Ours {
     fn new<P: Port + 'static>(ports: Vec<P>, header_bytes: u16) -> Self {
-        let (worker, table) = (worker(), FlowTable::new());
+        let table = FlowTable::new(interface([2, 0, 0, 0, 0, 2], &["10.79.0.2", "fd79::2"]));
+        let worker = worker();
         let memories: Vec<_> = ports.iter().map(|_| Memory::pages(512)).collect();
         let bind = |memory: &Memory| Binding::new(memory.fd(), 0, &worker).expect("a binding");
         let bindings: Vec<_> = memories.iter().map(bind).collect();
@@ -166,7 +167,7 @@ impl Ours {
     }
 
     fn bind(&self, port: u16, options: &SocketOptions) -> Socket {
-        self.table.bind(port, options).expect("it is free")
+        self.table.bind(all(port), options).expect("it is free")
     }
 
     /// Makes a sender from .2, our address, to an address that the kernel has or has a route to.
@@ -227,7 +228,8 @@ impl Ours {
     fn close(self, fragments: u64) {
         let Self { memories, bindings, mut lab, table, queues } = self;
         let t = table.stats();
-        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other` or as headers in device memory.
+        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other`, as `not_ours` or as
+        // headers in device memory.
         assert_eq!((t.fragments, t.malformed, t.no_socket, t.foreign), (fragments, 0, 0, 0), "{t:?}");
         let memory_of: Vec<_> = bindings.iter().map(Binding::reference).collect();
         bindings.into_iter().for_each(|binding| lab.net.unbind(binding).expect("the device goes on"));

@@ -6,13 +6,13 @@ pub mod device_memory;
 
 use device_memory::Kind;
 use etherparse::PacketBuilder;
-use netmem_devmem::{Binding, BindingCount, FlowQueue, Fragment, Received, Socket, Token};
+use netmem_devmem::{Address, Binding, BindingCount, FlowQueue, Fragment, Interface, Mac, Received, Socket, Token};
 use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -135,6 +135,31 @@ impl Feed {
             queue.frame(frame);
         }
     }
+}
+
+/// An interface with addresses whose networks are of 24 and of 64 bits.
+pub fn interface(mac: [u8; 6], addresses: &[&str]) -> Interface {
+    let addresses = addresses.iter().map(|addr| {
+        let addr: IpAddr = addr.parse().expect("an address");
+        Address { addr, prefix_len: if addr.is_ipv4() { 24 } else { 64 } }
+    });
+    Interface { mac: Mac(mac), mtu: 1500, addresses: addresses.collect() }
+}
+
+/// The interface to which [`udp4`] and [`udp6`] make datagrams.
+pub fn ours() -> Interface {
+    interface([4; 6], &["10.0.0.2", "202:202:202:202:202:202:202:202"])
+}
+
+/// The interface to which an echo sends what was sent to 10.0.0.2 from the Ethernet address 2: it exchanges the Ethernet addresses
+/// and no others.
+pub fn echoed() -> Interface {
+    interface([2; 6], &["10.0.0.2"])
+}
+
+/// A port on all addresses of an interface.
+pub fn all(port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)
 }
 
 pub fn peer4() -> SocketAddr {

@@ -12,7 +12,7 @@
 
 use crate::binding::BindingProvider;
 use crate::bound::{Addresses, Sockets};
-use crate::mailbox::{Datagram, Mailbox, Payload};
+use crate::mailbox::{Datagram, InDevice, Mailbox};
 use crate::sync::Snapshot;
 use crate::{Binding, BindingCount, Socket, SocketOptions};
 use netmem_inet::wire::{self, Drop as Why, Network, Part, Transport, protocol};
@@ -231,7 +231,8 @@ impl<C: BindingCount, M: PeerMemory> SplitHandler<M> for FlowQueue<C>
 where
     Frag<PeerShared>: From<Frag<M>>,
 {
-    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the socket's queue.
+    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the socket's queue; and an allocation
+    /// if the datagram is in several pages.
     fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
@@ -263,21 +264,17 @@ where
         let vouched = frame.meta.checksum != Checksum::Unknown;
         let (head, device, _) = frame.into_parts();
         let linear = len.min(head.len() - start);
-        let beyond = len - linear;
-        let mut device = device.into_iter().take(if beyond > 0 { usize::MAX } else { 0 });
-        let payload = match (device.next(), device.next()) {
-            (Some(frag), None) => {
-                // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
-                match unsafe { Payload::new(frag, &self.provider.binding, beyond as u32) } {
-                    Some(payload) => Some(payload),
-                    None => return count(&dropped.foreign),
-                }
-            }
-            (None, _) => None,
-            // A mailbox takes no datagram in several pages of device memory.
-            _ => return count(&dropped.other),
+        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
+        let Some(device) = (unsafe { InDevice::new(device, &self.provider.binding, len - linear) }) else {
+            return count(&dropped.foreign);
         };
-        let datagram = Datagram { peer, vouched, linear: (linear > 0).then(|| (head.into(), start, linear)), payload };
+        let linear = (linear > 0).then(|| {
+            let mut bytes = Frag::<PeerShared>::from(head);
+            bytes.advance(start);
+            bytes.truncate(linear);
+            bytes
+        });
+        let datagram = Datagram { peer, vouched, linear, device };
         self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.find(to, port)) {
             Some(mailbox) => mailbox.deliver(datagram),
             None => count(&dropped.no_socket),

@@ -12,10 +12,11 @@
 use crate::bell::{Bell, EventFd};
 use crate::{BindingCount, BindingRef};
 use crossbeam_queue::ArrayQueue;
-use netmem_packet::Armed;
+use netmem_packet::{Armed, DevicePayload, MAX_FRAGS};
 use netmem_pool::{Device, Frag, PeerShared};
 use rustix::io::Errno;
 use std::fmt;
+use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -105,13 +106,76 @@ impl<C: BindingCount> Clone for Payload<C> {
     }
 }
 
+/// The part of a datagram that is in device memory: up to 17 fragments, of one binding. One fragment needs no allocation.
+pub(crate) struct InDevice<C: BindingCount> {
+    pub(crate) first: Option<Payload<C>>,
+    /// The fragments behind the first one, the last one first. `None` for a datagram in one page, which costs that a test. If
+    /// there are some, there is a first one.
+    #[allow(clippy::box_collection, reason = "a vector in place is three words in each datagram of the queue")]
+    pub(crate) more: Option<Box<Vec<Payload<C>>>>,
+}
+
+impl<C: BindingCount> InDevice<C> {
+    /// The first `len` bytes of `payload`, in order. The rest is padding, whose pages are returned. Returns `None` if a page is of
+    /// another binding, or if there are fewer bytes. Allocates if there are several pages.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Payload::new`].
+    #[inline]
+    pub(crate) unsafe fn new(mut payload: DevicePayload, binding: &BindingRef<C>, len: usize) -> Option<Self> {
+        if len == 0 {
+            return Some(Self { first: None, more: None });
+        }
+        let first = payload.pop_front()?;
+        if first.len() < len {
+            // SAFETY: the caller's.
+            return unsafe { Self::several(first, payload, binding, len) };
+        }
+        // SAFETY: the caller's.
+        let first = unsafe { Payload::new(first, binding, len as u32) }?;
+        Some(Self { first: Some(first), more: None })
+    }
+
+    /// [`new`](Self::new) for bytes in more than one page.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Payload::new`].
+    #[cold]
+    unsafe fn several(
+        first: Frag<Device>,
+        rest: DevicePayload,
+        binding: &BindingRef<C>,
+        mut len: usize,
+    ) -> Option<Self> {
+        let mut all = Vec::with_capacity(MAX_FRAGS);
+        for frag in iter::once(first).chain(rest) {
+            let here = frag.len().min(len);
+            if here > 0 {
+                len -= here;
+                // SAFETY: the caller's.
+                all.push(unsafe { Payload::new(frag, binding, here as u32) }?);
+            }
+        }
+        all.reverse();
+        (len == 0).then(|| Self { first: all.pop(), more: Some(Box::new(all)) })
+    }
+
+    /// Takes the next fragment. The caller restores the invariant of `more`.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<Payload<C>> {
+        self.first.take().or_else(|| self.more.as_mut()?.pop())
+    }
+}
+
 /// A received datagram, or the part of it that was not delivered yet.
 pub(crate) struct Datagram<C: BindingCount> {
     pub(crate) peer: SocketAddr,
     pub(crate) vouched: bool,
-    /// Payload in host memory: the fragment, the offset of the payload in it, and the length of the payload.
-    pub(crate) linear: Option<(Frag<PeerShared>, usize, usize)>,
-    pub(crate) payload: Option<Payload<C>>,
+    /// Payload in host memory. It comes before that in device memory.
+    pub(crate) linear: Option<Frag<PeerShared>>,
+    pub(crate) device: InDevice<C>,
 }
 
 /// Counters of a mailbox. They are read one after the other.

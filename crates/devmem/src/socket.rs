@@ -2,8 +2,8 @@
 //! memory are delivered as fragments of host memory.
 
 use crate::flow::Flows;
-use crate::mailbox::{Datagram, Mailbox};
-use crate::{BindingCount, BindingRef, DeliverError, Returner, Token, TokenTable};
+use crate::mailbox::{Datagram, Mailbox, Payload};
+use crate::{BindingCount, BindingRef, DeliverError, ReceiveOne, Returner, Token, TokenTable};
 use netmem_packet::{Armed, Wait};
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -31,7 +32,8 @@ impl SocketOptions {
         Self { queue: 1024, unvouched: false }
     }
 
-    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and counted.
+    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and counted. A datagram counts
+    /// once, in however many pages it is.
     #[must_use]
     pub fn queue(mut self, datagrams: usize) -> Self {
         self.queue = datagrams;
@@ -164,10 +166,11 @@ impl<C: BindingCount> Socket<C> {
         self.tokens.returner()
     }
 
-    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A datagram has at most two fragments: one
-    /// in host memory, then one in device memory. Does not wait. Costs an atomic addition for a fragment in device memory.
+    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A datagram has up to 18 fragments: at
+    /// most one in host memory, then at most 17 in device memory, each in a page of its own. Most datagrams have one of each at
+    /// most. Does not wait. Costs an atomic addition for a fragment in device memory.
     ///
-    /// If `out` has no room for the whole datagram, the rest stays queued without a token, and the next call receives it.
+    /// If `out` has no room for the whole datagram, the rest stays queued without tokens, and the next call receives it.
     ///
     /// # Errors
     ///
@@ -175,38 +178,38 @@ impl<C: BindingCount> Socket<C> {
     pub fn recv(&mut self, out: &mut [Fragment]) -> Result<Received, RecvError> {
         let mut datagram = self.rest.take().or_else(|| self.mailbox.pop()).ok_or(RecvError::Empty)?;
         let (mut out, mut fragments, mut refused) = (out.iter_mut(), 0, None);
-        if let Some((head, start, len)) = datagram.linear.take() {
+        if let Some(bytes) = datagram.linear.take() {
             match out.next() {
                 Some(place) => {
-                    *place = Fragment::Linear(head.slice(start..start + len));
-                    self.linear_bytes += len as u64;
+                    self.linear_bytes += bytes.len() as u64;
+                    *place = Fragment::Linear(bytes);
                     fragments += 1;
                 }
-                None => datagram.linear = Some((head, start, len)),
+                None => datagram.linear = Some(bytes),
             }
         }
         if datagram.linear.is_none()
-            && let Some(payload) = datagram.payload.take()
+            && let Some(payload) = datagram.device.first.take()
         {
             match out.next().map(|place| (place, self.tokens.reserve(payload.binding(), payload.index()))) {
                 Some((place, Ok(one))) => {
-                    let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
-                    payload.into_count();
-                    // SAFETY: the reference is the count of the page that the fragment had.
-                    let token = unsafe { one.commit() };
-                    *place = Fragment::Device { binding, offset, len, token };
-                    self.fragments += 1;
+                    // SAFETY: the page is that of the fragment.
+                    *place = unsafe { deliver(payload, one) };
                     fragments += 1;
+                    self.fragments += 1;
+                    if datagram.device.more.is_some() {
+                        return Ok(self.recv_further(datagram, out, fragments));
+                    }
                 }
                 Some((_, Err(error))) => {
                     refused = Some(error);
-                    datagram.payload = Some(payload);
+                    datagram.device.first = Some(payload);
                 }
-                None => datagram.payload = Some(payload),
+                None => datagram.device.first = Some(payload),
             }
         }
         let Datagram { peer, vouched, .. } = datagram;
-        let end = datagram.linear.is_none() && datagram.payload.is_none();
+        let end = datagram.linear.is_none() && datagram.device.first.is_none();
         if !end {
             self.rest = Some(datagram);
         }
@@ -217,13 +220,46 @@ impl<C: BindingCount> Socket<C> {
         }
     }
 
+    /// Receives the fragments behind the first one in device memory, which was received as the last of `fragments`.
+    #[cold]
+    fn recv_further(
+        &mut self,
+        mut datagram: Datagram<C>,
+        places: slice::IterMut<'_, Fragment>,
+        mut fragments: usize,
+    ) -> Received {
+        let Datagram { peer, vouched, .. } = datagram;
+        for place in places {
+            let Some(payload) = datagram.device.next() else { break };
+            let Ok(one) = self.tokens.reserve(payload.binding(), payload.index()) else {
+                // The next call returns the error.
+                datagram.device.first = Some(payload);
+                break;
+            };
+            // SAFETY: the page is that of the fragment.
+            *place = unsafe { deliver(payload, one) };
+            self.fragments += 1;
+            fragments += 1;
+        }
+        datagram.device.first = datagram.device.next();
+        let end = datagram.device.first.is_none();
+        if !end {
+            self.rest = Some(datagram);
+        }
+        Received { fragments, peer, end, vouched }
+    }
+
     /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token. Measurements of other kinds of tokens use
     /// this. Returns the page's index. The caller owns the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the
     /// binding. Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has nothing in device memory.
     #[doc(hidden)]
     pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
-        let Datagram { payload, .. } = self.rest.take().or_else(|| self.mailbox.pop())?;
-        let payload = payload?;
+        let mut datagram = self.rest.take().or_else(|| self.mailbox.pop())?;
+        let payload = datagram.device.next()?;
+        if datagram.device.more.is_some() {
+            datagram.device.first = datagram.device.next();
+            self.rest = datagram.device.first.is_some().then(|| Datagram { linear: None, ..datagram });
+        }
         let (binding, offset, len, index) = (payload.binding().id(), payload.offset(), payload.len(), payload.index());
         *out = Fragment::Device { binding, offset, len, token: Token(0) };
         payload.into_count();
@@ -285,6 +321,20 @@ impl<C: BindingCount> Socket<C> {
             bindings: tokens.bindings,
         }
     }
+}
+
+/// Delivers a fragment with its token.
+///
+/// # Safety
+///
+/// `one` is reserved for the page of the fragment.
+#[inline]
+unsafe fn deliver<C: BindingCount>(payload: Payload<C>, one: ReceiveOne<'_>) -> Fragment {
+    let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
+    payload.into_count();
+    // SAFETY: the reference is the count of the page that the fragment had; the caller's.
+    let token = unsafe { one.commit() };
+    Fragment::Device { binding, offset, len, token }
 }
 
 impl<C: BindingCount> AsFd for Socket<C> {

@@ -7,7 +7,7 @@ pub mod device_memory;
 use device_memory::Kind;
 use etherparse::PacketBuilder;
 use netmem_devmem::{Address, Binding, BindingCount, FlowQueue, Fragment, Interface, Mac, Received, Socket, Token};
-use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
+use netmem_packet::{Checksum, DevicePayload, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
 use std::fs::File;
@@ -116,11 +116,20 @@ impl Feed {
 
     /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the payload are not written.
     pub fn split(&mut self, bytes: &[u8], head: usize, meta: Meta) -> SplitFrame {
+        let rest = bytes.len() - head.min(bytes.len());
+        self.in_pages(bytes, head, &[rest][..usize::from(rest > 0)], meta)
+    }
+
+    /// The same, with so many bytes of the payload in each page.
+    pub fn in_pages(&mut self, bytes: &[u8], head: usize, pages: &[usize], meta: Meta) -> SplitFrame {
         let head = head.min(bytes.len());
+        assert_eq!(pages.iter().sum::<usize>(), bytes.len() - head, "the pages have the rest");
         let mut page = self.host.alloc().expect("a host page");
         page.copy_from(64, &bytes[..head]).expect("room");
-        let rest = bytes.len() - head;
-        let payload = (rest > 0).then(|| self.pool.alloc().expect("a page").freeze_range(0..rest));
+        let mut payload = DevicePayload::default();
+        for &len in pages {
+            payload.push(self.pool.alloc().expect("a page").freeze_range(0..len)).expect("room");
+        }
         SplitFrame::new(page.freeze_range(64..64 + head), payload, meta)
     }
 

@@ -88,7 +88,7 @@ pub struct Received {
     /// Whether this is the end of the datagram. If not, the next call receives the rest.
     pub end: bool,
     /// Whether the device vouches for the datagram's checksum: either it has verified the checksum, or the sender left
-    /// it to its device, so that it was not computed yet.
+    /// it to its device, so that it was not computed yet. The device can change the bytes afterwards.
     pub vouched: bool,
 }
 

@@ -1,14 +1,14 @@
 //! The flow table: finds the socket for a frame by its local address and UDP port.
 //!
 //! ```text
-//!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, copied and checked ──► mailbox of the socket ──► Socket::recv
+//!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, checked ──► mailbox ──► Socket::recv
 //!                             │
 //!                             └─ for another station, no socket, not understood, not vouched for:
 //!                                dropped in the poll, and counted
 //! ```
 //!
-//! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue receives into. All queues read one table,
-//! by RCU.
+//! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue
+//! receives into. All queues read one table, by RCU.
 
 use crate::binding::BindingProvider;
 use crate::bound::{Addresses, Sockets};
@@ -54,21 +54,24 @@ pub enum FlowBindError {
     Event(Errno),
 }
 
-/// Counters of frames that a flow table dropped before it had found a socket. Each value is exact, but they are read
-/// one after the other.
+/// Counters of frames that a flow table dropped before it had found a socket. Each value is exact,
+/// but they are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowStats {
-    /// Frames whose headers continue in device memory, because the queue's host parts are too short for them.
+    /// Frames whose headers continue in device memory, because the queue's host parts are too short
+    /// for them.
     pub headers_in_device: u64,
     /// Fragments of IP datagrams.
     pub fragments: u64,
     /// Frames with wrong lengths or header checksums.
     pub malformed: u64,
-    /// Frames that are not UDP over IP, are segments that cannot be cut, or lack bytes for which the queue had no page.
+    /// Frames that are not UDP over IP, are segments that cannot be cut, or lack bytes for which
+    /// the queue had no page.
     pub other: u64,
-    /// Frames that are not for the interface, as on a device in promiscuous mode: their Ethernet or IP destination is another
-    /// station or a group that the interface is not in. Frames whose source is the interface's own address count here, too.
+    /// Frames that are not for the interface, as on a device in promiscuous mode: their Ethernet or
+    /// IP destination is another station or a group that the interface is not in. Frames whose
+    /// source is the interface's own address count here, too.
     pub not_ours: u64,
     /// Datagrams for an address and a port without a socket.
     pub no_socket: u64,
@@ -138,12 +141,14 @@ impl<C: BindingCount> Flows<C> {
     }
 }
 
-/// The sockets of a network interface, by local address and port. This is a handle: a clone is a handle on the same table.
+/// The sockets of a network interface, by local address and port. This is a handle: a clone is a
+/// handle on the same table.
 ///
-/// The queues of a table belong to one interface: to one device, or to several that have the same addresses. Only frames for
-/// the interface are delivered ([`Interface::accepts`]), also if its device is in promiscuous mode: the Ethernet destination
-/// is the interface's or a group's, and the IP destination is one of the interface's addresses, a broadcast address of one of its
-/// networks, or a group that it is in. All other frames are dropped and counted ([`FlowStats::not_ours`]).
+/// The queues of a table belong to one interface: to one device, or to several that have the same
+/// addresses. Only frames for the interface are delivered ([`Interface::accepts`]), also if its
+/// device is in promiscuous mode: the Ethernet destination is the interface's or a group's, and the
+/// IP destination is one of the interface's addresses, a broadcast address of one of its networks,
+/// or a group that it is in. All other frames are dropped and counted ([`FlowStats::not_ours`]).
 pub struct FlowTable<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
 }
@@ -164,12 +169,13 @@ impl<C: BindingCount> FlowTable<C> {
         Self { flows: Arc::new(Flows { interface, snapshot, sockets, ports, dropped: Counters::default() }) }
     }
 
-    /// Binds a socket to an address of the interface and a UDP port. The socket receives datagrams to that address alone. The
-    /// unspecified address, of either family, means all addresses of the interface, of both families, and also the broadcast
-    /// addresses and groups of the interface. If the port is 0, the table chooses a free port from 1024 on that is hard to guess.
+    /// Binds a socket to an address of the interface and a UDP port. The socket receives datagrams
+    /// to that address alone. The unspecified address, of either family, means all addresses of the
+    /// interface, of both families, and also the broadcast addresses and groups of the interface.
+    /// If the port is 0, the table chooses a free port from 1024 on that is hard to guess.
     ///
-    /// Sockets on different addresses can have the same port. Scope and flow label of an IPv6 address do not count. Costs a copy
-    /// of the list of sockets.
+    /// Sockets on different addresses can have the same port. Scope and flow label of an IPv6
+    /// address do not count. Costs a copy of the list of sockets.
     ///
     /// # Errors
     ///
@@ -184,8 +190,8 @@ impl<C: BindingCount> FlowTable<C> {
         Ok(Socket::new(SocketAddr::new(local.ip(), port), mailbox, self.flows.clone()))
     }
 
-    /// Returns the handler for a receive queue that receives into `binding`. The handler holds the binding: drop it when the queue is
-    /// detached.
+    /// Returns the handler for a receive queue that receives into `binding`. The handler holds the
+    /// binding: drop it when the queue is detached.
     #[must_use]
     pub fn queue(&self, binding: &Binding<C>) -> FlowQueue<C> {
         FlowQueue { flows: self.flows.clone(), provider: binding.own_provider().clone() }
@@ -220,19 +226,21 @@ impl<C: BindingCount> fmt::Debug for FlowTable<C> {
     }
 }
 
-/// The handler with which one receive queue is polled: it delivers the queue's frames to the sockets of a flow table.
+/// The handler with which one receive queue is polled: it delivers the queue's frames to the
+/// sockets of a flow table.
 pub struct FlowQueue<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
     provider: Arc<BindingProvider<C>>,
 }
 
-/// Frames in memory of trusted peers are delivered like those of other peers: their host fragments are read only by copying.
+/// Frames in memory of trusted peers are delivered like those of other peers: their host fragments
+/// are read only by copying.
 impl<C: BindingCount, M: PeerMemory> SplitHandler<M> for FlowQueue<C>
 where
     Frag<PeerShared>: From<Frag<M>>,
 {
-    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the socket's queue; and an allocation
-    /// if the datagram is in several pages.
+    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the
+    /// socket's queue; and an allocation if the datagram is in several pages.
     fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
@@ -259,12 +267,13 @@ where
         if frame.meta.gso.is_some() || frame.lost() > 0 {
             return count(&dropped.other);
         }
-        // If the sender left the checksum to its device (`Partial`), the receiver has the frame exactly as the sender
-        // made it.
+        // If the sender left the checksum to its device (`Partial`), the receiver has the frame
+        // exactly as the sender made it.
         let vouched = frame.meta.checksum != Checksum::Unknown;
         let (head, device, _) = frame.into_parts();
         let linear = len.min(head.len() - start);
-        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
+        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep
+        // the provider.
         let Some(device) = (unsafe { InDevice::new(device, &self.provider.binding, len - linear) }) else {
             return count(&dropped.foreign);
         };
@@ -282,7 +291,8 @@ where
     }
 }
 
-/// The most bytes of headers that are copied: Ethernet, IPv4 with all options or IPv6 with some extensions, and UDP.
+/// The most bytes of headers that are copied: Ethernet, IPv4 with all options or IPv6 with some
+/// extensions, and UDP.
 const HEAD: usize = 96;
 
 /// A UDP datagram in a frame.

@@ -1,5 +1,5 @@
-//! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the device wrote to host
-//! memory are delivered as fragments of host memory.
+//! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the
+//! device wrote to host memory are delivered as fragments of host memory.
 
 use crate::flow::Flows;
 use crate::mailbox::{Datagram, Mailbox, Payload};
@@ -26,22 +26,24 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The defaults: a queue of 1024 datagrams; datagrams whose checksum the device has not verified are dropped.
+    /// The defaults: a queue of 1024 datagrams; datagrams whose checksum the device has not
+    /// verified are dropped.
     #[must_use]
     pub fn new() -> Self {
         Self { queue: 1024, unvouched: false }
     }
 
-    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and counted. A datagram counts
-    /// once, in however many pages it is.
+    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and
+    /// counted. A datagram counts once, in however many pages it is.
     #[must_use]
     pub fn queue(mut self, datagrams: usize) -> Self {
         self.queue = datagrams;
         self
     }
 
-    /// Whether a datagram is delivered if the device has not verified its checksum. It is then marked
-    /// ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has checksums of its own.
+    /// Whether a datagram is delivered if the device has not verified its checksum. It is then
+    /// marked ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has
+    /// checksums of its own.
     #[must_use]
     pub fn unvouched(mut self, deliver: bool) -> Self {
         self.unvouched = deliver;
@@ -69,8 +71,8 @@ pub enum Fragment {
         offset: u64,
         /// The length in bytes.
         len: u32,
-        /// The token of the page. All fragments in one page have the same token. Give it back by a [`Returner`] as often as it
-        /// was received.
+        /// The token of the page. All fragments in one page have the same token. Give it back by a
+        /// [`Returner`] as often as it was received.
         token: Token,
     },
     /// Bytes that the device wrote to host memory. Dropping the fragment returns its page.
@@ -87,8 +89,9 @@ pub struct Received {
     pub peer: SocketAddr,
     /// Whether this is the end of the datagram. If not, the next call receives the rest.
     pub end: bool,
-    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum, or the sender left
-    /// it to its device, so that it was not computed yet. The device can change the bytes afterwards.
+    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum,
+    /// or the sender left it to its device, so that it was not computed yet. The device can change
+    /// the bytes afterwards.
     pub vouched: bool,
 }
 
@@ -119,13 +122,16 @@ pub struct SocketStats {
     pub queued: usize,
     /// Datagrams dropped because there was no room for more.
     pub queue_full: u64,
-    /// Datagrams dropped because their headers continue in device memory. Counted only if the port could be read.
+    /// Datagrams dropped because their headers continue in device memory. Counted only if the port
+    /// could be read.
     pub headers_in_device: u64,
-    /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a mark.
+    /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a
+    /// mark.
     pub unvouched: u64,
     /// Returns that were ignored because the token is not of a binding that the socket holds.
     pub foreign: u64,
-    /// Returns that were ignored because the page is not held: it was returned as often as received, or never received.
+    /// Returns that were ignored because the page is not held: it was returned as often as
+    /// received, or never received.
     pub excess: u64,
     /// The number of bindings that the socket holds.
     pub bindings: usize,
@@ -133,11 +139,13 @@ pub struct SocketStats {
 
 /// A UDP socket whose payload stays in device memory.
 ///
-/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread. [`recv`](Self::recv) does not wait.
-/// [`recv_timeout`](Self::recv_timeout) waits, and an event loop can wait for the socket ([`Wait`], [`AsFd`]).
+/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread.
+/// [`recv`](Self::recv) does not wait. [`recv_timeout`](Self::recv_timeout) waits, and an event
+/// loop can wait for the socket ([`Wait`], [`AsFd`]).
 ///
-/// If this value is dropped, the port is free again, and the pages of queued datagrams are returned to their pools.
-/// When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
+/// If this value is dropped, the port is free again, and the pages of queued datagrams are returned
+/// to their pools. When the last handle is dropped, this value or a returner, all tokens that were
+/// not returned are returned.
 pub struct Socket<C: BindingCount = PercpuRef> {
     local: SocketAddr,
     mailbox: Arc<Mailbox<C>>,
@@ -166,11 +174,13 @@ impl<C: BindingCount> Socket<C> {
         self.tokens.returner()
     }
 
-    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A datagram has up to 18 fragments: at
-    /// most one in host memory, then at most 17 in device memory, each in a page of its own. Most datagrams have one of each at
-    /// most. Does not wait. Costs an atomic addition for a fragment in device memory.
+    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A
+    /// datagram has up to 18 fragments: at most one in host memory, then at most 17 in device
+    /// memory, each in a page of its own. Most datagrams have one of each at most. Does not wait.
+    /// Costs an atomic addition for a fragment in device memory.
     ///
-    /// If `out` has no room for the whole datagram, the rest stays queued without tokens, and the next call receives it.
+    /// If `out` has no room for the whole datagram, the rest stays queued without tokens, and the
+    /// next call receives it.
     ///
     /// # Errors
     ///
@@ -214,13 +224,15 @@ impl<C: BindingCount> Socket<C> {
             self.rest = Some(datagram);
         }
         match refused {
-            // If a fragment was received already, the call succeeds. The next call returns the error.
+            // If a fragment was received already, the call succeeds. The next call returns the
+            // error.
             Some(error) if fragments == 0 => Err(error.into()),
             _ => Ok(Received { fragments, peer, end, vouched }),
         }
     }
 
-    /// Receives the fragments behind the first one in device memory, which was received as the last of `fragments`.
+    /// Receives the fragments behind the first one in device memory, which was received as the last
+    /// of `fragments`.
     #[cold]
     fn recv_further(
         &mut self,
@@ -249,9 +261,11 @@ impl<C: BindingCount> Socket<C> {
         Received { fragments, peer, end, vouched }
     }
 
-    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token. Measurements of other kinds of tokens use
-    /// this. Returns the page's index. The caller owns the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the
-    /// binding. Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has nothing in device memory.
+    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token.
+    /// Measurements of other kinds of tokens use this. Returns the page's index. The caller owns
+    /// the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the binding.
+    /// Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has
+    /// nothing in device memory.
     #[doc(hidden)]
     pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
         let mut datagram = self.rest.take().or_else(|| self.mailbox.pop())?;
@@ -267,9 +281,9 @@ impl<C: BindingCount> Socket<C> {
         Some(index)
     }
 
-    /// Receives as [`recv`](Self::recv) does. If no datagram is queued, it waits for one, at most for `limit`, or
-    /// without a limit if `limit` is `None`. Another thread must poll the queues. If a datagram is already queued, this
-    /// costs no more than `recv`.
+    /// Receives as [`recv`](Self::recv) does. If no datagram is queued, it waits for one, at most
+    /// for `limit`, or without a limit if `limit` is `None`. Another thread must poll the queues.
+    /// If a datagram is already queued, this costs no more than `recv`.
     ///
     /// # Errors
     ///
@@ -299,8 +313,9 @@ impl<C: BindingCount> Socket<C> {
         outcome
     }
 
-    /// Drops the socket's references to bindings that are unbound and whose pages were all returned. Returns how many
-    /// there were. Call it for a socket that neither receives nor returns tokens.
+    /// Drops the socket's references to bindings that are unbound and whose pages were all
+    /// returned. Returns how many there were. Call it for a socket that neither receives nor
+    /// returns tokens.
     pub fn release_drained(&self) -> usize {
         self.tokens.release_drained()
     }
@@ -343,11 +358,11 @@ impl<C: BindingCount> AsFd for Socket<C> {
     }
 }
 
-/// The delivering thread wakes the waiting thread by a system call, once each time that the socket was armed. If the socket is not
-/// armed, a delivery costs one load.
+/// The delivering thread wakes the waiting thread by a system call, once each time that the socket
+/// was armed. If the socket is not armed, a delivery costs one load.
 ///
-/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns [`Armed::Work`]: a socket does not wait for
-/// tokens.
+/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns
+/// [`Armed::Work`]: a socket does not wait for tokens.
 impl<C: BindingCount> Wait for Socket<C> {
     fn arm(&mut self) -> Armed {
         if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }

@@ -50,8 +50,8 @@ fn recv(socket: &mut Socket, room: usize) -> Result<(Received, Vec<Part>), RecvE
     Ok((received, out[..received.fragments].iter().map(Part::of).collect()))
 }
 
-/// The parts of a datagram that begins with `linear` bytes in the head of `frame`, whose pages have the next `len` bytes. The
-/// binding must be the only one of its socket.
+/// The parts of a datagram that begins with `linear` bytes in the head of `frame`, whose pages have
+/// the next `len` bytes. The binding must be the only one of its socket.
 fn expected(frame: &SplitFrame, linear: usize, mut len: usize) -> Vec<Part> {
     let mut parts: Vec<_> = (linear > 0).then_some(Part::Linear { len: linear }).into_iter().collect();
     for page in frame.payload().fragments() {
@@ -66,8 +66,8 @@ fn expected(frame: &SplitFrame, linear: usize, mut len: usize) -> Vec<Part> {
     parts
 }
 
-/// Proves MEM-3: a datagram is delivered from up to 17 pages, in order, with a token for each page. Bytes in host memory come
-/// first. Padding is not delivered, and its pages are returned at once.
+/// Proves MEM-3: a datagram is delivered from up to 17 pages, in order, with a token for each page.
+/// Bytes in host memory come first. Padding is not delivered, and its pages are returned at once.
 #[test]
 fn a_datagram_in_several_pages() {
     let worker = worker();
@@ -109,8 +109,9 @@ fn a_datagram_in_several_pages() {
     memory.assert_gone();
 }
 
-/// Proves MEM-3: with room for any number of fragments, each call continues where the last one has ended, and the fragments that
-/// were not received have no token. A close returns what was received and what was not.
+/// Proves MEM-3: with room for any number of fragments, each call continues where the last one has
+/// ended, and the fragments that were not received have no token. A close returns what was received
+/// and what was not.
 #[test]
 fn calls_with_little_room_receive_the_rest_in_order() {
     let worker = worker();
@@ -148,8 +149,9 @@ fn calls_with_little_room_receive_the_rest_in_order() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2 and MEM-7: a datagram with a page of another binding is dropped as a whole, at whichever place the page is. A
-/// datagram counts once towards the room of a socket, and all of its pages are returned if there is no room.
+/// Proves MEM-2 and MEM-7: a datagram with a page of another binding is dropped as a whole, at
+/// whichever place the page is. A datagram counts once towards the room of a socket, and all of its
+/// pages are returned if there is no room.
 #[test]
 fn pages_of_what_is_not_delivered_are_returned() {
     let worker = worker();
@@ -182,8 +184,8 @@ fn pages_of_what_is_not_delivered_are_returned() {
     others.assert_gone();
 }
 
-/// Proves MEM-3 and MEM-8: datagrams of up to 8,972 bytes, sent from one place or from several, arrive in as many pages as they need
-/// and as they were sent.
+/// Proves MEM-3 and MEM-8: datagrams of up to 8,972 bytes, sent from one place or from several,
+/// arrive in as many pages as they need and as they were sent.
 #[test]
 fn long_frames_there_and_back() {
     let worker = worker();

@@ -68,8 +68,8 @@ impl Memory {
         self.file.metadata().expect("a file").ino()
     }
 
-    /// The number of mappings of the memory, or of parts of it, in this process. They are found by device and inode, because an inode number of
-    /// a dma-buf can be equal to that of another file.
+    /// The number of mappings of the memory, or of parts of it, in this process. They are found by
+    /// device and inode, because an inode number of a dma-buf can be equal to that of another file.
     pub fn mappings(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
         let meta = self.file.metadata().expect("a file");
@@ -114,7 +114,8 @@ impl Feed {
         Self { pool, host }
     }
 
-    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the payload are not written.
+    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the
+    /// payload are not written.
     pub fn split(&mut self, bytes: &[u8], head: usize, meta: Meta) -> SplitFrame {
         let rest = bytes.len() - head.min(bytes.len());
         self.in_pages(bytes, head, &[rest][..usize::from(rest > 0)], meta)
@@ -160,8 +161,8 @@ pub fn ours() -> Interface {
     interface([4; 6], &["10.0.0.2", "202:202:202:202:202:202:202:202"])
 }
 
-/// The interface to which an echo sends what was sent to 10.0.0.2 from the Ethernet address 2: it exchanges the Ethernet addresses
-/// and no others.
+/// The interface to which an echo sends what was sent to 10.0.0.2 from the Ethernet address 2: it
+/// exchanges the Ethernet addresses and no others.
 pub fn echoed() -> Interface {
     interface([2; 6], &["10.0.0.2"])
 }

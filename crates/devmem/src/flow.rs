@@ -1,25 +1,26 @@
-//! The flow table: finds the socket for a frame by its local UDP port.
+//! The flow table: finds the socket for a frame by its local address and UDP port.
 //!
 //! ```text
-//!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, copied and checked ──► mailbox of the socket ──► Socket::recv
+//!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, checked ──► mailbox ──► Socket::recv
 //!                             │
-//!                             └─ no socket, not understood, not vouched for: dropped in the poll, and counted
+//!                             └─ for another station, no socket, not understood, not vouched for:
+//!                                dropped in the poll, and counted
 //! ```
 //!
-//! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue receives into. All queues read one table,
-//! by RCU.
+//! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue
+//! receives into. All queues read one table, by RCU.
 
 use crate::binding::BindingProvider;
-use crate::mailbox::{Datagram, Mailbox, Payload};
+use crate::bound::{Addresses, Sockets};
+use crate::mailbox::{Datagram, InDevice, Mailbox};
 use crate::sync::Snapshot;
 use crate::{Binding, BindingCount, Socket, SocketOptions};
-use netmem_inet::Ports;
 use netmem_inet::wire::{self, Drop as Why, Network, Part, Transport, protocol};
+use netmem_inet::{Interface, Ports};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};
 use netmem_pool::{Frag, Mapped, PeerMemory, PeerShared};
 use netmem_refs::PercpuRef;
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,11 +31,17 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FlowBindError {
-    /// Another socket is bound to the port.
-    #[error("port {port} is taken by another socket; close that, or bind port 0 for one that is free")]
+    /// Another socket is bound to the port, on this address or on all.
+    #[error("{local} is taken by another socket; close that, or bind port 0 for one that is free")]
     Taken {
-        /// The port.
-        port: u16,
+        /// The address and the port.
+        local: SocketAddr,
+    },
+    /// The table's interface does not have the address.
+    #[error("{addr} is none of the interface's addresses; bind one of those, or 0.0.0.0 for all")]
+    NotOurs {
+        /// The address.
+        addr: IpAddr,
     },
     /// All ports from 1024 on are taken.
     #[error("no port is free; close sockets that are not needed")]
@@ -47,20 +54,26 @@ pub enum FlowBindError {
     Event(Errno),
 }
 
-/// Counters of frames that a flow table dropped before it had found a socket. Each value is exact, but they are read
-/// one after the other.
+/// Counters of frames that a flow table dropped before it had found a socket. Each value is exact,
+/// but they are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowStats {
-    /// Frames whose headers continue in device memory, because the queue's host parts are too short for them.
+    /// Frames whose headers continue in device memory, because the queue's host parts are too short
+    /// for them.
     pub headers_in_device: u64,
     /// Fragments of IP datagrams.
     pub fragments: u64,
     /// Frames with wrong lengths or header checksums.
     pub malformed: u64,
-    /// Frames that are not UDP over IP, or are segments that cannot be cut.
+    /// Frames that are not UDP over IP, are segments that cannot be cut, or lack bytes for which
+    /// the queue had no page.
     pub other: u64,
-    /// Datagrams for a port without a socket.
+    /// Frames that are not for the interface, as on a device in promiscuous mode: their Ethernet or
+    /// IP destination is another station or a group that the interface is not in. Frames whose
+    /// source is the interface's own address count here, too.
+    pub not_ours: u64,
+    /// Datagrams for an address and a port without a socket.
     pub no_socket: u64,
     /// Frames whose payload is not in the binding that was configured for their queue.
     pub foreign: u64,
@@ -72,18 +85,19 @@ struct Counters {
     fragments: AtomicU64,
     malformed: AtomicU64,
     other: AtomicU64,
+    not_ours: AtomicU64,
     no_socket: AtomicU64,
     foreign: AtomicU64,
 }
 
-/// The wildcard address: a socket receives datagrams that are sent to any local address, by any peer.
+/// A socket receives from any peer.
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-
-type Sockets<C> = HashMap<u16, Arc<Mailbox<C>>>;
 
 /// The state that all handles of a table share.
 pub(crate) struct Flows<C: BindingCount> {
-    /// The sockets by port, as the receive queues read them.
+    /// Frames for other stations are dropped.
+    interface: Interface,
+    /// The sockets, as the receive queues read them.
     snapshot: Snapshot<Sockets<C>>,
     /// The same sockets, as threads that bind and close them lock them.
     sockets: Mutex<Sockets<C>>,
@@ -92,18 +106,24 @@ pub(crate) struct Flows<C: BindingCount> {
 }
 
 impl<C: BindingCount> Flows<C> {
-    fn place(&self, port: u16, mailbox: &Arc<Mailbox<C>>) -> Result<u16, FlowBindError> {
+    /// Returns the port.
+    fn place(&self, local: SocketAddr, mailbox: &Arc<Mailbox<C>>) -> Result<u16, FlowBindError> {
+        let to = match local.ip() {
+            addr if addr.is_unspecified() => Addresses::All,
+            addr if self.interface.owns(addr) => Addresses::One(addr),
+            addr => return Err(FlowBindError::NotOurs { addr }),
+        };
         let (port, replaced) = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            let port = match port {
+            let port = match local.port() {
                 0 => {
-                    let mut candidates = self.ports.candidates(ANY.ip(), ANY);
-                    candidates.find(|port| !sockets.contains_key(port)).ok_or(FlowBindError::Exhausted)?
+                    let mut candidates = self.ports.candidates(local.ip(), ANY);
+                    candidates.find(|&port| !sockets.is_taken(to, port)).ok_or(FlowBindError::Exhausted)?
                 }
-                port if sockets.contains_key(&port) => return Err(FlowBindError::Taken { port }),
+                port if sockets.is_taken(to, port) => return Err(FlowBindError::Taken { local }),
                 port => port,
             };
-            sockets.insert(port, mailbox.clone());
+            sockets.insert(to, port, mailbox.clone());
             (port, self.snapshot.replace(sockets.clone()))
         };
         drop(replaced);
@@ -111,17 +131,24 @@ impl<C: BindingCount> Flows<C> {
     }
 
     /// Removes a socket: after this call no frame is delivered to it.
-    pub(crate) fn remove(&self, port: u16) {
+    pub(crate) fn remove(&self, mailbox: &Arc<Mailbox<C>>) {
         let replaced = {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            let mailbox = sockets.remove(&port);
+            let mailbox = sockets.remove(mailbox);
             (mailbox, self.snapshot.replace(sockets.clone()))
         };
         drop(replaced);
     }
 }
 
-/// The sockets of one or several devices, by local port. This is a handle: a clone is a handle on the same table.
+/// The sockets of a network interface, by local address and port. This is a handle: a clone is a
+/// handle on the same table.
+///
+/// The queues of a table belong to one interface: to one device, or to several that have the same
+/// addresses. Only frames for the interface are delivered ([`Interface::accepts`]), also if its
+/// device is in promiscuous mode: the Ethernet destination is the interface's or a group's, and the
+/// IP destination is one of the interface's addresses, a broadcast address of one of its networks,
+/// or a group that it is in. All other frames are dropped and counted ([`FlowStats::not_ours`]).
 pub struct FlowTable<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
 }
@@ -129,28 +156,42 @@ pub struct FlowTable<C: BindingCount = PercpuRef> {
 impl FlowTable<PercpuRef> {
     /// A table without sockets.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(interface: Interface) -> Self {
+        Self::counted(interface)
     }
 }
 
 impl<C: BindingCount> FlowTable<C> {
-    /// Binds a socket to a UDP port. If `port` is 0, the table chooses a free port from 1024 on that is hard to guess.
+    /// [`new`](FlowTable::new) for bindings with another kind of count.
+    #[must_use]
+    pub fn counted(interface: Interface) -> Self {
+        let (snapshot, sockets, ports) = (Snapshot::new(), Mutex::default(), Ports::default());
+        Self { flows: Arc::new(Flows { interface, snapshot, sockets, ports, dropped: Counters::default() }) }
+    }
+
+    /// Binds a socket to an address of the interface and a UDP port. The socket receives datagrams
+    /// to that address alone. The unspecified address, of either family, means all addresses of the
+    /// interface, of both families, and also the broadcast addresses and groups of the interface.
+    /// If the port is 0, the table chooses a free port from 1024 on that is hard to guess.
+    ///
+    /// Sockets on different addresses can have the same port. Scope and flow label of an IPv6
+    /// address do not count. Costs a copy of the list of sockets.
     ///
     /// # Errors
     ///
     /// [`FlowBindError`].
-    pub fn bind(&self, port: u16, options: &SocketOptions) -> Result<Socket<C>, FlowBindError> {
+    pub fn bind(&self, local: SocketAddr, options: &SocketOptions) -> Result<Socket<C>, FlowBindError> {
         if options.queue == 0 {
             return Err(FlowBindError::NoRoom);
         }
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
         let mailbox = Arc::new(Mailbox::new(options.queue, options.unvouched).map_err(FlowBindError::Event)?);
-        let port = self.flows.place(port, &mailbox)?;
-        Ok(Socket::new(port, mailbox, self.flows.clone()))
+        let port = self.flows.place(local, &mailbox)?;
+        Ok(Socket::new(SocketAddr::new(local.ip(), port), mailbox, self.flows.clone()))
     }
 
-    /// Returns the handler for a receive queue that receives into `binding`. The handler holds the binding: drop it when the queue is
-    /// detached.
+    /// Returns the handler for a receive queue that receives into `binding`. The handler holds the
+    /// binding: drop it when the queue is detached.
     #[must_use]
     pub fn queue(&self, binding: &Binding<C>) -> FlowQueue<C> {
         FlowQueue { flows: self.flows.clone(), provider: binding.own_provider().clone() }
@@ -166,6 +207,7 @@ impl<C: BindingCount> FlowTable<C> {
             fragments: get(&c.fragments),
             malformed: get(&c.malformed),
             other: get(&c.other),
+            not_ours: get(&c.not_ours),
             no_socket: get(&c.no_socket),
             foreign: get(&c.foreign),
         }
@@ -178,83 +220,85 @@ impl<C: BindingCount> Clone for FlowTable<C> {
     }
 }
 
-impl<C: BindingCount> Default for FlowTable<C> {
-    fn default() -> Self {
-        let (snapshot, sockets, ports) = (Snapshot::new(), Mutex::default(), Ports::default());
-        Self { flows: Arc::new(Flows { snapshot, sockets, ports, dropped: Counters::default() }) }
-    }
-}
-
 impl<C: BindingCount> fmt::Debug for FlowTable<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FlowTable").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
-/// The handler with which one receive queue is polled: it delivers the queue's frames to the sockets of a flow table.
+/// The handler with which one receive queue is polled: it delivers the queue's frames to the
+/// sockets of a flow table.
 pub struct FlowQueue<C: BindingCount = PercpuRef> {
     flows: Arc<Flows<C>>,
     provider: Arc<BindingProvider<C>>,
 }
 
-/// Frames in memory of trusted peers are delivered like those of other peers: their host fragments are read only by copying.
+/// Frames in memory of trusted peers are delivered like those of other peers: their host fragments
+/// are read only by copying.
 impl<C: BindingCount, M: PeerMemory> SplitHandler<M> for FlowQueue<C>
 where
     Frag<PeerShared>: From<Frag<M>>,
 {
-    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the socket's queue.
+    /// Delivers a frame. Costs a copy of its headers, a critical section, and a push to the
+    /// socket's queue; and an allocation if the datagram is in several pages.
     fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
-        if frame.meta.gso.is_some() || frame.lost() > 0 {
-            return count(&dropped.other);
-        }
-        let Headers { peer, port, payload: Part { at: start, len } } = match parse(&frame) {
-            Ok(Some(headers)) => headers,
-            Ok(None) => return count(&dropped.fragments),
-            Err(Why::Beyond { port }) => {
+        let Headers { to, peer, port, payload: Part { at: start, len } } = match parse(&frame, &self.flows.interface) {
+            Ok(headers) => headers,
+            Err(Refused::Frame(why)) => {
+                return count(match why {
+                    Why::Beyond { .. } => &dropped.headers_in_device,
+                    Why::Malformed => &dropped.malformed,
+                    _ => &dropped.other,
+                });
+            }
+            Err(Refused::NotOurs) => return count(&dropped.not_ours),
+            Err(Refused::Fragment) => return count(&dropped.fragments),
+            Err(Refused::Beyond { to, port }) => {
                 count(&dropped.headers_in_device);
                 return self.flows.snapshot.read(|sockets| {
-                    if let Some(mailbox) = port.and_then(|port| sockets?.get(&port)) {
+                    if let Some(mailbox) = sockets.and_then(|sockets| sockets.find(to, port)) {
                         count(&mailbox.delivered.headers_in_device);
                     }
                 });
             }
-            Err(Why::Malformed) => return count(&dropped.malformed),
-            Err(_) => return count(&dropped.other),
         };
-        // If the sender left the checksum to its device (`Partial`), the receiver has the frame exactly as the sender
-        // made it.
+        if frame.meta.gso.is_some() || frame.lost() > 0 {
+            return count(&dropped.other);
+        }
+        // If the sender left the checksum to its device (`Partial`), the receiver has the frame
+        // exactly as the sender made it.
         let vouched = frame.meta.checksum != Checksum::Unknown;
         let (head, device, _) = frame.into_parts();
         let linear = len.min(head.len() - start);
-        let beyond = len - linear;
-        let mut device = device.into_iter().take(if beyond > 0 { usize::MAX } else { 0 });
-        let payload = match (device.next(), device.next()) {
-            (Some(frag), None) => {
-                // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
-                match unsafe { Payload::new(frag, &self.provider.binding, beyond as u32) } {
-                    Some(payload) => Some(payload),
-                    None => return count(&dropped.foreign),
-                }
-            }
-            (None, _) => None,
-            // A mailbox takes no datagram in several pages of device memory.
-            _ => return count(&dropped.other),
+        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep
+        // the provider.
+        let Some(device) = (unsafe { InDevice::new(device, &self.provider.binding, len - linear) }) else {
+            return count(&dropped.foreign);
         };
-        let datagram = Datagram { peer, vouched, linear: (linear > 0).then(|| (head.into(), start, linear)), payload };
-        self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.get(&port)) {
+        let linear = (linear > 0).then(|| {
+            let mut bytes = Frag::<PeerShared>::from(head);
+            bytes.advance(start);
+            bytes.truncate(linear);
+            bytes
+        });
+        let datagram = Datagram { peer, vouched, linear, device };
+        self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.find(to, port)) {
             Some(mailbox) => mailbox.deliver(datagram),
             None => count(&dropped.no_socket),
         });
     }
 }
 
-/// The most bytes of headers that are copied: Ethernet, IPv4 with all options or IPv6 with some extensions, and UDP.
+/// The most bytes of headers that are copied: Ethernet, IPv4 with all options or IPv6 with some
+/// extensions, and UDP.
 const HEAD: usize = 96;
 
 /// A UDP datagram in a frame.
 struct Headers {
+    /// The destination address.
+    to: IpAddr,
     /// The sender's address.
     peer: SocketAddr,
     /// The destination port.
@@ -263,25 +307,52 @@ struct Headers {
     payload: Part,
 }
 
-/// Reads the headers of a frame, from a private copy. Returns `None` for an IP fragment.
-fn parse<M: Mapped>(frame: &SplitFrame<M>) -> Result<Option<Headers>, Why> {
+/// Why a frame is not a datagram for a socket.
+enum Refused {
+    Frame(Why),
+    /// It is for another station.
+    NotOurs,
+    /// It is a fragment of an IP datagram.
+    Fragment,
+    /// The UDP header continues in device memory, behind the destination port.
+    Beyond {
+        to: IpAddr,
+        port: u16,
+    },
+}
+
+impl From<Why> for Refused {
+    #[inline]
+    fn from(why: Why) -> Self {
+        Self::Frame(why)
+    }
+}
+
+/// Reads the headers of a frame, from a private copy.
+fn parse<M: Mapped>(frame: &SplitFrame<M>, interface: &Interface) -> Result<Headers, Refused> {
     let mut copy = [0; HEAD];
     let head = &mut copy[..frame.head().len().min(HEAD)];
     frame.head().copy_to(0, head).map_err(|_| Why::Malformed)?;
-    let (_, Network::Ip(ip)) = wire::parse(head, frame.len())? else { return Err(Why::Unknown) };
+    let (link, Network::Ip(ip)) = wire::parse(head, frame.len())? else { return Err(Why::Unknown.into()) };
+    if interface.accepts(&link, &ip).is_none() {
+        return Err(Refused::NotOurs);
+    }
     if ip.fragment.is_some() {
-        return Ok(None);
+        return Err(Refused::Fragment);
     }
     // Headers of other protocols may continue in device memory, so they are not parsed.
     if ip.protocol != protocol::UDP {
-        return Err(Why::Unknown);
+        return Err(Why::Unknown.into());
     }
-    match ip.transport(head)? {
-        Transport::Udp(datagram) => {
+    let to = ip.destination;
+    match ip.transport(head) {
+        Ok(Transport::Udp(datagram)) => {
             let peer = SocketAddr::new(ip.source, datagram.source_port);
-            Ok(Some(Headers { peer, port: datagram.destination_port, payload: datagram.payload }))
+            Ok(Headers { to, peer, port: datagram.destination_port, payload: datagram.payload })
         }
-        _ => Err(Why::Unknown),
+        Err(Why::Beyond { port: Some(port) }) => Err(Refused::Beyond { to, port }),
+        Ok(_) => Err(Why::Unknown.into()),
+        Err(why) => Err(why.into()),
     }
 }
 

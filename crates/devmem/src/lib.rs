@@ -69,6 +69,8 @@ mod area;
 mod bell;
 #[cfg(not(loom))]
 mod binding;
+#[cfg(not(loom))]
+mod bound;
 mod counts;
 mod error;
 #[cfg(not(loom))]
@@ -116,6 +118,10 @@ pub use error::{DeliverError, TooManyRanges};
 pub use flow::{FlowBindError, FlowQueue, FlowStats, FlowTable};
 #[cfg(not(loom))]
 pub use netdev::{AttachError, DetachError, Netdev, UnbindError};
+#[cfg(not(loom))]
+pub use netmem_inet::wire::Mac;
+#[cfg(not(loom))]
+pub use netmem_inet::{Address, Interface};
 #[cfg(not(loom))]
 pub use netmem_packet::Queues;
 pub use pages::Pages;

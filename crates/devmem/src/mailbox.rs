@@ -5,17 +5,18 @@
 //!   full: dropped and counted               └─► the socket's bell, if a thread waits
 //! ```
 //!
-//! When a socket closes, it takes the mailbox out of the flow table and empties it. A receive queue that had found the mailbox
-//! before may push a datagram after that. Such a datagram is dropped with the mailbox, when the critical section of that receive
-//! queue has ended.
+//! When a socket closes, it takes the mailbox out of the flow table and empties it. A receive queue
+//! that had found the mailbox before may push a datagram after that. Such a datagram is dropped
+//! with the mailbox, when the critical section of that receive queue has ended.
 
 use crate::bell::{Bell, EventFd};
 use crate::{BindingCount, BindingRef};
 use crossbeam_queue::ArrayQueue;
-use netmem_packet::Armed;
+use netmem_packet::{Armed, DevicePayload, MAX_FRAGS};
 use netmem_pool::{Device, Frag, PeerShared};
 use rustix::io::Errno;
 use std::fmt;
+use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -23,15 +24,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Payload in device memory.
 ///
-/// Invariant: `binding` points to the reference in the provider to which the page of `frag` belongs. The fragment keeps its page,
-/// the page keeps its pool, and the pool keeps the provider. So the reference exists as long as the fragment, without a count.
+/// Invariant: `binding` points to the reference in the provider to which the page of `frag`
+/// belongs. The fragment keeps its page, the page keeps its pool, and the pool keeps the provider.
+/// So the reference exists as long as the fragment, without a count.
 pub(crate) struct Payload<C: BindingCount> {
     frag: Frag<Device>,
     binding: NonNull<BindingRef<C>>,
     /// Bytes of payload. The fragment may be longer; the rest is padding.
     len: u32,
-    /// The page's index. It is stored here so that the receiver does not read the page's descriptor, which the CPU of the network
-    /// side wrote last.
+    /// The page's index. It is stored here so that the receiver does not read the page's
+    /// descriptor, which the CPU of the network side wrote last.
     index: u32,
 }
 
@@ -45,7 +47,8 @@ impl<C: BindingCount> Payload<C> {
     ///
     /// # Safety
     ///
-    /// `binding` must be the reference in its binding's provider. Every pool with pages of the binding keeps this provider.
+    /// `binding` must be the reference in its binding's provider. Every pool with pages of the
+    /// binding keeps this provider.
     #[inline]
     pub(crate) unsafe fn new(frag: Frag<Device>, binding: &BindingRef<C>, len: u32) -> Option<Self> {
         let index = binding.region().index_of(&frag)?;
@@ -91,7 +94,8 @@ impl<C: BindingCount> Payload<C> {
         self.len = self.len.min(len as u32);
     }
 
-    /// Drops this value but keeps the fragment's count of its page. The caller then owns this count.
+    /// Drops this value but keeps the fragment's count of its page. The caller then owns this
+    /// count.
     #[inline]
     pub(crate) fn into_count(self) {
         let _ = self.frag.into_count();
@@ -105,13 +109,78 @@ impl<C: BindingCount> Clone for Payload<C> {
     }
 }
 
+/// The part of a datagram that is in device memory: up to 17 fragments, of one binding. One
+/// fragment needs no allocation.
+pub(crate) struct InDevice<C: BindingCount> {
+    pub(crate) first: Option<Payload<C>>,
+    /// The fragments behind the first one, the last one first. `None` for a datagram in one page,
+    /// which costs that a test. If there are some, there is a first one.
+    #[allow(clippy::box_collection, reason = "a vector in place is three words in each datagram of the queue")]
+    pub(crate) more: Option<Box<Vec<Payload<C>>>>,
+}
+
+impl<C: BindingCount> InDevice<C> {
+    /// The first `len` bytes of `payload`, in order. The rest is padding, whose pages are returned.
+    /// Returns `None` if a page is of another binding, or if there are fewer bytes. Allocates if
+    /// there are several pages.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Payload::new`].
+    #[inline]
+    pub(crate) unsafe fn new(mut payload: DevicePayload, binding: &BindingRef<C>, len: usize) -> Option<Self> {
+        if len == 0 {
+            return Some(Self { first: None, more: None });
+        }
+        let first = payload.pop_front()?;
+        if first.len() < len {
+            // SAFETY: the caller's.
+            return unsafe { Self::several(first, payload, binding, len) };
+        }
+        // SAFETY: the caller's.
+        let first = unsafe { Payload::new(first, binding, len as u32) }?;
+        Some(Self { first: Some(first), more: None })
+    }
+
+    /// [`new`](Self::new) for bytes in more than one page.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Payload::new`].
+    #[cold]
+    unsafe fn several(
+        first: Frag<Device>,
+        rest: DevicePayload,
+        binding: &BindingRef<C>,
+        mut len: usize,
+    ) -> Option<Self> {
+        let mut all = Vec::with_capacity(MAX_FRAGS);
+        for frag in iter::once(first).chain(rest) {
+            let here = frag.len().min(len);
+            if here > 0 {
+                len -= here;
+                // SAFETY: the caller's.
+                all.push(unsafe { Payload::new(frag, binding, here as u32) }?);
+            }
+        }
+        all.reverse();
+        (len == 0).then(|| Self { first: all.pop(), more: Some(Box::new(all)) })
+    }
+
+    /// Takes the next fragment. The caller restores the invariant of `more`.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<Payload<C>> {
+        self.first.take().or_else(|| self.more.as_mut()?.pop())
+    }
+}
+
 /// A received datagram, or the part of it that was not delivered yet.
 pub(crate) struct Datagram<C: BindingCount> {
     pub(crate) peer: SocketAddr,
     pub(crate) vouched: bool,
-    /// Payload in host memory: the fragment, the offset of the payload in it, and the length of the payload.
-    pub(crate) linear: Option<(Frag<PeerShared>, usize, usize)>,
-    pub(crate) payload: Option<Payload<C>>,
+    /// Payload in host memory. It comes before that in device memory.
+    pub(crate) linear: Option<Frag<PeerShared>>,
+    pub(crate) device: InDevice<C>,
 }
 
 /// Counters of a mailbox. They are read one after the other.

@@ -1,9 +1,9 @@
-//! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the device wrote to host
-//! memory are delivered as fragments of host memory.
+//! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the
+//! device wrote to host memory are delivered as fragments of host memory.
 
 use crate::flow::Flows;
-use crate::mailbox::{Datagram, Mailbox};
-use crate::{BindingCount, BindingRef, DeliverError, Returner, Token, TokenTable};
+use crate::mailbox::{Datagram, Mailbox, Payload};
+use crate::{BindingCount, BindingRef, DeliverError, ReceiveOne, Returner, Token, TokenTable};
 use netmem_packet::{Armed, Wait};
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,21 +26,24 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The defaults: a queue of 1024 datagrams; datagrams whose checksum the device has not verified are dropped.
+    /// The defaults: a queue of 1024 datagrams; datagrams whose checksum the device has not
+    /// verified are dropped.
     #[must_use]
     pub fn new() -> Self {
         Self { queue: 1024, unvouched: false }
     }
 
-    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and counted.
+    /// The largest number of datagrams that may wait to be received. More datagrams are dropped and
+    /// counted. A datagram counts once, in however many pages it is.
     #[must_use]
     pub fn queue(mut self, datagrams: usize) -> Self {
         self.queue = datagrams;
         self
     }
 
-    /// Whether a datagram is delivered if the device has not verified its checksum. It is then marked
-    /// ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has checksums of its own.
+    /// Whether a datagram is delivered if the device has not verified its checksum. It is then
+    /// marked ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has
+    /// checksums of its own.
     #[must_use]
     pub fn unvouched(mut self, deliver: bool) -> Self {
         self.unvouched = deliver;
@@ -67,8 +71,8 @@ pub enum Fragment {
         offset: u64,
         /// The length in bytes.
         len: u32,
-        /// The token of the page. All fragments in one page have the same token. Give it back by a [`Returner`] as often as it
-        /// was received.
+        /// The token of the page. All fragments in one page have the same token. Give it back by a
+        /// [`Returner`] as often as it was received.
         token: Token,
     },
     /// Bytes that the device wrote to host memory. Dropping the fragment returns its page.
@@ -85,8 +89,9 @@ pub struct Received {
     pub peer: SocketAddr,
     /// Whether this is the end of the datagram. If not, the next call receives the rest.
     pub end: bool,
-    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum, or the sender left
-    /// it to its device, so that it was not computed yet.
+    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum,
+    /// or the sender left it to its device, so that it was not computed yet. The device can change
+    /// the bytes afterwards.
     pub vouched: bool,
 }
 
@@ -117,13 +122,16 @@ pub struct SocketStats {
     pub queued: usize,
     /// Datagrams dropped because there was no room for more.
     pub queue_full: u64,
-    /// Datagrams dropped because their headers continue in device memory. Counted only if the port could be read.
+    /// Datagrams dropped because their headers continue in device memory. Counted only if the port
+    /// could be read.
     pub headers_in_device: u64,
-    /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a mark.
+    /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a
+    /// mark.
     pub unvouched: u64,
     /// Returns that were ignored because the token is not of a binding that the socket holds.
     pub foreign: u64,
-    /// Returns that were ignored because the page is not held: it was returned as often as received, or never received.
+    /// Returns that were ignored because the page is not held: it was returned as often as
+    /// received, or never received.
     pub excess: u64,
     /// The number of bindings that the socket holds.
     pub bindings: usize,
@@ -131,13 +139,15 @@ pub struct SocketStats {
 
 /// A UDP socket whose payload stays in device memory.
 ///
-/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread. [`recv`](Self::recv) does not wait.
-/// [`recv_timeout`](Self::recv_timeout) waits, and an event loop can wait for the socket ([`Wait`], [`AsFd`]).
+/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread.
+/// [`recv`](Self::recv) does not wait. [`recv_timeout`](Self::recv_timeout) waits, and an event
+/// loop can wait for the socket ([`Wait`], [`AsFd`]).
 ///
-/// If this value is dropped, the port is free again, and the pages of queued datagrams are returned to their pools.
-/// When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
+/// If this value is dropped, the port is free again, and the pages of queued datagrams are returned
+/// to their pools. When the last handle is dropped, this value or a returner, all tokens that were
+/// not returned are returned.
 pub struct Socket<C: BindingCount = PercpuRef> {
-    port: u16,
+    local: SocketAddr,
     mailbox: Arc<Mailbox<C>>,
     flows: Arc<Flows<C>>,
     tokens: TokenTable<BindingRef<C>>,
@@ -148,14 +158,14 @@ pub struct Socket<C: BindingCount = PercpuRef> {
 }
 
 impl<C: BindingCount> Socket<C> {
-    pub(crate) fn new(port: u16, mailbox: Arc<Mailbox<C>>, flows: Arc<Flows<C>>) -> Self {
-        Self { port, mailbox, flows, tokens: TokenTable::new(), rest: None, fragments: 0, linear_bytes: 0 }
+    pub(crate) fn new(local: SocketAddr, mailbox: Arc<Mailbox<C>>, flows: Arc<Flows<C>>) -> Self {
+        Self { local, mailbox, flows, tokens: TokenTable::new(), rest: None, fragments: 0, linear_bytes: 0 }
     }
 
-    /// The local port.
+    /// The address and the port to which the socket is bound.
     #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
     }
 
     /// Returns a handle that gives tokens back, on any thread.
@@ -164,10 +174,13 @@ impl<C: BindingCount> Socket<C> {
         self.tokens.returner()
     }
 
-    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A datagram has at most two fragments: one
-    /// in host memory, then one in device memory. Does not wait. Costs an atomic addition for a fragment in device memory.
+    /// Receives the next datagram, or the rest of the last one, into `out` from the front. A
+    /// datagram has up to 18 fragments: at most one in host memory, then at most 17 in device
+    /// memory, each in a page of its own. Most datagrams have one of each at most. Does not wait.
+    /// Costs an atomic addition for a fragment in device memory.
     ///
-    /// If `out` has no room for the whole datagram, the rest stays queued without a token, and the next call receives it.
+    /// If `out` has no room for the whole datagram, the rest stays queued without tokens, and the
+    /// next call receives it.
     ///
     /// # Errors
     ///
@@ -175,55 +188,92 @@ impl<C: BindingCount> Socket<C> {
     pub fn recv(&mut self, out: &mut [Fragment]) -> Result<Received, RecvError> {
         let mut datagram = self.rest.take().or_else(|| self.mailbox.pop()).ok_or(RecvError::Empty)?;
         let (mut out, mut fragments, mut refused) = (out.iter_mut(), 0, None);
-        if let Some((head, start, len)) = datagram.linear.take() {
+        if let Some(bytes) = datagram.linear.take() {
             match out.next() {
                 Some(place) => {
-                    *place = Fragment::Linear(head.slice(start..start + len));
-                    self.linear_bytes += len as u64;
+                    self.linear_bytes += bytes.len() as u64;
+                    *place = Fragment::Linear(bytes);
                     fragments += 1;
                 }
-                None => datagram.linear = Some((head, start, len)),
+                None => datagram.linear = Some(bytes),
             }
         }
         if datagram.linear.is_none()
-            && let Some(payload) = datagram.payload.take()
+            && let Some(payload) = datagram.device.first.take()
         {
             match out.next().map(|place| (place, self.tokens.reserve(payload.binding(), payload.index()))) {
                 Some((place, Ok(one))) => {
-                    let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
-                    payload.into_count();
-                    // SAFETY: the reference is the count of the page that the fragment had.
-                    let token = unsafe { one.commit() };
-                    *place = Fragment::Device { binding, offset, len, token };
-                    self.fragments += 1;
+                    // SAFETY: the page is that of the fragment.
+                    *place = unsafe { deliver(payload, one) };
                     fragments += 1;
+                    self.fragments += 1;
+                    if datagram.device.more.is_some() {
+                        return Ok(self.recv_further(datagram, out, fragments));
+                    }
                 }
                 Some((_, Err(error))) => {
                     refused = Some(error);
-                    datagram.payload = Some(payload);
+                    datagram.device.first = Some(payload);
                 }
-                None => datagram.payload = Some(payload),
+                None => datagram.device.first = Some(payload),
             }
         }
         let Datagram { peer, vouched, .. } = datagram;
-        let end = datagram.linear.is_none() && datagram.payload.is_none();
+        let end = datagram.linear.is_none() && datagram.device.first.is_none();
         if !end {
             self.rest = Some(datagram);
         }
         match refused {
-            // If a fragment was received already, the call succeeds. The next call returns the error.
+            // If a fragment was received already, the call succeeds. The next call returns the
+            // error.
             Some(error) if fragments == 0 => Err(error.into()),
             _ => Ok(Received { fragments, peer, end, vouched }),
         }
     }
 
-    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token. Measurements of other kinds of tokens use
-    /// this. Returns the page's index. The caller owns the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the
-    /// binding. Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has nothing in device memory.
+    /// Receives the fragments behind the first one in device memory, which was received as the last
+    /// of `fragments`.
+    #[cold]
+    fn recv_further(
+        &mut self,
+        mut datagram: Datagram<C>,
+        places: slice::IterMut<'_, Fragment>,
+        mut fragments: usize,
+    ) -> Received {
+        let Datagram { peer, vouched, .. } = datagram;
+        for place in places {
+            let Some(payload) = datagram.device.next() else { break };
+            let Ok(one) = self.tokens.reserve(payload.binding(), payload.index()) else {
+                // The next call returns the error.
+                datagram.device.first = Some(payload);
+                break;
+            };
+            // SAFETY: the page is that of the fragment.
+            *place = unsafe { deliver(payload, one) };
+            self.fragments += 1;
+            fragments += 1;
+        }
+        datagram.device.first = datagram.device.next();
+        let end = datagram.device.first.is_none();
+        if !end {
+            self.rest = Some(datagram);
+        }
+        Received { fragments, peer, end, vouched }
+    }
+
+    /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token.
+    /// Measurements of other kinds of tokens use this. Returns the page's index. The caller owns
+    /// the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the binding.
+    /// Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has
+    /// nothing in device memory.
     #[doc(hidden)]
     pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
-        let Datagram { payload, .. } = self.rest.take().or_else(|| self.mailbox.pop())?;
-        let payload = payload?;
+        let mut datagram = self.rest.take().or_else(|| self.mailbox.pop())?;
+        let payload = datagram.device.next()?;
+        if datagram.device.more.is_some() {
+            datagram.device.first = datagram.device.next();
+            self.rest = datagram.device.first.is_some().then(|| Datagram { linear: None, ..datagram });
+        }
         let (binding, offset, len, index) = (payload.binding().id(), payload.offset(), payload.len(), payload.index());
         *out = Fragment::Device { binding, offset, len, token: Token(0) };
         payload.into_count();
@@ -231,9 +281,9 @@ impl<C: BindingCount> Socket<C> {
         Some(index)
     }
 
-    /// Receives as [`recv`](Self::recv) does. If no datagram is queued, it waits for one, at most for `limit`, or
-    /// without a limit if `limit` is `None`. Another thread must poll the queues. If a datagram is already queued, this
-    /// costs no more than `recv`.
+    /// Receives as [`recv`](Self::recv) does. If no datagram is queued, it waits for one, at most
+    /// for `limit`, or without a limit if `limit` is `None`. Another thread must poll the queues.
+    /// If a datagram is already queued, this costs no more than `recv`.
     ///
     /// # Errors
     ///
@@ -267,8 +317,9 @@ impl<C: BindingCount> Socket<C> {
         if self.rest.is_some() { Armed::Work } else { self.mailbox.arm() }
     }
 
-    /// Drops the socket's references to bindings that are unbound and whose pages were all returned. Returns how many
-    /// there were. Call it for a socket that neither receives nor returns tokens.
+    /// Drops the socket's references to bindings that are unbound and whose pages were all
+    /// returned. Returns how many there were. Call it for a socket that neither receives nor
+    /// returns tokens.
     pub fn release_drained(&self) -> usize {
         self.tokens.release_drained()
     }
@@ -291,17 +342,31 @@ impl<C: BindingCount> Socket<C> {
     }
 }
 
+/// Delivers a fragment with its token.
+///
+/// # Safety
+///
+/// `one` is reserved for the page of the fragment.
+#[inline]
+unsafe fn deliver<C: BindingCount>(payload: Payload<C>, one: ReceiveOne<'_>) -> Fragment {
+    let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
+    payload.into_count();
+    // SAFETY: the reference is the count of the page that the fragment had; the caller's.
+    let token = unsafe { one.commit() };
+    Fragment::Device { binding, offset, len, token }
+}
+
 impl<C: BindingCount> AsFd for Socket<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.mailbox.as_fd()
     }
 }
 
-/// The delivering thread wakes the waiting thread by a system call, once each time that the socket was armed. If the socket is not
-/// armed, a delivery costs one load.
+/// The delivering thread wakes the waiting thread by a system call, once each time that the socket
+/// was armed. If the socket is not armed, a delivery costs one load.
 ///
-/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns [`Armed::Work`]: a socket does not wait for
-/// tokens.
+/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns
+/// [`Armed::Work`]: a socket does not wait for tokens.
 impl<C: BindingCount> Wait for Socket<C> {
     fn arm(&mut self) -> std::io::Result<Armed> {
         Ok(self.arm_mailbox())
@@ -319,13 +384,13 @@ impl<C: BindingCount> Wait for Socket<C> {
 
 impl<C: BindingCount> Drop for Socket<C> {
     fn drop(&mut self) {
-        self.flows.remove(self.port);
+        self.flows.remove(&self.mailbox);
         self.mailbox.empty();
     }
 }
 
 impl<C: BindingCount> fmt::Debug for Socket<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("port", &self.port).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Socket").field("local", &self.local).field("stats", &self.stats()).finish_non_exhaustive()
     }
 }

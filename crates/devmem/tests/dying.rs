@@ -9,7 +9,7 @@ mod memory_common;
 mod permutations;
 
 use driver_common::hostile::{Behaviour, Hostile, WITHOUT_CONTROL};
-use memory_common::{Memory, recv, udp4, until, worker};
+use memory_common::{Memory, all, ours, recv, udp4, until, worker};
 use netmem_devmem::{
     AttachError, Binding, BindingRef, Endpoint, FlowQueue, FlowTable, Fragment, Netdev, Pages, Queues, Sender, Socket,
     SocketOptions, TokenRange, cleaned_up, lost_pages,
@@ -238,8 +238,8 @@ impl Scene {
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
         let (mut lab, peer) = probe(&binding, 1);
         lab.net.attach(&binding, &[0]).unwrap();
-        let table = FlowTable::new();
-        let (mut socket, mut queue) = (table.bind(PORT, &SocketOptions::new()).unwrap(), table.queue(&binding));
+        let table = FlowTable::new(ours());
+        let (mut socket, mut queue) = (table.bind(all(PORT), &SocketOptions::new()).unwrap(), table.queue(&binding));
         let (mut sender, base) = (lab.sender(&binding, &peer), peer.base(&binding));
         let mut ring = peer.device.borrow().ring(0);
         for seed in 0..6 {
@@ -335,8 +335,8 @@ fn bound_again_after_a_death() {
     let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
     let (mut lab, peer) = probe(&binding, 1);
     lab.net.attach(&binding, &[0]).unwrap();
-    let table = FlowTable::new();
-    let (mut socket, mut queue) = (table.bind(PORT, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let table = FlowTable::new(ours());
+    let (mut socket, mut queue) = (table.bind(all(PORT), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (mut ring, mut held, mut pages) = (peer.device.borrow().ring(0), Vec::new(), BTreeSet::new());
     // The user holds as many datagrams as it can without starving the queue, and returns the oldest first.
     for n in 0..2 * PAGES {

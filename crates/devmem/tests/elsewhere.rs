@@ -12,7 +12,7 @@ mod net_common;
 
 use device_end::{DeviceEnd, Piece, pattern};
 use kernel_common::{addresses, in_a_network, ip};
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, interface, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{Binding, FlowTable, Fragment, SocketOptions};
 use netmem_packet::TxQueue;
@@ -42,8 +42,9 @@ fn datagrams_that_only_the_device_sees() {
         let front = end.front.take().unwrap();
         let mut lab: Lab = Lab::of(front, 1, SplitOptions::UDP_V4, |options| options.device_memory(region));
         lab.net.attach(&binding, &[0]).unwrap();
-        let (table, kernel) = (FlowTable::new(), UdpSocket::bind("10.79.0.1:7").unwrap());
-        let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+        let table = FlowTable::new(interface([2, 0, 0, 0, 0, 2], &["10.79.0.2"]));
+        let kernel = UdpSocket::bind("10.79.0.1:7").unwrap();
+        let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
         let mut ends = [endpoint(2, "10.79.0.2:9"), endpoint(2, "10.79.0.1:7")];
         (ends[0].mac, ends[1].mac) = ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
         let mut sender = lab.sender(&binding, ends[0], ends[1]);

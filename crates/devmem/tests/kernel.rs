@@ -18,14 +18,15 @@ mod net_common;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use kernel_common::{addresses, in_a_network, ip};
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, interface, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
     Binding, FlowQueue, FlowTable, Fragment, Received, RecvError, Sender, Socket, SocketOptions, TokenRange,
 };
-use netmem_packet::TxQueue;
+use netmem_packet::{MAX_FRAGS, TxQueue};
 use netmem_virtio::device::port::{Port, PortError, Steering, Tap};
-use netmem_virtio::driver::SplitOptions;
+use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
+use std::array;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -62,6 +63,7 @@ struct Kernel {
     socket: UdpSocket,
     here: SocketAddr,
     ours: SocketAddr,
+    mtu: usize,
 }
 
 impl Kernel {
@@ -76,12 +78,13 @@ impl Kernel {
     fn new(here: &str, ours: &str) -> Self {
         let socket = UdpSocket::bind(here).expect("a socket");
         socket.set_nonblocking(true).expect("it can be");
-        Self { socket, here: here.parse().expect("an address"), ours: ours.parse().expect("an address") }
+        let [here, ours] = [here, ours].map(|addr| addr.parse().expect("an address"));
+        Self { socket, here, ours, mtu: 1500 }
     }
 
     /// The most bytes of payload in a frame.
     fn most(&self) -> usize {
-        1500 - 8 - if self.here.is_ipv4() { 20 } else { 40 }
+        self.mtu - 8 - if self.here.is_ipv4() { 20 } else { 40 }
     }
 
     /// Sends a datagram from the kernel's socket.
@@ -131,8 +134,8 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 struct Datagram {
     received: Received,
     bytes: Vec<u8>,
-    /// The part of it that is in device memory.
-    device: Option<Place>,
+    /// The parts of it that are in device memory.
+    device: Vec<Place>,
 }
 
 struct Place {
@@ -152,12 +155,23 @@ struct Ours {
 
 impl Ours {
     fn new<P: Port + 'static>(ports: Vec<P>, header_bytes: u16) -> Self {
-        let (worker, table) = (worker(), FlowTable::new());
+        Self::with(ports, header_bytes, |options| options)
+    }
+
+    fn with<P: Port + 'static>(
+        ports: Vec<P>,
+        header_bytes: u16,
+        options: impl FnOnce(NetOptions) -> NetOptions,
+    ) -> Self {
+        let table = FlowTable::new(interface([2, 0, 0, 0, 0, 2], &["10.79.0.2", "fd79::2"]));
+        let worker = worker();
         let memories: Vec<_> = ports.iter().map(|_| Memory::pages(512)).collect();
         let bind = |memory: &Memory| Binding::new(memory.fd(), 0, &worker).expect("a binding");
         let bindings: Vec<_> = memories.iter().map(bind).collect();
         let regions: Vec<_> = bindings.iter().map(|b| b.region()).collect();
-        let mut lab: Lab = Lab::new(ports, &regions, header_bytes);
+        let mut lab: Lab = Lab::with(ports, header_bytes, |small| {
+            regions.into_iter().fold(options(small), |options, region| options.device_memory(region.clone()))
+        });
         for (queue, binding) in bindings.iter().enumerate() {
             lab.net.attach(binding, &[queue]).expect("it is free");
         }
@@ -166,7 +180,7 @@ impl Ours {
     }
 
     fn bind(&self, port: u16, options: &SocketOptions) -> Socket {
-        self.table.bind(port, options).expect("it is free")
+        self.table.bind(all(port), options).expect("it is free")
     }
 
     /// Makes a sender from .2, our address, to an address that the kernel has or has a route to.
@@ -179,7 +193,7 @@ impl Ours {
     /// Returns the next datagram of any of these sockets, and the socket's index.
     #[track_caller]
     fn receive(&mut self, sockets: &mut [Socket]) -> (usize, Datagram) {
-        let mut out = [Fragment::Empty, Fragment::Empty];
+        let mut out: [Fragment; 1 + MAX_FRAGS] = array::from_fn(|_| Fragment::Empty);
         let mut datagram = None;
         until(|| {
             for (queue, into) in self.queues.iter_mut().enumerate() {
@@ -193,7 +207,7 @@ impl Ours {
         });
         let (at, received) = datagram.expect("it came");
         assert!(received.end);
-        let (mut bytes, mut device) = (Vec::new(), None);
+        let (mut bytes, mut device) = (Vec::new(), Vec::new());
         for fragment in out.into_iter().take(received.fragments) {
             let at = bytes.len();
             match fragment {
@@ -205,7 +219,7 @@ impl Ours {
                     let which = self.bindings.iter().position(|b| b.id() == binding).expect("it is one of ours");
                     bytes.resize(at + len as usize, 0);
                     self.memories[which].read_exact_at(&mut bytes[at..], offset).expect("it is there");
-                    device = Some(Place { binding: which, part: (offset, len), token: token.into() });
+                    device.push(Place { binding: which, part: (offset, len), token: token.into() });
                 }
                 Fragment::Empty => panic!("nothing was received, and counted"),
             }
@@ -213,11 +227,11 @@ impl Ours {
         (at, Datagram { received, bytes, device })
     }
 
-    /// Sends a part of the binding, and waits until the device is done with it.
+    /// Sends parts of the binding as a datagram, and waits until the device is done with them.
     #[track_caller]
-    fn send(&mut self, sender: &mut Sender, part: (u64, u32)) {
+    fn send(&mut self, sender: &mut Sender, parts: &[(u64, u32)]) {
         let tx = &mut self.lab.tx[0];
-        sender.send(tx, &[part]).expect("there is room");
+        sender.send(tx, parts).expect("there is room");
         tx.flush();
         until(|| tx.complete() == 1);
     }
@@ -227,7 +241,8 @@ impl Ours {
     fn close(self, fragments: u64) {
         let Self { memories, bindings, mut lab, table, queues } = self;
         let t = table.stats();
-        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other` or as headers in device memory.
+        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other`, as `not_ours` or as
+        // headers in device memory.
         assert_eq!((t.fragments, t.malformed, t.no_socket, t.foreign), (fragments, 0, 0, 0), "{t:?}");
         let memory_of: Vec<_> = bindings.iter().map(Binding::reference).collect();
         bindings.into_iter().for_each(|binding| lab.net.unbind(binding).expect("the device goes on"));
@@ -241,15 +256,21 @@ impl Ours {
 /// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them. If the payload is in device memory as a whole, it
 /// is sent back from where it landed.
 fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(), String> {
-    const DATAGRAMS: u64 = 4000;
-    let mut ours = Ours::new(vec![tap], header_bytes);
+    there_and_back_with(Ours::new(vec![tap], header_bytes), kernels, 4000, 1)
+}
+
+/// The same, with so many datagrams. The longest ones are in `pages` pages.
+fn there_and_back_with(mut ours: Ours, kernels: &[Kernel], datagrams: u64, pages: usize) -> Result<(), String> {
     let mut socket = [ours.bind(PORT, &SocketOptions::new())];
     let returner = socket[0].returner();
-    let mut senders: Vec<_> = kernels.iter().map(|kernel| ours.sender(kernel.ours, kernel.here)).collect();
+    let sender = |kernel: &Kernel| ours.sender(kernel.ours, kernel.here).mtu(kernel.mtu as u16);
+    let mut senders: Vec<_> = kernels.iter().map(sender).collect();
     let (mut rng, mut sent, mut n, mut back) = (fastrand::Rng::with_seed(1), VecDeque::new(), 0, 0);
-    let (mut device, mut linear) = (0, 0);
-    while n < DATAGRAMS {
-        for _ in 0..rng.usize(1..=WINDOW) {
+    let (mut device, mut linear, mut most) = (0, 0, 0);
+    // Longer datagrams fill the buffer of the kernel's socket sooner.
+    let window = WINDOW * 1500 / kernels[0].mtu;
+    while n < datagrams {
+        for _ in 0..rng.usize(1..=window) {
             let which = rng.usize(..kernels.len());
             let kernel = &kernels[which];
             // Send the shortest and the longest datagrams, too.
@@ -269,22 +290,24 @@ fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(),
             assert!(got.received.vouched);
             assert_eq!(got.received.peer, kernels[which].here);
             assert!(got.bytes == bytes, "{} bytes are not as they were sent", bytes.len());
-            let in_device = got.device.as_ref().map_or(0, |place| place.part.1 as usize);
+            let in_device: usize = got.device.iter().map(|place| place.part.1 as usize).sum();
             linear += (bytes.len() - in_device) as u64;
-            let Some(Place { part, token, .. }) = got.device else { continue };
-            device += 1;
-            if in_device == bytes.len() {
-                ours.send(&mut senders[which], part);
+            device += got.device.len() as u64;
+            most = most.max(got.device.len());
+            if in_device > 0 && in_device == bytes.len() {
+                let parts: Vec<_> = got.device.iter().map(|place| place.part).collect();
+                ours.send(&mut senders[which], &parts);
                 assert!(kernels[which].receive() == (bytes, kernels[which].ours), "the kernel has something else");
                 back += 1;
             }
-            assert_eq!(returner.give_back(&[token]), Ok(1));
+            let tokens: Vec<_> = got.device.into_iter().map(|place| place.token).collect();
+            assert_eq!(returner.give_back(&tokens), Ok(tokens.len()));
         }
     }
     let s = socket[0].stats();
     assert_eq!((s.fragments, s.linear_bytes, s.unvouched, s.queue_full), (device, linear, 0, 0), "{s:?}");
     assert_eq!(s.headers_in_device, 0);
-    assert!(back > DATAGRAMS / 3, "{back}");
+    assert!(back > datagrams / 3 && most == pages, "{back} were sent back, with up to {most} parts");
     drop((socket, returner, senders));
     ours.close(0);
     Ok(())
@@ -307,6 +330,17 @@ fn the_kernels_udp_over_ipv6() {
 #[test]
 fn the_kernels_udp_over_both() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4(), Kernel::v6()], SplitOptions::UDP_V6));
+}
+
+/// Proves MEM-3 and MEM-8 for a link with an MTU of 9000: a datagram is in up to three pages, and is sent back from these.
+#[test]
+fn the_kernels_udp_in_long_frames() {
+    with_the_kernel(|tap| {
+        ip("link set nm0 mtu 9000")?;
+        let kernels = [Kernel::v4(), Kernel::v6()].map(|kernel| Kernel { mtu: 9000, ..kernel });
+        let long = |_| NetOptions::new(RxMode::Big).max_frame(9014).tx_pages(1024);
+        there_and_back_with(Ours::with(vec![tap], SplitOptions::UDP_V6, long), &kernels, 1500, 3)
+    });
 }
 
 /// Proves MEM-4: four sockets receive datagrams from the kernel through two queues with two bindings. Meanwhile their flows are steered
@@ -341,7 +375,7 @@ fn the_kernels_udp_steered() {
                 let was = sent.remove(&number).expect("it was sent, and came once");
                 assert!((socket, got.received.peer, got.bytes) == was, "{number} is not as it was sent");
                 assert!(got.received.vouched);
-                let Some(Place { binding, token, .. }) = got.device else { continue };
+                let Some(Place { binding, token, .. }) = got.device.into_iter().next() else { continue };
                 *used.entry((socket, binding)).or_default() += 1;
                 held.push_back((socket, token));
                 if held.len() > 100 {
@@ -380,7 +414,7 @@ fn the_kernel_completes_the_checksum() {
                 let bytes = random(n, 1 + n as usize * 7);
                 // An offset into which no datagram was ever received.
                 ours.memories[0].write_all_at(&bytes, 500 * 4096 + n).unwrap();
-                ours.send(&mut sender, (500 * 4096 + n, bytes.len() as u32));
+                ours.send(&mut sender, &[(500 * 4096 + n, bytes.len() as u32)]);
                 until(|| {
                     let Some(wire) = second.peek() else { return false };
                     assert_eq!(wire[0], 0, "nothing is left to be summed");
@@ -434,7 +468,7 @@ fn what_nobody_vouches_for() {
                 kernel.send(PORT + 1, &bytes);
                 let (_, got) = ours.receive(&mut lax);
                 assert!(!got.received.vouched && got.bytes == bytes);
-                if let Some(place) = got.device {
+                for place in got.device {
                     assert_eq!(lax[0].returner().give_back(&[place.token]), Ok(1));
                 }
             }

@@ -4,7 +4,7 @@
 
 mod memory_common;
 
-use memory_common::{Feed, VOUCHED, bind, recv, udp4, worker};
+use memory_common::{Feed, VOUCHED, all, bind, ours, recv, udp4, worker};
 use netmem_devmem::{FlowTable, Fragment, Received, RecvError, SocketOptions};
 use netmem_packet::{Armed, SplitHandler, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,8 +22,8 @@ fn ready(socket: &impl AsFd) -> bool {
 fn a_socket_is_woken_while_it_is_armed() {
     let worker = worker();
     let (_memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 1);
     assert!(!ready(&socket), "no thread has armed the socket");
     assert_eq!(socket.arm().unwrap(), Armed::Work);
@@ -56,8 +56,8 @@ fn a_socket_is_woken_while_it_is_armed() {
 fn a_wait_with_a_limit() {
     let worker = worker();
     let (_memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (mut out, limit) = ([Fragment::Empty, Fragment::Empty], Duration::from_millis(30));
     let before = Instant::now();
     assert_eq!(socket.recv_timeout(&mut out, Some(limit)), Err(RecvError::Empty));
@@ -76,8 +76,8 @@ fn no_delivery_is_missed() {
     const DATAGRAMS: usize = 20_000;
     let worker = worker();
     let (_memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (received, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -5,7 +5,7 @@ mod memory_common;
 #[path = "shared/permutations.rs"]
 mod permutations;
 
-use memory_common::{Feed, Memory, VOUCHED, bind, peer4, recv, token, udp4, udp6, until, worker};
+use memory_common::{Feed, Memory, VOUCHED, all, bind, ours, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
     Binding, FlowBindError, FlowQueue, FlowTable, Fragment, MAX_FRAGMENTS, MAX_RANGES, Received, RecvError,
     SocketOptions, TokenRange,
@@ -25,8 +25,8 @@ fn range(start: u32, count: u32) -> TokenRange {
 fn what_is_received() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     assert!(matches!(socket.recv(&mut []), Err(RecvError::Empty)));
     // All payload in device memory; some in host memory; all; none.
     for (head, linear, beyond) in [(42, 0, 500), (100, 58, 442), (542, 500, 0), (1000, 500, 0)] {
@@ -75,8 +75,8 @@ fn what_is_received() {
 fn a_receive_that_is_cut_short() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
     let returner = socket.returner();
     let cut = Received { fragments: 0, peer: peer4(), end: false, vouched: true };
@@ -105,9 +105,9 @@ fn a_receive_that_is_cut_short() {
 fn unvouched_checksums() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let mut strict = table.bind(9, &SocketOptions::new()).unwrap();
-    let mut lenient = table.bind(10, &SocketOptions::new().unvouched(true)).unwrap();
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let mut strict = table.bind(all(9), &SocketOptions::new()).unwrap();
+    let mut lenient = table.bind(all(10), &SocketOptions::new().unvouched(true)).unwrap();
     let mut queue = table.queue(&binding);
     let unknown = Meta::default();
     let partial = Meta { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None };
@@ -131,8 +131,8 @@ fn unvouched_checksums() {
 fn headers_that_are_dropped() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let good = udp4(9, 100);
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = good.clone();
@@ -210,8 +210,8 @@ fn headers_that_are_dropped() {
 fn a_queue_with_the_wrong_binding() {
     let worker = worker();
     let ((memory, binding), (others, other)) = (bind(64, &worker), bind(64, &worker));
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&other));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&other));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 5);
     assert_eq!((table.stats().foreign, socket.recv(&mut [])), (5, Err(RecvError::Empty)));
     assert_eq!(feed.pool.stats().inflight(), 0);
@@ -225,12 +225,12 @@ fn a_queue_with_the_wrong_binding() {
 fn room_and_ports() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    assert_eq!(table.bind(9, &SocketOptions::new().queue(0)).unwrap_err(), FlowBindError::NoRoom);
-    let mut socket = table.bind(9, &SocketOptions::new().queue(3)).unwrap();
-    assert_eq!(table.bind(9, &SocketOptions::new()).unwrap_err(), FlowBindError::Taken { port: 9 });
-    let (first, second) = (table.bind(0, &SocketOptions::new()), table.bind(0, &SocketOptions::new()));
-    let (first, second) = (first.unwrap().port(), second.unwrap().port());
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    assert_eq!(table.bind(all(9), &SocketOptions::new().queue(0)).unwrap_err(), FlowBindError::NoRoom);
+    let mut socket = table.bind(all(9), &SocketOptions::new().queue(3)).unwrap();
+    assert_eq!(table.bind(all(9), &SocketOptions::new()).unwrap_err(), FlowBindError::Taken { local: all(9) });
+    let (first, second) = (table.bind(all(0), &SocketOptions::new()), table.bind(all(0), &SocketOptions::new()));
+    let (first, second) = (first.unwrap().local_addr().port(), second.unwrap().local_addr().port());
     assert!(first >= 1024 && second >= 1024 && first != second, "{first} {second}");
     let mut queue = table.queue(&binding);
     feed.deliver(&mut queue, 9, 5);
@@ -242,7 +242,7 @@ fn room_and_ports() {
     assert_eq!(feed.pool.stats().inflight(), 0, "received and queued");
     feed.deliver(&mut queue, 9, 1);
     assert_eq!(table.stats().no_socket, 1);
-    table.bind(9, &SocketOptions::new()).unwrap();
+    table.bind(all(9), &SocketOptions::new()).unwrap();
     drop((queue, feed, binding));
     memory.assert_gone();
 }
@@ -253,9 +253,9 @@ fn room_and_ports() {
 fn mistakes() {
     let worker = worker();
     let (memory, binding) = bind(2048, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let mut socket = table.bind(9, &SocketOptions::new().queue(2048)).unwrap();
-    let (other, mut queue) = (table.bind(10, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let mut socket = table.bind(all(9), &SocketOptions::new().queue(2048)).unwrap();
+    let (other, mut queue) = (table.bind(all(10), &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 1200);
     let tokens: Vec<_> = (0..1200).map(|_| token(&mut socket)).collect();
     // A socket that never received knows no token.
@@ -284,8 +284,8 @@ fn mistakes() {
 fn two_threads_return_the_same() {
     let worker = worker();
     let (memory, binding) = bind(600, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let mut queue = table.queue(&binding);
     for _ in 0..50 {
         feed.deliver(&mut queue, 9, 500);
@@ -315,8 +315,8 @@ fn two_threads_return_the_same() {
 fn fragments_of_a_page() {
     let worker = worker();
     let (memory, binding) = bind(4, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let four = |feed: &mut Feed, queue: &mut FlowQueue| {
         let mut page = feed.pool.alloc().unwrap();
         for _ in 0..4 {
@@ -353,8 +353,8 @@ fn fragments_of_a_page() {
 fn unbound_with_data_held_and_queued() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 20);
     let mut tokens: Vec<_> = (0..10).map(|_| token(&mut socket)).collect();
     drop((queue, feed));
@@ -377,8 +377,8 @@ fn unbound_with_data_held_and_queued() {
 fn first_received_after_unbinding() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
-    let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     feed.deliver(&mut queue, 9, 2);
     drop((queue, feed, binding));
     let one = token(&mut socket);
@@ -393,8 +393,8 @@ fn first_received_after_unbinding() {
 fn bound_again() {
     let worker = worker();
     let memory = Memory::pages(8);
-    let table = FlowTable::new();
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let table = FlowTable::new(ours());
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let returner = socket.returner();
     let mut old = Vec::new();
     for _ in 0..10 {
@@ -421,8 +421,8 @@ fn bound_again() {
 fn several_bindings_while_flows_are_steered() {
     let worker = worker();
     let (memories, bindings): (Vec<_>, Vec<_>) = (0..4).map(|_| bind(16, &worker)).unzip();
-    let table = FlowTable::new();
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let table = FlowTable::new(ours());
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let mut feeds: Vec<_> = bindings.iter().map(|b| (Feed::new(b), table.queue(b))).collect();
     for round in 0..200_usize {
         for step in 0..8 {
@@ -450,8 +450,8 @@ fn several_bindings_while_flows_are_steered() {
 fn closed_with_100_000_tokens_out() {
     let worker = worker();
     let (memory, binding) = bind(101_000, &worker);
-    let (table, mut queue) = (FlowTable::new(), None);
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let (table, mut queue) = (FlowTable::new(ours()), None);
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let queue = queue.get_or_insert_with(|| table.queue(&binding));
     let mut feed = Feed::new(&binding);
     for _ in 0..100 {
@@ -462,7 +462,7 @@ fn closed_with_100_000_tokens_out() {
     assert_eq!(feed.pool.stats().inflight(), 100_500);
     drop(socket);
     assert_eq!(feed.pool.stats().inflight(), 0);
-    table.bind(10, &SocketOptions::new()).unwrap();
+    table.bind(all(10), &SocketOptions::new()).unwrap();
     drop((feed, table));
     drop(binding);
     assert!(memory.descriptors() > 0, "the table's end at the queue holds it");
@@ -476,8 +476,8 @@ fn every_order_of_ends() {
     for order in orders {
         let worker = worker();
         let (memory, binding) = bind(64, &worker);
-        let (table, mut feed) = (FlowTable::new(), Feed::new(&binding));
-        let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+        let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+        let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
         feed.deliver(&mut queue, 9, 20);
         (0..10).for_each(|_| _ = token(&mut socket));
         let returner = socket.returner();
@@ -501,7 +501,7 @@ fn every_order_of_ends() {
 fn closed_while_a_queue_delivers() {
     let worker = worker();
     let (memory, binding) = bind(512, &worker);
-    let table = FlowTable::new();
+    let table = FlowTable::new(ours());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {
         let (binding, table, stop) = (&binding, &table, &stop);
@@ -513,7 +513,7 @@ fn closed_while_a_queue_delivers() {
             feed
         });
         for _ in 0..300 {
-            let mut socket = table.bind(9, &SocketOptions::new().queue(16)).unwrap();
+            let mut socket = table.bind(all(9), &SocketOptions::new().queue(16)).unwrap();
             until(|| socket.stats().queued > 0);
             let _ = token(&mut socket);
         }
@@ -532,8 +532,8 @@ fn unbound_while_all_goes_on() {
     for _ in 0..20 {
         let worker = worker();
         let (memory, binding) = bind(256, &worker);
-        let table = FlowTable::new();
-        let mut socket = table.bind(9, &SocketOptions::new().queue(256)).unwrap();
+        let table = FlowTable::new(ours());
+        let mut socket = table.bind(all(9), &SocketOptions::new().queue(256)).unwrap();
         let (tokens, returned) = std::sync::mpsc::channel::<TokenRange>();
         let returner = socket.returner();
         let mut pool = PoolOptions::new("rx").cache(32).build(binding.provider(), None).unwrap();

@@ -15,7 +15,7 @@ mod memory_common;
 mod net_common;
 
 use flows::{Ends, FIRST_PORT, Flows, number, payload};
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, interface, until, worker};
 use net_common::{InTests, Lab};
 use netmem_devmem::{
     Binding, BindingRef, FlowQueue, FlowStats, FlowTable, Fragment, Netdev, Received, RecvError, Returner, Socket,
@@ -175,9 +175,9 @@ impl Bench {
         let bindings = memories.each_ref().map(|memory| Binding::new(memory.fd(), 0, &worker).expect("a binding"));
         let ports = steering.spread(Flows::new(FLOWS, limit.clone()), 2).unwrap();
         let lab: Lab = Lab::new(ports, &[bindings[0].region(), bindings[1].region()], SplitOptions::UDP_V6);
-        let table = FlowTable::new();
+        let table = FlowTable::new(interface([4; 6], &["10.9.8.7", "fefe:fefe:fefe:fefe:fefe:fefe:fefe:fefe"]));
         let options = SocketOptions::new().queue(WINDOW as usize);
-        let sockets = (0..FLOWS).map(|flow| table.bind(FIRST_PORT + flow as u16, &options).expect("a port"));
+        let sockets = (0..FLOWS).map(|flow| table.bind(all(FIRST_PORT + flow as u16), &options).expect("a port"));
         let sockets = sockets.collect();
         let memories = bindings.iter().map(|b| b.id()).zip(memories).collect();
         Self { lab, steering, limit, memories, bindings, table, into: Default::default(), sockets, _alone: alone }

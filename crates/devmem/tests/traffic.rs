@@ -4,7 +4,7 @@
 mod memory_common;
 mod net_common;
 
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, echoed, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{
     AttachError, Binding, FlowQueue, FlowTable, Fragment, RecvError, SendError, Sender, Socket, SocketOptions,
@@ -73,8 +73,8 @@ fn there_and_back() {
     let mut lab = echo(&[&binding]);
     lab.net.attach(&binding, &[0]).unwrap();
     assert!(matches!(lab.net.attach(&binding, &[0]), Err(AttachError::Taken { queue: 0, .. })));
-    let table = FlowTable::new();
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let table = FlowTable::new(echoed());
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (mut sender, returner) = (sender(&lab, &binding), socket.returner());
     let place = 500 * 4096;
     let mut held = Vec::new();
@@ -114,8 +114,8 @@ fn one_binding_after_the_other() {
     let memories = [Memory::pages(300), Memory::pages(300)];
     let mut bindings = memories.each_ref().map(|m| Some(Binding::new(m.fd(), 0, &worker).unwrap()));
     let mut lab = echo(&[bindings[0].as_ref().unwrap(), bindings[1].as_ref().unwrap()]);
-    let table = FlowTable::new();
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let table = FlowTable::new(echoed());
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let returner = socket.returner();
     let mut held = Vec::new();
     for round in 0..6 {
@@ -163,8 +163,8 @@ fn memory_that_the_device_cannot_have() {
 fn memory_comes_and_goes_while_the_device_runs() {
     let worker = worker();
     let mut lab: Lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
-    let table = FlowTable::new();
-    let mut socket = table.bind(9, &SocketOptions::new()).unwrap();
+    let table = FlowTable::new(echoed());
+    let mut socket = table.bind(all(9), &SocketOptions::new()).unwrap();
     let returner = socket.returner();
     for round in 0..20 {
         let memory = Memory::pages(300);
@@ -227,8 +227,8 @@ fn orders_of_device_and_socket() {
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();
         let mut lab = echo(&[&binding]);
         lab.net.attach(&binding, &[0]).unwrap();
-        let table = FlowTable::new();
-        let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+        let table = FlowTable::new(echoed());
+        let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
         let mut sender = sender(&lab, &binding);
         let got = round_trip(&mut lab, &mut sender, &mut queue, &mut socket, (290 * 4096, 500));
         let memory_of = binding.reference();

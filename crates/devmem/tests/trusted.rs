@@ -3,7 +3,7 @@
 
 mod memory_common;
 
-use memory_common::{Memory, until, worker};
+use memory_common::{Memory, all, echoed, until, worker};
 use netmem_devmem::{Binding, BindingRef, Endpoint, FlowTable, Fragment, Netdev, RecvError, Sender, SocketOptions};
 use netmem_packet::TxQueue;
 use netmem_pool::{PoolOptions, TrustedPeer};
@@ -35,8 +35,8 @@ fn there_and_back_on_a_trusted_device() {
     let mut netdev = Netdev::new(queues.clone());
     netdev.attach(&binding, &[0]).unwrap();
 
-    let table = FlowTable::new();
-    let (mut socket, mut queue) = (table.bind(9, &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let table = FlowTable::new(echoed());
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let headers = net.tx_pool(PoolOptions::new("headers")).unwrap();
     let end = |mac, addr: &str| Endpoint { mac: [mac; 6], addr: addr.parse().unwrap() };
     let mut sender: Sender<PercpuRef, TrustedPeer> =

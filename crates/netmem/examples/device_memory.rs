@@ -10,7 +10,7 @@
 use anyhow::Context;
 use netmem::device::port::Echo;
 use netmem::device::{NetDevice, Options};
-use netmem::devmem::{Binding, Endpoint, FlowTable, Fragment, Netdev, Sender, SocketOptions};
+use netmem::devmem::{Address, Binding, Endpoint, FlowTable, Fragment, Interface, Mac, Netdev, Sender, SocketOptions};
 use netmem::refs::Worker;
 use netmem::virtio::driver::VirtioRxQueues;
 use netmem::{NetOptions, PoolOptions, RxMode, TxQueue, VhostUser, VirtioNet};
@@ -42,9 +42,11 @@ fn main() -> anyhow::Result<()> {
     let mut netdev = Netdev::new(queues.clone());
     netdev.attach(&binding, &[0])?;
 
-    // A UDP socket on port 9, and the end of it that the polling thread has.
-    let table = FlowTable::new();
-    let mut socket = table.bind(9, &SocketOptions::new())?;
+    // A UDP socket on port 9 of the interface's address, and the end of it that the polling thread has. The echo
+    // exchanges the Ethernet addresses and no others, so frames to 10.0.0.2 come back to the sender's Ethernet address.
+    let address = Address { addr: "10.0.0.2".parse()?, prefix_len: 24 };
+    let table = FlowTable::new(Interface { mac: Mac([2, 0, 0, 0, 0, 1]), mtu: 1500, addresses: vec![address] });
+    let mut socket = table.bind("10.0.0.2:9".parse()?, &SocketOptions::new())?;
     let mut flows = table.queue(&binding);
 
     // Sends from the binding. Its headers come from a pool of host memory.

@@ -54,6 +54,17 @@ impl DevicePayload {
         Ok(())
     }
 
+    /// Takes the first fragment. If it is the only one, this costs no atomic and no call.
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<Frag<Device>> {
+        let first = self.first.take()?;
+        self.len -= first.len() as u32;
+        if !self.more.is_none() {
+            self.first = self.more.pop_front();
+        }
+        Some(first)
+    }
+
     /// Bytes.
     #[inline]
     #[must_use]

@@ -46,3 +46,22 @@ fn seventeen_fragments_are_the_most() {
     let want = Extent { offset: 0, len: 17 * PAGE_SIZE as u32, fragments: 17 };
     assert_eq!(payload.extents().collect::<Vec<_>>(), [want]);
 }
+
+#[test]
+fn fragments_are_taken_from_the_front() {
+    let mut payload = DevicePayload::default();
+    for (page, len) in pages(3).into_iter().zip([100, 0, 7]) {
+        payload.push(page.freeze_range(0..len)).unwrap();
+    }
+    for (index, rest) in [(0, 7), (1, 7), (2, 0)] {
+        assert_eq!(payload.pop_front().map(|frag| frag.index()), Some(index));
+        assert_eq!(
+            (payload.len(), payload.fragments().count(), payload.is_empty()),
+            (rest, 2 - index as usize, index == 2)
+        );
+    }
+    assert!(payload.pop_front().is_none());
+    // An empty payload can be filled again.
+    payload.push(pages(1).remove(0).freeze_range(0..5)).unwrap();
+    assert_eq!((payload.len(), payload.fragments().count()), (5, 1));
+}

@@ -1,4 +1,4 @@
-//! Streams into and out of device memory: TCP connections whose payload no CPU of this host touches.
+//! Streams into and out of device memory: TCP connections whose payload this process neither reads nor writes.
 //!
 //! ```text
 //!   SplitRxQueue ──► StreamRx ──► Stack ──► DeviceStream::recv ──► extents, with tokens ──► StreamReturner ──► window opens

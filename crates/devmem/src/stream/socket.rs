@@ -242,7 +242,7 @@ pub struct StreamStats {
     pub unvouched: u64,
 }
 
-/// A TCP connection whose payload is in device memory. No CPU of this host touches this payload.
+/// A TCP connection whose payload is in device memory. This process neither reads nor writes the payload.
 ///
 /// A stream has one receiver, which is this value, on the stack's thread. [`StreamReturner`]s give tokens back on any thread. A page is
 /// counted in the budgets of the connection and of the stack until its token is returned. Calls do not wait: see [`TcpStream`].

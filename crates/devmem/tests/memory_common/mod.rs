@@ -6,13 +6,13 @@ pub mod device_memory;
 
 use device_memory::Kind;
 use etherparse::PacketBuilder;
-use netmem_devmem::{Binding, BindingCount, FlowQueue, Fragment, Received, Socket, Token};
-use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
+use netmem_devmem::{Address, Binding, BindingCount, FlowQueue, Fragment, Interface, Mac, Received, Socket, Token};
+use netmem_packet::{Checksum, DevicePayload, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ impl Memory {
         self.file.metadata().expect("a file").ino()
     }
 
-    /// The number of mappings of the memory, or of parts of it, in this process. They are found by device and inode, because an inode number of
-    /// a dma-buf can be equal to that of another file.
+    /// The number of mappings of the memory, or of parts of it, in this process. They are found by
+    /// device and inode, because an inode number of a dma-buf can be equal to that of another file.
     pub fn mappings(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
         let meta = self.file.metadata().expect("a file");
@@ -114,13 +114,23 @@ impl Feed {
         Self { pool, host }
     }
 
-    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the payload are not written.
+    /// `bytes` as they arrive on a queue whose host parts have `head` bytes; the bytes of the
+    /// payload are not written.
     pub fn split(&mut self, bytes: &[u8], head: usize, meta: Meta) -> SplitFrame {
+        let rest = bytes.len() - head.min(bytes.len());
+        self.in_pages(bytes, head, &[rest][..usize::from(rest > 0)], meta)
+    }
+
+    /// The same, with so many bytes of the payload in each page.
+    pub fn in_pages(&mut self, bytes: &[u8], head: usize, pages: &[usize], meta: Meta) -> SplitFrame {
         let head = head.min(bytes.len());
+        assert_eq!(pages.iter().sum::<usize>(), bytes.len() - head, "the pages have the rest");
         let mut page = self.host.alloc().expect("a host page");
         page.copy_from(64, &bytes[..head]).expect("room");
-        let rest = bytes.len() - head;
-        let payload = (rest > 0).then(|| self.pool.alloc().expect("a page").freeze_range(0..rest));
+        let mut payload = DevicePayload::default();
+        for &len in pages {
+            payload.push(self.pool.alloc().expect("a page").freeze_range(0..len)).expect("room");
+        }
         SplitFrame::new(page.freeze_range(64..64 + head), payload, meta)
     }
 
@@ -135,6 +145,31 @@ impl Feed {
             queue.frame(frame);
         }
     }
+}
+
+/// An interface with addresses whose networks are of 24 and of 64 bits.
+pub fn interface(mac: [u8; 6], addresses: &[&str]) -> Interface {
+    let addresses = addresses.iter().map(|addr| {
+        let addr: IpAddr = addr.parse().expect("an address");
+        Address { addr, prefix_len: if addr.is_ipv4() { 24 } else { 64 } }
+    });
+    Interface { mac: Mac(mac), mtu: 1500, addresses: addresses.collect() }
+}
+
+/// The interface to which [`udp4`] and [`udp6`] make datagrams.
+pub fn ours() -> Interface {
+    interface([4; 6], &["10.0.0.2", "202:202:202:202:202:202:202:202"])
+}
+
+/// The interface to which an echo sends what was sent to 10.0.0.2 from the Ethernet address 2: it
+/// exchanges the Ethernet addresses and no others.
+pub fn echoed() -> Interface {
+    interface([2; 6], &["10.0.0.2"])
+}
+
+/// A port on all addresses of an interface.
+pub fn all(port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)
 }
 
 pub fn peer4() -> SocketAddr {

@@ -12,7 +12,7 @@ use std::task::Waker;
 ///
 /// Each kind of host memory implements it, such as `PeerShared` and `Private`: frames are [`Packet`]s, and payload
 /// consists of fragments of their pages. The crate `netmem-devmem` has one whose payload is in the memory of a device,
-/// which no CPU reads.
+/// which this process does not map.
 ///
 /// In each case, headers are in host memory, and so are all packets that belong to no connection: ARP, ICMP,
 /// handshakes, datagrams.

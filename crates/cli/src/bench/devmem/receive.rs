@@ -2,7 +2,7 @@
 
 use super::cell::{Outcome, STEP, Traffic};
 use super::rig::{Memory, Rig, unavailable};
-use super::source::{FIRST_PORT, Flows};
+use super::source::{FIRST_PORT, Flows, OURS};
 use super::ways::Way;
 use super::{FLOWS, MESSAGE};
 use crate::bench::error::BenchError;
@@ -11,7 +11,9 @@ use crate::bench::pool::Books;
 use netmem::VirtioNet;
 use netmem::device::{Connection, NetDevice};
 use netmem::virtio::driver::{EitherRx, RxClosed, SplitOptions, VirtioRxQueues};
-use netmem_devmem::{Binding, BindingCount, FlowQueue, FlowTable, MAX_RANGES, Netdev, SocketOptions, TokenRange};
+use netmem_devmem::{
+    Address, Binding, BindingCount, FlowQueue, FlowTable, Interface, MAX_RANGES, Netdev, SocketOptions, TokenRange,
+};
 use quanta::Clock;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,10 +50,12 @@ impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
         let Rig { pair, net, device, connection, binding, .. } = Rig::<C>::new(memory)?;
         let mut queues = Netdev::new(VirtioRxQueues::new([pair.rx]).header_bytes(SplitOptions::UDP_V4));
         queues.attach(&binding, &[0]).map_err(unavailable)?;
-        let table = FlowTable::<C>::default();
+        let address = Address { addr: OURS.1.into(), prefix_len: 24 };
+        let table = FlowTable::<C>::counted(Interface { mac: OURS.0, mtu: 1500, addresses: vec![address] });
         let mut flows = Vec::with_capacity(FLOWS);
         for flow in 0..FLOWS {
-            let socket = table.bind(FIRST_PORT + flow as u16, &SocketOptions::new()).map_err(unavailable)?;
+            let socket =
+                table.bind((OURS.1, FIRST_PORT + flow as u16).into(), &SocketOptions::new()).map_err(unavailable)?;
             let way = W::new(socket, &binding.reference());
             flows.push(Flow { way, held: Vec::with_capacity(MESSAGE as usize) });
         }

@@ -3,6 +3,8 @@
 use super::{FLOWS, PAYLOAD};
 use netmem::device::port::{ALL_OFFLOADS, Gen, Port, PortError};
 use netmem::virtio::net::VnetHdr;
+use netmem_devmem::Mac;
+use std::net::Ipv4Addr;
 
 /// Bytes of Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 42;
@@ -10,6 +12,8 @@ const HEADERS: usize = 42;
 const PORT: usize = 36;
 const CHECKSUM: usize = 40;
 
+/// The destination of the frames that [`Gen`] makes.
+pub(super) const OURS: (Mac, Ipv4Addr) = (Mac([2, 0, 0, 0, 0, 2]), Ipv4Addr::new(198, 18, 0, 2));
 /// The port of the first flow. The other flows have the ports behind it.
 pub(super) const FIRST_PORT: u16 = 9000;
 

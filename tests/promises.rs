@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-const AREAS: [&str; 7] = ["INET", "MEM", "NET", "PERF", "POOL", "REF", "XSK"];
+const AREAS: [&str; 8] = ["INET", "MEM", "NET", "PERF", "POOL", "REF", "SERVE", "XSK"];
 
 /// The ids of promises in a text, such as `POOL-4`.
 fn ids(text: &str) -> impl Iterator<Item = &str> {

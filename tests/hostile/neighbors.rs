@@ -121,4 +121,5 @@ fn a_flood_of_stray_segments() {
     });
     let Some(((), report)) = attacked else { return };
     assert_eq!(report.served(), (1, 0), "{report}");
+    assert!(report.number(" resets for segments of no connection") > 0, "{report}");
 }

@@ -109,8 +109,8 @@ fn clients_that_ask_on_and_never_read() {
 /// sent, and another connection was answered meanwhile.
 fn ask_on(peer: &mut Peer, witness: &mut Witness, clients: &[usize]) {
     /// Bytes of requests that a client sends at most. Their answers are longer than a send buffer.
-    const ASKED: usize = 700_000;
-    let part = b"GET /0 HTTP/1.1\r\n\r\n".repeat(64);
+    const ASKED: usize = 1_050_000;
+    let part = request(0, false).repeat(43);
     clients.iter().for_each(|&n| peer.connection(n).room = Some(65535));
     let (mut sent, mut rests) = (vec![0; clients.len()], 0);
     while rests < 3 {

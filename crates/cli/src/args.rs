@@ -1,6 +1,10 @@
 //! The command line. Clap checks the syntax here. Each command checks the meaning of its arguments before it starts
 //! anything. Both kinds of errors end with exit status 2.
 
+mod serve;
+
+pub(crate) use serve::{ServeArg, ServeArgs};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
@@ -27,7 +31,10 @@ pub(crate) enum Command {
     Perf(PerfArgs),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
-    /// Be a server behind a tap or an interface, on netmem's own TCP
+    /// Be a server behind a tap or an interface, on netmem's own TCP: a demonstration
+    ///
+    /// The services show and test the TCP/IP stack. They are a demonstration, and not made for production: nothing is
+    /// encrypted, no client is authenticated, and each service has only a part of its protocol.
     Serve(ServeArgs),
     /// Connect two taps by a bad link, for traffic between two of the kernel's network stacks
     Link(LinkArgs),
@@ -214,34 +221,6 @@ pub(crate) struct DeviceArgs {
 }
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct ServeArgs {
-    /// The service
-    #[arg(value_name = "SERVICE")]
-    pub(crate) service: ServeArg,
-    /// Where the server is reached: tap:NAME, a tap, which is made if it does not exist; xsk:IFACE or xsk:IFACE:QUEUE,
-    /// queues of an interface by AF_XDP, from this queue on (0 if it is left out). The kernel keeps all frames that are
-    /// not for the server's addresses
-    #[arg(long, value_name = "PORT")]
-    pub(crate) port: PortArg,
-    /// Queues of the tap or interface. Each has a stack and two threads. With more than 1, a tap that exists already
-    /// must have been made with several queues (ip tuntap add NAME mode tap vnet_hdr multi_queue)
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) queues: u16,
-    /// The server's addresses, with the lengths of their networks' prefixes, such as 10.0.0.2/24,fd00::2/64. There is
-    /// no DHCP
-    #[arg(long, value_name = "ADDR/LEN,..", value_delimiter = ',', required = true)]
-    pub(crate) addr: Vec<Address>,
-    /// At the end, save all connections to this file. At the start, restore the connections in it and remove it
-    /// [default: connections end with the server]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) state: Option<PathBuf>,
-    /// A bad link before the port, such as
-    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
-    #[arg(long, value_name = "OPTIONS")]
-    pub(crate) link: Option<LinkOptions>,
-}
-
-#[derive(Args, Clone, Debug)]
 pub(crate) struct GrantArgs {
     /// The interface, and the first of its queues that a worker gets (0 if it is left out)
     #[arg(value_name = "IFACE[:QUEUE]")]
@@ -256,32 +235,6 @@ pub(crate) struct GrantArgs {
     /// Take from the kernel only the frames that are sent to these addresses [default: all frames of the queues]
     #[arg(long, value_name = "ADDR,..", value_delimiter = ',')]
     pub(crate) addr: Vec<IpAddr>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ServeArg {
-    /// Sends received bytes back (port 7)
-    Echo,
-    /// Drops received bytes (port 9)
-    Discard,
-    /// Sends bytes until the peer closes (port 19)
-    Source,
-    /// Answers `GET /N` with N bytes (port 80)
-    Http,
-    /// Stores values, by memcached's text protocol (port 11211)
-    Memcached,
-}
-
-impl std::fmt::Display for ServeArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Echo => "echo",
-            Self::Discard => "discard",
-            Self::Source => "source",
-            Self::Http => "http",
-            Self::Memcached => "memcached",
-        })
-    }
 }
 
 #[derive(Args, Clone, Debug)]

@@ -298,7 +298,8 @@ fn returning_tokens_opens_the_window() {
     let returner = server.returner();
     std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.give_back(held).unwrap())).join().unwrap();
     assert_eq!(pair.far.stack.arm().unwrap(), Armed::Work, "the stack was woken");
-    pair.pass(Duration::from_millis(4));
+    // Less than the time to the next probe.
+    pair.pass(Duration::from_millis(20));
     tokens(&pair.far, &mut server, &mut position);
     assert!(position > before, "the window opened");
 }

@@ -14,7 +14,7 @@ use stream_wire::{LISTEN, Odd, Peer, Rig};
 
 /// Pages that a connection may occupy, and all connections together.
 const BUDGET: u32 = 64;
-const ALL: u32 = 96;
+const ALL: u32 = 160;
 
 fn rig() -> (Rig, DeviceListener) {
     let rig = Rig::new(1024, ALL);

@@ -55,6 +55,11 @@ impl<'a> Tasks<'a> {
         }
     }
 
+    /// Whether a task was woken since the last run began, or the last run left woken tasks.
+    pub(crate) fn are_woken(&self) -> bool {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+
     /// Whether there are no tasks.
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty()
@@ -69,7 +74,7 @@ impl<'a> Tasks<'a> {
             match pin!(&mut self.tasks).poll_next(&mut cx) {
                 Poll::Ready(Some(result)) => ended(result),
                 Poll::Ready(None) => return n,
-                Poll::Pending => return n + usize::from(self.woken.0.load(Ordering::Relaxed)),
+                Poll::Pending => return n + usize::from(self.are_woken()),
             }
         }
         TASKS + 1

@@ -11,21 +11,30 @@
 //! task and no queue has work. If a frame arrives by another
 //! queue than its connection's, its stack hands it to the connection's stack.
 //!
+//! The services are a demonstration. A peer that is idle, slow or hostile nevertheless costs only
+//! its own connection: each wait has a time limit ([`client`]), connections are counted
+//! ([`admission`]), and connections that keep the pages of a store are found ([`pressure`]).
+//!
 //! With `--state`, the next process continues the connections: see [`state`].
 
+mod admission;
 mod client;
 mod http;
 mod memcached;
 mod plain;
+mod pressure;
+mod report;
 mod state;
+mod timers;
 
 use crate::args::{BadArgument, PortArg, ServeArg, ServeArgs};
 use crate::host::tasks::Tasks;
-use crate::host::{DeviceThreads, Ended, HostOptions, Mem, Running, Stacks, with_stacks};
+use crate::host::{Clock, DeviceThreads, Drives, Ended, HostOptions, Mem, OwnStack, Running, Stacks, with_stacks};
 use crate::link::AskedLink;
-use crate::{limits, output, signals};
+use crate::{cpus, limits, output, signals};
+use admission::Admission;
 use anyhow::Context as _;
-use client::{Client, Counts, End, Shared};
+use client::{Client, Counts, End, Patience, Shared};
 use netmem::XskPort;
 use netmem::device::port::{Port, PortError, Tap, TapError};
 use netmem::packet::{Armed, Wait};
@@ -33,7 +42,8 @@ use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
 use netmem::xsk::{Filter, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
-use netmem_inet::{Address, ListenOptions, SocketError, StackStats, TcpListener};
+use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, StackStats, TcpListener};
+use pressure::{Member, Pressure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use state::{Left, StateFile};
@@ -41,9 +51,11 @@ use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use timers::Timers;
 
 /// How long each thread polls after the last frame before it sleeps.
 const SPIN: Spin = Spin::For(Duration::from_micros(50));
@@ -56,7 +68,7 @@ const LAST_POLLS: usize = 16;
 
 /// A service: a protocol that the server speaks on each connection.
 trait Service: Sync {
-    /// The port on which it listens.
+    /// The port on which it listens, unless the user chooses.
     const PORT: u16;
     /// The state of a connection, which another process needs to continue it.
     type State: Default + Serialize + DeserializeOwned + Send;
@@ -73,6 +85,7 @@ trait Service: Sync {
 
 /// Serves until a signal comes.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    args.check()?;
     limits::descriptors(64 + 32 * usize::from(args.queues), "serve")?;
     match &args.port {
         PortArg::Tap(name) => {
@@ -172,6 +185,7 @@ struct Server<'a> {
 struct Done<S> {
     counts: Counts,
     stats: StackStats,
+    listener: ListenerStats,
     /// Saved connections that could not be restored.
     lost: u64,
     /// Connections that are saved for the next process.
@@ -187,7 +201,10 @@ impl Server<'_> {
             ServeArg::Discard => self.with(host, plain::PAGES, |_| Ok(plain::Discard)),
             ServeArg::Source => self.with(host, plain::PAGES, |pool| plain::Source::new(pool)),
             ServeArg::Http => self.with(host, plain::PAGES, |pool| http::Http::new(pool)),
-            ServeArg::Memcached => self.with(host, memcached::PAGES, |pool| Ok(memcached::Memcached::new(pool))),
+            ServeArg::Memcached => {
+                let sizes = memcached::Sizes::new(self.args.store.unwrap_or(memcached::LIMIT));
+                self.with(host, sizes.pages, |pool| Ok(memcached::Memcached::new(pool, sizes)))
+            }
         }
     }
 
@@ -242,14 +259,16 @@ impl Server<'_> {
             file.remove()?;
         }
         let shares: Vec<_> = shares.into_iter().map(Mutex::new).collect();
+        let admission = Admission::new(self.args.max_connections, self.args.most_of_peer());
+        let pressure = Arc::new(Pressure::new(self.args.queues));
         let done = stacks.run(|n, running| {
             let share = std::mem::take(&mut *shares[n].lock().unwrap_or_else(PoisonError::into_inner));
-            let done = self.serve(service, n, running, share);
+            let done = self.serve(service, n, running, share, &admission, &pressure);
             // If one stack ends, the others end, too.
             self.stop.set();
             done
         })?;
-        let mut report = summary(&done);
+        let mut report = report::summary(&done);
         let lost: u64 = done.iter().map(|done| done.lost).sum();
         if let Some(file) = self.state {
             let left: Vec<_> = done.into_iter().flat_map(|done| done.left).collect();
@@ -269,16 +288,30 @@ impl Server<'_> {
         n: usize,
         running: &mut Running,
         resumed: Vec<Left<S::State>>,
+        admission: &Arc<Admission>,
+        pressure: &Arc<Pressure>,
     ) -> anyhow::Result<Done<S::State>> {
+        if let Some(cpu) = self.args.cpu(n) {
+            cpus::pin(cpu);
+        }
         let Running { stack, clock, host, device, .. } = running;
         let device = device.as_deref_mut().context("a stack without its part of the device")?;
-        let (shared, left, mut lost) = (Shared::default(), Leaving::<S>::default(), 0);
+        let shared = Shared {
+            counts: Rc::default(),
+            leaving: Rc::default(),
+            timers: Timers::default(),
+            patience: Patience { idle: self.args.idle_timeout, request: self.args.request_timeout },
+            pressure: Arc::clone(pressure),
+        };
+        let (left, mut lost) = (Leaving::<S>::default(), 0);
+        let member = pressure.join(n, stack.waker());
         let mut tasks = Tasks::new();
         for connection in resumed {
             match stack.sockets().restore(&connection.stream, &Config::default()) {
                 Ok(stream) => {
                     let Left { kept, shut, over, state, .. } = connection;
-                    let client = Client::new(stream, shared.clone(), kept, shut);
+                    let admitted = admission.readmit(stream.peer_addr().ip());
+                    let client = Client::new(stream, shared.clone(), admitted, kept, shut);
                     tasks.push(Box::pin(task(service, client, over, state, &left)));
                 }
                 Err(error) => {
@@ -288,42 +321,71 @@ impl Server<'_> {
                 }
             }
         }
-        let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, S::PORT));
-        let mut listener = stack.sockets().listen(at, ListenOptions::default())?;
+        let port = self.args.tcp_port.unwrap_or(S::PORT);
+        let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let listener = stack.sockets().listen(at, ListenOptions::default())?;
         if n == 0 {
             let addresses: Vec<_> =
-                self.args.addr.iter().map(|own| SocketAddr::from((own.addr, S::PORT)).to_string()).collect();
+                self.args.addr.iter().map(|own| SocketAddr::from((own.addr, port)).to_string()).collect();
             eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
         }
+        let acceptor = Acceptor { listener, service, shared: &shared, admission, left: &left };
+        let listener = self.drive(stack, *clock, device, acceptor, tasks, &member)?;
+        let counts = *shared.counts.borrow();
+        Ok(Done { counts, stats: stack.stats(), listener, lost, left: left.into_inner() })
+    }
+
+    /// Runs a stack, its part of the device and the tasks of its connections until the server is
+    /// stopped. Then saves the connections, or ends them. Returns the counters of the listener.
+    fn drive<'a, S: Service>(
+        &self,
+        stack: &mut OwnStack,
+        clock: Clock,
+        device: &mut dyn Drives,
+        mut acceptor: Acceptor<'a, S>,
+        mut tasks: Tasks<'a>,
+        member: &Member<'_>,
+    ) -> anyhow::Result<ListenerStats> {
+        let (shared, left) = (acceptor.shared, acceptor.left);
         let ended = |result: Result<(), SocketError>| shared.counts.borrow_mut().broken += u64::from(result.is_err());
         let mut signal = Signal(&self.stop.signal);
+        let mut asked = 0;
         while !self.stop.is_set() {
             let mut work = device.poll();
             work += stack.poll(clock.now());
-            work += accept(&mut listener, service, &shared, &left, &mut tasks);
+            work += acceptor.accept(&mut tasks);
+            work += shared.timers.advance(clock.now());
+            if member.asked() > asked {
+                asked = member.asked();
+                shared.timers.wake_all();
+            }
             work += tasks.run(ended);
+            if !tasks.are_woken() {
+                member.answer(asked);
+            }
             if work > 0 {
                 // Sends what the tasks have written. The device's next poll passes it on.
                 stack.poll(clock.now());
             }
-            let sleep = stack.next_deadline().map(|at| at.since(clock.now()));
+            let due = [stack.next_deadline(), shared.timers.next()].into_iter().flatten().min();
+            let sleep = due.map(|at| at.since(clock.now()));
             device.turn(work, SPIN, &mut [stack, &mut signal], sleep)?;
         }
         if self.state.is_some() {
             for _ in 0..LAST_POLLS {
-                let work = device.poll()
-                    + stack.poll(clock.now())
-                    + accept(&mut listener, service, &shared, &left, &mut tasks);
+                let work = device.poll() + stack.poll(clock.now()) + acceptor.accept(&mut tasks);
                 if work == 0 {
                     break;
                 }
             }
             shared.leaving.set(true);
             tasks.poll_all(ended);
-            drop((tasks, listener));
+        }
+        let stats = acceptor.listener.stats().unwrap_or_default();
+        drop((tasks, acceptor));
+        if self.state.is_some() {
             left.borrow_mut().extend(stack.sockets().save_closing().into_iter().map(Left::closing));
         } else {
-            drop((tasks, listener));
             // Sends the resets of the dropped connections, and other packets that are due.
             stack.poll(clock.now());
         }
@@ -332,29 +394,39 @@ impl Server<'_> {
                 break;
             }
         }
-        let counts = *shared.counts.borrow();
-        Ok(Done { counts, stats: stack.stats(), lost, left: left.into_inner() })
+        Ok(stats)
     }
 }
 
 /// Connections that tasks have saved for another process.
 type Leaving<S> = RefCell<Vec<Left<<S as Service>::State>>>;
 
-fn accept<'a, S: Service>(
-    listener: &mut TcpListener<Mem>,
+/// Where connections come in.
+struct Acceptor<'a, S: Service> {
+    listener: TcpListener<Mem>,
     service: &'a S,
-    shared: &Shared,
+    shared: &'a Shared,
+    admission: &'a Arc<Admission>,
     left: &'a Leaving<S>,
-    tasks: &mut Tasks<'a>,
-) -> usize {
-    let mut accepted = 0;
-    while let Ok(stream) = listener.accept() {
-        let client = Client::new(stream, shared.clone(), Vec::new(), false);
-        tasks.push(Box::pin(task(service, client, false, S::State::default(), left)));
-        shared.counts.borrow_mut().connections += 1;
-        accepted += 1;
+}
+
+impl<'a, S: Service> Acceptor<'a, S> {
+    /// Makes a task for each new connection, or resets it if there are too many. Returns how many there were.
+    fn accept(&mut self, tasks: &mut Tasks<'a>) -> usize {
+        let mut accepted = 0;
+        while let Ok(stream) = self.listener.accept() {
+            accepted += 1;
+            let Some(admitted) = self.admission.admit(stream.peer_addr().ip()) else {
+                stream.abort();
+                self.shared.counts.borrow_mut().refused += 1;
+                continue;
+            };
+            let client = Client::new(stream, self.shared.clone(), admitted, Vec::new(), false);
+            tasks.push(Box::pin(task(self.service, client, false, S::State::default(), self.left)));
+            self.shared.counts.borrow_mut().connections += 1;
+        }
+        accepted
     }
-    accepted
 }
 
 /// The task of a connection: runs until the connection ends or is saved for another process.
@@ -371,9 +443,9 @@ async fn task<S: Service>(
     }
     match ended {
         Err(End::Broken(error)) => return Err(error),
-        Err(End::TooMuch) => {
-            client.abort();
-            return Err(SocketError::WouldBlock);
+        Err(end @ (End::Idle | End::Late | End::Stopped)) => {
+            client.end(end);
+            return Ok(());
         }
         // The stack completes the close of a stream that is dropped.
         Ok(()) if !client.has_kept() => return Ok(()),
@@ -381,35 +453,6 @@ async fn task<S: Service>(
     }
     left.borrow_mut().extend(Left::new(client, over || ended.is_ok(), state));
     Ok(())
-}
-
-fn summary<S>(done: &[Done<S>]) -> String {
-    let mut all = Counts::default();
-    let (mut copied_received, mut copied_sent, mut wrong, mut handed_over, mut full) = (0, 0, 0, 0, 0);
-    for Done { counts, stats, .. } in done {
-        all.connections += counts.connections;
-        all.broken += counts.broken;
-        all.received += counts.received;
-        all.sent += counts.sent;
-        copied_received += stats.copied_received;
-        copied_sent += stats.copied_sent;
-        wrong += stats.wrong_checksum;
-        handed_over += stats.handed_over;
-        full += stats.mailbox_full;
-    }
-    let Counts { connections, broken, received, sent } = all;
-    let mut summary = format!(
-        "served {connections} connections, {broken} of them broken: {received} bytes received ({copied_received} copied), {sent} bytes sent \
-         ({copied_sent} copied)\nstack: {wrong} packets with a wrong checksum\n"
-    );
-    if done.len() > 1 {
-        let queues: Vec<_> = done.iter().map(|done| done.counts.connections.to_string()).collect();
-        let queues = queues.join(", ");
-        summary += &format!(
-            "queues: connections {queues}; {handed_over} frames came by another queue than their connection's, {full} more were dropped\n"
-        );
-    }
-    summary
 }
 
 /// A descriptor that a signal makes readable.

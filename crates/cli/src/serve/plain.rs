@@ -1,6 +1,6 @@
 //! Simple services: echo (RFC 862), discard (RFC 863), and a source of bytes.
 
-use super::client::{Client, End};
+use super::client::{Awaited, Client, End};
 use super::{BY_REFERENCE, Service};
 use crate::host::Mem;
 use netmem::Frag;
@@ -20,7 +20,7 @@ impl Service for Echo {
     async fn serve(&self, client: &mut Client, (): &mut ()) -> Result<(), End> {
         let mut fragments: [Fragment<Mem>; 16] = Default::default();
         loop {
-            let n = client.receive(&mut fragments).await?;
+            let n = client.receive(&mut fragments, Awaited::Request).await?;
             if n == 0 {
                 client.shutdown();
                 return Ok(());
@@ -46,7 +46,7 @@ impl Service for Discard {
     async fn serve(&self, client: &mut Client, (): &mut ()) -> Result<(), End> {
         let mut fragments: [Fragment<Mem>; 32] = Default::default();
         loop {
-            let n = client.receive(&mut fragments).await?;
+            let n = client.receive(&mut fragments, Awaited::Request).await?;
             if n == 0 {
                 client.shutdown();
                 return Ok(());

@@ -170,10 +170,10 @@ const LARGE_PAGES: usize = 2048;
 
 impl Large {
     pub fn new() -> Self {
-        let mut rig = Rig::with(RxMode::Big, LARGE_PAGES, 400);
+        let mut rig = Rig::with(RxMode::Big, LARGE_PAGES, 800);
         rig.memory.write_all_at(&[0xaa; LARGE], PLACE).unwrap();
         let connection =
-            Config { receive_buffer: 1 << 20, fixed_window: true, budget: 400, timestamps: false, ..Config::default() };
+            Config { receive_buffer: 1 << 20, fixed_window: true, budget: 800, timestamps: false, ..Config::default() };
         let options = ListenOptions { connection, ..ListenOptions::default() };
         let mut listener = rig.streams.as_ref().unwrap().listen(([0, 0, 0, 0], LISTEN).into(), options).unwrap();
         let mut peer = Peer::connect(&mut rig, 5001);

@@ -50,7 +50,8 @@ impl SendPages {
     /// Whether a holder of `held` pages may hold one more.
     pub(super) fn admits(&self, held: usize) -> bool {
         let free = self.free();
-        free > 0 && held < share(free, self.limit) as usize
+        let held = u32::try_from(held).unwrap_or(u32::MAX);
+        free > 0 && held < share(free, held, self.limit)
     }
 
     /// Counts pages that were allocated.

@@ -24,17 +24,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
 
-/// How many buffers one of many holders may occupy, if `free` of `limit` are free: the square of
-/// `free`, by twice `limit`, but at least one.
+/// How many buffers a holder of `used` may occupy in all, if `free` of `limit` are free: the square
+/// of what were free without it, by twice `limit`, but at least one.
 ///
 /// Why the square: a holder whose peer or user is slow keeps what it has, so that holders come one
 /// after the other and none goes. If each took a fixed part of what is free, `n` of them would
 /// leave a part that falls with the power of `n`. With the square, they leave `limit / (1 + n /
-/// 2)`: half after two, a fiftieth after a hundred. A single holder can occupy a quarter of all
-/// buffers. Nothing is computed when holders come and go.
-pub(crate) fn share(free: u32, limit: u32) -> u32 {
-    let (free, limit) = (u64::from(free), u64::from(limit.max(1)));
-    u32::try_from(free * free / (2 * limit)).unwrap_or(u32::MAX).max(1)
+/// 2)`: half after one, a fiftieth after a hundred. Nothing is computed when holders come and go.
+pub(crate) fn share(free: u32, used: u32, limit: u32) -> u32 {
+    let (without, limit) = (u64::from(free) + u64::from(used), u64::from(limit.max(1)));
+    u32::try_from(without * without / (2 * limit)).unwrap_or(u32::MAX).max(1)
 }
 
 /// One of so many of a queue's buffers is kept for connections that have none.
@@ -46,11 +45,15 @@ const KEPT: u32 = 16;
 /// queue's buffers, besides its own limit: half of the share can be promised to the peer, and the
 /// other half is for what the peer sends although others have taken buffers meanwhile. A sixteenth
 /// of the queue's buffers is kept for connections that have none, so that each makes progress.
+/// Buffers whose charges were [left](Charge::leave) counted are their user's business: they count
+/// in both limits, and not in the share.
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
 struct Counts {
     used: AtomicU32,
+    /// How many of `used` were left counted.
+    left: AtomicU32,
     /// Whether a connection waits for a buffer.
     awaited: AtomicBool,
     limit: u32,
@@ -81,8 +84,8 @@ impl Budget {
     }
 
     fn with(limit: u32, parent: Option<Self>, waker: Option<Waker>) -> Self {
-        let (used, awaited) = (AtomicU32::new(0), AtomicBool::new(false));
-        Self(Arc::new(Counts { used, awaited, limit, parent, waker }))
+        let (used, left, awaited) = Default::default();
+        Self(Arc::new(Counts { used, left, awaited, limit, parent, waker }))
     }
 
     fn levels(&self) -> impl Iterator<Item = &Counts> {
@@ -121,8 +124,9 @@ impl Budget {
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
         let kept = parent.0.limit.div_ceil(KEPT);
         let free = parent.room(1).saturating_sub(kept);
-        let share = share(free, parent.0.limit - kept) / part;
-        limit.min(share.max(1)).saturating_sub(used).min(free)
+        let shared = used.saturating_sub(self.0.left.load(Ordering::Relaxed));
+        let share = share(free, shared, parent.0.limit - kept) / part;
+        limit.saturating_sub(used).min(share.max(1).saturating_sub(shared)).min(free)
     }
 
     /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here
@@ -169,9 +173,15 @@ impl Budget {
         }
     }
 
-    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: an
-    /// atomic subtraction here and in the parent.
+    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: two
+    /// atomic subtractions here, and one in the parent.
     pub fn put(&self, n: u32) {
+        self.0.left.fetch_sub(n, Ordering::Relaxed);
+        self.remove(n);
+    }
+
+    /// Ends the counting of `n` buffers.
+    fn remove(&self, n: u32) {
         let mut awaited = false;
         for counts in self.levels() {
             counts.used.fetch_sub(n, Ordering::SeqCst);
@@ -224,7 +234,11 @@ impl Charge {
             // The other chunks in the buffer keep its charge. This one counts as a buffer of its
             // own.
             charge.budget().inspect(|budget| budget.add(1));
-        } else {
+        }
+        if let Some(budget) = self.budget() {
+            budget.0.left.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Counted::Once(_) = &self.0 {
             self.0 = Counted::Left;
         }
     }
@@ -241,7 +255,7 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if let Counted::Once(budget) = &self.0 {
-            budget.put(1);
+            budget.remove(1);
         }
     }
 }
@@ -255,7 +269,7 @@ pub(crate) struct Charges {
 
 impl Drop for Charges {
     fn drop(&mut self) {
-        self.budget.put(self.n);
+        self.budget.remove(self.n);
     }
 }
 
@@ -342,6 +356,21 @@ mod tests {
         }
         assert!(greedy[0].1.len() > 1000 && queue.free() > 60, "{}", queue.free());
         assert!(Budget::within(4096, Some(&queue)).take().is_some());
+    }
+
+    /// What the user keeps by number takes nothing from the share of what the peer sends.
+    #[test]
+    fn buffers_that_were_left_counted_are_not_in_the_share() {
+        let queue = Budget::new(1600);
+        let (holder, other) = (Budget::within(1500, Some(&queue)), Budget::within(1500, Some(&queue)));
+        for held in 0..1500 {
+            let charge = holder.take().unwrap_or_else(|| panic!("{held}"));
+            charge.leave();
+        }
+        assert!(holder.take().is_none(), "the connection's limit");
+        assert_eq!((holder.free(), queue.used(), other.take_first().is_some()), (0, 1500, true));
+        holder.put(1000);
+        assert_eq!((holder.used(), holder.free()), (500, other.free()));
     }
 
     #[test]

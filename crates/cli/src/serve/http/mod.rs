@@ -1,23 +1,27 @@
-//! A small HTTP/1.1 server. It answers `GET /N` with N bytes of a pattern, without a copy, and `GET /` with a line of
-//! text.
+//! A small HTTP/1.1 server. It answers `GET /N` with N bytes of a pattern, without a copy, and
+//! `GET /` with a line of text.
 //!
-//! It keeps connections open, and accepts pipelined requests. It reads no bodies: a request that has a body is refused.
+//! It keeps connections open, and accepts pipelined requests. It reads no bodies: a request that
+//! has a body is refused. After a request whose end is in doubt, the connection is closed
+//! ([`request`]).
+
+mod request;
 
 use super::Service;
-use super::client::{Client, End};
+use super::client::{Awaited, Client, End};
 use super::plain::Pattern;
 use crate::host::Mem;
 use netmem::pool::SharedPool;
 use netmem_inet::Fragment;
+use request::{BAD, HEAD_TOO_LARGE, Request, head_len};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The longest head of a request.
 const MAX_HEAD: usize = 8192;
-/// The most bytes that are received and dropped after the last request.
-const MAX_REST: usize = 1 << 20;
 /// The most bytes in an answer's body.
 const MAX_BODY: u64 = 1 << 40;
+const TIMEOUT: &str = "408 Request Timeout";
 const TEXT: &[u8] = b"netmem serves: GET /N has N bytes\n";
 
 /// An answer to a request.
@@ -44,42 +48,22 @@ impl Answer {
 
     /// The answer to the request with this head.
     fn to(head: &[u8]) -> Self {
-        let bad = || Self::error("400 Bad Request", true);
-        let Ok(head) = std::str::from_utf8(head) else { return bad() };
-        let mut lines = head.split("\r\n");
-        let mut words = lines.next().unwrap_or_default().split(' ');
-        let (Some(method), Some(path), Some(version), None) = (words.next(), words.next(), words.next(), words.next())
-        else {
-            return bad();
+        let Request { method, target, close } = match Request::parse(head) {
+            Ok(request) => request,
+            Err(status) => return Self::error(status, true),
         };
-        let mut close = match version {
-            "HTTP/1.1" => false,
-            "HTTP/1.0" => true,
-            _ => return Self::error("505 HTTP Version Not Supported", true),
-        };
-        for line in lines.filter(|line| !line.is_empty()) {
-            let Some((name, value)) = line.split_once(':') else { return bad() };
-            let value = value.trim();
-            if name.eq_ignore_ascii_case("connection") {
-                close |= value.eq_ignore_ascii_case("close");
-            }
-            let has_body = name.eq_ignore_ascii_case("content-length") && value != "0";
-            if has_body || name.eq_ignore_ascii_case("transfer-encoding") {
-                return Self::error("413 Content Too Large", true);
-            }
-        }
         let head_only = match method {
             "GET" => false,
             "HEAD" => true,
             _ => return Self::error("405 Method Not Allowed", close),
         };
-        let (body, len) = match path.strip_prefix('/') {
+        let (body, len) = match target.strip_prefix('/') {
             Some("") => (Body::Text(TEXT), TEXT.len() as u64),
             Some(number) => match number.parse() {
                 Ok(len) if len <= MAX_BODY => (Body::Pattern, len),
                 _ => return Self::error("404 Not Found", close),
             },
-            None => return bad(),
+            None => return Self::error(BAD, true),
         };
         Self { status: "200 OK", body, len, head_only, close }
     }
@@ -117,26 +101,25 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// The next answer, if a request is complete or its head is too long.
+    /// The next answer, if a request is complete or is refused.
     fn answer(&mut self) -> Option<Answer> {
-        if let Some(end) = self.bytes.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            let answer = Answer::to(&self.bytes[..end]);
-            self.bytes.drain(..end + 4);
-            return Some(answer);
+        let refused = |status| Some(Answer::error(status, true));
+        match head_len(&self.bytes) {
+            Ok(Some(len)) if len <= MAX_HEAD => {
+                let answer = Answer::to(&self.bytes[..len]);
+                self.bytes.drain(..len);
+                Some(answer)
+            }
+            Ok(None) if self.bytes.len() <= MAX_HEAD => None,
+            Ok(_) => refused(HEAD_TOO_LARGE),
+            Err(status) => refused(status),
         }
-        (self.bytes.len() > MAX_HEAD).then(|| Answer::error("431 Request Header Fields Too Large", true))
     }
-}
 
-/// Ends a connection after its last answer. Bytes that the client still sends are received and dropped, up to a bound:
-/// if unread data were left, TCP would reset the connection, and the client might lose the answer.
-async fn finish(client: &mut Client) -> Result<(), End> {
-    client.shutdown();
-    let (mut place, mut taken) = ([Fragment::default()], 0);
-    while taken < MAX_REST && client.receive(&mut place).await? > 0 {
-        taken += std::mem::take(&mut place[0]).len();
+    /// What the server waits for if there is no answer.
+    fn awaits(&self) -> Awaited {
+        if self.bytes.is_empty() { Awaited::Request } else { Awaited::Rest }
     }
-    Ok(())
 }
 
 /// The service.
@@ -168,20 +151,32 @@ impl Service for Http {
                 state.at = at;
             }
             if state.close {
-                return finish(client).await;
+                return client.finish().await;
             }
-            if let Some(answer) = state.answer() {
+            let mut answer = state.answer();
+            if answer.is_none() {
+                match client.receive(&mut place, state.awaits()).await {
+                    Ok(0) => {
+                        client.shutdown();
+                        return Ok(());
+                    }
+                    Ok(_) => {
+                        let [fragment] = std::mem::take(&mut place);
+                        state.bytes.extend_from_slice(&fragment);
+                    }
+                    Err(End::Late) => {
+                        client.count_late();
+                        answer = Some(Answer::error(TIMEOUT, true));
+                    }
+                    Err(end) => return Err(end),
+                }
+            }
+            if let Some(answer) = answer {
+                client.request_ends();
                 answer.send(client).await?;
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 (state.at, state.end, state.close) = (0, answer.pattern(), answer.close);
-                continue;
             }
-            if client.receive(&mut place).await? == 0 {
-                client.shutdown();
-                return Ok(());
-            }
-            let [fragment] = std::mem::take(&mut place);
-            state.bytes.extend_from_slice(&fragment);
         }
     }
 
@@ -195,7 +190,7 @@ mod tests {
     use super::*;
 
     fn status(head: &str) -> (&'static str, u64, bool) {
-        let answer = Answer::to(head.as_bytes());
+        let answer = Answer::to(format!("{head}\r\n\r\n").as_bytes());
         (&answer.status[..3], answer.len, answer.close)
     }
 
@@ -204,24 +199,53 @@ mod tests {
         assert_eq!(status("GET / HTTP/1.1\r\nHost: a"), ("200", TEXT.len() as u64, false));
         assert_eq!(status("GET /1000 HTTP/1.1\r\nhost: a\r\nconnection: Close"), ("200", 1000, true));
         assert_eq!(status("GET /0 HTTP/1.0"), ("200", 0, true));
-        assert!(Answer::to(b"HEAD /7 HTTP/1.1").head_only);
-        for (head, expected) in [
+        assert!(Answer::to(b"HEAD /7 HTTP/1.1\r\nHost: a\r\n\r\n").head_only);
+        for (line, expected) in [
             ("GET /x HTTP/1.1", "404"),
             ("GET /-1 HTTP/1.1", "404"),
             ("GET /99999999999999999999 HTTP/1.1", "404"),
             ("GET 7 HTTP/1.1", "400"),
             ("GET /7", "400"),
             ("GET  /7 HTTP/1.1", "400"),
-            ("", "400"),
-            ("GET /7 HTTP/1.1\r\nno colon", "400"),
+            ("GET /7 HTTP/1.1 ", "400"),
             ("GET /7 HTTP/2.0", "505"),
             ("PUT /7 HTTP/1.1", "405"),
             ("POST /7 HTTP/1.1\r\nContent-Length: 5", "413"),
             ("POST /7 HTTP/1.1\r\nTransfer-Encoding: chunked", "413"),
         ] {
-            assert_eq!(status(head).0, expected, "{head}");
+            assert_eq!(status(&format!("{line}\r\nHost: a")).0, expected, "{line}");
         }
-        let head = Answer::to(b"GET /12 HTTP/1.0").head();
+        let head = Answer::to(b"GET /12 HTTP/1.0\r\n\r\n").head();
         assert_eq!(head, "HTTP/1.1 200 OK\r\nContent-Length: 12\r\nConnection: close\r\n\r\n");
+    }
+
+    /// Bytes behind a refused request are no request. A head is answered as soon as it is complete
+    /// or wrong, in whatever pieces it comes.
+    #[test]
+    fn nothing_follows_a_refused_request() {
+        let next = "GET /5 HTTP/1.1\r\nHost: a\r\n\r\n";
+        let head = "GET /3 HTTP/1.1\r\nHost: a\r\n";
+        for (bytes, expected) in [
+            (format!("{head}\r\n{next}"), &[("200", 3, false), ("200", 5, false)][..]),
+            (format!("{head}Content-Length : 18\r\n\r\n{next}"), &[("400", 0, true)]),
+            (format!("{head}X: a\nContent-Length: 31\r\n\r\n{next}"), &[("400", 0, true)]),
+            (format!("{head}X: a\rY: b\r\n\r\n{next}"), &[("400", 0, true)]),
+            (format!("{head}X: {}", "x".repeat(MAX_HEAD)), &[("431", 0, true)]),
+        ] {
+            for size in [1, 7, bytes.len()] {
+                let (mut requests, mut answers) = (Requests::default(), Vec::new());
+                'received: for piece in bytes.as_bytes().chunks(size) {
+                    requests.bytes.extend_from_slice(piece);
+                    while let Some(answer) = requests.answer() {
+                        answers.push((&answer.status[..3], answer.len, answer.close));
+                        if answer.close {
+                            break 'received;
+                        }
+                    }
+                    assert!(requests.bytes.len() <= MAX_HEAD);
+                }
+                assert_eq!(answers, expected, "{bytes:?} in pieces of {size}");
+            }
+        }
     }
 }

@@ -41,6 +41,43 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(|line| line.trim_start_matches(['/', '!', '#', ' ']).trim_end()).filter(plain)
 }
 
+/// An error's text has the text of its source, or `Error::source` returns it: not both. Otherwise a
+/// program that prints an error with its causes prints a cause twice. (A field `r#source` is none
+/// for `thiserror`.)
+#[test]
+fn no_error_repeats_its_source() {
+    let mut seen = 0;
+    for text in sources(&tree().join("crates")) {
+        for (format, rest) in text.split("#[error(").skip(1).filter_map(|error| error.split_once(")]\n")) {
+            seen += 1;
+            let mut declared = rest.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            let first = declared.next().unwrap();
+            let of_tuple = first.contains("#[source]") || first.contains("#[from]");
+            assert!(!(of_tuple && format.contains("{0}")), "{format}: {first}");
+            let named = first.contains(" source: ")
+                || declared.take_while(|line| !line.starts_with('}')).any(|line| line.starts_with("source: "));
+            assert!(!(named && (format.contains("{source}") || format.contains("{source:"))), "{format}: {first}");
+        }
+    }
+    assert!(seen > 100, "{seen} errors");
+}
+
+/// An example that fails prints its error by `Display`, with its causes: `anyhow` does so at the end
+/// of `main`. Another error type would be printed by `Debug`, for example as `NoInterface("eth7")`.
+#[test]
+fn examples_print_errors_for_users() {
+    let folders = std::fs::read_dir(tree().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = folders.chain([tree().join("bench")]).map(|part| part.join("examples"));
+    let mut seen = 0;
+    for text in folders.filter(|folder| folder.exists()).flat_map(|folder| sources(&folder)) {
+        let Some((_, main)) = text.split_once("\nfn main()") else { continue };
+        let returns = main.lines().next().unwrap();
+        assert!([" {", " -> anyhow::Result<()> {"].contains(&returns), "fn main(){returns}");
+        seen += 1;
+    }
+    assert!(seen > 10, "{seen} examples");
+}
+
 /// The theory at the top of a file is also on the file's page, in the same words.
 #[test]
 fn pages_say_what_the_files_say() {

@@ -8,7 +8,6 @@
 //! socket buffer is made for a frame, and a CPU sends several times as many as by a socket. The other end of the pair receives them on the
 //! same CPU, in the same system call.
 
-use std::error::Error;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -147,9 +146,9 @@ impl Flood {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [interface, destination] = &arguments[..] else { return Err("usage: xdp_flood IFACE DESTINATION".into()) };
+    let [interface, destination] = &arguments[..] else { anyhow::bail!("usage: xdp_flood IFACE DESTINATION") };
     let flood = Flood::new(interface, destination)?;
     loop {
         flood.send(CALL)?;

@@ -112,7 +112,11 @@ fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> Result<(Cou
     })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
+    run().map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::read()?;
     pin(arguments.cpu)?;
     let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);

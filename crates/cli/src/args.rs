@@ -268,7 +268,8 @@ pub(crate) struct BenchArgs {
     /// Runs of each variant, interleaved [default: 9, or as many as fit into 27 s; streams: 135 s]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Measure only these rows: names of rows or of sections, in which * stands for any characters [default: all]
+    /// Measure only these rows, and judge only their goals: names of rows or of sections, in which * stands for any
+    /// characters [default: all]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) rows: Vec<String>,
     /// List the rows, and measure nothing

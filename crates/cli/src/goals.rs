@@ -28,6 +28,9 @@ pub(crate) struct Goal {
     /// The reason why there is no value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
+    /// Whether none of its rows was asked for. A report of chosen rows is without such goals.
+    #[serde(skip)]
+    pub(crate) of_other_rows: bool,
 }
 
 /// The part of the value that is compared with the bound.
@@ -70,6 +73,8 @@ impl Verdict {
 pub(crate) enum Missing {
     Skipped(String),
     NotRun(String),
+    /// None of the rows was asked for.
+    NotAsked(String),
 }
 
 /// The measured value of a goal, or the reason why there is none.
@@ -122,11 +127,12 @@ pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> 
             Ok(value) if t.reached(*value) => Verdict::Reached,
             Ok(_) => Verdict::Missed,
             Err(Missing::Skipped(_)) => Verdict::Skipped,
-            Err(Missing::NotRun(_)) => Verdict::NotRun,
+            Err(Missing::NotRun(_) | Missing::NotAsked(_)) => Verdict::NotRun,
         };
+        let of_other_rows = matches!(t.value, Err(Missing::NotAsked(_)));
         let (value, why) = match t.value {
             Ok(value) => (Some(value), None),
-            Err(Missing::Skipped(why) | Missing::NotRun(why)) => (None, Some(why)),
+            Err(Missing::Skipped(why) | Missing::NotRun(why) | Missing::NotAsked(why)) => (None, Some(why)),
         };
         Goal {
             goal: t.what,
@@ -139,6 +145,7 @@ pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> 
             value,
             verdict,
             why,
+            of_other_rows,
         }
     };
     targets.into_iter().map(goal).collect()

@@ -2,7 +2,9 @@
 
 use crate::args::InfoArgs;
 use crate::{cpus, machine, output};
-use netmem::xsk::{self, InterfaceInfo};
+use anyhow::Context;
+use netmem::xsk::privileges::{Capability, Privileges};
+use netmem::xsk::{self, Filter, InterfaceInfo, Rule};
 use netmem::{PeerShared, RegionOptions};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -26,6 +28,10 @@ struct Info {
     tap: Answer,
     /// Bytes that this process may lock in RAM; `None` if there is no limit.
     memlock_bytes: Option<u64>,
+    /// The number of the user.
+    user: u32,
+    /// What this user may do, with the capabilities and the limit of this process.
+    may: Vec<Step>,
     /// The capabilities in effect, of those that netmem uses.
     capabilities: Vec<&'static str>,
     capabilities_missing: Vec<&'static str>,
@@ -94,6 +100,17 @@ struct Answer {
     why_not: Option<String>,
 }
 
+/// A step for which a user needs a privilege.
+#[derive(Debug, Serialize)]
+struct Step {
+    step: String,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+/// Bytes of the UMEM of a queue, as the command opens it for `device` and `serve`.
+const UMEM: u64 = 32 << 20;
+
 /// Examines the machine and prints the findings.
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     let (capabilities, capabilities_missing) = capabilities();
@@ -110,6 +127,8 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         interfaces: InterfaceInfo::all().into_iter().map(InterfaceReport::new).collect(),
         tap: tap(),
         memlock_bytes: getrlimit(Resource::Memlock).current,
+        user: rustix::process::geteuid().as_raw(),
+        may: may(&Privileges::current()),
         capabilities,
         capabilities_missing,
     };
@@ -144,6 +163,13 @@ fn render(i: &Info) -> String {
     }
     line("tap", answer(&i.tap));
     line("memlock", i.memlock_bytes.map_or("no limit".into(), |bytes| format!("{bytes} bytes")));
+    line("user", format!("number {}", i.user));
+    for Step { step, answer } in &i.may {
+        match &answer.why_not {
+            None => line("", format!("may {step}")),
+            Some(why) => line("", format!("may not {step}: {why}")),
+        }
+    }
     line("capabilities", format!("{}; missing: {}", words(&i.capabilities), words(&i.capabilities_missing)));
     out
 }
@@ -206,13 +232,36 @@ fn tap() -> Answer {
     answer(std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun"))
 }
 
+/// What this user may do. Nothing is tried: the capabilities and the limits of this process are
+/// compared with those that each step needs.
+fn may(has: &Privileges) -> Vec<Step> {
+    let filter = Filter::new([Rule { port: Some(7), ..Rule::default() }]);
+    let with_filter = filter.map_err(anyhow::Error::from).and_then(|filter| Ok(has.check_program(&filter)?));
+    let tap = || {
+        let path = "/dev/net/tun";
+        std::fs::OpenOptions::new().read(true).write(true).open(path).context(path)?;
+        let own = "a tap that exists can belong to this user (ip tuntap add NAME mode tap user USER vnet_hdr)";
+        anyhow::ensure!(has.has(Capability::NetAdmin), "needs CAP_NET_ADMIN; {own}");
+        Ok(())
+    };
+    let step = |step: &str, answer| Step { step: step.to_owned(), answer };
+    vec![
+        step("open AF_XDP sockets", answer(has.check_socket())),
+        step("redirect all frames of an interface to them", answer(has.check_program(&Filter::default()))),
+        step("redirect the frames of some addresses or ports", answer(with_filter)),
+        step(&format!("register {} MiB for an AF_XDP queue", UMEM >> 20), answer(has.check_memory(UMEM))),
+        step("make taps", answer(tap())),
+    ]
+}
+
 fn capabilities() -> (Vec<&'static str>, Vec<&'static str>) {
-    const MATTER: [(u32, &str); 6] = [
+    const MATTER: [(u32, &str); 7] = [
         (12, "CAP_NET_ADMIN"),
         (13, "CAP_NET_RAW"),
         (14, "CAP_IPC_LOCK"),
         (21, "CAP_SYS_ADMIN"),
         (23, "CAP_SYS_NICE"),
+        (38, "CAP_PERFMON"),
         (39, "CAP_BPF"),
     ];
     let status = read_to_string("/proc/self/status").unwrap_or_default();

@@ -317,7 +317,8 @@ fn a_back_end_may_connect_to_the_driver() {
     assert_eq!(device.end().0, Some(0));
     // No back end comes: a signal ends the wait.
     let mut waits = Background::start(&["--device", &listen]);
-    await_that(|| socket.exists());
+    waits.says(&format!("listening on {path}: waiting for a back end to connect"));
+    assert!(socket.exists());
     waits.signal(Signal::INT);
     let (status, _, err) = waits.end();
     assert!(status == Some(130) && err.contains("interrupted"), "{err}");
@@ -423,6 +424,22 @@ fn two_builds_are_compared() {
     assert!(rows.iter().all(|row| row["change"]["interval"].is_array() && row["other_median"].as_f64() > Some(0.0)));
     fails(&["--against", "/bin/false", "--duration", "10ms", "--runs", "1"], 1, &["/bin/false", "failed"]);
     fails(&["--against", "/bin/true", "--duration", "10ms", "--runs", "1"], 1, &["/bin/true", "JSON"]);
+}
+
+/// The system's error is in a message once, and the advice with it.
+#[test]
+fn an_error_of_the_system_is_printed_once() {
+    for args in [
+        &["perf", "--device", "vhost-user:/nonexistent/s"][..],
+        &["device", "--port", "gen", "--listen", "/nonexistent/s"],
+        &["device", "--port", "pcap:/nonexistent/s", "--listen", "/nonexistent/s"],
+        &["bench", "refs", "--html", "/nonexistent/s"],
+    ] {
+        let output = run(args);
+        let said = errors(&output);
+        assert_eq!(said.matches("(os error 2)").count(), 1, "{args:?}: {said}");
+        assert!(!output.status.success() && said.matches("No such file").count() == 1, "{args:?}: {said}");
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ mod socket_common;
 use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
-use netmem::xsk::helper::{Grant, HelperError};
-use netmem::xsk::{Attached, Interface, QueueOptions, Xsk, XskOptions};
+use netmem::xsk::helper::HelperError;
+use netmem::xsk::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use socket_common::{Raw, frame, until, veth};
@@ -140,6 +140,8 @@ fn perf_receives_from_an_interface() {
             let output = netmem("perf --device xsk:v0 --runs 2 --duration 0.05 --json").output().unwrap();
             over.store(true, Ordering::Relaxed);
             assert!(output.status.success(), "{}", text(&output));
+            // Once, although each run of each variant opens the interface.
+            assert_eq!(text(&output).matches("WARN").count(), 1, "{}", text(&output));
             let report: Value = serde_json::from_slice(&output.stdout).unwrap();
             assert_eq!(report["params"]["device"], "xsk:v0");
             let rows = report["variants"].as_array().unwrap();
@@ -210,6 +212,40 @@ fn a_server_is_a_host_beside_the_kernel() {
         assert_eq!(programs("v0"), []);
         drop(over);
         peer.join().unwrap();
+    });
+}
+
+/// An address that the kernel has is refused: the kernel would answer for it, too.
+#[test]
+fn a_server_has_no_address_of_the_kernel() {
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").unwrap();
+        common::ip("addr add 198.18.7.1/24 dev v0");
+        common::ip("addr add fd00:7::1/64 dev v0 nodad");
+        for address in ["198.18.7.1", "fd00:7::1"] {
+            let other = if address.contains(':') { "fd00:7::2/64" } else { "198.18.7.2/24" };
+            let words = format!("serve echo --port xsk:v0 --addr {other},{address}/24");
+            let mut server = netmem(&words).spawn().unwrap();
+            let said = says(&mut server, "ready: echo");
+            let output = end(server);
+            let refused = format!("--addr {address}: the kernel has this address");
+            assert!(output.status.code() == Some(2) && said.contains(&refused), "{words}: {said}");
+        }
+    });
+}
+
+/// In a namespace in which the kernel has no address at all, none is refused.
+#[test]
+fn a_server_needs_no_address_of_the_kernel() {
+    in_namespace(|| {
+        // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+        common::ip("link add v0 type veth peer name v1");
+        common::ip("link set v0 up");
+        let server = start(netmem("serve echo --port xsk:v0 --addr 198.18.7.2/24"), "ready: echo");
+        let output = end(server);
+        assert!(output.status.success(), "{}", text(&output));
     });
 }
 
@@ -324,6 +360,44 @@ fn info_lists_interfaces() {
         let table = text(&netmem("info").output().unwrap());
         assert!(table.contains("v0: veth, queues 2 rx 2 tx, MTU 9000"), "{table}");
     });
+}
+
+/// `netmem info` says for each step whether this user may do it, and which capability is missing.
+#[test]
+fn info_says_what_the_user_may_do() {
+    if let Err(why) = installed(&["prlimit", "setpriv"]) {
+        return skip(&why);
+    }
+    let info = |capabilities: &str| {
+        let mut command = Command::new("prlimit");
+        command.args(["--memlock=8388608", "setpriv", "--inh-caps", "-all", "--bounding-set", capabilities]);
+        let output = command.arg(env!("CARGO_BIN_EXE_netmem")).arg("info").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    let says = |capabilities: &str, lines: &[&str]| {
+        let said = info(capabilities);
+        lines.iter().for_each(|line| assert!(said.contains(line), "{capabilities}: `{line}` is not in {said}"));
+    };
+    says(
+        "-all",
+        &[
+            "may not open AF_XDP sockets: opening an AF_XDP socket needs CAP_NET_RAW",
+            "may not redirect all frames of an interface to them: ",
+            "may not redirect the frames of some addresses or ports: ",
+            "may not register 32 MiB for an AF_XDP queue: a UMEM of 33554432 bytes",
+            "missing: CAP_NET_ADMIN, CAP_NET_RAW, CAP_IPC_LOCK, CAP_SYS_ADMIN, CAP_SYS_NICE, CAP_PERFMON, CAP_BPF",
+        ],
+    );
+    says(
+        "-all,+net_raw,+net_admin,+bpf,+ipc_lock",
+        &[
+            "may open AF_XDP sockets\n",
+            "may redirect all frames of an interface to them\n",
+            "with a filter needs CAP_PERFMON, which this process lacks",
+            "may register 32 MiB for an AF_XDP queue\n",
+        ],
+    );
 }
 
 /// An error names what is missing, before anything is opened.

@@ -59,7 +59,7 @@ pub enum BindError {
     #[error("the descriptor that was to be bound has no size to tell: {source}; bind a dma-buf or a memfd")]
     Descriptor {
         /// The error of the system, or the type of the file.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// The size of the memory is not a multiple of the page size.
     #[error(

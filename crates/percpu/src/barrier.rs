@@ -8,7 +8,7 @@ use thiserror::Error;
 /// since. Nothing has changed: the gate is still open.
 #[derive(Debug, Error)]
 #[error("membarrier failed: {0}; a seccomp filter must let it through")]
-pub struct BarrierError(#[source] std::io::Error);
+pub struct BarrierError(std::io::Error);
 
 const QUERY: libc::c_int = 0;
 const EXPEDITED_RSEQ: libc::c_int = 1 << 7;

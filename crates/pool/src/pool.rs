@@ -43,7 +43,7 @@ pub enum PoolError {
     #[error("a pool limited to 0 pages can never deliver one; set a limit of at least 1")]
     NoPages,
     /// The provider's memory is not in the domain.
-    #[error("the provider's memory cannot be mapped for the device: {0}")]
+    #[error("the provider's memory cannot be mapped for the device")]
     Map(#[from] MapError),
     /// The memory for the pages could not be made.
     #[error(transparent)]

@@ -74,7 +74,7 @@ pub enum RegionError {
         /// The kind of memory.
         kind: &'static str,
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// The system does not have this much memory. This is checked first, because the system kills a process that takes
     /// more than there is.
@@ -139,7 +139,7 @@ pub enum RegionError {
         /// What was attempted.
         step: &'static str,
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// A provided memfd can be made shorter, and cannot be sealed against that.
     #[error(
@@ -148,7 +148,7 @@ pub enum RegionError {
     )]
     Shrinkable {
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// The limit of a provider that grows is smaller than its first region.
     #[error(
@@ -166,7 +166,7 @@ pub enum RegionError {
         /// The node that was requested.
         node: u32,
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
 }
 

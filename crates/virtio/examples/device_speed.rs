@@ -5,6 +5,7 @@
 #[path = "../tests/device_common/mod.rs"]
 mod device_common;
 
+use anyhow::Context;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -200,7 +201,9 @@ fn report(what: &str, start: Instant, driver: &Driver, posting: u64) {
     println!("{what:<30} {busy:7.2} ns device   {:7.2} ns driver   {:7.2} ns in all", posting as f64 / n, wall / n);
 }
 
-fn main() {
+fn main() -> anyhow::Result<()> {
+    // Checked once, before the first row.
+    std::env::args().nth(2).map(|frames| frames.parse::<u64>()).transpose().context("the number of frames")?;
     receive("gen 64 small", 64, PLAIN, BUFFER);
     receive("gen 64 mergeable", 64, MERGEABLE, BUFFER);
     receive("gen 1500 mergeable", 1500, MERGEABLE, BUFFER);
@@ -214,4 +217,5 @@ fn main() {
     packed("sink 64, packed in order", 64, feature::IN_ORDER, false, |_| Ok(Sink));
     transmit("sink 64", 64, |_| Ok(Sink));
     transmit("echo 64, both ways", 64, |_| Ok(Echo::new()));
+    Ok(())
 }

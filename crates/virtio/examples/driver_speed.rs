@@ -5,6 +5,7 @@
 //! The rows of segments receive large segments into device memory that this process does not map, of pages of 4 KiB and of 64 KiB.
 #![allow(clippy::unwrap_used)]
 
+use anyhow::Context;
 use etherparse::PacketBuilder;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, Region, RegionProvider};
@@ -155,9 +156,10 @@ fn segments(what: &str, ring: u64, order: u8, len: usize, rounds: usize) {
     drop((rx, tx, net, connection));
 }
 
-fn main() {
+fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
-    let (only, rounds) = (args.next().unwrap_or_default(), args.next().map_or(20_000, |n| n.parse().unwrap()));
+    let only = args.next().unwrap_or_default();
+    let rounds = args.next().map_or(Ok(20_000), |n| n.parse()).context("the number of rounds")?;
     for (format, ring) in [("split", 0), ("packed", feature::RING_PACKED)] {
         let rows: [(&str, RxMode, Turn); 5] = [
             ("small pass", RxMode::Small, receive::<true>),
@@ -181,4 +183,5 @@ fn main() {
             }
         }
     }
+    Ok(())
 }

@@ -1,4 +1,5 @@
 //! The least that receives: a device on a thread of its own, a driver polling it, frames dropped as they come.
+use anyhow::Context;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::VhostUser;
@@ -29,8 +30,8 @@ fn pin(cpu: usize) {
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().collect();
     let mode = if args.get(1).is_some_and(|m| m == "mergeable") { RxMode::Mergeable } else { RxMode::Small };
-    let size = args.get(2).map_or(64, |s| s.parse().expect("a frame size"));
-    let ring = args.get(3).map_or(256, |s| s.parse().expect("a ring size"));
+    let size = args.get(2).map_or(Ok(64), |s| s.parse()).context("the frame size")?;
+    let ring = args.get(3).map_or(Ok(256), |s| s.parse()).context("the ring size")?;
     let mut device = NetDevice::new(Options::default(), |_| Gen::new(size, None))?;
     let (front, back) = UnixStream::pair()?;
     let connection = device.control().serve(back)?;

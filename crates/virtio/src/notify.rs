@@ -57,7 +57,7 @@ pub enum NotifyError {
     )]
     Aio {
         /// What the kernel answered.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// Another system call failed.
     #[error("{what}: {source}; {hint}", hint = advice(source, "the system may be short of memory"))]
@@ -65,7 +65,7 @@ pub enum NotifyError {
         /// What was tried.
         what: &'static str,
         /// What the kernel answered.
-        source: io::Error,
+        r#source: io::Error,
     },
 }
 

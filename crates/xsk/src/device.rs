@@ -38,7 +38,8 @@ impl Device {
         if socket.is_some_and(|socket| !sys::is_of_this_namespace(socket)) {
             return Ok(Self::default());
         }
-        ethtool::name(ifindex).map(Self::of).ok_or(XskError::NoInterface { ifindex })
+        let missing = || XskError::NoInterface { interface: format!("number {ifindex}") };
+        ethtool::name(ifindex).map(Self::of).ok_or_else(missing)
     }
 
     /// The known quirks of its driver with the running kernel.

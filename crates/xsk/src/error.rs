@@ -99,10 +99,10 @@ pub enum XskError {
         queue: u32,
     },
     /// There is no such interface in the network namespace of the socket.
-    #[error("there is no interface with the index {ifindex} in this network namespace")]
+    #[error("there is no interface {interface} in this network namespace")]
     NoInterface {
-        /// The interface's index.
-        ifindex: u32,
+        /// The interface's name, or its index if the name is unknown.
+        interface: String,
     },
     /// The interface has no such queue.
     #[error("interface {interface} has no queue {queue} that takes AF_XDP sockets; `netmem info` lists the queues")]

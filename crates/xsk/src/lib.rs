@@ -15,7 +15,8 @@
 //!   is closed. See `rx.rs`, `tx.rs` and `accounts.rs`.
 //! * [`Program`] is the XDP program that redirects frames of an interface to sockets: all frames, or those of a
 //!   [`Filter`].
-//! * [`helper`] opens sockets for a process without privileges.
+//! * [`Xsk`] opens an interface with all these parts. A process without privileges opens it with a
+//!   [`Grant`], which a [`helper`] has sent.
 //! * [`privileges`] lists the privileges that each step needs, and reads those that a thread has.
 //!
 //! ```no_run
@@ -74,6 +75,7 @@ mod watch;
 mod xsk;
 
 pub use error::{Fault, QueueStopped, XskError};
+pub use helper::Grant;
 pub use info::{InterfaceInfo, check};
 pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};
 pub use netlink::{AttachMode, Attached, Interface, XdpFeatures};

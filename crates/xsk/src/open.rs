@@ -12,8 +12,9 @@ use crate::umem::{Umem, UmemMemory};
 use crate::waiting::Waiting;
 use crate::watch::Watch;
 use netmem_pool::{PoolOptions, Provider};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -79,10 +80,7 @@ impl<M: UmemMemory> Umem<M> {
         let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
         sockets.retain(|socket| socket.strong_count() > 0);
         let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
-        // Warn once for each interface, and not for each queue.
-        if !sockets.iter().any(|socket| socket.upgrade().is_some_and(|socket| socket.ifindex() == ifindex)) {
-            warn(&interface, &quirks);
-        }
+        warn(ifindex, &interface, &quirks);
         if first.is_none() {
             self.register(&fd)?;
         }
@@ -147,8 +145,24 @@ fn mode(options: &QueueOptions, quirks: &[&Quirk]) -> Option<Mode> {
     options.mode.or(copy.then_some(Mode::Copy))
 }
 
-/// Logs the known quirks of the driver as warnings.
-fn warn(interface: &str, quirks: &[&Quirk]) {
+/// The interfaces of whose drivers' quirks this process has warned. A program may open an interface
+/// many times, as a measurement does for each run: the user is warned once.
+static WARNED: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
+/// The most interfaces that are remembered. If a process opens more of them, it warns again.
+const REMEMBERED: usize = 1024;
+
+/// Logs the known quirks of the driver as warnings, once for each interface.
+fn warn(ifindex: u32, interface: &str, quirks: &[&Quirk]) {
+    if quirks.is_empty() {
+        return;
+    }
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if warned.len() == REMEMBERED {
+        warned.clear();
+    }
+    if !warned.insert((ifindex, interface.to_owned())) {
+        return;
+    }
     for quirk in quirks {
         tracing::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
     }

@@ -141,7 +141,7 @@ impl Unbound {
         let named = || interface.clone();
         bound.map_err(|source| match source.raw_os_error() {
             Some(libc::EBUSY) => XskError::Busy { interface: named(), queue },
-            Some(libc::ENODEV) => XskError::NoInterface { ifindex },
+            Some(libc::ENODEV) => XskError::NoInterface { interface: named() },
             // A driver also returns this error if it supports the mode, but not on this queue or device.
             Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { interface: named(), queue },
             Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { interface: named(), queue, what, source },

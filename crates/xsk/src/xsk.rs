@@ -44,7 +44,18 @@ impl XskOptions {
         }
     }
 
-    /// Uses the parts that a helper has opened: its sockets and queues, and its program. Needs no privilege.
+    /// Uses the parts that a [helper](crate::helper) has opened: its sockets and queues, and its
+    /// program. Needs no privilege but the limit of locked memory. `netmem grant` is such a helper.
+    ///
+    /// ```no_run
+    /// use netmem_xsk::{Grant, QueueOptions, Xsk, XskOptions};
+    /// use std::os::unix::net::UnixStream;
+    /// use std::time::Duration;
+    ///
+    /// let grant = Grant::receive(UnixStream::connect("/run/grant.sock")?, Duration::from_secs(5))?;
+    /// let xsk: Xsk = Xsk::open(XskOptions::granted(grant), |_queue| QueueOptions::new())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn granted(grant: Grant) -> Self {
         Self { grant: Some(grant), ..Self::new("") }

@@ -7,8 +7,8 @@ mod socket_common;
 use common::{drop_privileges, in_namespace, ip};
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PoolOptions, RegionOptions};
-use netmem_xsk::helper::{Grant, HelperOptions};
-use netmem_xsk::{AttachError, Filter, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
+use netmem_xsk::helper::HelperOptions;
+use netmem_xsk::{AttachError, Filter, Grant, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType};
 use socket_common::{Raw, frame, index, memory, until, veth};
@@ -56,6 +56,21 @@ fn privileges_are_dropped_once_the_interface_is_open() {
         assert_eq!(Interface::by_name("v0").unwrap().programs.len(), 1);
         drop(xsk);
         assert_eq!(Interface::by_name("v0").unwrap().programs, []);
+    });
+}
+
+/// The worker's error names the interface: the number says nothing, and is another interface in the
+/// worker's network namespace.
+#[test]
+fn an_interface_that_has_gone_is_named() {
+    in_namespace(|| {
+        veth("gone0", "gone1", 1, 1500);
+        let grant = Grant::open("gone0", &HelperOptions { program: None, ..HelperOptions::default() }).unwrap();
+        ip("link del gone0");
+        let options = XskOptions::granted(grant).memory(RegionOptions::new(1536).huge_pages(false));
+        let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
+        let error = Xsk::<KernelShared>::open(options, queue).unwrap_err();
+        assert_eq!(error.to_string(), "there is no interface gone0 in this network namespace");
     });
 }
 

@@ -3,6 +3,7 @@
 use super::{BadArgument, CpusArg, PortArg, duration};
 use crate::cpus;
 use clap::{Args, ValueEnum};
+use netmem::host::kernel_has;
 use netmem::packet::link::LinkOptions;
 use netmem_inet::{Address, StackOptions};
 use std::path::PathBuf;
@@ -65,8 +66,15 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Checks the meaning of the arguments that concern no port.
+    /// Checks the meaning of the arguments.
     pub(crate) fn check(&self) -> Result<(), BadArgument> {
+        // Both would answer.
+        if let Some(Address { addr, .. }) = self.addr.iter().find(|own| kernel_has(own.addr)) {
+            return BadArgument::new(format!(
+                "--addr {addr}: the kernel has this address; give the server another one of the network, which no other \
+                 station has"
+            ));
+        }
         if self.store.is_some() && self.service != ServeArg::Memcached {
             return BadArgument::new(format!("--store: {} stores nothing; only memcached does", self.service));
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     #[error("a thread: {0}")]
-    Thread(#[source] std::io::Error),
+    Thread(std::io::Error),
     /// The machine or the user's rights do not offer what a variant needs. The suite goes on without the variant.
     #[error("{what}: {why}")]
     Unavailable { what: &'static str, why: String },
@@ -37,6 +37,6 @@ pub(crate) enum BenchError {
     Interrupted,
     #[error("a chart: {0}")]
     Chart(String),
-    #[error("--html {}: {source}", path.display())]
+    #[error("--html {}", path.display())]
     Html { path: PathBuf, source: std::io::Error },
 }

@@ -46,7 +46,7 @@ impl Which {
             Some(Row { skipped: Some(why), head, .. }) => Err(Missing::Skipped(format!("{}: {why}", head.name))),
             Some(row) if row.measured.is_some() => Ok(row),
             Some(row) => Err(Missing::NotRun(format!("{} has no run", row.head.name))),
-            None => Err(Missing::NotRun(format!("{self} was not asked for"))),
+            None => Err(Missing::NotAsked(format!("{self} was not asked for"))),
         }
     }
 }
@@ -62,8 +62,10 @@ impl std::fmt::Display for Which {
 pub(crate) fn ratio(rows: &[Row], over: &Which, own: &Which) -> Value {
     let (over, own) = match (over.find(rows), own.find(rows)) {
         (Ok(over), Ok(own)) => (over, own),
+        (Err(none @ Missing::NotAsked(_)), Err(Missing::NotAsked(_))) => return Err(none),
         // A row that was not asked for decides first: such a goal is not missed because another row was skipped.
-        (Err(not_run @ Missing::NotRun(_)), _) | (_, Err(not_run @ Missing::NotRun(_))) => return Err(not_run),
+        (Err(Missing::NotRun(why) | Missing::NotAsked(why)), _)
+        | (_, Err(Missing::NotRun(why) | Missing::NotAsked(why))) => return Err(Missing::NotRun(why)),
         (Err(skipped), _) | (_, Err(skipped)) => return Err(skipped),
     };
     own.under(over).ok_or_else(|| Missing::NotRun(format!("{} and {} share no run", over.head.name, own.head.name)))
@@ -120,6 +122,7 @@ pub(super) mod tests {
         let words: Vec<_> = got.iter().map(|goal| goal.verdict.word()).collect();
         assert_eq!(words, ["reached", "skipped", "not run", "not run", "not run"]);
         assert_eq!(got[1].why.as_deref(), Some("dpdk: no libdpdk"));
+        assert!(!got.iter().any(|goal| goal.of_other_rows) && of("none", "nor this").of_other_rows);
         let unmet = |rows: &[Row], goals: &[Goal]| Unmet::of(rows.iter().map(|row| row.skipped.is_some()), goals);
         assert_eq!(unmet(&rows, &got), Unmet { missed: 0, skipped: 1, rows: 1 });
         assert!(unmet(&rows, &got).check(true).is_err() && unmet(&rows[..1], &got[2..]).check(true).is_ok());

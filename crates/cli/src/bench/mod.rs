@@ -122,13 +122,16 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
     let meter = Meter::new();
     let Rounds { mut rows, interrupted } = rounds::run(plan, &mut cells, &percpu, stop)?;
     let done = Done::new(&meter, rows.iter().flat_map(|row| row.cpus.clone()).collect(), interrupted);
-    let goals = match suite {
+    let mut goals = match suite {
         Suite::Refs => refs::judge(&mut rows, &percpu),
         Suite::Pool => pool::judge(&mut rows, &percpu),
         Suite::Tokens => tokens::judge(&mut rows, &percpu),
         Suite::Devmem => devmem::judge(&mut rows, &percpu),
         Suite::Streams => streams::judge(&mut rows, &percpu),
     };
+    if !plan.rows.patterns().is_empty() {
+        goals.retain(|goal| !goal.of_other_rows);
+    }
     // The pools close here and enter what they counted into the books.
     drop(cells);
     Ok(Report {

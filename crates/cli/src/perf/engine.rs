@@ -115,7 +115,12 @@ impl<'a> Engine<'a> {
             _ => None,
         };
         let listener = match &plan.device {
-            DeviceArg::Listen(socket) => Some(Listener::bind(socket).map_err(PerfError::Backend)?),
+            DeviceArg::Listen(socket) => {
+                let listener = Listener::bind(socket).map_err(PerfError::Backend)?;
+                let (path, most) = (socket.display(), COMES.as_secs());
+                eprintln!("listening on {path}: waiting for a back end to connect, for {most} s at most");
+                Some(listener)
+            }
             _ => None,
         };
         let link = plan.link.map(AskedLink::new);
@@ -275,6 +280,11 @@ impl<'a> Engine<'a> {
                     return Err(PerfError::Interrupted);
                 }
                 Err(VhostUserError::NotConnected { .. }) if begin.elapsed() < COMES => {}
+                Err(VhostUserError::NotConnected { path, .. }) => {
+                    // Each `accept` has waited for less.
+                    let seconds = COMES.as_secs_f64();
+                    return Err(PerfError::Backend(VhostUserError::NotConnected { path, seconds }));
+                }
                 other => return other.map_err(PerfError::Backend),
             }
         }

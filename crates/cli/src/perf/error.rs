@@ -24,13 +24,13 @@ pub(crate) enum PerfError {
     Driver { variant: String, source: NetError },
     #[error("--device {device}")]
     Xsk { device: DeviceArg, source: Box<XskError> },
-    #[error("{variant}: the queue has stopped: {source}")]
+    #[error("{variant}: the queue has stopped")]
     Stopped { variant: String, source: netmem::xsk::Fault },
     #[error("no memory for the pages")]
     Region(#[from] RegionError),
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     Io { what: &'static str, source: std::io::Error },
-    #[error("{variant}: the device broke the rules of a ring, which is stopped: {source}")]
+    #[error("{variant}: the device broke the rules of a ring, which is stopped")]
     Broken { variant: String, source: DeviceFault },
     #[error(
         "{variant}: the driver broke the rules of a ring, which the embedded device stopped: {}; this is a bug of netmem, please \

@@ -13,7 +13,7 @@ pub enum SocketError {
     WouldBlock,
     /// The connection has ended, for this reason.
     #[error("the connection has ended: {0}")]
-    Closed(#[source] tcp::Error),
+    Closed(tcp::Error),
     /// This side of the connection was shut down by the user.
     #[error("this side was shut down")]
     ShutDown,

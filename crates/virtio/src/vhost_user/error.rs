@@ -16,7 +16,7 @@ pub enum VhostUserError {
         /// The socket.
         path: PathBuf,
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// A process listens on the path, and does not accept connections.
     #[error(
@@ -35,7 +35,7 @@ pub enum VhostUserError {
         /// The socket.
         path: PathBuf,
         /// The system's answer.
-        source: io::Error,
+        r#source: io::Error,
     },
     /// A path cannot be listened on, because it is in use.
     #[error("cannot listen on the vhost-user socket {path}: {what}; choose another path, or remove it")]
@@ -84,7 +84,7 @@ pub enum VhostUserError {
         /// The message that failed.
         message: Request,
         /// The answer, or the error in its place.
-        source: LineError,
+        r#source: LineError,
     },
     /// The back end understood a message, and refuses what it asks for.
     #[error("the backend refused {message}; its own log may say why")]

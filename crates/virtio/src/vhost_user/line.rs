@@ -45,8 +45,8 @@ pub enum LineError {
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// The system refused.
-    #[error("the connection failed")]
-    Io(#[source] io::Error),
+    #[error("the connection failed: {0}")]
+    Io(io::Error),
 }
 
 impl From<Errno> for LineError {

@@ -186,7 +186,7 @@ fn run(input: &mut Input) {
                 let keep = input.u8() & 3 == 0;
                 while let Ok(Received::Chunk(chunk)) = connection.recv(now) {
                     assert!(!chunk.is_empty());
-                    for byte in chunk.bytes() {
+                    for byte in chunk.bytes().iter() {
                         assert_eq!(*byte, next.unwrap_or(*byte), "the stream has a gap");
                         next = Some(byte.wrapping_add(1));
                     }

@@ -287,6 +287,21 @@ assert rest(s).count(b"VERSION") == 1
     );
     let out = server.end();
     assert!(out.contains("; 1 closed as idle, 5 in the middle of a request"), "{out}");
+    // The time before a request is not the request's.
+    let Some(server) = Server::start("http", "--idle-timeout 100s --request-timeout 2s") else { return };
+    server.client(
+        r#"
+import time
+s = connect(80)
+time.sleep(2.2)
+s.sendall(b"GET /3 HTTP/1.1\r\nHo")
+time.sleep(0.05)
+s.sendall(b"st: a\r\nConnection: close\r\n\r\n")
+got = rest(s)
+assert got.startswith(b"HTTP/1.1 200 "), got
+"#,
+    );
+    server.end();
     for (service, port) in [("echo", 7), ("discard", 9)] {
         let Some(server) = Server::start(service, limits) else { return };
         server.client(&format!("s = connect({port})\ns.sendall(b'abc')\nprint(rest(s))"));

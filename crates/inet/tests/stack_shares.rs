@@ -249,3 +249,38 @@ fn a_peer_waits_while_the_queue_is_short_of_buffers() {
     }
     assert!(bytes == [5; 20_000]);
 }
+
+/// A connection whose user does not read has used up its share. Its segments make no room for it:
+/// what others have out of order stays, while the queue has buffers.
+#[test]
+fn a_share_that_is_used_up_costs_no_other_connection() {
+    let mut wire = Wire::new(StackOptions { pages: 128, ..StackOptions::default() });
+    let mut listener = wire.stack.sockets().listen(addr("0.0.0.0:80"), ListenOptions::default()).unwrap();
+    let (mut next, ack) = wire.open(6000, 80, 1000);
+    let hog = listener.accept().unwrap();
+    loop {
+        wire.exchange(seg(6000, next, ack, &[b'x'; 300]));
+        wire.pass(Duration::from_millis(100));
+        if hog.readable() as u32 != next + 300 - 1001 {
+            break;
+        }
+        next += 300;
+    }
+    let others: Vec<_> = (5000..5006)
+        .map(|peer| {
+            let (start, ack) = wire.open(peer, 80, 1000);
+            for n in 0..10 {
+                wire.exchange(seg(peer, start + 1000 + 2000 * n, ack, &[b'v'; 1000]));
+            }
+            listener.accept().unwrap()
+        })
+        .collect();
+    let held = || others.iter().map(|other| other.info().unwrap().buffers).collect::<Vec<_>>();
+    let before = (held(), wire.stack.stats().evicted);
+    assert!(before.0.iter().all(|&buffers| buffers > 0), "{before:?}");
+    for odd in [ack, ack + 5_000_000] {
+        wire.exchange(seg(6000, next, odd, &[b'x'; 300]));
+        assert_eq!((held(), wire.stack.stats().evicted), before);
+    }
+    drop(hog);
+}

@@ -131,6 +131,18 @@ fn a_stack_that_finishes_ends_its_connections() {
     drop((kept, near));
 }
 
+/// A task that accepts is not forgotten.
+#[test]
+fn a_listener_of_a_closed_stack_says_so() {
+    let link = Link::new(false);
+    let Link { mut far, .. } = link;
+    let mut listener = far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(listener.poll_accept(&mut cx).is_pending());
+    far.close();
+    assert!(matches!(listener.poll_accept(&mut cx), std::task::Poll::Ready(Err(SocketError::StackGone))));
+}
+
 /// A peer that does not answer does not hold up the end for longer than the deadline: it is sent a
 /// reset.
 #[test]

@@ -54,6 +54,40 @@ fn a_write_to_a_neighbour_that_has_vanished_ends_in_a_timeout() {
     assert!((wire.stack.connections(), wakes) < (1, 20), "{wakes}");
 }
 
+/// A connection whose next hop does not answer waits for it alone: another one has the ring.
+#[test]
+fn a_neighbour_that_has_vanished_costs_its_own_connection() {
+    let (mut wire, mut listener) = listening(ListenOptions::default());
+    wire.put_from([10, 0, 0, 9], &seg(6000, SYN, 500, 0));
+    let answer = wire.poll().pop().unwrap();
+    wire.put_from([10, 0, 0, 9], &seg(6000, ACK, 501, answer.end()));
+    wire.poll();
+    let mut dead = listener.accept().unwrap();
+    let (number, mut una) = wire.open(5000, 80, 1000);
+    let mut other = listener.accept().unwrap();
+    wire.pass(10 * MINUTE);
+    wire.answers_arp = false;
+    wire.stack.queues().1.size = 4;
+    dead.write(b"x").unwrap();
+    let mut each = Vec::new();
+    for _ in 0..40 {
+        let (start, end) = (una, wire.now + Duration::from_secs(1));
+        while wire.now < end {
+            let _ = other.write(&[1; 20_000]);
+            wire.now += Duration::from_millis(1);
+            for segment in wire.poll().iter().filter(|segment| segment.peer == 5000) {
+                if segment.seq == una {
+                    una = segment.end();
+                }
+            }
+            wire.put(&seg(5000, ACK, number, una));
+        }
+        each.push(una.wrapping_sub(start));
+    }
+    let (least, most) = (each.iter().min().unwrap(), each.iter().max().unwrap());
+    assert!(*least > most / 2, "bytes in each second: {each:?}");
+}
+
 /// The same, but the neighbour comes back: the segment leaves at once, and not with the next timer.
 #[test]
 fn a_segment_leaves_when_its_next_hop_is_resolved() {

@@ -90,6 +90,9 @@ impl XskPort {
     }
 
     /// A port of the two halves of a socket. `pages` are of the same UMEM: frames from the driver are copied into them.
+    ///
+    /// Note: a socket of another network namespace is not watched, so a sleeping thread is not woken when its interface
+    /// goes; the port notices it with the next frame from the driver.
     pub fn new(rx: XskRx<KernelShared>, tx: XskTx<KernelShared>, pages: Arc<SharedPool<KernelShared>>) -> Self {
         let (waiting, wire) = (VecDeque::with_capacity(BATCH), Vec::new());
         Self { rx, tx, pages, waiting, shown: Shown::Nowhere, _interface: None, wire, queued: 0 }

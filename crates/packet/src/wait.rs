@@ -63,7 +63,7 @@ pub trait Wait: AsFd {
     fn arm(&mut self) -> io::Result<Armed>;
 
     /// Asks not to be woken, because the owner polls from now on. If a queue is polled without this call, its peer
-    /// wakes it needlessly, with a system call each time. Cost: a store to shared memory.
+    /// wakes it needlessly, with a system call each time. Cost: a store to shared memory, or a system call (AF_XDP).
     fn disarm(&mut self);
 
     /// Whether the queue still works. A loop that polls without sleeping calls this from time to

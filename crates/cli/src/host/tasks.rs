@@ -77,6 +77,7 @@ impl<'a> Tasks<'a> {
                 Poll::Pending => return n + usize::from(self.are_woken()),
             }
         }
+        self.woken.0.store(true, Ordering::Relaxed);
         TASKS + 1
     }
 }

@@ -117,6 +117,8 @@ pub(super) struct Client {
     /// The last round that this connection has answered.
     round: u64,
     progress: Progress,
+    /// Pages of the store were sent, and not all that was sent was acknowledged when last seen.
+    by_reference: bool,
     /// Bytes that the service has sent and the stream has not accepted, because the server ends.
     kept: Vec<u8>,
     shut: bool,
@@ -131,7 +133,18 @@ impl Client {
     pub(super) fn new(stream: Conn, shared: Shared, admitted: Admitted, kept: Vec<u8>, shut: bool) -> Self {
         let (alarm, round) = (shared.timers.alarm(), shared.pressure.round());
         let progress = Progress::default();
-        Self { stream, shared, alarm, waited: Duration::ZERO, round, progress, kept, shut, _admitted: admitted }
+        Self {
+            stream,
+            shared,
+            alarm,
+            waited: Duration::ZERO,
+            round,
+            progress,
+            by_reference: false,
+            kept,
+            shut,
+            _admitted: admitted,
+        }
     }
 
     /// The stream, the kept bytes, and whether the stream is shut down after these bytes.
@@ -204,7 +217,10 @@ impl Client {
             Awaited::Rest | Awaited::Value => request.saturating_sub(self.waited),
         };
         let n = self.wait(awaited, limit, |stream, cx| stream.poll_recv(cx, into)).await;
-        self.waited += self.now().since(begin);
+        // The time before a request is not the request's.
+        if awaited != Awaited::Request {
+            self.waited += self.now().since(begin);
+        }
         let n = n?.ok_or(End::Leaves)?;
         let bytes: usize = into[..n].iter().map(Fragment::len).sum();
         self.shared.counts.borrow_mut().received += bytes as u64;
@@ -232,6 +248,7 @@ impl Client {
             }
             self.wait_for_room(|stream, cx| stream.poll_writable(cx)).await?;
         }
+        self.by_reference = true;
         self.shared.counts.borrow_mut().sent += len;
         Ok(())
     }
@@ -252,6 +269,9 @@ impl Client {
 
     /// Waits until the peer has acknowledged all that was sent, or the server ends.
     pub(super) async fn deliver(&mut self) -> Result<(), End> {
+        if self.shut {
+            return Ok(());
+        }
         // A send buffer of one byte has room when nothing is in it.
         self.stream.set_send_buffer(1);
         self.wait_for_room(|stream, cx| stream.poll_writable(cx)).await.map(|_| ())
@@ -347,7 +367,9 @@ impl Client {
         }
         self.round = round;
         let (now, (delivered, out)) = (self.now(), out(&self.stream));
-        let sent = self.progress.sent(now, delivered, out);
+        self.by_reference &= out > 0;
+        // Copied answers are in the stack's pages.
+        let sent = self.progress.sent(now, delivered, if self.by_reference { out } else { 0 });
         let value = if has_value { self.progress.value(now) } else { Kept::Nothing };
         if (sent, value) != (Kept::Nothing, Kept::Nothing) {
             // Also if the connection ends now: its pages are free only after that.

@@ -252,9 +252,18 @@ impl<P: Payload> Connections<P> {
     /// Drops a chunk of payload out of order, of the connection that has most. Returns false if
     /// there is none.
     pub(super) fn evict(&mut self) -> bool {
-        let Some(id) = self.out_of_order.last().and_then(|&(_, place)| self.table.at(place)) else { return false };
-        let evicted = self.table.get_mut(id).is_some_and(|slot| slot.connection.evict());
-        self.note_out_of_order(id);
-        evicted
+        while let Some(&(chunks, place)) = self.out_of_order.last() {
+            let Some(id) = self.table.at(place) else { return false };
+            if self.table.get_mut(id).is_some_and(|slot| slot.connection.evict()) {
+                self.note_out_of_order(id);
+                return true;
+            }
+            // Its payload was dropped meanwhile.
+            self.out_of_order.remove(&(chunks, place));
+            if let Some(slot) = self.table.get_mut(id) {
+                slot.out_of_order = 0;
+            }
+        }
+        false
     }
 }

@@ -278,7 +278,7 @@ impl<P: Payload> Core<P> {
             slot.unvouched = 0;
         }
         let lacks = meta.len > 0 && slot.connection.lacks_buffer_for(header.seq, meta.len);
-        if lacks {
+        if lacks && slot.connection.accepts(header, meta.len, self.now) {
             self.relieve(id, header.seq, meta.len);
         }
         let Some(slot) = self.connections.get_mut(id) else { return };

@@ -65,10 +65,21 @@ impl SendPages {
         self.used = self.used.saturating_sub(pages as u32);
     }
 
+    /// Whether a page is free, but not for a holder of `held` pages.
+    pub(super) fn limits(&self, held: usize) -> bool {
+        self.free() > 0 && !self.admits(held)
+    }
+
     /// Puts a connection that found no page into the queue. It is called once until
-    /// [`next`](Self::next) returns it.
-    pub(super) fn wait(&mut self, id: ConnectionId) {
+    /// [`next`](Self::next) returns it. Returns how many wait.
+    pub(super) fn wait(&mut self, id: ConnectionId) -> usize {
         self.waiting.push_back(id);
+        self.waiting.len()
+    }
+
+    /// Removes connections that are gone from the queue.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(ConnectionId) -> bool) {
+        self.waiting.retain(|id| !is_gone(*id));
     }
 
     /// The connection that has waited the longest, if a page is free.
@@ -173,7 +184,7 @@ mod tests {
         let ids = [(); 3].map(|()| table.insert(()));
         let mut pages = SendPages::new(8);
         pages.count(6);
-        ids.into_iter().for_each(|id| pages.wait(id));
+        ids.into_iter().for_each(|id| _ = pages.wait(id));
         assert_eq!((pages.ready(), pages.next()), (0, None));
         pages.release(2);
         assert_eq!((pages.ready(), pages.next(), pages.next()), (2, Some(ids[0]), Some(ids[1])));

@@ -26,6 +26,10 @@ use std::collections::VecDeque;
 use std::mem;
 
 /// The connections that are to be processed, by what they wait for.
+/// The most connections that a poll processes because pages were returned. More of them may want
+/// pages than there are connections that do something.
+const MOST_FED: usize = 64;
+
 pub(super) struct Schedule {
     /// The timer of a connection has the number of its place.
     wheel: Wheel,
@@ -37,7 +41,9 @@ pub(super) struct Schedule {
     /// Connections whose next hop is not resolved.
     hops: Vec<ConnectionId>,
     /// Connections whose window is small because of the page budget. Returned pages wake the stack.
-    starved: Vec<ConnectionId>,
+    starved: VecDeque<ConnectionId>,
+    /// How many of them are to be processed, because pages were returned.
+    to_feed: usize,
     /// Connections in TIME-WAIT, in the order in which they came there.
     time_wait: VecDeque<ConnectionId>,
 }
@@ -58,14 +64,15 @@ impl Schedule {
             due: VecDeque::new(),
             ring: VecDeque::new(),
             hops: Vec::new(),
-            starved: Vec::new(),
+            starved: VecDeque::new(),
+            to_feed: 0,
             time_wait: VecDeque::new(),
         }
     }
 
     /// Whether a connection must be processed now.
     pub(super) fn is_due(&self) -> bool {
-        !self.due.is_empty()
+        !self.due.is_empty() || self.to_feed > 0
     }
 
     /// Whether a connection waits for the ring.
@@ -115,6 +122,7 @@ impl<P: Payload> Core<P> {
             }
         }
         self.schedule.fired = fired;
+        self.feed_some();
         let mut work = 0;
         if completed > 0 {
             work += self.drain_ring_queue(tx);
@@ -174,7 +182,12 @@ impl<P: Payload> Core<P> {
         if mem::replace(&mut slot.una, una) != una {
             // The peer has received a segment, so the next hop has forwarded it.
             slot.path.confirm(now);
-            self.pages.release(slot.written.acknowledged(una, slot.connection.send_end()));
+            let released = slot.written.acknowledged(una, slot.connection.send_end());
+            self.pages.release(released);
+            if released > 0 {
+                // It may have found its own share used up.
+                self.wakers.extend(slot.write.take());
+            }
         }
         let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
         if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
@@ -230,13 +243,19 @@ impl<P: Payload> Core<P> {
         if slot.connected {
             slot.path.touch(now);
         }
+        let waits = slot.path.waits();
         if slot.path.take_failure() {
             slot.connection.error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
         }
-        if refused && slot.path.waits() {
+        if refused && waits {
             if !mem::replace(&mut slot.awaits_hop, true) {
                 self.schedule.hops.push(id);
             }
+            return Visit::Done;
+        }
+        if refused && slot.path.is_here() {
+            // No completion is awaited: this stack receives its own packets in the next poll.
+            self.enqueue(id);
             return Visit::Done;
         }
         if (refused || slot.connection.waits_for_ring()) && !mem::replace(&mut slot.in_ring_queue, true) {
@@ -255,9 +274,16 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    /// Pages were returned: connections that need some are processed.
+    /// Pages were returned: connections that need some are processed, some in this poll, and the
+    /// others in the next ones.
     pub(super) fn feed(&mut self) {
-        for id in mem::take(&mut self.schedule.starved) {
+        self.schedule.to_feed = self.schedule.starved.len();
+    }
+
+    fn feed_some(&mut self) {
+        for _ in 0..self.schedule.to_feed.min(MOST_FED) {
+            self.schedule.to_feed -= 1;
+            let Some(id) = self.schedule.starved.pop_front() else { break };
             if let Some(slot) = self.connections.get_mut(id) {
                 slot.starved = false;
                 self.enqueue(id);
@@ -290,7 +316,7 @@ impl<P: Payload> Core<P> {
         slot.connection.budget().wait();
         if slot.connection.is_starved() {
             slot.starved = true;
-            self.schedule.starved.push(id);
+            self.schedule.starved.push_back(id);
         } else {
             self.enqueue(id);
         }

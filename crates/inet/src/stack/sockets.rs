@@ -170,7 +170,8 @@ impl<P: Payload> TcpListener<P> {
     /// [`SocketError::WouldBlock`]: none waits.
     pub fn accept(&mut self) -> Result<TcpStream<P>, SocketError> {
         let mut core = self.sockets.core.borrow_mut();
-        if core.gone {
+        // The stack was closed: nothing will come.
+        if core.gone || core.listeners.get_mut(self.id).is_none() {
             return Err(SocketError::StackGone);
         }
         let (id, flow) = core.accept(self.id).ok_or(SocketError::WouldBlock)?;

@@ -114,7 +114,8 @@ impl<M: Mapped> Datagrams<M> {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.outbox.is_empty()
+        // Behind a datagram that waits for the ring, the others wait for it, too.
+        !self.outbox.is_empty() && self.ready.is_empty()
     }
 
     /// Whether a datagram waits for the ring.

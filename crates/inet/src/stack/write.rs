@@ -26,9 +26,7 @@ impl<P: Payload> Core<P> {
                 self.pages.count(usize::from(slot.written.page.is_some()));
             }
             let Some(page) = &mut slot.written.page else {
-                if !mem::replace(&mut slot.awaits_page, true) {
-                    self.pages.wait(id);
-                }
+                self.wait_for_page(id);
                 break;
             };
             let n = page.len().min(bytes.len() - written).min(room);
@@ -52,9 +50,21 @@ impl<P: Payload> Core<P> {
     pub(super) fn can_write(&mut self, id: ConnectionId) -> bool {
         let Some(slot) = self.connections.get_mut(id) else { return true };
         let can = slot.written.page.is_some() || self.pages.admits(slot.written.held());
-        if !can && !mem::replace(&mut slot.awaits_page, true) {
-            self.pages.wait(id);
+        if !can {
+            self.wait_for_page(id);
         }
         can
+    }
+
+    /// A connection found no page. If its own share is used up, it waits until its peer acknowledges
+    /// some of its pages, and not in the queue for those that others release.
+    fn wait_for_page(&mut self, id: ConnectionId) {
+        let Some(slot) = self.connections.get_mut(id) else { return };
+        if self.pages.limits(slot.written.held()) || mem::replace(&mut slot.awaits_page, true) {
+            return;
+        }
+        if self.pages.wait(id) > 2 * self.connections.len() {
+            self.pages.forget(|id| self.connections.get(id).is_none());
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::{Chunk, SackBlocks, Seq};
 /// Small chunks are copied behind each other, into the buffer of the first one, which is counted
 /// once. Otherwise a peer could occupy a buffer by each byte.
 pub(super) struct Assembler<T: Chunk> {
-    blocks: Vec<Block<T>>,
+    blocks: VecDeque<Block<T>>,
     chunks: usize,
     /// The buffer into which small chunks are copied, and a charge for it.
     tail: Option<(T::Tail, Charge)>,
@@ -25,6 +25,10 @@ pub(super) struct Assembler<T: Chunk> {
 
 /// Payload that is at most so long is copied if its buffer could hold more: a fortieth of a page.
 const SMALL: usize = 100;
+
+/// No small chunk is stored if there are so many chunks: many of them are in a buffer, so that the
+/// budget does not bound the memory of their blocks, nor the time to merge them.
+const MOST_SMALL: usize = 1024;
 
 struct Block<T> {
     from: Seq,
@@ -43,7 +47,7 @@ pub(super) struct Inserted {
 
 impl<T: Chunk> Assembler<T> {
     pub(super) fn new() -> Self {
-        Self { blocks: Vec::new(), chunks: 0, tail: None, recent: [None; SackBlocks::MOST] }
+        Self { blocks: VecDeque::new(), chunks: 0, tail: None, recent: [None; SackBlocks::MOST] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -59,6 +63,9 @@ impl<T: Chunk> Assembler<T> {
     fn hold(&mut self, mut chunk: T, budget: &Budget) -> Option<Held<T>> {
         if chunk.len() > SMALL {
             return budget.take().map(|charge| Held::new(chunk, charge));
+        }
+        if self.chunks >= MOST_SMALL {
+            return None;
         }
         if let Some((tail, charge)) = &mut self.tail
             && let Some(copy) = chunk.copy_to_tail(tail)
@@ -122,11 +129,14 @@ impl<T: Chunk> Assembler<T> {
         let joins_after = self.blocks.get(at).is_some_and(|block| block.from == to);
         match (joins_before, joins_after) {
             (true, true) => {
-                let mut after = self.blocks.remove(at);
+                let after = self.blocks.remove(at);
                 let before = &mut self.blocks[at - 1];
                 before.chunks.push_back(piece);
-                before.chunks.append(&mut after.chunks);
-                before.to = after.to;
+                before.to = to;
+                if let Some(mut after) = after {
+                    before.chunks.append(&mut after.chunks);
+                    before.to = after.to;
+                }
             }
             (true, false) => {
                 let before = &mut self.blocks[at - 1];
@@ -171,7 +181,7 @@ impl<T: Chunk> Assembler<T> {
     /// Removes and returns the next chunk if it starts at `nxt` or before it. Bytes before `nxt`
     /// are trimmed or dropped.
     pub(super) fn pop(&mut self, nxt: Seq) -> Option<Held<T>> {
-        while let Some(block) = self.blocks.first_mut()
+        while let Some(block) = self.blocks.front_mut()
             && block.from <= nxt
         {
             let known = (nxt - block.from) as usize;
@@ -179,7 +189,7 @@ impl<T: Chunk> Assembler<T> {
             self.chunks -= usize::from(chunk.is_some());
             block.from += chunk.as_ref().map_or(0, |chunk| chunk.len() as u32);
             if block.chunks.is_empty() {
-                self.blocks.remove(0);
+                self.blocks.pop_front();
                 self.forget_tail();
             }
             if let Some(mut chunk) = chunk.filter(|chunk| known < chunk.len()) {
@@ -193,26 +203,26 @@ impl<T: Chunk> Assembler<T> {
     /// The first range before `nxt` that is stored. [`pop`](Self::pop) drops it, because it arrived
     /// again in order.
     pub(super) fn overlap(&self, nxt: Seq) -> Option<(Seq, Seq)> {
-        self.blocks.first().filter(|block| block.from < nxt).map(|block| (block.from, block.to.min(nxt)))
+        self.blocks.front().filter(|block| block.from < nxt).map(|block| (block.from, block.to.min(nxt)))
     }
 
     /// Drops the chunk with the highest numbers, because payload that is in order needs the buffer.
     /// Returns false if there is none.
     pub(super) fn evict(&mut self) -> bool {
-        let Some(last) = self.blocks.last_mut() else { return false };
+        let Some(last) = self.blocks.back_mut() else { return false };
         if let Some(chunk) = last.chunks.pop_back() {
             self.chunks -= 1;
             last.to = last.to - chunk.len() as u32;
         }
         if last.chunks.is_empty() {
-            self.blocks.pop();
+            self.blocks.pop_back();
             self.forget_tail();
         }
         true
     }
 
     pub(super) fn clear(&mut self) {
-        self.blocks = Vec::new();
+        self.blocks = VecDeque::new();
         self.chunks = 0;
         self.forget_tail();
     }
@@ -269,6 +279,21 @@ mod tests {
         assert_eq!(assembler.ranges(), [(Seq(10), Seq(20)), (Seq(30), Seq(40))]);
         assert_eq!(budget.used(), 2);
         assert!(assembler.evict() && assembler.evict() && !assembler.evict());
+    }
+
+    /// Many small chunks are in a buffer, so that buffers do not bound their number. They come in
+    /// any order, and the time to merge them is bounded, too.
+    #[test]
+    fn the_number_of_small_chunks_is_bounded() {
+        for descending in [false, true] {
+            let (mut assembler, budget) = (Assembler::new(), Budget::new(10_000));
+            for n in 0..5000 {
+                let from = if descending { 10_000 - 2 * n } else { 2 * n + 1 };
+                insert(&mut assembler, &budget, from, from + 1);
+            }
+            assert_eq!((assembler.chunks(), assembler.blocks.len()), (MOST_SMALL, MOST_SMALL));
+            assert!(insert(&mut assembler, &budget, 20_000, 20_500).complete, "a large one is stored");
+        }
     }
 
     /// Random chunks that overlap are returned as the bytes that were inserted, each byte once, in

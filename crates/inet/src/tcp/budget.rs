@@ -117,6 +117,13 @@ impl Budget {
         self.room(1) > 0
     }
 
+    /// Whether the queue has no buffer for this budget, whatever its share is, but those that are
+    /// kept.
+    pub(super) fn is_short(&self) -> bool {
+        let Some(parent) = &self.0.parent else { return !self.has_room() };
+        parent.room(1) <= parent.0.limit.div_ceil(KEPT) && self.used() < self.0.limit
+    }
+
     /// Buffers that can still be counted, here and in the parent, if this budget may have the
     /// `part`th part of its share.
     fn room(&self, part: u32) -> u32 {

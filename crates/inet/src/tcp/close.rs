@@ -68,6 +68,14 @@ impl<C: Carrier> Connection<C> {
             _ => self.config.orphan,
         };
         self.until.get_or_insert(now + limit);
+        self.owe();
+    }
+
+    /// Notes what an orphan's peer owes. If each acknowledged byte began the orphan's time again, a
+    /// peer could keep it for months.
+    pub(super) fn owe(&mut self) {
+        let step = (self.sender.end() - self.sender.una()) / 8;
+        self.owed = (self.sender.una() + step.max(1), step.max(1));
     }
 
     /// Resets the connection.
@@ -416,6 +424,28 @@ mod tests {
         }
         assert_eq!(pair.b.read, Piece::numbered(0, 5000).bytes());
         assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    }
+
+    /// The peer acknowledges a byte from time to time. Without an end, it could keep an orphan for
+    /// months.
+    #[test]
+    fn an_orphan_is_not_kept_by_single_bytes() {
+        let mut pair = pair();
+        pair.a.tcp.send(stream(0, 8000), false).unwrap();
+        pair.a.output(pair.now);
+        pair.a.tcp.close(pair.now);
+        let mut header = pair.b.tcp.header(pair.b.tcp.una(), Flags::ACK, pair.now).0;
+        let mut seconds = 0;
+        while !pair.a.tcp.is_gone() && seconds < 10_000 {
+            seconds += 100;
+            pair.now += Duration::from_secs(100);
+            header.ack = pair.a.tcp.una() + 1;
+            header.options.timestamps = pair.b.tcp.timestamps(false, pair.now);
+            pair.a.answer(header, pair.now);
+            pair.a.tcp.timeout(pair.now);
+            pair.a.output(pair.now);
+        }
+        assert_eq!(seconds, 200);
     }
 
     /// A window that opens and closes again is no progress.

@@ -86,6 +86,9 @@ pub struct Connection<C: Carrier> {
     /// user has closed: the time at which it is reset unless the peer acknowledges something
     /// before.
     pub(super) until: Option<Time>,
+    /// What the peer of an orphan must have acknowledged for its time to begin again, and how much
+    /// further it must come then: an eighth of what was left when the user closed.
+    pub(super) owed: (Seq, u32),
     /// Whether the user has shut the sending side down.
     pub(super) shut: bool,
     /// Whether the user has shut the reading side down, but has not closed the connection.
@@ -262,6 +265,7 @@ impl<C: Carrier> Connection<C> {
             reply: None,
             limit: Limit::default(),
             until: None,
+            owed: (Seq(0), 1),
             shut: false,
             deaf: false,
             closed: false,
@@ -429,12 +433,13 @@ impl<C: Carrier> Connection<C> {
         self.receiver.evict()
     }
 
-    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order, and no
-    /// buffer is free for them.
+    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order and within
+    /// the window, and the queue has no buffer for them. If the connection's own share or limit is
+    /// used up, it does not lack a buffer of the queue.
     #[must_use]
     pub fn lacks_buffer_for(&self, seq: Seq, len: u32) -> bool {
         let nxt = self.receiver.nxt();
-        seq <= nxt && nxt < seq + len && !self.receiver.budget().has_room()
+        seq <= nxt && nxt < seq + len && self.receiver.is_open() && self.receiver.budget().is_short()
     }
 
     /// Bytes that can be read.

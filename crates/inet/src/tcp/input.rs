@@ -265,8 +265,9 @@ impl<C: Carrier> Connection<C> {
         if acked.bytes > 0 || acked.fin {
             self.soft = None;
         }
-        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) {
+        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) && self.owed.0 <= self.sender.una() {
             self.until = Some(now + self.config.orphan);
+            self.owed.0 = self.sender.una() + self.owed.1;
         }
         if acked.fin {
             match self.state {

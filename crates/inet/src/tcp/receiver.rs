@@ -71,6 +71,8 @@ pub(super) struct Receiver<T: Chunk> {
     starved: u64,
     /// Set while the queue has too few buffers: payload in order was dropped before it came here.
     cut: bool,
+    /// Set after [`compact`](Self::compact), until another chunk is stored.
+    is_compact: bool,
     scale: u8,
     /// The announced MSS. The window edge moves by at least this much.
     mss: u32,
@@ -119,6 +121,7 @@ impl<T: Chunk> Receiver<T> {
             short: None,
             starved: 0,
             cut: false,
+            is_compact: false,
             scale,
             mss,
             capacity,
@@ -163,6 +166,11 @@ impl<T: Chunk> Receiver<T> {
     /// The next expected number.
     pub(super) fn nxt(&self) -> Seq {
         self.nxt
+    }
+
+    /// Whether the peer was promised bytes that did not come in order yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.nxt < self.edge
     }
 
     /// Bytes that can be read.
@@ -335,6 +343,9 @@ impl<T: Chunk> Receiver<T> {
         if let Some(charge) = self.budget.take_first() {
             return Some(charge);
         }
+        if mem::replace(&mut self.is_compact, true) {
+            return None;
+        }
         self.compact();
         self.budget.take()
     }
@@ -378,6 +389,7 @@ impl<T: Chunk> Receiver<T> {
     }
 
     fn append(&mut self, chunk: Held<T>) {
+        self.is_compact = false;
         self.nxt += chunk.len() as u32;
         self.queued += chunk.len() as u32;
         self.queue.push_back(chunk);

@@ -118,6 +118,7 @@ impl<C: Carrier> Connection<C> {
         (this.shut, this.deaf, this.closed) = (saved.shut, saved.deaf, saved.closed);
         (this.urgent, this.urgent_sent) = (saved.urgent, saved.urgent_sent);
         this.until = saved.remaining.map(|remaining| now + remaining);
+        this.owe();
         // The peer may have waited for an acknowledgement meanwhile.
         this.acks.at_once();
         this

@@ -158,6 +158,8 @@ impl<C: Carrier> Connection<C> {
 
     #[inline]
     fn note_left(&mut self, header: &Header, len: u32, tracked: bool) {
+        // A timer that is running begins again: something leaves.
+        self.stall = None;
         if let Some(tape) = &mut self.tape {
             tape.left(Left { header: *header, len, tracked, done: self.sender.settled() });
         }
@@ -214,6 +216,30 @@ mod tests {
                 }
             }
             assert_eq!(pair.b.read, Piece::numbered(0, 40_000).bytes(), "seed {seed}");
+        }
+    }
+
+    /// A ring that takes one segment, and is full then: each call leaves something behind. That is
+    /// progress, and the connection lives.
+    #[test]
+    fn a_full_ring_that_takes_segments_is_no_timeout() {
+        let mut pair = Pair::connected(&Config::default(), &Config::default());
+        let (mut queued, begin) = (0, pair.now);
+        while pair.now.since(begin) < Duration::from_secs(2000) {
+            while pair.a.tcp.room() > 100_000 && pair.a.tcp.send(stream(queued, 5000), false).is_ok() {
+                queued += 5000;
+            }
+            pair.a.tcp.timeout(pair.now);
+            let mut ring = Ring { room: 1, ..Ring::new() };
+            assert!(pair.a.tcp.transmit(pair.now, &mut ring).is_err(), "there is more than the ring takes");
+            ring.segments.iter().for_each(|sent| pair.b.input(sent, pair.now));
+            let mut back = pair.b.output(pair.now);
+            pair.b.read(pair.now);
+            pair.b.read.clear();
+            back.extend(pair.b.output(pair.now));
+            back.iter().for_each(|sent| pair.a.input(sent, pair.now));
+            pair.now += Duration::from_millis(50);
+            assert_eq!(pair.a.tcp.failure(), None, "after {:?}", pair.now.since(begin));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check};
 use crate::device::port::{PortError, Tap, TapError};
-use crate::device::{Connection, Control, InProcess, NetDevice, Options, Worker};
+use crate::device::{Connection, Control, DeviceError, InProcess, NetDevice, Options, Worker};
 use crate::inet::wire::Mac;
 use crate::inet::{Address, Host, Interface};
 use crate::packet::Wait;
@@ -101,7 +101,10 @@ impl Drives for TapDevice {
     }
 
     fn pause(&mut self, work: usize, stack: &mut dyn Wait, at_most: Option<Duration>) -> io::Result<()> {
-        self.worker.turn(work, Spin::For(SPIN), &mut [stack], at_most).map_err(io::Error::other)
+        self.worker.turn(work, Spin::For(SPIN), &mut [stack], at_most).map_err(|error| match error {
+            DeviceError::Queue(error) => error,
+            other => io::Error::other(other),
+        })
     }
 
     fn apart(self) -> io::Result<Apart> {

@@ -21,6 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAX_HEAD: usize = 8192;
 /// The most bytes in an answer's body.
 const MAX_BODY: u64 = 1 << 40;
+/// The most bytes of memory for requests that an idle connection keeps.
+const KEPT: usize = 1024;
+const NOT_ALLOWED: &str = "405 Method Not Allowed";
 const TIMEOUT: &str = "408 Request Timeout";
 const TEXT: &[u8] = b"netmem serves: GET /N has N bytes\n";
 
@@ -55,12 +58,17 @@ impl Answer {
         let head_only = match method {
             "GET" => false,
             "HEAD" => true,
-            _ => return Self::error("405 Method Not Allowed", close),
+            _ => return Self::error(NOT_ALLOWED, close),
+        };
+        // Section 3.2.2: the absolute form, in which the authority says what the host field says.
+        let target = match target.strip_prefix("http://") {
+            Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
+            None => target,
         };
         let (body, len) = match target.strip_prefix('/') {
             Some("") => (Body::Text(TEXT), TEXT.len() as u64),
             Some(number) => match number.parse() {
-                Ok(len) if len <= MAX_BODY => (Body::Pattern, len),
+                Ok(len) if len <= MAX_BODY && !number.starts_with('+') => (Body::Pattern, len),
                 _ => return Self::error("404 Not Found", close),
             },
             None => return Self::error(BAD, true),
@@ -70,7 +78,8 @@ impl Answer {
 
     fn head(&self) -> String {
         let close = if self.close { "Connection: close\r\n" } else { "" };
-        format!("HTTP/1.1 {}\r\nContent-Length: {}\r\n{close}\r\n", self.status, self.len)
+        let allow = if self.status == NOT_ALLOWED { "Allow: GET, HEAD\r\n" } else { "" };
+        format!("HTTP/1.1 {}\r\nContent-Length: {}\r\n{allow}{close}\r\n", self.status, self.len)
     }
 
     /// Sends the answer, except a body that is the pattern.
@@ -155,6 +164,9 @@ impl Service for Http {
             }
             let mut answer = state.answer();
             if answer.is_none() {
+                if state.bytes.is_empty() && state.bytes.capacity() > KEPT {
+                    state.bytes = Vec::new();
+                }
                 match client.receive(&mut place, state.awaits()).await {
                     Ok(0) => {
                         client.shutdown();
@@ -203,6 +215,10 @@ mod tests {
         for (line, expected) in [
             ("GET /x HTTP/1.1", "404"),
             ("GET /-1 HTTP/1.1", "404"),
+            ("GET /+1 HTTP/1.1", "404"),
+            ("GET http://a/7 HTTP/1.1", "200"),
+            ("GET http://a HTTP/1.1", "200"),
+            ("GET https://a/7 HTTP/1.1", "400"),
             ("GET /99999999999999999999 HTTP/1.1", "404"),
             ("GET 7 HTTP/1.1", "400"),
             ("GET /7", "400"),

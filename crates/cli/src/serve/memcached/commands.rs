@@ -65,22 +65,24 @@ impl<P: Clone> Session<P> {
                     // Old clients send a time of 0 before `noreply`.
                     cx.answer(if there { b"DELETED\r\n" } else { NOT_FOUND }, is_quiet(words.next_back()));
                 }
-                None => cx.answer(BAD_FORMAT, false),
+                None => cx.answer(BAD_FORMAT, is_quiet(words.next_back())),
             },
             b"touch" => match (words.next().filter(is_key), number(words.next())) {
                 (Some(key), Some(exptime)) => {
                     let there = cx.store.touch(key, expiration(exptime, now), now);
                     cx.answer(if there { b"TOUCHED\r\n" } else { NOT_FOUND }, is_quiet(words.next_back()));
                 }
-                _ => cx.answer(BAD_FORMAT, false),
+                _ => cx.answer(BAD_FORMAT, is_quiet(words.next_back())),
             },
             b"incr" | b"decr" => match (words.next().filter(is_key), number(words.next())) {
                 (Some(key), Some(by)) => {
                     let answer = cx.count(key, by, command == b"incr")?;
                     cx.answer(&answer, is_quiet(words.next_back()));
                 }
-                (Some(_), None) => cx.answer(b"CLIENT_ERROR invalid numeric delta argument\r\n", false),
-                (None, _) => cx.answer(BAD_FORMAT, false),
+                (Some(_), None) => {
+                    cx.answer(b"CLIENT_ERROR invalid numeric delta argument\r\n", is_quiet(words.next_back()));
+                }
+                (None, _) => cx.answer(BAD_FORMAT, is_quiet(words.next_back())),
             },
             b"flush_all" => {
                 cx.store.clear();

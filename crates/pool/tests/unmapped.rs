@@ -150,7 +150,8 @@ fn a_domain_that_knows_no_files() {
     assert!(pool.alloc().is_none());
     assert_eq!((pool.stats().alloc_failed, domain.maps()), (1, 0));
     let error = PoolOptions::new("addresses").prefill(4).build(memory.clone(), Some(domain)).unwrap_err();
-    assert!(error.to_string().contains("use a domain that was given the file"), "{error}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("use a domain that was given the file"), "{source}");
     let error = Flat::default().map_file(memory.region().fd().unwrap(), 4096, 64, Direction::default()).unwrap_err();
     assert!(matches!(error, MapError::File { offset: 4096, len: 64 }), "{error}");
     let other = device(1 << 20, 0);

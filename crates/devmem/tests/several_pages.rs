@@ -184,6 +184,56 @@ fn pages_of_what_is_not_delivered_are_returned() {
     others.assert_gone();
 }
 
+/// Proves NET-6: whatever a back end writes, and however it splits a frame, a datagram that is
+/// delivered has as many bytes as its headers say, and all pages are returned.
+#[test]
+fn any_bytes_in_any_pages() {
+    let worker = worker();
+    let (memory, binding) = bind(64, &worker);
+    let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
+    let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
+    let (mut rng, mut several) = (fastrand::Rng::with_seed(5), 0);
+    for round in 0..20_000 {
+        let mut frame = if rng.bool() { udp4(9, rng.usize(..300)) } else { udp6(9, rng.usize(..300)) };
+        for _ in 0..rng.usize(..3) {
+            let at = rng.usize(..80.min(frame.len()));
+            frame[at] = rng.u8(..);
+        }
+        frame.resize(frame.len() + rng.usize(..3) * 20, 0);
+        // More often than not, the headers are in host memory.
+        let head = if rng.u8(..4) > 0 { 62.min(frame.len()) } else { rng.usize(1..=frame.len()) };
+        let (mut pages, mut rest) = (Vec::new(), frame.len() - head);
+        while rest > 0 {
+            let here = if pages.len() + 1 == MAX_FRAGS { rest } else { rng.usize(1..=rest) };
+            pages.push(here);
+            rest -= here;
+        }
+        queue.frame(feed.in_pages(&frame, head, &pages, VOUCHED));
+        let (mut bytes, mut tokens, mut end) = (0, Vec::new(), true);
+        while let Ok((received, parts)) = recv(&mut socket, rng.usize(1..=MOST)) {
+            for part in parts {
+                tokens.extend(part.token());
+                bytes += match part {
+                    Part::Linear { len } => len,
+                    Part::Device { len, .. } => len as usize,
+                };
+            }
+            end = received.end;
+            if end {
+                let at = if frame[12] == 8 { 14 + usize::from(frame[14] & 15) * 4 } else { 54 };
+                let udp = usize::from(u16::from_be_bytes([frame[at + 4], frame[at + 5]]));
+                assert_eq!(bytes, udp - 8, "round {round}");
+            }
+        }
+        several += usize::from(tokens.len() > 1);
+        assert!(end && socket.returner().give_back(&tokens) == Ok(tokens.len()), "round {round}");
+        assert_eq!(feed.pool.stats().inflight(), 0, "round {round}");
+    }
+    assert!(several > 1000, "{several} datagrams were in several pages");
+    drop((socket, queue, feed, binding));
+    memory.assert_gone();
+}
+
 /// Proves MEM-3 and MEM-8: datagrams of up to 8,972 bytes, sent from one place or from several,
 /// arrive in as many pages as they need and as they were sent.
 #[test]

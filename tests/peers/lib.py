@@ -341,8 +341,7 @@ class Guest:
         )
         STARTED[name] = self.process
         threading.Thread(target=self._listen, daemon=True).start()
-        until(f"{name}'s QMP socket", lambda: self.alive() and self.qmp_path.is_socket())
-        self.qmp_socket = socket_to(self.qmp_path)
+        until(f"{name}'s QMP socket", lambda: self.alive() and self._connect())
         self.qmp_file = self.qmp_socket.makefile("r")
         self.qmp_file.readline()
         self.qmp("qmp_capabilities")
@@ -350,6 +349,16 @@ class Guest:
     def alive(self):
         if self.process.poll() is not None:
             fail(f"{self.name}: QEMU ended by itself: {self.process.returncode}")
+        return True
+
+    def _connect(self):
+        """Whether QEMU listens on its socket, which is there a moment before."""
+        self.qmp_socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.qmp_socket.connect(str(self.qmp_path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            self.qmp_socket.close()
+            return False
         return True
 
     def _listen(self):
@@ -398,12 +407,6 @@ class Guest:
         self.alive()
         self.process.kill()
         self.process.wait()
-
-
-def socket_to(path):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(path))
-    return connection
 
 
 class Ping:

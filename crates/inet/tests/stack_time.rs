@@ -70,7 +70,7 @@ fn a_neighbour_that_has_vanished_costs_its_own_connection() {
     wire.stack.queues().1.size = 4;
     dead.write(b"x").unwrap();
     let mut each = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..22 {
         let (start, end) = (una, wire.now + Duration::from_secs(1));
         while wire.now < end {
             let _ = other.write(&[1; 20_000]);

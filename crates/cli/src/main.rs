@@ -32,6 +32,11 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // A run in another mode than the one that was asked for would show nothing of it.
+    if let Err(error) = netmem_percpu::forced_mode() {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
     // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in quarantine.
     tracing_subscriber::fmt()
         .with_writer(|| output::Log)

@@ -442,20 +442,22 @@ impl CpuCache {
     ///
     /// # Errors
     ///
-    /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless.
+    /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless. Another call tries again.
     pub fn close(&self) -> Result<(), BarrierError> {
         let _gatekeeper = self.gatekeeper.lock();
-        let closed = self.gate.close().map(|quiet| {
+        let closed = self.gate.close_for_good().map(|quiet| {
             let Some(quiet) = quiet else { return };
             let taken = self.take_out(&quiet);
             quiet.stay_closed();
             self.sort(taken);
         });
-        if closed.is_err() {
-            self.gate.shut();
-        }
         self.full.0.close();
         closed
+    }
+
+    /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold items.
+    pub fn is_shut(&self) -> bool {
+        self.gate.is_shut()
     }
 
     /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the first of them.

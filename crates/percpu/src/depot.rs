@@ -443,12 +443,12 @@ impl Taker {
     /// # Errors
     ///
     /// The barrier failed. Items on CPUs, and items that were being given at that moment, stay where they are. All
-    /// others were taken, and later givers are refused.
+    /// others were taken, and later givers are refused. Another call tries again to take the items that are on CPUs.
     pub fn close(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         if !self.is_of(depot) {
             return Ok(());
         }
-        let closed = depot.gate.close().map(|quiet| {
+        let closed = depot.gate.close_for_good().map(|quiet| {
             let Some(quiet) = quiet else { return };
             handover::acquire(&depot.capacity);
             for word in quiet.words() {
@@ -459,9 +459,6 @@ impl Taker {
             }
             quiet.stay_closed();
         });
-        if closed.is_err() {
-            depot.gate.shut();
-        }
         // AcqRel: a giver that finds the list closed comes after all that the taker did before.
         let mut full = depot.full.0.swap(CLOSED, Ordering::AcqRel);
         handover::acquire(&depot.capacity);

@@ -6,7 +6,13 @@
 //!   open (0) ──close: compare-and-swap──► closing (1) ──barrier, all words read──► closed (3) ──reopen──► open (0)
 //!                                            │
 //!                                            └── the barrier failed, or it is only to be emptied ──► open (0)
+//!
+//!   open (0) or shut (5) ──close for good──► closing (1) ──barrier──► closed (3)
+//!                                               └── the barrier failed ──► shut (5)
 //! ```
+//!
+//! A gate that is *shut* keeps sequences out, but the last one may not have left: no thread may touch the words before another attempt
+//! to close for good has succeeded.
 //!
 //! Bit 0 keeps sequences out. The thread that makes the step from open owns all CPUs' words from the end of the barrier until it
 //! leaves *closing*. There is one such thread, so closing and reopening need no lock.
@@ -35,6 +41,7 @@ use thiserror::Error;
 pub(crate) const CLOSED_BIT: usize = 1;
 const CLOSING: usize = 1;
 const CLOSED: usize = 3;
+const SHUT: usize = 5;
 const STATE: usize = 7;
 
 /// The distance from one CPU's word of a slot to the next CPU's, in bytes. It is a page, so that the words of a CPU are
@@ -97,24 +104,37 @@ impl Gate {
     /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread of this process.
     pub(crate) fn close(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
-        let closing = self.0.compare_exchange(slot, slot | CLOSING, Ordering::SeqCst, Ordering::Relaxed);
+        self.close_from(slot, slot)
+    }
+
+    /// Closes the gate, as [`close`](Self::close), never to be opened again. If the barrier fails, the gate is shut, and another call
+    /// tries again. Returns `None` if it is closed, or another thread is closing it.
+    pub(crate) fn close_for_good(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
+        let word = self.0.load(Ordering::Relaxed);
+        let slot = word & !STATE;
+        let from = if word & STATE == SHUT { word } else { slot };
+        self.close_from(from, slot | SHUT)
+    }
+
+    /// From `from` to closing, and to `failed` if the barrier fails.
+    fn close_from(&self, from: usize, failed: usize) -> Result<Option<Quiet<'_>>, BarrierError> {
+        let slot = from & !STATE;
+        let closing = self.0.compare_exchange(from, slot | CLOSING, Ordering::SeqCst, Ordering::Relaxed);
         if closing.is_err() {
             return Ok(None);
         }
-        let quiet = Quiet { gate: self, slot };
         match barrier() {
-            Ok(()) => Ok(Some(quiet)),
+            Ok(()) => Ok(Some(Quiet { gate: self, slot })),
             Err(e) => {
-                quiet.reopen();
+                self.0.store(failed, Ordering::Release);
                 Err(e)
             }
         }
     }
 
-    /// Keeps sequences out from now on, but does not wait until the last one has left. So no thread may touch the words
-    /// any more.
-    pub(crate) fn shut(&self) {
-        self.0.fetch_or(CLOSING, Ordering::SeqCst);
+    /// Whether the barrier of the last attempt to close for good failed.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STATE == SHUT
     }
 
     /// Opens a gate that was left closed. Returns false if it was not.

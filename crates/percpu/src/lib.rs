@@ -76,7 +76,7 @@ pub use cpu_cache::{CpuCache, NothingFound};
 pub use depot::{Depot, Taker};
 pub use gate::NoMemory;
 pub use magazine::MAGAZINE;
-pub use mode::{Index, Mode, Why, cpus, mode};
+pub use mode::{ForcedModeError, Index, Mode, Why, cpus, forced_mode, mode};
 #[cfg(loom)]
 pub use portable::model::{both_ways, check, run_on};
 pub use sequence::GateClosed;

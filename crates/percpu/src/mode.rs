@@ -9,16 +9,19 @@
 //! comes from the kernel, for memory safety depends on it. [`cpus`] is how many CPUs this process may use now. Sizes that
 //! follow the number of CPUs use it; nothing else depends on it.
 //!
-//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id` or `portable` chooses the mode, so that tests run in each. A test that asked
-//! for one mode and ran in another would prove nothing. Therefore the process ends, with a message on its standard error, if the
-//! value is unknown or the mode is not available. Unset or empty, the variable has no effect.
+//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id` or `portable` chooses the mode, so that tests run in each. If the value is
+//! unknown or the mode is not available, the best mode is used, and one warning of `tracing` says so: a library does not end its
+//! host because of a variable. A test that asked for one mode and ran in another would prove nothing: tests and the command
+//! therefore fail where [`forced_mode`] is an error. Unset or empty, the variable has no effect. Neither has it in a program that
+//! runs with more rights than its user (set-user-ID; `AT_SECURE`): there the environment is another user's, and nothing is reported.
 
 use crate::{barrier, pin, rseq};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use thiserror::Error;
 
 /// How per-CPU data is reached in this process. Prints as `rseq` or `portable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +93,29 @@ impl fmt::Display for Why {
     }
 }
 
+/// Why the mode is not the one that `NETMEM_PERCPU` asks for. The best mode is used then.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ForcedModeError {
+    /// There is no mode of this name.
+    #[error("NETMEM_PERCPU: unknown mode {value:?}; there are mm_cid, cpu_id and portable")]
+    Unknown {
+        /// The variable's value.
+        value: OsString,
+    },
+    /// The process has restartable sequences, but the kernel has no `mm_cid`.
+    #[error("NETMEM_PERCPU: mm_cid is not available: the kernel has none (Linux 6.3 or later has)")]
+    NoMmCid,
+    /// The process has no restartable sequences.
+    #[error("NETMEM_PERCPU: {asked} is not available: {why}")]
+    NoSequences {
+        /// The mode that was asked for.
+        asked: Index,
+        /// Why there are none.
+        why: Why,
+    },
+}
+
 /// What the process finds at its start.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
@@ -126,49 +152,53 @@ impl Offer {
         }
     }
 
-    /// The mode that `NETMEM_PERCPU` asks for.
-    fn forced(self, value: &OsStr) -> Result<Mode, String> {
+    /// The mode that `NETMEM_PERCPU` asks for. `None` if it asks for none.
+    fn forced(self, value: &OsStr) -> Result<Option<Mode>, ForcedModeError> {
         let best = self.mode();
-        match (value.to_str(), best) {
-            (Some(""), _) => Ok(best),
-            (Some("portable"), _) => Ok(Mode::Portable(Why::Forced)),
-            (Some("mm_cid"), Mode::Rseq(Index::MmCid)) => Ok(best),
-            (Some("cpu_id"), Mode::Rseq(_)) => Ok(Mode::Rseq(Index::CpuId)),
-            (Some("mm_cid"), Mode::Rseq(Index::CpuId)) => {
-                Err("mm_cid is not available: the kernel has none (Linux 6.3 or later has)".into())
-            }
-            (Some(mode @ ("mm_cid" | "cpu_id")), Mode::Portable(why)) => Err(format!("{mode} is not available: {why}")),
-            (_, _) => Err(format!("unknown mode {value:?}; there are mm_cid, cpu_id and portable")),
+        let asked = match value.to_str() {
+            Some("") => return Ok(None),
+            Some("portable") => return Ok(Some(Mode::Portable(Why::Forced))),
+            Some("mm_cid") => Index::MmCid,
+            Some("cpu_id") => Index::CpuId,
+            _ => return Err(ForcedModeError::Unknown { value: value.to_owned() }),
+        };
+        match (asked, best) {
+            (asked, Mode::Portable(why)) => Err(ForcedModeError::NoSequences { asked, why }),
+            (Index::MmCid, Mode::Rseq(Index::CpuId)) => Err(ForcedModeError::NoMmCid),
+            (asked, Mode::Rseq(_)) => Ok(Some(Mode::Rseq(asked))),
         }
     }
 }
 
 /// The decision: the mode, the place of areas, and how many CPUs have a place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Decided {
     mode: Mode,
     /// Bytes from the thread pointer, where the mode uses them.
     area: isize,
     #[cfg_attr(loom, allow(dead_code, reason = "a model has no chunks"))]
     areas: usize,
+    /// What the environment asked for, and whether it is so.
+    forced: Result<Option<Mode>, ForcedModeError>,
 }
 
-fn decided() -> Decided {
+/// By reference, and the first decision out of line: this is inlined into the portable version of each operation.
+#[inline]
+fn decided() -> &'static Decided {
     static DECIDED: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
-    let mut at = DECIDED.load(Ordering::Acquire);
-    if at.is_null() {
-        at = decide();
-        DECIDED.store(at, Ordering::Release);
+    // SAFETY: never freed.
+    match unsafe { DECIDED.load(Ordering::Acquire).as_ref() } {
+        Some(decided) => decided,
+        None => decide(&DECIDED),
     }
-    // SAFETY: not null, and never freed.
-    unsafe { *at }
 }
 
 /// Decides on the mode, and enables the sequences if they are chosen. Takes no lock, because a decision takes
 /// milliseconds (the kernel's registration for the barrier): a child that is forked meanwhile would wait for ever for
 /// the thread that decides. If several threads decide at once, the first decision counts.
 #[cold]
-fn decide() -> *mut Decided {
+#[inline(never)]
+fn decide(decided: &AtomicPtr<Decided>) -> &'static Decided {
     static FIRST: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
     let offer = Offer {
         written: rseq::WRITTEN,
@@ -177,42 +207,67 @@ fn decide() -> *mut Decided {
         filled: filled(),
         membarrier: barrier::register(),
     };
-    let value = std::env::var_os("NETMEM_PERCPU").unwrap_or_default();
-    let mode = offer.forced(&value).unwrap_or_else(|error| end(&error));
+    let forced = offer.forced(&asked());
+    let mode = forced.as_ref().ok().copied().flatten().unwrap_or_else(|| offer.mode());
     let area = offer.area.map_or(0, |(area, _)| area);
-    let mine = Box::into_raw(Box::new(Decided { mode, area, areas: kernel_set() }));
+    let mine = Box::into_raw(Box::new(Decided { mode, area, areas: kernel_set(), forced }));
     let first = FIRST.compare_exchange(ptr::null_mut(), mine, Ordering::AcqRel, Ordering::Acquire);
-    let first = match first {
-        Ok(_) => mine,
+    let (at, is_first) = match first {
+        Ok(_) => (mine, true),
         Err(first) => {
             // SAFETY: made above, and no other thread has it.
             drop(unsafe { Box::from_raw(mine) });
-            first
+            (first, false)
         }
     };
     // SAFETY: not null, and never freed.
-    let Decided { mode, area, .. } = unsafe { *first };
-    if let Mode::Rseq(index) = mode {
-        rseq::start(area, index);
+    let first = unsafe { &*at };
+    if let Mode::Rseq(index) = first.mode {
+        rseq::start(first.area, index);
+    }
+    decided.store(at, Ordering::Release);
+    if let (true, Err(error)) = (is_first, &first.forced) {
+        report(error);
     }
     first
 }
 
-/// Ends the process, because the mode that was asked for is not available.
-fn end(error: &str) -> ! {
-    // Not by `eprintln`, whose output a test harness would swallow.
-    let _ = writeln!(std::io::stderr(), "NETMEM_PERCPU: {error}");
-    // Without the program's exit handlers: one that asks for the mode would come here again.
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(1) }
+/// The value of `NETMEM_PERCPU`. Empty in a program that runs with more rights than its user, as for `secure_getenv`.
+fn asked() -> OsString {
+    // SAFETY: reads what the kernel handed to the process at its start.
+    let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    if secure { OsString::new() } else { std::env::var_os("NETMEM_PERCPU").unwrap_or_default() }
+}
+
+/// Warns once that another mode is used than the one that was asked for. The mode is decided by then: a subscriber that uses this
+/// crate finds it. A subscriber is code of the user and may panic, which must not end a get or a put.
+#[cold]
+#[inline(never)]
+fn report(error: &ForcedModeError) {
+    let warned = catch_unwind(AssertUnwindSafe(|| tracing::warn!("{error}; the best mode is used")));
+    // The payload is not dropped, because its drop may panic, too.
+    warned.unwrap_or_else(std::mem::forget);
 }
 
 /// How per-CPU data is reached in this process. This is decided at the first use, and does not change.
 ///
 /// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id` or `portable`) chooses the mode, for tests. If the value is
-/// unknown, or the mode is not available, the first use ends the process with a message on standard error.
+/// unknown, or the mode is not available, the mode is the best one, and the first use warns of that by an event of `tracing`. See
+/// [`forced_mode`].
 pub fn mode() -> Mode {
     decided().mode
+}
+
+/// The mode that the environment variable `NETMEM_PERCPU` asks for, which is then the process's [`mode`]. `None` if the variable is
+/// unset or empty, or if the program runs with more rights than its user (set-user-ID), where the variable is ignored.
+///
+/// For tests and programs that must not run in another mode than the one that was asked for.
+///
+/// # Errors
+///
+/// The value is unknown, or the mode is not available. The process's mode is the best one.
+pub fn forced_mode() -> Result<Option<Mode>, ForcedModeError> {
+    decided().forced.clone()
 }
 
 /// CPUs that this process may use now: those in the affinity of any of its threads, which is within what its cgroup's cpuset
@@ -344,17 +399,24 @@ mod tests {
         let old = Offer { filled: 20, ..ALL };
         let none = Offer { area: None, ..ALL };
         let forced = |offer: Offer, value: &str| offer.forced(OsStr::new(value));
+        let refused = |asked| Err(ForcedModeError::NoSequences { asked, why: Why::NotRegistered });
         for offer in [ALL, old, none] {
-            assert_eq!(forced(offer, ""), Ok(offer.mode()));
-            assert_eq!(forced(offer, "portable"), Ok(Mode::Portable(Why::Forced)));
-            assert!(forced(offer, "cpuid").is_err_and(|error| error.contains("unknown")));
+            assert_eq!(forced(offer, ""), Ok(None));
+            assert_eq!(forced(offer, "portable"), Ok(Some(Mode::Portable(Why::Forced))));
+            assert_eq!(forced(offer, "cpuid"), Err(ForcedModeError::Unknown { value: "cpuid".into() }));
         }
-        assert_eq!(forced(ALL, "mm_cid"), Ok(Mode::Rseq(Index::MmCid)));
-        assert_eq!(forced(ALL, "cpu_id"), Ok(Mode::Rseq(Index::CpuId)));
-        assert_eq!(forced(old, "cpu_id"), Ok(Mode::Rseq(Index::CpuId)));
-        assert!(forced(old, "mm_cid").is_err_and(|error| error.contains("6.3")));
-        assert!(forced(none, "mm_cid").is_err_and(|error| error.contains("C library")));
-        assert!(forced(none, "cpu_id").is_err_and(|error| error.contains("C library")));
+        assert_eq!(forced(ALL, "mm_cid"), Ok(Some(Mode::Rseq(Index::MmCid))));
+        assert_eq!(forced(ALL, "cpu_id"), Ok(Some(Mode::Rseq(Index::CpuId))));
+        assert_eq!(forced(old, "cpu_id"), Ok(Some(Mode::Rseq(Index::CpuId))));
+        assert_eq!(forced(old, "mm_cid"), Err(ForcedModeError::NoMmCid));
+        assert_eq!(forced(none, "mm_cid"), refused(Index::MmCid));
+        assert_eq!(forced(none, "cpu_id"), refused(Index::CpuId));
+    }
+
+    /// What a shared file asserts in the other programs of tests: the tests beside this one run in the mode that was asked for.
+    #[test]
+    fn the_mode_is_the_one_that_was_asked_for() {
+        assert!(forced_mode().is_ok_and(|forced| forced.is_none_or(|forced| forced == mode())), "{:?}", forced_mode());
     }
 
     /// CPUs with high numbers count as any others, and one that two threads may use counts once.

@@ -44,21 +44,14 @@
 use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
 use crate::magazine::{CAPACITY_AT, ITEMS_AT};
 use crate::mode::{Index, MAX_CPUS};
-use crate::pin::{constructor, pin};
+use crate::pin::{self, by_cpu_id, by_mm_cid, constructor};
 use crate::sequence::{Exchanged, GateClosed, Pushed};
 use crate::sync::AtomicUsize;
 use std::arch::asm;
-use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// There are sequences for this target.
 pub(crate) const WRITTEN: bool = true;
-
-/// Where a thread's area is, in bytes from the thread pointer, in a process that tells CPUs apart by `mm_cid`. 0 in others.
-/// Written once, before the first gate is made, as is the next.
-static AREA: AtomicIsize = AtomicIsize::new(0);
-
-/// The same in a process that does so by `cpu_id`: on an older kernel, and off the straight line.
-static CPU_ID_AREA: AtomicIsize = AtomicIsize::new(0);
 
 /// The offset of the index in the area.
 const MM_CID: i32 = 24;
@@ -69,8 +62,7 @@ static ABORTS: AtomicU64 = AtomicU64::new(0);
 
 /// Each thread has its area `area` bytes from its thread pointer.
 pub(crate) fn start(area: isize, index: Index) {
-    let place = if index == Index::MmCid { &AREA } else { &CPU_ID_AREA };
-    place.store(area, Ordering::Relaxed);
+    pin::start(area, index);
 }
 
 pub(crate) fn aborts() -> u64 {
@@ -79,8 +71,7 @@ pub(crate) fn aborts() -> u64 {
 
 /// Inlined always: each sequence begins with it, and a program that depends on this crate would call it for each.
 #[inline(always)]
-fn some(area: &AtomicIsize) -> Result<isize, GateClosed> {
-    let area = area.load(Ordering::Relaxed);
+fn some(area: isize) -> Result<isize, GateClosed> {
     if area == 0 { Err(GateClosed) } else { Ok(area) }
 }
 
@@ -125,7 +116,7 @@ macro_rules! sequence {
             cpus = const MAX_CPUS,
             shift = const STRIDE_SHIFT,
             aborts = sym ABORTS,
-            pin = sym pin,
+            pin = sym pin::pin,
             $($operands)*
             options(nostack),
         )
@@ -257,32 +248,32 @@ macro_rules! operations {
         #[inline(always)]
         pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
             // SAFETY: the caller's.
-            unsafe { add_at::<$index>(some(&$area)?, gate, n) }
+            unsafe { add_at::<$index>(some($area())?, gate, n) }
         }
 
         #[inline(always)]
         pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { push_at::<$index>(some(&$area)?, gate, item) }
+            unsafe { push_at::<$index>(some($area())?, gate, item) }
         }
 
         #[inline(always)]
         pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { exchange_at::<$index>(some(&$area)?, gate, new) }
+            unsafe { exchange_at::<$index>(some($area())?, gate, new) }
         }
     };
 }
 
 pub(crate) mod pair;
 
-operations!(AREA, MM_CID);
+operations!(by_mm_cid, MM_CID);
 
 /// The version for older kernels.
 pub(crate) mod cpu_id {
     use super::*;
 
-    operations!(CPU_ID_AREA, CPU_ID);
+    operations!(by_cpu_id, CPU_ID);
 }
 
 #[cfg(test)]
@@ -296,7 +287,7 @@ mod tests {
     #[test]
     fn by_cpu_id() {
         let mut gate = Gate::new().unwrap();
-        let area = some(&AREA).or(some(&CPU_ID_AREA));
+        let area = some(pin::by_mm_cid()).or(some(pin::by_cpu_id()));
         let Ok(area) = area else {
             assert!(matches!(mode(), Mode::Portable(_)));
             return;

@@ -1,5 +1,8 @@
 //! Counters in a whole process: many counters, many threads, forks, and threads that move between CPUs.
 
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
+
 use netmem_percpu::{Counter, Depot, GateClosed, Mode, Taker, cpus, mode};
 use std::num::NonZeroUsize;
 
@@ -12,6 +15,11 @@ fn add(counter: &Counter, n: isize) -> isize {
             0
         }
     }
+}
+
+#[test]
+fn the_mode_is_the_one_that_was_asked_for() {
+    forced_mode::assert_forced_mode();
 }
 
 /// Proves REF-7: the flag of the C library is used, and the tunable that turns sequences off turns them off.

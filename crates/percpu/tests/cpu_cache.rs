@@ -6,6 +6,8 @@
 
 #[path = "shared/disturb.rs"]
 mod disturb;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
@@ -107,6 +109,7 @@ fn keep(item: NonZeroUsize) {
 
 #[test]
 fn each_item_is_with_one_thread_or_in_the_cache() {
+    forced_mode::assert_forced_mode();
     let shared = shared(); // before the first signal
     on_signal(signalled);
     let (ops, threads) = (stress_ops(5_000_000), stress_threads());

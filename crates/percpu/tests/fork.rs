@@ -3,6 +3,8 @@
 
 #[path = "shared/emulated.rs"]
 mod emulated;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/skip.rs"]
 mod skip;
 
@@ -46,6 +48,7 @@ fn take(depot: &Depot, taker: &mut Taker) -> Vec<usize> {
 
 #[test]
 fn a_child_has_its_own_copy() {
+    forced_mode::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and a child that is forked beside other threads may hang there");
     }

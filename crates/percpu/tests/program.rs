@@ -12,6 +12,7 @@ mod skip;
 use build::build;
 use emulated::is_emulated;
 use skip::skip;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -23,47 +24,106 @@ fn command(program: &Path) -> Command {
     command
 }
 
-/// Returns the text that the program printed after `key`, or its message on standard error if it failed.
-fn run(command: &mut Command, key: &str) -> Result<String, String> {
-    let output = command.output().expect("it runs");
-    if !output.status.success() {
-        assert!(output.status.code().is_some(), "killed: {}", output.status);
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+/// What the program printed.
+struct Printed(String);
+
+impl Printed {
+    /// The text after `key`.
+    fn after(&self, key: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "))
     }
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    println!("{text}");
+
+    fn mode(&self) -> &str {
+        self.after("mode").expect("a mode")
+    }
+
+    /// The one warning, if the mode is not the one that was asked for. It is the error that the program got, too.
+    fn warning(&self) -> Option<&str> {
+        let mut warnings = self.0.lines().filter_map(|line| line.strip_prefix("warning: "));
+        let warning = warnings.next();
+        assert!(warnings.next().is_none(), "warned twice: {}", self.0);
+        match (warning, self.after("refused")) {
+            (Some(warning), Some(error)) => assert!(warning.starts_with(error), "{warning}: {error}"),
+            (warning, error) => assert!(warning.is_none() && error.is_none(), "{warning:?}, {error:?}"),
+        }
+        warning
+    }
+}
+
+/// Runs the program, which never fails.
+fn run(command: &mut Command) -> Printed {
+    let output = command.output().expect("it runs");
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{text}{errors}");
+    assert!(output.status.success(), "{}: {errors}", output.status);
     assert!(text.contains("sum: Some(1000)"), "{text}");
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
-    Ok(line.expect("a line").into())
+    Printed(text.into_owned())
 }
 
 /// Each mode can be forced if the machine supports it. If the machine does not support it, or if the mode does not
-/// exist, the program ends with an error.
+/// exist, the program runs in the best mode, and there is one warning.
 #[test]
 fn a_forced_mode() {
     if is_emulated() {
         return skip("it is emulated, and what cargo builds is for another machine");
     }
     let program = build("program", &[], "").expect("a program");
-    let best = run(&mut command(&program), "mode").expect("the best mode");
-    let forced = |mode: &str| run(command(&program).env("NETMEM_PERCPU", mode), "mode");
-    assert_eq!(forced("").as_ref(), Ok(&best));
-    assert_eq!(forced("portable").as_deref(), Ok("portable"));
-    assert!(forced("fast").is_err_and(|error| error.contains("NETMEM_PERCPU: unknown mode \"fast\"")));
+    let unforced = run(&mut command(&program));
+    let best = unforced.mode();
+    assert!(unforced.warning().is_none() && unforced.after("forced") == Some("false"));
+    let forced = |mode: &str| run(command(&program).env("NETMEM_PERCPU", mode));
+    let empty = forced("");
+    assert!(empty.mode() == best && empty.warning().is_none());
+    let portable = forced("portable");
+    assert!(portable.mode() == "portable" && portable.warning().is_none() && portable.after("forced") == Some("true"));
+    let unknown = forced("fast");
+    assert_eq!(unknown.mode(), best);
+    assert!(unknown.warning().is_some_and(|warning| warning.contains("NETMEM_PERCPU: unknown mode \"fast\"")));
+    // A subscriber that panics ends neither the program nor the operation that decided.
+    let panics = run(command(&program).env("NETMEM_PERCPU", "fast").env("PANIC_IN_LOG", "1"));
+    assert!(panics.mode() == best && panics.warning().is_some());
     let modes = ["mm_cid", "cpu_id"];
-    let best = modes.iter().position(|mode| *mode == best).unwrap_or(modes.len());
+    let first = modes.iter().position(|mode| *mode == best).unwrap_or(modes.len());
     for (at, mode) in modes.into_iter().enumerate() {
-        match forced(mode) {
-            Ok(is) => assert!(is == mode && at >= best, "{mode}: {is}"),
-            Err(error) => assert!(at < best && error.contains(&format!("{mode} is not available")), "{mode}: {error}"),
+        let is = forced(mode);
+        match is.warning() {
+            None => assert!(is.mode() == mode && at >= first, "{mode}"),
+            Some(warning) => {
+                assert!(is.mode() == best && at < first && warning.contains(&format!("{mode} is not available")));
+            }
         }
         // If the C library registers no areas, neither of the two modes is available. The same holds on machines for
         // which no sequences are written.
         let mut off = command(&program);
-        off.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").env("NETMEM_PERCPU", mode);
+        let off = run(off.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").env("NETMEM_PERCPU", mode));
         let why = if cfg!(target_arch = "x86_64") { "the C library has registered no" } else { "written for x86-64" };
-        assert!(run(&mut off, "mode").is_err_and(|error| error.contains(why)));
+        assert!(off.mode() == "portable" && off.warning().is_some_and(|warning| warning.contains(why)));
     }
+}
+
+/// A program that runs with more rights than its user does not let the user choose, and does not complain.
+#[test]
+fn a_program_with_more_rights_ignores_the_variable() {
+    // SAFETY: a function without conditions.
+    if is_emulated() || unsafe { libc::geteuid() } != 0 {
+        return skip("only root can make a program that runs as another user");
+    }
+    const NOBODY: u32 = 65534;
+    let program = build("program", &[], "").expect("a program");
+    let best = run(&mut command(&program));
+    let copy = program.with_file_name("set-user-id-program");
+    std::fs::copy(&program, &copy).expect("a copy");
+    std::os::unix::fs::chown(&copy, Some(NOBODY), None).expect("root may");
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o4755)).expect("root may");
+    for value in ["portable", "fast"] {
+        let ran = run(command(&copy).env("NETMEM_PERCPU", value));
+        if ran.after("secure") != Some("true") {
+            return skip("the file system takes no notice of the set-user-ID bit");
+        }
+        assert_eq!(ran.mode(), best.mode());
+        assert!(ran.warning().is_none() && ran.after("forced") == Some("false"));
+    }
+    std::fs::remove_file(&copy).expect("the copy");
 }
 
 /// Whether an ELF file of 64 bits names a dynamic linker.
@@ -89,10 +149,8 @@ fn a_static_program() {
     assert!(!has_interpreter(&file), "it is not static");
     let dynamic = build("program", &[], "").expect("a program");
     assert!(has_interpreter(&std::fs::read(&dynamic).expect("the program")));
-    let mode = |program: &Path| run(&mut command(program), "mode").expect("a mode");
-    assert_eq!(mode(&program), mode(&dynamic));
-    let off = |program: &Path| run(command(program).env("GLIBC_TUNABLES", "glibc.pthread.rseq=0"), "mode");
-    assert_eq!(off(&program).as_deref(), Ok("portable"));
+    assert_eq!(run(&mut command(&program)).mode(), run(&mut command(&dynamic)).mode());
+    assert_eq!(run(command(&program).env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")).mode(), "portable");
 }
 
 /// A process that may use one CPU counts one CPU, for any number of that CPU.
@@ -124,5 +182,5 @@ fn sizes_follow_the_affinity() {
     assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
     // SAFETY: numbers that a set has.
     let cpu = (0..libc::CPU_SETSIZE as usize).rfind(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
-    assert_eq!(run(&mut on(cpu.expect("a CPU")), "cpus").as_deref(), Ok("1"));
+    assert_eq!(run(&mut on(cpu.expect("a CPU"))).after("cpus"), Some("1"));
 }

@@ -6,6 +6,8 @@
 
 #[path = "shared/disturb.rs"]
 mod disturb;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
@@ -98,6 +100,7 @@ fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
 
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
+    forced_mode::assert_forced_mode();
     shared(); // before the first signal, which may interrupt the thread that makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());

@@ -36,6 +36,10 @@
 //! In the other order `left` is -1, then 0, and the owner frees. A return before the owner leaves finds 0 or less, and does not free.
 //! A push is the last touch of its thread: the page is on the stack then, and the owner counts it.
 //!
+//! **A barrier that fails at the end** leaves pages on CPUs, and sequences may not have ended. The owner then adds one more than `out`,
+//! which keeps the pool. [`lingering`](crate::lingering) tries again. If the barrier succeeds, the pages that are found on CPUs are
+//! returned as late pages are, and that one is subtracted at last.
+//!
 //! **`device_gone`** unmaps every page, also those that are out ([`Shared::device_gone`]). A return may be unmapping
 //! its page at that moment. The two compete for the page's claim ([`Desc::claim_unmap`]):
 //!
@@ -63,6 +67,7 @@ use crate::provider::RawPage;
 use crate::shared::Shared;
 use crate::stats::PoolStats;
 use crate::sync::{AtomicI64, AtomicPtr, Mutex, MutexGuard, Ordering};
+use netmem_percpu::CpuCache;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
@@ -180,6 +185,8 @@ pub(crate) struct Record {
     /// While the owner exists: minus the number of pages that returning threads took out. After that: the pages still
     /// out.
     left: AtomicI64,
+    /// What of `left` is no page: 1 while a barrier has to be tried again, else 0.
+    unfinished: AtomicI64,
     books: Mutex<Books>,
 }
 
@@ -190,7 +197,7 @@ struct Books {
     pool: Option<NonNull<PollHome>>,
     /// The counters as they were when the owner left, without the pages that returning threads took out.
     stats: PoolStats,
-    /// Pages that the owner had taken and that were not returned to it.
+    /// Pages that the owner had taken and that were not returned to it, and what else it has added to `left`.
     out: u64,
     /// Whether a returning thread that gives a page to the provider also unmaps it.
     unmaps: bool,
@@ -204,7 +211,12 @@ unsafe impl Send for Books {}
 
 impl Record {
     pub(crate) fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: name.to_owned(), left: AtomicI64::new(0), books: Mutex::default() })
+        Arc::new(Self {
+            name: name.to_owned(),
+            left: AtomicI64::new(0),
+            unfinished: AtomicI64::new(0),
+            books: Mutex::default(),
+        })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -222,7 +234,8 @@ impl Record {
 
     /// Pages still out after the owner left; 0 before.
     pub(crate) fn still_out(&self) -> u64 {
-        u64::try_from(self.left.load(Ordering::Relaxed)).unwrap_or(0)
+        let left = self.left.load(Ordering::Relaxed) - self.unfinished.load(Ordering::Relaxed);
+        u64::try_from(left).unwrap_or(0)
     }
 
     /// Whether the owner has left.
@@ -375,8 +388,8 @@ impl<M: Memory> Shared<M> {
     }
 
     /// From open to closing: takes all returned pages, for the last time. From now on the returning threads give pages
-    /// to the provider.
-    fn close(&self, panics: &mut Panics) {
+    /// to the provider. Returns false if CPUs may still hold pages, because the barrier failed.
+    fn close(&self, panics: &mut Panics) -> bool {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {
             taker.close(depot, |item| {
@@ -385,13 +398,53 @@ impl<M: Memory> Shared<M> {
             })
         });
         self.front.cache.counters.recycle_ring.add(n);
-        if let Some(Err(error)) = closed {
+        if let Some(Err(error)) = &closed {
             panics.call(|| {
                 let pool = self.name();
                 tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
             });
         }
         self.take_in(self.end.close(), panics);
+        // The magazines of a pool for every thread are closed by that.
+        !matches!(closed, Some(Err(_))) && !self.front.home.cpus().is_some_and(CpuCache::is_shut)
+    }
+
+    /// Tries again to take the pages that CPUs hold, for a pool whose end found the barrier refused. Returns false if it is refused
+    /// again. Otherwise the pool may be gone.
+    ///
+    /// # Safety
+    ///
+    /// The owner has left with a barrier to be tried again, and no other thread tries. After true, none tries again.
+    unsafe fn finish_end(this: NonNull<()>, panics: &mut Panics) -> bool {
+        let this = this.cast::<Self>();
+        let mut late = Vec::new();
+        // SAFETY: the one that the owner has added to `left` keeps the pool, and this thread has the owner's part.
+        let finished = unsafe {
+            let front = &this.as_ref().front;
+            let depot = front.with_taker(|taker, depot| taker.close(depot, |item| late.push(item)).is_ok());
+            let cpus = front.home.cpus().map(|cpus| {
+                let closed = cpus.close().is_ok();
+                late.extend(std::iter::from_fn(|| cpus.pop().ok()));
+                closed
+            });
+            depot.or(cpus).unwrap_or(true)
+        };
+        for item in late {
+            // SAFETY: a page that a thread has returned: no other holder has it.
+            panics.call(|| unsafe { Self::elsewhere(this.cast(), desc_of(item)) });
+        }
+        if finished {
+            // SAFETY: subtracted once; after that the pool is touched only to free it.
+            unsafe {
+                let end = &raw const (*this.as_ptr()).end;
+                let record = &(*end).record;
+                record.unfinished.store(0, Ordering::Relaxed);
+                if End::leave(end) {
+                    Self::free(this.as_ptr(), panics);
+                }
+            }
+        }
+        finished
     }
 
     /// The owner's end of the pool.
@@ -405,9 +458,10 @@ impl<M: Memory> Shared<M> {
         unsafe {
             let s = this.as_ref();
             s.empty(&mut panics);
-            s.close(&mut panics);
+            let unfinished = u64::from(!s.close(&mut panics));
             let record = s.end.record.clone();
-            let out = s.front.cache.held.get();
+            record.unfinished.store(unfinished.cast_signed(), Ordering::Relaxed);
+            let out = s.front.cache.held.get() + unfinished;
             End::touch(&raw const s.end);
             let (direct, stats) = {
                 // The record's pointer to the pool is cleared before the pool can be freed.
@@ -419,8 +473,10 @@ impl<M: Memory> Shared<M> {
                 let direct = record.left.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
                 (direct, books.stats(direct))
             };
-            let outstanding = out - direct;
-            if outstanding == 0 {
+            let outstanding = out - unfinished - direct;
+            if unfinished > 0 {
+                linger::try_again(this.cast(), Self::finish_end);
+            } else if outstanding == 0 {
                 Self::free(this.as_ptr(), &mut panics);
             }
             panics.call(|| tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed"));

@@ -6,6 +6,7 @@
 
 use crate::end::Record;
 use crate::panics::Panics;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,9 +37,50 @@ pub(crate) fn begin(record: Arc<Record>, pages: u64, panics: &mut Panics) {
     panics.call(|| tracing::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));
 }
 
+/// A pool whose end found the barrier refused, and how that is tried again. Returns false if it is refused again.
+struct Unfinished {
+    pool: NonNull<()>,
+    finish: unsafe fn(NonNull<()>, &mut Panics) -> bool,
+}
+
+// SAFETY: the owner has left, and any thread may return the pool's pages.
+unsafe impl Send for Unfinished {}
+
+static UNFINISHED: Mutex<Vec<Unfinished>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a pool for [`lingering`]. From now on `finish` is called with it, by one thread at a time, until it returns true.
+pub(crate) fn try_again(pool: NonNull<()>, finish: unsafe fn(NonNull<()>, &mut Panics) -> bool) {
+    unfinished().push(Unfinished { pool, finish });
+}
+
+/// Tries all barriers again that were refused at the end of pools. A panic of a provider or a domain goes on when all is done.
+fn finish_all() {
+    let mut panics = Panics::default();
+    // Taken out: no lock is held while user code runs, and one thread tries for each pool.
+    let mut tried = std::mem::take(&mut *unfinished());
+    // SAFETY: `try_again`'s caller said so.
+    tried.retain(|pool| !unsafe { (pool.finish)(pool.pool, &mut panics) });
+    if !tried.is_empty() {
+        unfinished().append(&mut tried);
+    }
+    panics.resume();
+}
+
 /// The pools that linger now. Takes a lock.
+///
+/// If the kernel refused the barrier at the end of a pool, so that pages stayed on other CPUs, it is tried again here: one membarrier
+/// for each such pool. Its pages go to the provider.
+///
+/// # Panics
+///
+/// If the provider or the domain of such a pool panics. The pool's end is complete nevertheless.
 #[must_use]
 pub fn lingering() -> Vec<Lingering> {
+    finish_all();
     list()
         .iter()
         .map(|(r, since)| Lingering { name: r.name().to_owned(), pages: r.still_out(), age: since.elapsed() })

@@ -6,6 +6,8 @@
 mod common;
 #[path = "shared/emulated.rs"]
 mod emulated;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/skip.rs"]
 mod skip;
 
@@ -59,6 +61,7 @@ struct Held {
 /// not affected. The memory of the pages is not in the child. A pool that the child makes belongs to the child.
 #[test]
 fn in_a_child() {
+    forced_mode::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }

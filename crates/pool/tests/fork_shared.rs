@@ -6,6 +6,8 @@
 mod common;
 #[path = "shared/emulated.rs"]
 mod emulated;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/skip.rs"]
 mod skip;
 
@@ -239,6 +241,7 @@ fn of_a_busy_pool(magazine: usize) {
 /// no thread that does not exist in the child.
 #[test]
 fn in_a_child() {
+    forced_mode::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 
 use common::{alloc, assert_balanced, close_balanced, elsewhere, pool};
 use netmem_percpu::cpus;
@@ -22,6 +24,11 @@ fn on<R: Send>(cpu: usize, f: impl FnOnce() -> R + Send) -> R {
         f()
     };
     thread::scope(|s| s.spawn(bound).join().unwrap())
+}
+
+#[test]
+fn the_mode_is_the_one_that_was_asked_for() {
+    forced_mode::assert_forced_mode();
 }
 
 /// Proves POOL-4: the pool can get all its pages again, however few there are and whichever CPUs they were dropped on,

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 
 use common::{Counting, Strict, counting, provider};
 use netmem_percpu::{Index, Mode};
@@ -42,6 +44,11 @@ fn close_balanced(pool: SharedPool<Private>, domain: &Counting) {
     assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{:?}", closed.stats);
     assert_eq!(closed.stats.mapped, closed.stats.unmapped);
     assert_eq!(domain.maps(), domain.unmaps());
+}
+
+#[test]
+fn the_mode_is_the_one_that_was_asked_for() {
+    forced_mode::assert_forced_mode();
 }
 
 /// A pool with memory of its own, in one line: it has as many pages as were asked for, and they

@@ -6,6 +6,8 @@ mod common;
 #[path = "shared/disturb.rs"]
 #[allow(dead_code)]
 mod disturb;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
@@ -49,6 +51,7 @@ fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
 /// interrupted code goes on undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
+    forced_mode::assert_forced_mode();
     const PAGES: usize = 64;
     disturb::on_signal(signalled);
     let (mut pool, domain) = pool(PoolOptions::new("interrupted").cache(32), PAGES);

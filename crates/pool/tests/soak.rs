@@ -7,6 +7,8 @@
 mod common;
 #[path = "shared/disturb.rs"]
 mod disturb;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
@@ -230,6 +232,7 @@ fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
 /// Proves POOL-1, POOL-4, POOL-5, POOL-6 and POOL-11.
 #[test]
 fn everything_balances_to_the_page() {
+    forced_mode::assert_forced_mode();
     on_signal(signalled);
     let ops = stress_ops::stress_ops(300_000);
     // The packets are repeated until everything that the test is about has happened, up to this number.

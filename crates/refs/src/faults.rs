@@ -19,7 +19,8 @@ pub struct Faults {
     pub saturated: u64,
     /// Puts without a get, and gets of a count at zero that only a holder may get.
     pub imbalanced: u64,
-    /// Objects that could not be killed, because the kernel refused a barrier that it had promised. They are never freed.
+    /// Objects that were not killed when their owner was dropped, because the kernel refused a barrier that it had promised. Each
+    /// later kill for which it does not refuse tries again. Until then they are leaked.
     pub leaked: u64,
     /// Panics in user code that reached no caller: in the jobs of a worker, in releases after critical sections, and in a
     /// release during the panic of a `confirm`. Other panics reach the caller.
@@ -48,7 +49,9 @@ pub(crate) fn imbalanced() {
 #[cold]
 pub(crate) fn leaked(why: &dyn std::fmt::Display) {
     if counters::add(|f| &f.leaked) == 0 {
-        report(|| tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked"));
+        report(
+            || tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked until a later kill succeeds"),
+        );
     }
 }
 

@@ -34,6 +34,7 @@ pub mod rcu;
 mod rcuref;
 mod refcount;
 mod sync;
+mod unkilled;
 mod worker;
 
 pub use faults::{Faults, faults};

@@ -76,6 +76,7 @@
 
 use crate::faults;
 use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::unkilled;
 use netmem_percpu::{BarrierError, Counter, NoMemory};
 use std::sync::PoisonError;
 use thiserror::Error;
@@ -276,7 +277,10 @@ impl PercpuRef {
             faults::imbalanced();
         }
         confirm();
-        Ok(self.put_shared(1))
+        let last = self.put_shared(1);
+        // This count may be gone.
+        unkilled::retry();
+        Ok(last)
     }
 
     /// Takes a killed count back to life, with an owner's reference again. The caller holds a reference.

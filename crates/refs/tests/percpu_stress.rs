@@ -7,6 +7,8 @@
 
 #[path = "shared/disturb.rs"]
 mod disturb;
+#[path = "shared/forced_mode.rs"]
+mod forced_mode;
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
@@ -39,6 +41,7 @@ extern "C" fn signalled(_: libc::c_int) {
 /// Proves REF-4.
 #[test]
 fn gets_and_puts_balance_through_many_lives() {
+    forced_mode::assert_forced_mode();
     let before = faults();
     count().get(); // the killer's, so that there is always something to resurrect
     on_signal(signalled);

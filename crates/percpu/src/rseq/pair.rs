@@ -228,7 +228,7 @@ macro_rules! operations {
         #[inline(always)]
         pub(crate) unsafe fn pop(gate: &AtomicUsize) -> Result<Popped, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { pop_at::<$index>(some(&$area)?, gate) }
+            unsafe { pop_at::<$index>(some($area())?, gate) }
         }
 
         #[inline(always)]
@@ -238,7 +238,7 @@ macro_rules! operations {
             limit: u32,
         ) -> Result<Turned, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { turn_at::<$index>(some(&$area)?, gate, magazines, limit) }
+            unsafe { turn_at::<$index>(some($area())?, gate, magazines, limit) }
         }
 
         #[inline(always)]
@@ -249,18 +249,18 @@ macro_rules! operations {
             new: *const Magazine,
         ) -> Result<Replaced, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { replace_at::<$index>(some(&$area)?, gate, magazines, limit, new) }
+            unsafe { replace_at::<$index>(some($area())?, gate, magazines, limit, new) }
         }
     };
 }
 
-operations!(AREA, MM_CID);
+operations!(by_mm_cid, MM_CID);
 
 /// The version for older kernels.
 pub(crate) mod cpu_id {
     use super::*;
 
-    operations!(CPU_ID_AREA, CPU_ID);
+    operations!(by_cpu_id, CPU_ID);
 }
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn by_cpu_id() {
         let gate = Gate::new().unwrap();
-        let Ok(area) = some(&AREA).or(some(&CPU_ID_AREA)) else {
+        let Ok(area) = some(pin::by_mm_cid()).or(some(pin::by_cpu_id())) else {
             assert!(matches!(mode(), Mode::Portable(_)));
             return;
         };

@@ -59,6 +59,15 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
         self.put()
     }
 
+    /// [`kill`](Self::kill), which returns why the kernel refused, so that it can be tried again.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses the barrier of a [`PercpuRef`], which is live as before. The other counts never fail.
+    fn try_kill(&self) -> Result<bool, KillError> {
+        Ok(self.kill())
+    }
+
     /// The number of references, which may be wrong while other threads get and put. See
     /// [`Owner::approximate_count`](crate::Owner::approximate_count).
     fn approximate_count(&self) -> u64;
@@ -186,6 +195,10 @@ impl Count for PercpuRef {
                 false
             }
         }
+    }
+
+    fn try_kill(&self) -> Result<bool, KillError> {
+        PercpuRef::kill(self)
     }
 
     fn approximate_count(&self) -> u64 {

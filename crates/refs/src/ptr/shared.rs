@@ -33,9 +33,12 @@
 //! ```
 
 use super::count::Count;
+use crate::faults;
 use crate::own_line::{CACHE_LINE, OwnLine};
+use crate::percpu_ref::KillError;
 use crate::rcu;
 use crate::sync::{AtomicBool, Ordering};
+use crate::unkilled;
 use std::mem::{needs_drop, offset_of};
 use std::ptr::NonNull;
 
@@ -98,11 +101,27 @@ impl<T, C: Count> Shared<T, C> {
     ///
     /// As for [`put`](Self::put); and it is the initial one.
     pub(super) unsafe fn kill(this: NonNull<Self>) {
+        // SAFETY: the caller's.
+        if let Err(KillError::Barrier(error)) = unsafe { Self::try_kill(this) } {
+            faults::leaked(&error);
+            // SAFETY: the initial reference is still held, and no owner has it. The value is `Send` and `'static`, the callback
+            // `Send`: `allocate` asked for it.
+            unsafe { unkilled::keep(this.cast(), |this| Self::try_kill(this.cast())) };
+        }
+    }
+
+    /// Ends the initial reference, if the kernel lets it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`kill`](Self::kill). If there is an error, the initial reference is still held.
+    unsafe fn try_kill(this: NonNull<Self>) -> Result<(), KillError> {
         // SAFETY: as above.
-        if unsafe { &(*this.as_ptr()).count }.kill() {
+        if unsafe { &(*this.as_ptr()).count }.try_kill()? {
             // SAFETY: told so.
             unsafe { Self::finish(this) };
         }
+        Ok(())
     }
 
     /// Releases the object, now or after the critical sections.
@@ -128,7 +147,7 @@ impl<T, C: Count> Shared<T, C> {
     /// Called where a thread leaves a critical section. A panic must not keep other objects from being released.
     unsafe fn release_after_sections(this: *mut Self, _: &rcu::Collector) {
         // SAFETY: never null: it was not when it was retired. All sections in which it can have been found have ended.
-        crate::faults::contain(|| unsafe { Self::release(NonNull::new_unchecked(this)) });
+        faults::contain(|| unsafe { Self::release(NonNull::new_unchecked(this)) });
     }
 
     /// # Safety

@@ -1,0 +1,1 @@
+../../../../tests/forced_mode.rs

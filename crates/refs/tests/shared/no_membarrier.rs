@@ -1,0 +1,1 @@
+../../../../tests/no_membarrier.rs

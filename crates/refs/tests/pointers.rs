@@ -2,8 +2,11 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-use netmem_refs::{Count, Dead, InfallibleCount, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
+use netmem_refs::{
+    Borrowed, Count, Dead, InfallibleCount, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu,
+};
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -39,14 +42,14 @@ fn eventually(what: impl Fn() -> bool) {
 fn life_of<C: Count>() {
     let (value, drops) = Value::new();
     let owner: Owner<_, C> = Owner::try_new(value).unwrap();
-    let one = owner.get();
+    let one = Owner::get(&owner);
     let two = one.clone();
-    let three = two.try_get_live().unwrap();
-    assert!(one.ptr_eq(&three) && Arc::ptr_eq(&owner.0, &drops));
-    assert_eq!((owner.approximate_count(), three.approximate_count()), (4, 4));
+    let three = Ref::try_get_live(&two).unwrap();
+    assert!(Ref::ptr_eq(&one, &three) && Arc::ptr_eq(&owner.0, &drops));
+    assert_eq!((Owner::approximate_count(&owner), Ref::approximate_count(&three)), (4, 4));
     drop(one);
-    owner.kill();
-    assert_eq!(three.approximate_count(), 2);
+    Owner::kill(owner);
+    assert_eq!(Ref::approximate_count(&three), 2);
     drop(two);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     thread::spawn(move || drop(three)).join().unwrap();
@@ -73,12 +76,54 @@ fn owners_that_cannot_fail() {
         let (tx, rx) = mpsc::channel();
         let (one, two): (Owner<_, C>, Owner<_, C>) =
             (Owner::new(1), Owner::with_release(2, move |n| tx.send(n).unwrap()));
-        assert_eq!(*one.get() + *two.get(), 3);
+        assert_eq!(*Owner::get(&one) + *Owner::get(&two), 3);
         drop(two);
         assert_eq!(rx.iter().collect::<Vec<_>>(), [2]);
     }
     made::<RefCount>();
     made::<RcuRef>();
+}
+
+/// A value whose methods have the names of the pointers' functions.
+struct Named;
+
+macro_rules! named {
+    ($($name:ident)*) => {
+        impl Named {
+            $(fn $name(&self) -> &'static str {
+                stringify!($name)
+            })*
+        }
+        /// Calls each method on a pointer.
+        macro_rules! each_is_the_values {
+            ($pointer:expr) => {
+                $(assert_eq!($pointer.$name(), stringify!($name));)*
+            };
+        }
+    };
+}
+
+named! {
+    get kill kill_and_confirm approximate_count try_get try_get_live try_get_live_counting ptr_eq is_dying resurrect value
+}
+
+/// A pointer hides no method of its value: an owner of a map is used as a map. Proves REF-5.
+#[test]
+fn methods_are_the_values() {
+    let owner: Owner<_, RefCount> = Owner::new(HashMap::from([("mtu", 1500)]));
+    assert_eq!(
+        (owner.get("mtu"), Owner::get(&owner).get("mtu"), owner.get("gateway")),
+        (Some(&1500), Some(&1500), None)
+    );
+
+    let owner: Owner<_, PercpuRef> = Owner::try_new(Named).unwrap();
+    each_is_the_values!(owner);
+    each_is_the_values!(Owner::get(&owner));
+    let cell = RcuCell::new(Some(owner));
+    rcu::read(|guard| {
+        let found = cell.load(guard).unwrap();
+        each_is_the_values!(found);
+    });
 }
 
 /// Proves REF-4: with every kind of count, no release runs inside a critical section, not even in the caller's own
@@ -104,17 +149,17 @@ fn no_release_in_a_section() {
 fn lives_of_a_pointer() {
     let (value, drops) = Value::new();
     let owner: Owner<_, PercpuRef> = Owner::try_new(value).unwrap();
-    let r = owner.get();
-    assert!(!r.is_dying() && r.resurrect().is_err());
+    let r = Owner::get(&owner);
+    assert!(!Ref::is_dying(&r) && Ref::resurrect(&r).is_err());
     let mut confirmed = false;
-    owner.kill_and_confirm(|| confirmed = true).map_err(|(_, e)| e).unwrap();
-    assert!(confirmed && r.is_dying());
-    assert_eq!(r.try_get_live().err(), Some(Dead));
-    let owner = r.resurrect().unwrap();
-    assert!(r.try_get_live().is_ok());
+    Owner::kill_and_confirm(owner, || confirmed = true).map_err(|(_, e)| e).unwrap();
+    assert!(confirmed && Ref::is_dying(&r));
+    assert_eq!(Ref::try_get_live(&r).err(), Some(Dead));
+    let owner = Ref::resurrect(&r).unwrap();
+    assert!(Ref::try_get_live(&r).is_ok());
     drop(r);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
-    owner.kill_and_confirm(|| ()).map_err(|(_, e)| e).unwrap();
+    Owner::kill_and_confirm(owner, || ()).map_err(|(_, e)| e).unwrap();
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
@@ -153,16 +198,16 @@ fn what_is_found_outlives_its_last_put() {
         let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
         rcu::read(|guard| {
             let found = cell.load(guard).unwrap();
-            let kept = found.try_get().unwrap();
+            let kept = Borrowed::try_get(found).unwrap();
             thread::scope(|scope| scope.spawn(|| cell.store(None)).join().unwrap());
             assert!(cell.load(guard).is_none());
             // The last put is on another thread, which is in no section.
             thread::scope(|scope| scope.spawn(|| drop(kept)).join().unwrap());
-            assert_eq!(found.try_get().err(), Some(Dead));
-            assert_eq!(found.try_get_live().err(), Some(Dead));
+            assert_eq!(Borrowed::try_get(found).err(), Some(Dead));
+            assert_eq!(Borrowed::try_get_live(found).err(), Some(Dead));
             assert!(Arc::ptr_eq(&found.0, &drops));
             drop(cell);
-            assert_eq!(found.value().0.load(Ordering::SeqCst), 0);
+            assert_eq!(Borrowed::value(found).0.load(Ordering::SeqCst), 0);
         });
         eventually(|| drops.load(Ordering::SeqCst) == 1);
     }
@@ -178,7 +223,7 @@ fn an_owner_taken_out_of_a_cell_is_alive() {
         let (value, drops) = Value::new();
         let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
         let owner = cell.take().unwrap();
-        assert!(owner.get().try_get_live().is_ok());
+        assert!(Ref::try_get_live(&Owner::get(&owner)).is_ok());
         rcu::read(|_| thread::scope(|scope| scope.spawn(|| drop(owner)).join().unwrap()));
         eventually(|| drops.load(Ordering::SeqCst) == 1);
     }
@@ -192,13 +237,13 @@ fn an_owner_taken_out_of_a_cell_is_alive() {
 #[test]
 fn a_store_kills() {
     static CONFIG: RcuCell<u32, PercpuRef> = RcuCell::empty();
-    let get = || rcu::read(|guard| CONFIG.load(guard).unwrap().try_get_live().unwrap());
+    let get = || rcu::read(|guard| Borrowed::try_get_live(CONFIG.load(guard).unwrap()).unwrap());
     CONFIG.store(Some(Owner::try_new(1).unwrap()));
     let one = get();
-    assert!(!one.is_dying());
+    assert!(!Ref::is_dying(&one));
     CONFIG.store(Some(Owner::try_new(2).unwrap()));
-    assert_eq!((*one, one.is_dying(), one.approximate_count()), (1, true, 1));
-    assert_eq!((*get(), get().is_dying()), (2, false));
+    assert_eq!((*one, Ref::is_dying(&one), Ref::approximate_count(&one)), (1, true, 1));
+    assert_eq!((*get(), Ref::is_dying(&get())), (2, false));
 }
 
 #[test]
@@ -222,9 +267,9 @@ fn a_last_put_while_the_thread_ends() {
     }
     let ((a, a_drops), (b, b_drops)) = (Value::new(), Value::new());
     thread::spawn(move || {
-        EARLY.with_borrow_mut(|place| *place = Some(Owner::new(a).get()));
+        EARLY.with_borrow_mut(|place| *place = Some(Owner::get(&Owner::new(a))));
         rcu::read(|_| ());
-        LATE.with_borrow_mut(|place| *place = Some(Owner::new(b).get()));
+        LATE.with_borrow_mut(|place| *place = Some(Owner::get(&Owner::new(b))));
     })
     .join()
     .unwrap();

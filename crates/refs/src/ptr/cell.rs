@@ -42,7 +42,7 @@ use std::ptr::{self, NonNull};
 /// CONFIG.store(Some(Owner::try_new(Config { mtu: 9000 })?)); // kills the old one
 /// assert!(fits(&[0; 4000]));
 /// assert_eq!(old.mtu, 1500); // and `old` keeps it
-/// assert!(old.is_dying());
+/// assert!(Ref::is_dying(&old));
 /// # Ok(())
 /// # }
 /// ```
@@ -55,7 +55,7 @@ pub struct RcuCell<T, C: Count> {
 
 fn into_raw<T, C: Count>(owner: Option<Owner<T, C>>) -> *mut Shared<T, C> {
     owner.map_or(ptr::null_mut(), |owner| {
-        let shared = owner.into_raw();
+        let shared = Owner::into_raw(owner);
         // SAFETY: the owner was the caller's, and the cell has it next.
         unsafe { Shared::enters_cell(shared) };
         shared.as_ptr()
@@ -97,7 +97,7 @@ impl<T, C: Count> RcuCell<T, C> {
     pub fn get(&self) -> Option<Ref<T, C>> {
         rcu::read(|guard| {
             loop {
-                if let Ok(got) = self.load(guard)?.try_get_live() {
+                if let Ok(got) = Borrowed::try_get_live(self.load(guard)?) {
                     return Some(got);
                 }
                 // The owner keeps its object alive, so it was taken out of the cell before its put.
@@ -151,6 +151,9 @@ impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
 
 /// An object found in an [`RcuCell`], for as long as the critical section lasts. It may be dead already; its value can be
 /// read nevertheless.
+///
+/// **Functions instead of methods**, as with an `Arc`: `Borrowed::try_get(found)`. So each method that
+/// is called on it is the value's, but for `clone`.
 pub struct Borrowed<'g, T, C: Count> {
     /// Found in the section of `'g`, so not released before that ends.
     shared: NonNull<Shared<T, C>>,
@@ -170,9 +173,9 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell
     /// again, as [`RcuCell::get`] does.
     #[inline]
-    pub fn try_get(self) -> Result<Ref<T, C>, Dead> {
+    pub fn try_get(this: Self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
-        unsafe { Ref::got(self.shared, C::try_get) }
+        unsafe { Ref::got(this.shared, C::try_get) }
     }
 
     /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was killed; with the other
@@ -183,14 +186,14 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// The object was killed, so it was taken out of the cell. Load the cell again, as
     /// [`RcuCell::get`] does.
     #[inline]
-    pub fn try_get_live(self) -> Result<Ref<T, C>, Dead> {
+    pub fn try_get_live(this: Self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
-        unsafe { Ref::got(self.shared, C::try_get_live) }
+        unsafe { Ref::got(this.shared, C::try_get_live) }
     }
 
     /// [`try_get_live`](Self::try_get_live), and how often a compare-and-swap had to be repeated: [`Count::try_get_live_counting`].
     #[inline]
-    pub fn try_get_live_counting(self) -> (Result<Ref<T, C>, Dead>, u32) {
+    pub fn try_get_live_counting(this: Self) -> (Result<Ref<T, C>, Dead>, u32) {
         let mut retries = 0;
         let get = |count: &C| {
             let (got, again) = count.try_get_live_counting();
@@ -198,14 +201,14 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
             got
         };
         // SAFETY: released after the section.
-        (unsafe { Ref::got(self.shared, get) }, retries)
+        (unsafe { Ref::got(this.shared, get) }, retries)
     }
 
     /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this `Borrowed`.
     #[inline]
-    pub fn value(self) -> &'g T {
+    pub fn value(this: Self) -> &'g T {
         // SAFETY: released after the section.
-        unsafe { &(*self.shared.as_ptr()).value }
+        unsafe { &(*this.shared.as_ptr()).value }
     }
 }
 
@@ -222,7 +225,7 @@ impl<T, C: Count> Deref for Borrowed<'_, T, C> {
 
     #[inline]
     fn deref(&self) -> &T {
-        self.value()
+        Self::value(*self)
     }
 }
 

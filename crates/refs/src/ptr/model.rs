@@ -1,7 +1,7 @@
 //! Loom's models of the race that `shared.rs` names, over each count. Sections are those of `rcu_model.rs`. All
 //! interleavings are tried, but where a bound on preemptions is said.
 
-use super::{Count, Owner, RcuCell, Ref};
+use super::{Borrowed, Count, Owner, RcuCell, Ref};
 use crate::{PercpuRef, RcuRef, RefCount, rcu};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -44,7 +44,7 @@ fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
     rcu::read(|guard| {
         let found = cell.load(guard)?;
         found.touch();
-        let got = found.try_get();
+        let got = Borrowed::try_get(found);
         found.touch();
         got.ok()
     })

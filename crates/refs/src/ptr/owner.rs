@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 /// use netmem_refs::{Owner, PercpuRef, RefCount};
 ///
 /// fn send(binding: &Owner<Vec<u8>, PercpuRef>) -> usize {
-///     let r = binding.get(); // while there is an owner, the object is alive
+///     let r = Owner::get(binding); // while there is an owner, the object is alive
 ///     r.len() // and the reference is put
 /// }
 ///
@@ -31,6 +31,9 @@ use std::ptr::NonNull;
 /// assert_eq!(file.len(), 3);
 /// # Ok::<(), netmem_refs::NoMemory>(())
 /// ```
+///
+/// **Functions instead of methods**, as with an `Arc`: `Owner::get(&owner)`, `Owner::kill(owner)`. So
+/// each method that is called on an owner is the value's: `owner.get(&key)` looks up in a map.
 ///
 /// **The release** happens once. The thread that puts the last reference does it at once, as with an `Arc`. In three cases it
 /// is deferred until every critical section of [`rcu`](crate::rcu) that is open at the last put has ended: if the count is an
@@ -111,28 +114,30 @@ impl<T, C: Count> Owner<T, C> {
     }
 
     /// Gives up the pointer, not the initial reference.
-    pub(super) fn into_raw(self) -> NonNull<Shared<T, C>> {
-        ManuallyDrop::new(self).shared
+    pub(super) fn into_raw(this: Self) -> NonNull<Shared<T, C>> {
+        ManuallyDrop::new(this).shared
     }
 
     /// Takes a reference. It cannot fail: an object that has an owner is alive.
     #[inline]
-    pub fn get(&self) -> Ref<T, C> {
+    pub fn get(this: &Self) -> Ref<T, C> {
         // SAFETY: the owner keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.get();
+        unsafe { &(*this.shared.as_ptr()).count }.get();
         // SAFETY: just got.
-        unsafe { Ref::from_raw(self.shared) }
+        unsafe { Ref::from_raw(this.shared) }
     }
 
     /// The number of references, the owner's included, for statistics. See [`Ref::approximate_count`].
-    pub fn approximate_count(&self) -> u64 {
+    pub fn approximate_count(this: &Self) -> u64 {
         // SAFETY: the owner keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.approximate_count()
+        unsafe { &(*this.shared.as_ptr()).count }.approximate_count()
     }
 
     /// Kills the object: puts the initial reference. If the count is a [`PercpuRef`], [`Ref::try_get_live`] fails from now on.
     /// The drop of the owner does the same.
-    pub fn kill(self) {}
+    pub fn kill(this: Self) {
+        drop(this);
+    }
 }
 
 impl<T> Owner<T, PercpuRef> {
@@ -146,8 +151,8 @@ impl<T> Owner<T, PercpuRef> {
     /// # Errors
     ///
     /// The kernel refuses the barrier. The owner is handed back, and the object is live as before. `confirm` was not called.
-    pub fn kill_and_confirm(self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
-        let this = ManuallyDrop::new(self);
+    pub fn kill_and_confirm(this: Self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
+        let this = ManuallyDrop::new(this);
         let mut confirmed = Ok(());
         // SAFETY: the owner keeps it until the count is killed, and the object is finished if that was told to be the last.
         let killed = unsafe { &(*this.shared.as_ptr()).count }

@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 /// A reference to an object of an [`Owner`](crate::Owner): cloning is a get, which cannot fail, dropping is a put.
 ///
 /// Eight bytes. Dropping the last reference releases the object, as `Owner` describes.
+///
+/// **Functions instead of methods**, as with an `Arc`: `Ref::try_get_live(&r)`. So each method that is
+/// called on a reference is the value's, but for `clone`.
 #[must_use = "dropping it puts the reference"]
 pub struct Ref<T, C: Count> {
     shared: NonNull<Shared<T, C>>,
@@ -52,31 +55,31 @@ impl<T, C: Count> Ref<T, C> {
     ///
     /// The object was killed: it has no owner any more.
     #[inline]
-    pub fn try_get_live(&self) -> Result<Self, Dead> {
-        // SAFETY: our reference keeps it.
-        unsafe { Self::got(self.shared, C::try_get_live) }
+    pub fn try_get_live(this: &Self) -> Result<Self, Dead> {
+        // SAFETY: the reference keeps it.
+        unsafe { Self::got(this.shared, C::try_get_live) }
     }
 
     /// The number of references, the owner's included, for statistics: it may have changed before the call returns.
     ///
     /// With [`RefCount`](crate::RefCount) and [`RcuRef`](crate::RcuRef), and with a `PercpuRef` that was killed, it was right at
     /// one moment. With a live [`PercpuRef`] see [`PercpuRef::approximate_count`]. A saturated count gives more than 2^31 - 1.
-    pub fn approximate_count(&self) -> u64 {
-        // SAFETY: our reference keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.approximate_count()
+    pub fn approximate_count(this: &Self) -> u64 {
+        // SAFETY: the reference keeps it.
+        unsafe { &(*this.shared.as_ptr()).count }.approximate_count()
     }
 
     /// Whether both are references to the same object.
-    pub fn ptr_eq(&self, other: &Self) -> bool {
-        self.shared == other.shared
+    pub fn ptr_eq(this: &Self, other: &Self) -> bool {
+        this.shared == other.shared
     }
 }
 
 impl<T> Ref<T, PercpuRef> {
     /// Whether the object has been killed.
-    pub fn is_dying(&self) -> bool {
-        // SAFETY: this reference keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.is_dying()
+    pub fn is_dying(this: &Self) -> bool {
+        // SAFETY: the reference keeps it.
+        unsafe { &(*this.shared.as_ptr()).count }.is_dying()
     }
 
     /// Takes a killed object back to life, with a new owner.
@@ -84,11 +87,11 @@ impl<T> Ref<T, PercpuRef> {
     /// # Errors
     ///
     /// It is live, and has an owner.
-    pub fn resurrect(&self) -> Result<Owner<T, PercpuRef>, ResurrectError> {
-        // SAFETY: this reference keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.resurrect()?;
+    pub fn resurrect(this: &Self) -> Result<Owner<T, PercpuRef>, ResurrectError> {
+        // SAFETY: the reference keeps it.
+        unsafe { &(*this.shared.as_ptr()).count }.resurrect()?;
         // SAFETY: the initial reference of the new life.
-        Ok(unsafe { Owner::from_raw(self.shared) })
+        Ok(unsafe { Owner::from_raw(this.shared) })
     }
 }
 
